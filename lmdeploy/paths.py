@@ -94,18 +94,18 @@ def named_model(name: str, revision: str | None = None, download_dir: str | None
     return next(iter(same.values()), None)
 
 
-def places_of_models(hub_cache: Path | None = None) -> str:
+def describe_model_locations(hub_cache: Path | None = None) -> str:
     """Return where names are looked up, and what is there."""
     from lmdeploy.hub.pulled import default_hub_cache, pulled_models
 
     hub_cache = hub_cache or default_hub_cache()
     repositories = (each.name.removeprefix("models--").replace("--", "/", 1) for each in hub_cache.glob("models--*"))
-    places = {
+    locations = {
         str(_model_cache()): (path.name for path in cached_models()),
         "pulled models": (str(model.name) for model in pulled_models(pulled_records())),
         f"the hub's cache {hub_cache}": repositories,
     }
-    return ", ".join(f"{place} ({_shown(sorted(names))})" for place, names in places.items())
+    return ", ".join(f"{location} ({_shown(sorted(names))})" for location, names in locations.items())
 
 
 def _shown(names: list[str]) -> str:
@@ -192,4 +192,4 @@ def _downloaded(model_path: str, revision: str | None, download_dir: str | None,
                 raise
         except HubError as error:
             problem = f"no such directory, and the download from Hugging Face failed ({error})"
-    raise CheckpointError(model_path, [problem, f"looked at {places_of_models(hub_cache)}"])
+    raise CheckpointError(model_path, [problem, f"looked at {describe_model_locations(hub_cache)}"])

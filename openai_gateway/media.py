@@ -166,20 +166,20 @@ class RequestMedia:
         ApiError
             There are too many, or one may not be had, or cannot be; names it.
         """
-        places = [
+        found = [
             (i, j)
             for i, message in enumerate(messages)
             if isinstance(message.get("content"), list)
             for j, part in enumerate(message["content"])
             if part["type"] in _KINDS
         ]
-        if len(places) > _MAX_MEDIA:
-            raise ApiError(400, f"A request may have at most {_MAX_MEDIA} images, got {len(places)}.", param="messages")
+        if len(found) > _MAX_MEDIA:
+            raise ApiError(400, f"A request may have at most {_MAX_MEDIA} images, got {len(found)}.", param="messages")
         brought = [{**message} for message in messages]
         for message in brought:
             if isinstance(message.get("content"), list):
                 message["content"] = list(message["content"])
-        for i, j in places:
+        for i, j in found:
             part = messages[i]["content"][j]
             kind = part["type"]
             url = await self._url(part, i, j)

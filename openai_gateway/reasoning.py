@@ -121,8 +121,8 @@ class ReasoningParser:
         after = self._advance(is_over)
         return ReasoningDelta(thought + after.reasoning, after.content)
 
-    def _close(self, place: int, is_over: bool) -> ReasoningDelta:
-        reasoning, self._text = self._text[:place].rstrip(), self._text[place + len(self._marks.end) :]
+    def _close(self, index: int, is_over: bool) -> ReasoningDelta:
+        reasoning, self._text = self._text[:index].rstrip(), self._text[index + len(self._marks.end) :]
         self._ended = True
         self._advance = self._before_answer
         return ReasoningDelta(reasoning, self._advance(is_over).content)
@@ -130,27 +130,27 @@ class ReasoningParser:
     def _in_call(self, is_over: bool) -> ReasoningDelta:
         """Look for the end of the reasoning, which an argument of a call may hold as well."""
         end = self._marks.end
-        while (place := self._text.find(end, self._checked)) >= 0:
-            is_argument = self._is_argument(place)
+        while (index := self._text.find(end, self._checked)) >= 0:
+            is_argument = self._is_argument(index)
             if is_argument is None and not is_over:
                 return ReasoningDelta()
             if is_argument is None and self._is_cut:
                 break
             if not is_argument:
-                closed = self._close_in_cut_call(place, is_over) if self._tokens >= self._budget else None
-                return closed or self._close(place, is_over)
+                closed = self._close_in_cut_call(index, is_over) if self._tokens >= self._budget else None
+                return closed or self._close(index, is_over)
             self._checked = self._read
-        self._checked = max(self._checked, len(self._text) - len(end) + 1) if place < 0 else self._checked
+        self._checked = max(self._checked, len(self._text) - len(end) + 1) if index < 0 else self._checked
         if is_over:
             self.unclosed, self._text = self._text, ""
         return ReasoningDelta()
 
-    def _is_argument(self, place: int) -> bool | None:
-        """Return whether a place is within a whole call; None: within one that may become whole."""
+    def _is_argument(self, index: int) -> bool | None:
+        """Return whether an index is within a whole call; None: within one that may become whole."""
         assert self._calls is not None
-        if place >= self._read:
-            self._calls.feed(self._text[self._read : place])
-            self._read, self._call = place, (self._calls.body, self._calls.complete)
+        if index >= self._read:
+            self._calls.feed(self._text[self._read : index])
+            self._read, self._call = index, (self._calls.body, self._calls.complete)
         body, complete = self._call
         if body is None:
             return False
@@ -159,13 +159,13 @@ class ReasoningParser:
             self._read += 1
         return None if self._calls.body is body else self._calls.complete > complete
 
-    def _close_in_cut_call(self, place: int, is_over: bool) -> ReasoningDelta | None:
+    def _close_in_cut_call(self, index: int, is_over: bool) -> ReasoningDelta | None:
         """Close the reasoning before a call that goes on behind the end as if it were not there; None: none does."""
         assert self._calls is not None
         assert self._new_calls is not None
-        begin = max(self._text.rfind(tag, 0, place) for tag in self._calls.tags)
-        after = self._text[place + len(self._marks.end) :].lstrip().removeprefix(self._marks.before_answer)
-        joined, reader = self._text[begin:place].rstrip("\n") + after, self._new_calls()
+        begin = max(self._text.rfind(tag, 0, index) for tag in self._calls.tags)
+        after = self._text[index + len(self._marks.end) :].lstrip().removeprefix(self._marks.before_answer)
+        joined, reader = self._text[begin:index].rstrip("\n") + after, self._new_calls()
         found = reader.feed(joined)
         if any(isinstance(event, CallBroken) for event in found) or isinstance(next(iter(found), None), TextFound):
             return None

@@ -50,9 +50,9 @@ def unpacked(tensors: Mapping[str, np.ndarray[Any, Any] | None], options: Sequen
     for number, ((width, height), option) in enumerate(zip(pairs, options, strict=True)):
         end = begin + 3 * width * height
         image = Image.frombytes("RGB", (width, height), content[begin:end])
-        places = tuple((first, count) for which, first, count in triples if which == number)
+        spans = tuple((first, count) for which, first, count in triples if which == number)
         digest = marks[number * _DIGEST : (number + 1) * _DIGEST]
-        result.append(PlacedImage(image, json.loads(option), digest, places))
+        result.append(PlacedImage(image, json.loads(option), digest, spans))
         begin = end
     return result
 

@@ -33,7 +33,7 @@ _CALIBRATION = ("--calib-samples", "4", "--calib-seqlen", "512")
 
 @dataclass(frozen=True)
 class Agreement:
-    """Means over all places of all texts that have a next token.
+    """Means over all tokens of all texts that have a next token.
 
     Attributes
     ----------
@@ -43,15 +43,15 @@ class Agreement:
         Kullback-Leibler divergence from the reference's distribution of the next token, KL(reference || this), in
         nats a token; 0 for the reference itself (Kullback and Leibler, 1951).
     same_top
-        Share of places where the most likely token is the reference's.
-    places
+        Share of tokens where the most likely token is the reference's.
+    tokens
         How many there were.
     """
 
     perplexity: float
     divergence: float
     same_top: float
-    places: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,13 @@ def compare(
         For each text what :func:`log_probabilities` returns.
     """
     divergence = loss = 0.0
-    same = places = 0
+    same = tokens = 0
     for ids, expected, got in zip(texts, reference, measured, strict=True):
         divergence += torch.sum(expected.exp() * (expected - got), dtype=torch.float64).item()
         loss -= got.gather(1, torch.tensor(ids[1:])[:, None]).sum(dtype=torch.float64).item()
         same += int((expected.argmax(-1) == got.argmax(-1)).sum())
-        places += len(ids) - 1
-    return Agreement(math.exp(loss / places), divergence / places, same / places, places)
+        tokens += len(ids) - 1
+    return Agreement(math.exp(loss / tokens), divergence / tokens, same / tokens, tokens)
 
 
 class Evaluation:
@@ -292,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 path = chosen.model(args.model_path, args.work_dir or Path(scratch))
                 one = measured[chosen.name] = evaluation.measure(path, chosen, advance)
             if len(measured) == 1:
-                print(f"{Path(args.model_path).name}, {one.places} tokens scored; {machine()}\n")
+                print(f"{Path(args.model_path).name}, {one.tokens} tokens scored; {machine()}\n")
                 print("| format | perplexity | KL, nats | same top token |\n| --- | ---: | ---: | ---: |")
             print(row(chosen.name, one, measured[REFERENCE.name]), flush=True)
             if chosen.bound is not None:

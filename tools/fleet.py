@@ -133,21 +133,21 @@ class Loads:
         self.of = dict.fromkeys(range(replicas), 0)
         self.min_load = 0
         self._with: list[list[int]] = [list(range(replicas))]  # replicas by load
-        self._place = list(range(replicas))  # of each in its list
+        self._index = list(range(replicas))  # of each in its list
 
     def add(self, replica: int, change: int) -> None:
         """Count a request that begins or ends."""
         load = self.of[replica]
-        row, place = self._with[load], self._place[replica]
+        row, index = self._with[load], self._index[replica]
         last = row.pop()
         if last != replica:
-            row[place] = last
-            self._place[last] = place
+            row[index] = last
+            self._index[last] = index
         load += change
         if load == len(self._with):
             self._with.append([])
         self.of[replica] = load
-        self._place[replica] = len(self._with[load])
+        self._index[replica] = len(self._with[load])
         self._with[load].append(replica)
         if load < self.min_load:
             self.min_load = load

@@ -85,8 +85,8 @@ def find_cuobjdump() -> Path:
     """
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "cuobjdump")
     spec = importlib.util.find_spec("triton")
-    places = (spec and spec.submodule_search_locations) or ()
-    wheels = [Path(place, "backends/nvidia/bin/cuobjdump") for place in places]
+    folders = (spec and spec.submodule_search_locations) or ()
+    wheels = [Path(folder, "backends/nvidia/bin/cuobjdump") for folder in folders]
     on_path = shutil.which("cuobjdump")
     for path in ([Path(on_path)] if on_path else []) + [toolkit, *wheels]:
         if path.exists():

@@ -19,9 +19,9 @@ LEAVE = "(...settings) => { chats.leave(); return settings }"
 DOWNLOAD = "(file) => { chats.download(file); return [] }"
 
 
-def newer(place: int) -> str:
+def newer(index: int) -> str:
     """Return JavaScript that puts the shown conversation, as another tab has changed it, among an event's values."""
-    return f"(...values) => values.with({place}, chats.newer())"
+    return f"(...values) => values.with({index}, chats.newer())"
 
 
 @dataclass

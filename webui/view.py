@@ -90,10 +90,10 @@ def _under(turn: Turn, number: int) -> str:
     if count == 1:
         return f"<small>{metrics}</small>"
 
-    place = f"{turn.shown + 1} of {count}"
+    position = f"{turn.shown + 1} of {count}"
     steps = _button(number, -1, "‹", "Previous response"), _button(number, 1, "›", "Next response")
     all_of_them = _button(number, 0, "◫", "One at a time" if turn.is_compared else "Side by side")
-    return f'<small><span class="place">{steps[0]}{place}{steps[1]}{all_of_them}</span>{metrics}</small>'
+    return f'<small><span class="place">{steps[0]}{position}{steps[1]}{all_of_them}</span>{metrics}</small>'
 
 
 def _button(number: int, step: int, mark: str, label: str) -> str:

@@ -82,17 +82,17 @@ def pulled_or_rejected(model: str, args: argparse.Namespace, settings: Mapping[s
     name = None if not model or path.exists() or path.suffix.lower() == ".gguf" else hub_name(model, args.hf_file)
     if name is None:
         return model
-    from lmdeploy.paths import named_model, places_of_models
+    from lmdeploy.paths import describe_model_locations, named_model
 
     revision, download_dir = settings.get("revision"), settings.get("download_dir")
     is_there = named_model(str(name), revision, download_dir) is not None
     if is_there or os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON"):
         return str(name)  # offline, the message says where was looked
     if not args.pull:
-        places = places_of_models(Path(download_dir) if download_dir else None)
+        locations = describe_model_locations(Path(download_dir) if download_dir else None)
         raise HubError(
             f"{name} is neither a directory nor a model on this machine; --pull downloads it from the hub now, and "
-            f"`lmdeploy pull {name}` beforehand; looked at {places}"
+            f"`lmdeploy pull {name}` beforehand; looked at {locations}"
         )
     try:
         pull_with_progress(name, revision, download_dir)

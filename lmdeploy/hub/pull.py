@@ -85,13 +85,13 @@ def pull(
         There is no such model, the hub cannot be reached, a file is not what the hub promises, or the disk is full.
         The model is as absent, or as whole in an older version, as it was.
     """
-    place = (hub_cache or default_hub_cache()).expanduser().absolute()
+    cache_dir = (hub_cache or default_hub_cache()).expanduser().absolute()
     report(Progress("pulling manifest"))
     _reject_private_redirects()
     commit, files = _files(name, revision)
     main, chosen = chosen_files(files, name.which)
     sizes = {file.name: file.size for file in chosen}
-    model = PulledModel(name.repository, name.which, revision or "main", commit, str(place), main, sizes)
+    model = PulledModel(name.repository, name.which, revision or "main", commit, str(cache_dir), main, sizes)
     _require_space(model, chosen, records, max_bytes)
     try:
         for file in chosen:
@@ -104,7 +104,7 @@ def pull(
             _link(model, file)
         remember(records, model)
     except OSError as error:
-        raise _of_disk(error, place) from error
+        raise _of_disk(error, cache_dir) from error
     report(Progress("success"))
     return model
 
@@ -155,8 +155,8 @@ def _require_space(model: PulledModel, files: Sequence[HubFile], records: Path, 
                 f"it takes {_shown(model.size)}, and models that were pulled have {_shown(used)} of the "
                 f"{_shown(max_bytes)} that they may have; remove one first"
             )
-    place = Path(model.hub_cache)
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    cache_dir = Path(model.hub_cache)
+    there = next(folder for folder in (cache_dir, *cache_dir.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     if missing > free:
         raise HubError(f"{_shown(missing)} are missing of it, and {there} has {_shown(free)} free")
@@ -314,10 +314,10 @@ def _mismatch(file: HubFile) -> str:
     return f"{file.name} has not the checksum that the hub names ({_named(file.digest)}); it was removed: try again"
 
 
-def _of_disk(error: OSError, place: Path) -> HubError:
+def _of_disk(error: OSError, path: Path) -> HubError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HubError(f"the disk of {place} is full; what was begun is removed")
-    return HubError(f"it cannot be written to {place} ({error.strerror or error})")
+        return HubError(f"the disk of {path} is full; what was begun is removed")
+    return HubError(f"it cannot be written to {path} ({error.strerror or error})")
 
 
 def _first_line(error: Exception) -> str:

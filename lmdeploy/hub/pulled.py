@@ -209,8 +209,8 @@ def default_hub_cache() -> Path:
 
 
 def _record(records: Path, name: HubName, revision: str | None, hub_cache: Path | None) -> Path:
-    place = (hub_cache or default_hub_cache()).expanduser().absolute()
-    key = json.dumps([name.repository, name.which, revision or _DEFAULT_REVISION, str(place)])
+    cache_dir = (hub_cache or default_hub_cache()).expanduser().absolute()
+    key = json.dumps([name.repository, name.which, revision or _DEFAULT_REVISION, str(cache_dir)])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return records / f"{name.repository.replace('/', '--')}--{digest}.json"
 

@@ -63,12 +63,12 @@ class Batch:
         self._session_ids = session_ids
         self._stream = stream
         self._adapter_name = adapter_name
-        self._places: dict[int, tuple[int, int]] = {}  # of a request: index of the prompt, its session id
+        self._origins: dict[int, tuple[int, int]] = {}  # of a request: index of the prompt, its session id
 
     @property
     def is_open(self) -> bool:
         """Whether more outputs will come."""
-        return bool(self._places)
+        return bool(self._origins)
 
     def submit(self, index: int, prompt: PreparedPrompt, config: GenerationConfig) -> list[Response]:
         """Start a prompt of the batch; return its responses if there is nothing to run: it exceeds the session length.
@@ -90,7 +90,7 @@ class Batch:
             images=prompt.rows,
             adapter_name=self._adapter_name,
         )
-        self._places[request] = index, session_id
+        self._origins[request] = index, session_id
         return []
 
     def response(self, output: EngineOutput) -> Response:
@@ -101,14 +101,14 @@ class Batch:
         ValueError, RuntimeError
             As :func:`raise_error`.
         """
-        index, session_id = self._places[output.request]
+        index, session_id = self._origins[output.request]
         if output.is_final:
-            del self._places[output.request]
+            del self._origins[output.request]
         return response_of(output, index, session_id)
 
     def cancel(self) -> None:
         """Cancel what still runs."""
-        for request in self._places:
+        for request in self._origins:
             self._engine.cancel(request)
 
 

@@ -146,33 +146,33 @@ def rows_of(
         As `states_of`.
     """
     outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
     found: dict[int, NDArray[np.float32]] = {}
     count = 0
 
     def take() -> None:
         output = outputs.get()
-        place = places.pop(output.request)
+        index = indices.pop(output.request)
         raise_error(output)
         assert output.embedding is not None
-        found[place] = output.embedding
+        found[index] = output.embedding
 
     try:
         for ids, second in framed:
-            if len(places) == _OPEN:
+            if len(indices) == _OPEN:
                 take()
             try:
                 request = engine.embed(ids, outputs.put, second, of_tokens=of_tokens, adapter_name=adapter_name)
-                places[request] = count
+                indices[request] = count
             except ValueError as error:
                 raise ValueError(f"text {count}: {error}") from None
             count += 1
-        while places:
+        while indices:
             take()
     finally:
-        for request in places:
+        for request in indices:
             engine.cancel(request)
-    return [found[place] for place in range(count)]
+    return [found[index] for index in range(count)]
 
 
 def prompt_of(pooling: Pooling, name: str | None) -> str:

@@ -26,10 +26,10 @@ def sum_of_chosen(
     """
     parts = hidden_states.new_empty(*ids.shape, hidden_states.shape[-1])
     for expert in ids.unique().tolist():
-        row, place = (ids == expert).nonzero(as_tuple=True)
-        parts[row, place] = run(expert, hidden_states[row]).to(parts.dtype)
+        row, slot = (ids == expert).nonzero(as_tuple=True)
+        parts[row, slot] = run(expert, hidden_states[row]).to(parts.dtype)
     parts *= weights[..., None].to(parts.dtype)
     total = parts[:, 0]
-    for place in range(1, ids.shape[1]):
-        total = total + parts[:, place]
+    for slot in range(1, ids.shape[1]):
+        total = total + parts[:, slot]
     return total

@@ -118,17 +118,17 @@ class CodedWeights:
         parts = [(self._stored(name), (self.shapes[name][0], rows.start, rows.stop)) for name, rows in outputs]
         return CodedMatrix(self.native, parts, (width, kept.start, kept.stop), bias)
 
-    def places(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def indices(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield in the place of each weight where it is stored, as int64 ``[outputs, inputs]``; see `rows_of`."""
         for number, (layer, (outputs, inputs)) in enumerate(self.shapes.items()):
             yield layer + _WEIGHT, (torch.arange(outputs) + number * _MAX_OUTPUTS)[:, None].expand(outputs, inputs)
 
-    def rows_of(self, places: torch.Tensor) -> list[tuple[str, slice]]:
-        """Return layers and which of their outputs some places ``[count]`` are, in this order."""
+    def rows_of(self, indices: torch.Tensor) -> list[tuple[str, slice]]:
+        """Return layers and which of their outputs some indices ``[count]`` are, in this order."""
         rows: list[tuple[str, slice]] = []
         names = list(self.shapes)
-        for place in places.tolist():
-            layer, output = names[place // _MAX_OUTPUTS], place % _MAX_OUTPUTS
+        for index in indices.tolist():
+            layer, output = names[index // _MAX_OUTPUTS], index % _MAX_OUTPUTS
             if rows and rows[-1][0] == layer and rows[-1][1].stop == output:
                 rows[-1] = (layer, slice(rows[-1][1].start, output + 1))
             else:
@@ -154,14 +154,14 @@ class CodedWeights:
         return values
 
 
-def is_place(tensor: torch.Tensor) -> bool:
+def is_index(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is what `CodedWeights.places` yields."""
     return bool(tensor.dtype == torch.int64 and tensor.dim() == 2)
 
 
 def require_numbers(tensor: torch.Tensor) -> None:
     """Raise ``ValueError`` for codes where a model takes numbers alone."""
-    if is_place(tensor):
+    if is_index(tensor):
         raise ValueError("the weight is stored as codes, which this layer does not take")
 
 

@@ -182,8 +182,8 @@ class DeviceSampler:
                 counted.append((history, lists[parts[3] : parts[4]], prompt_len))
         penalized = np.flatnonzero(choices["history"] >= 0)
         bias_pairs = np.concatenate([pairs for _, pairs in biases]) if biases else np.zeros((0, 2), np.int32)
-        responses = [(place, tokens[prompt_len:]) for place, tokens, prompt_len in counted]
-        seen = [(place, tokens) for place, tokens, _ in counted]
+        responses = [(index, tokens[prompt_len:]) for index, tokens, prompt_len in counted]
+        seen = [(index, tokens) for index, tokens, _ in counted]
         return {
             "bias_rows": _rows_of(biases), "bias_tokens": bias_pairs[:, 0].astype(np.int64),
             "biases": np.ascontiguousarray(bias_pairs[:, 1]).view(np.float32),
@@ -192,16 +192,16 @@ class DeviceSampler:
             "masks": np.concatenate([words for _, words in masks]) if masks else np.zeros(0, np.int32),
             "penalized": penalized, "histories": choices["history"][penalized].astype(np.int64),
             **{name: choices[name][penalized] for name in _PENALTIES},
-            "new": np.array([place for place, _ in seen], np.int64),
+            "new": np.array([index for index, _ in seen], np.int64),
             **dict(zip(("seen_places", "seen"), self._known(seen), strict=True)),
             **dict(zip(("counted_places", "counted"), self._known(responses), strict=True)),
         }  # fmt: skip
 
     def _known(self, entries: list[tuple[int, Array]]) -> tuple[Array, Array]:
-        """Return places and tokens without those that are not in the vocabulary, as those of images may be."""
-        places, tokens = _rows_of(entries), _values_of(entries)
+        """Return indices and tokens without those that are not in the vocabulary, as those of images may be."""
+        indices, tokens = _rows_of(entries), _values_of(entries)
         is_known = (tokens >= 0) & (tokens < self._vocab_size)
-        return places[is_known], tokens[is_known]
+        return indices[is_known], tokens[is_known]
 
     def _adjust(self, logits: torch.Tensor, choices: Choices) -> torch.Tensor:
         arrays = choices.arrays
@@ -257,8 +257,8 @@ class DeviceSampler:
     ) -> torch.Tensor:
         exact = _exact_weights(logits, top, settings["temperature"])
         weights = self._weights(torch.where(exact >= settings["min_p"], exact, 0))
-        place = _place_of_draw(weights, settings["u"])
-        return torch.where(place < self._vocab_size, place, best)
+        index = _index_of_draw(weights, settings["u"])
+        return torch.where(index < self._vocab_size, index, best)
 
     def _draw_by_rank(
         self,
@@ -282,9 +282,9 @@ class DeviceSampler:
         share = settings["top_p"].double() * sums[:, -1:].double()
         is_kept = ((sums - weights).double() < share) | (settings["top_p"] >= 1)
         is_kept &= exact >= settings["min_p"]
-        place = _place_of_draw(torch.where(is_kept, weights, 0), settings["u"])
-        token = order.gather(1, place.clamp_max(width - 1)[:, None])[:, 0]
-        return torch.where(place < width, token, best)
+        index = _index_of_draw(torch.where(is_kept, weights, 0), settings["u"])
+        token = order.gather(1, index.clamp_max(width - 1)[:, None])[:, 0]
+        return torch.where(index < width, token, best)
 
     # ---- log probabilities ----
 
@@ -323,10 +323,10 @@ def agrees_with_cpu(device: torch.device) -> bool:
     choices["logprobs"] = choices["history"] = choices["counted"] = -1
     logits = torch.from_numpy((random.standard_normal((len(kinds), vocab)) * 3).round(1).astype(np.float32))
 
-    def tokens_on(place: torch.device) -> list[int]:
-        sampler = DeviceSampler(vocab, place)
-        staged = sampler.stage(choices, np.zeros(0, np.int32), Uploads(place))
-        tokens: list[int] = sampler.choose(logits.to(place), staged).tokens.tolist()
+    def tokens_on(device: torch.device) -> list[int]:
+        sampler = DeviceSampler(vocab, device)
+        staged = sampler.stage(choices, np.zeros(0, np.int32), Uploads(device))
+        tokens: list[int] = sampler.choose(logits.to(device), staged).tokens.tolist()
         return tokens
 
     return tokens_on(device) == tokens_on(torch.device("cpu"))
@@ -403,7 +403,7 @@ def _order_of(logits: torch.Tensor, ids: torch.Tensor, count: int) -> torch.Tens
     return keys.topk(count, dim=1).indices
 
 
-def _place_of_draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def _index_of_draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Return the first place ``[rows]`` whose sum of weights up to it is above ``u`` times the sum of all."""
     sums = weights.cumsum(1)
     target = (u * sums[:, -1:].double()).floor().long()

@@ -138,14 +138,14 @@ class GpuPagedCache:
         return layers
 
     def _tensors(
-        self, place: tuple[int, int, int], dim: int, device: torch.device
+        self, shape: tuple[int, int, int], dim: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         # The host's memory is locked, so that copies need not wait.
         where: Any = {"device": device, "pin_memory": device.type == "cpu" and self._device.type != "cpu"}
         if self._bits == 16:
-            return torch.empty(*place, dim, dtype=self._dtype, **where), None
-        codes = torch.empty(*place, cache_channels(dim, self._bits), dtype=torch.uint8, **where)
-        return codes, torch.empty(*place, 2, dtype=torch.float16, **where)
+            return torch.empty(*shape, dim, dtype=self._dtype, **where), None
+        codes = torch.empty(*shape, cache_channels(dim, self._bits), dtype=torch.uint8, **where)
+        return codes, torch.empty(*shape, 2, dtype=torch.float16, **where)
 
     def _rows_of(self, step: StepContext, block_len: int) -> _Rows:
         """Return where a step's rows go, found out by its first layer."""

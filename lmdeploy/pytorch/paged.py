@@ -152,9 +152,9 @@ class PagedCache:
                 self._arena, offset, self._type, shape.heads, shape.key_dim, shape.value_dim, block_len
             )
             offset += self._layer_bytes(shape, block_len)
-        for place, (number, state) in enumerate(self._state_shapes.items()):
+        for index, (number, state) in enumerate(self._state_shapes.items()):
             in_page = page_bytes // state.state_bytes
-            page, piece = divmod(place, in_page)
+            page, piece = divmod(index, in_page)
             self._states[number] = state.in_page(self._arena, page, piece * state.state_bytes)
             self.state_pages = page + 1
 

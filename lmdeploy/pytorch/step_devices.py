@@ -97,8 +97,8 @@ class GpuSteps:
     def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> Ints:
         """Return ``[spans, most blocks]`` int64, 0 after a sequence's last block."""
         first, count = spans[:, FIRST_BLOCK, None], spans[:, BLOCKS, None]
-        place = np.arange(max(1, int(count.max(initial=0))))
-        table: Ints = np.where(place < count, blocks[np.minimum(first + place, len(blocks) - 1)], 0)
+        index = np.arange(max(1, int(count.max(initial=0))))
+        table: Ints = np.where(index < count, blocks[np.minimum(first + index, len(blocks) - 1)], 0)
         return table
 
     def free_memory(self) -> int:

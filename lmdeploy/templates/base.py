@@ -118,12 +118,12 @@ class ChatTemplate(ABC):
         read = read_messages(messages)
         if continue_final_message:
             read[-1] = _marked(read[-1])
-            rendered = self._render(*self._with_tools_in_place(read, read_tools(tools)), False)
+            rendered = self._render(*self._with_tools_declared(read, read_tools(tools)), False)
             begun, mark, _ = rendered.rpartition(_GOES_ON)
             if not mark:
                 raise ValueError("the last message cannot be continued: the chat template leaves its content out")
             return begun
-        return self._render(*self._with_tools_in_place(read, read_tools(tools)), add_generation_prompt)
+        return self._render(*self._with_tools_declared(read, read_tools(tools)), add_generation_prompt)
 
     def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, prior_rounds: int = 1) -> str:
         """Return the prompt after the assistant's last turn, for an engine that holds the conversation up to there.
@@ -145,7 +145,7 @@ class ChatTemplate(ABC):
         """
         beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (prior_rounds - 1)
         beginning += [{"role": "user", "content": "-"}, {"role": "assistant", "content": _LAST_ANSWER}]
-        following, _ = self._with_tools_in_place(read_messages(messages), None)
+        following, _ = self._with_tools_declared(read_messages(messages), None)
         whole = self._render([*beginning, *following], None, True)
         continuation = whole.partition(_LAST_ANSWER)[2]
         end = max((end for end in self.end_of_turn if continuation.startswith(end)), key=len, default="")
@@ -187,7 +187,7 @@ class ChatTemplate(ABC):
         continues = bool(messages) and messages[-1]["role"] == "assistant" and bool(messages[-1].get("content"))
         return ChatTemplate.render(template, messages, tools, continue_final_message=continues)
 
-    def _with_tools_in_place(
+    def _with_tools_declared(
         self, messages: list[Message], tools: list[dict[str, Any]] | None
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
         """Return messages and tools as this template can write them."""

@@ -77,9 +77,9 @@ def frame_of(tokenizer: Any, is_pair: bool) -> Frame:
     if backend is None:  # one of `transformers` in Python
         return Frame()
     encoding = backend.encode("a", "b") if is_pair else backend.encode("a")
-    ids, places, types = encoding.ids, encoding.sequence_ids, encoding.type_ids
-    first = [i for i, place in enumerate(places) if place == 0]
-    second = [i for i, place in enumerate(places) if place == 1] or first[-1:]
+    ids, sequences, types = encoding.ids, encoding.sequence_ids, encoding.type_ids
+    first = [i for i, sequence in enumerate(sequences) if sequence == 0]
+    second = [i for i, sequence in enumerate(sequences) if sequence == 1] or first[-1:]
     return Frame(
         tuple(ids[: first[0]]),
         tuple(ids[first[-1] + 1 : second[0]]),

@@ -119,15 +119,15 @@ _QWEN_END = "<|endoftext|>"
 _SPECIAL = (_QWEN_END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 _FIRST_SPECIAL = 151643
 # Of Qwen-VL, after those: what it says of places in an image, and what stands for images.
-_PLACES = ("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>")
+_GROUNDING_TAGS = ("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>")
 _IMAGES = ("<img>", "</img>", "<imgpad>")
 
 
 def qwen_read(settings: TokenizerSettings) -> Any:
     """Return the tokenizer; texts are brought into Unicode's form NFC."""
-    texts = _SPECIAL + (_PLACES + _IMAGES if _sees(settings) else ())
+    texts = _SPECIAL + (_GROUNDING_TAGS + _IMAGES if _sees(settings) else ())
     added = {
-        _FIRST_SPECIAL + i: AddedToken(text, special=text not in _PLACES, normalized=False)
+        _FIRST_SPECIAL + i: AddedToken(text, special=text not in _GROUNDING_TAGS, normalized=False)
         for i, text in enumerate(texts)
     }
     tokenizer = byte_pair_encoding(read_ranks(settings.file("qwen.tiktoken")), _QWEN_WORDS, added)

@@ -215,8 +215,8 @@ def writer_hash() -> str:
     """Return a hash of the code that writes engine directories, so that a change of it writes cached ones again."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
-    for place in _WRITERS:
-        for file in sorted(package.glob(place)):
+    for source in _WRITERS:
+        for file in sorted(package.glob(source)):
             digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -38,14 +38,14 @@ class _OwnForm:
         Where the text part's config is in config.json; empty: it is all of that.
     sees
         From config.json whether the model sees, for architectures that others have too.
-    is_one_place
+    shares_position
         An image's tokens, but the first and the last, are at one position.
     """
 
     architecture: Callable[[Mapping[str, Any]], str]
     key: str = ""
     sees: Callable[[Mapping[str, Any]], bool] = lambda raw: True
-    is_one_place: bool = False
+    shares_position: bool = False
 
 
 def _always(architecture: str) -> Callable[[Mapping[str, Any]], str]:
@@ -70,11 +70,11 @@ def minicpm_version(raw: Mapping[str, Any]) -> str:
     return "2.0" if raw.get("query_num") == 64 else "2.5"
 
 
-_GLM_4V = _OwnForm(_always("ChatGLMModel"), sees=lambda raw: bool(raw.get("vision_config")), is_one_place=True)
+_GLM_4V = _OwnForm(_always("ChatGLMModel"), sees=lambda raw: bool(raw.get("vision_config")), shares_position=True)
 _OWN = {
     "ChatGLMForConditionalGeneration": _GLM_4V,
     "ChatGLMModel": _GLM_4V,
-    "CogVLMForCausalLM": _OwnForm(_always("CogVLMForCausalLM"), is_one_place=True),
+    "CogVLMForCausalLM": _OwnForm(_always("CogVLMForCausalLM"), shares_position=True),
     "InternLMXComposer2ForCausalLM": _OwnForm(_always("InternLMXComposer2ForCausalLM")),
     "InternVLChatModel": _OwnForm(_always(""), "llm_config"),
     "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration")),
@@ -127,7 +127,7 @@ _SECTIONS = {
 }
 _BOUNDARY = ("bos_token_id", "eos_token_id")
 # Where a decoder's ``model.*`` may be: as published, as the model has it in memory, and as a body alone has it.
-_PLACES: tuple[Callable[[str], str], ...] = (
+_PREFIXES: tuple[Callable[[str], str], ...] = (
     lambda name: name,
     lambda name: f"language_model.{name}",
     lambda name: "model.language_model." + name.removeprefix("model."),
@@ -149,14 +149,14 @@ class TextPart:
         The same as the config.json of a text model would have it, ``architectures`` included.
     images
         How the model sees.
-    is_one_place
+    shares_position
         An image's tokens, but the first and the last, are at one position.
     """
 
     config: Any
     raw: dict[str, Any]
     images: ImagesSpec
-    is_one_place: bool = False
+    shares_position: bool = False
 
 
 def sees(raw: Mapping[str, Any]) -> bool:
@@ -233,12 +233,12 @@ def _own_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> Te
     alone = dict(alone) | _boundary(raw) | {"architectures": [name]}
     try:
         if family.config is not None:
-            return TextPart(family.config(alone), alone, ImagesSpec(), own.is_one_place)
+            return TextPart(family.config(alone), alone, ImagesSpec(), own.shares_position)
         kinds = (kind for kind, text in _TEXT_ARCHITECTURES.items() if text == name)
         kind = next(kinds, alone.get("model_type"))
         config = type(AutoConfig.for_model(kind)).from_dict(alone | {"model_type": kind})
         defaults = {key: value for key, value in config.to_dict().items() if key not in _BOUNDARY}
-        return TextPart(config, defaults | alone, ImagesSpec(), own.is_one_place)
+        return TextPart(config, defaults | alone, ImagesSpec(), own.shares_position)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
 
@@ -256,7 +256,7 @@ def spec_in(spec: ModelSpec, text: TextPart) -> ModelSpec:
 
     def axes_of(pairs: int) -> tuple[int, ...]:
         # One number is enough for images at one position, but that of a token no longer says it.
-        return (0,) * pairs if text.is_one_place else _axes(sections, pairs, is_interleaved=is_interleaved)
+        return (0,) * pairs if text.shares_position else _axes(sections, pairs, is_interleaved=is_interleaved)
 
     ropes = tuple(dataclasses.replace(rope, axes=axes_of(len(rope.inv_freq))) for rope in spec.ropes)
     images = spec.images or text.images
@@ -304,11 +304,11 @@ def with_stored_output(
 def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
     """Return the expressions of a text model with the names its tensors have in a checkpoint, a whole's or a body's."""
     embedding, head = (_loaded(tensors.get(name)) for name in ("token_embedding", "lm_head.weight"))
-    place = next((place for place in _PLACES if place(embedding) in index.tensors), _PLACES[0])
+    prefixed = next((prefixed for prefixed in _PREFIXES if prefixed(embedding) in index.tensors), _PREFIXES[0])
     output = next((name for name in (f"language_model.{head}", f"llm.{head}", head) if name in index.tensors), head)
 
     def name_in(stored: str) -> str:
-        return output if stored == head else place(stored)
+        return output if stored == head else prefixed(stored)
 
     return {name: renamed(expression, name_in) for name, expression in tensors.items()}
 

@@ -81,7 +81,7 @@ def read_container(
             if not 0 < size[0] * size[1] <= limits.max_pixels:
                 raise ValueError(f"a frame must have 1 to {limits.max_pixels} pixels, got {size[0]} x {size[1]}")
             stamps, keys = _stamps(container)
-            sampled = [stamps[place] for place in choose(len(stamps), size)]
+            sampled = [stamps[index] for index in choose(len(stamps), size)]
             frames = _decoded(container, keys, sampled, size)
             seconds = [float((stamp - stamps[0]) * (stream.time_base or 1)) for stamp in sampled]
             return frames, seconds

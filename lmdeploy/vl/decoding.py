@@ -93,16 +93,16 @@ def _without_long_texts(content: bytes) -> bytes:
     if not content.startswith(_PNG):
         return content
     kept: list[bytes] = []
-    place, begin, left = len(_PNG), 0, PngImagePlugin.MAX_TEXT_MEMORY
-    while place + 12 <= len(content):
-        kind, end = content[place + 4 : place + 8], place + 12 + int.from_bytes(content[place : place + 4], "big")
-        length = _text_length(kind, content[place + 8 : end - 4]) if kind in _TEXTS else 0
+    offset, begin, left = len(_PNG), 0, PngImagePlugin.MAX_TEXT_MEMORY
+    while offset + 12 <= len(content):
+        kind, end = content[offset + 4 : offset + 8], offset + 12 + int.from_bytes(content[offset : offset + 4], "big")
+        length = _text_length(kind, content[offset + 8 : end - 4]) if kind in _TEXTS else 0
         if length is None or length > left:
-            kept.append(content[begin:place])
+            kept.append(content[begin:offset])
             begin = end
         else:
             left -= length
-        place = end
+        offset = end
     return b"".join([*kept, content[begin:]]) if kept else content
 
 
@@ -147,15 +147,15 @@ def _check_scans(image: Image.Image, content: bytes) -> None:
 
 def _scans(content: bytes, has_several: bool) -> int:
     """Return how many scans a JPEG file, or one with several images, has."""
-    count, place = 0, 2
-    while match := _MARKER.search(content, place):
-        marker, place = match[1][0], match.end()
+    count, offset = 0, 2
+    while match := _MARKER.search(content, offset):
+        marker, offset = match[1][0], match.end()
         if marker in (0x01, 0xD8, 0xD9):  # nothing comes with these
             if marker == 0xD9 and not has_several:
                 break
             continue
         count += marker == 0xDA
-        place += int.from_bytes(content[place : place + 2], "big")
+        offset += int.from_bytes(content[offset : offset + 2], "big")
     return count
 
 

@@ -90,7 +90,7 @@ class VisionEncoder:
             if video is not None:
                 step = video.frame_step(self._part, image.options)
             grid = (video or self._family).grid(self._part, size, image.options)
-            result += cut(image, rows, grid, step, is_one_place=self._family.is_one_place)
+            result += cut(image, rows, grid, step, shares_position=self._family.shares_position)
         return result
 
     def _compute(self, image: Image, options: Options) -> Rows:
@@ -122,16 +122,16 @@ def cut(
     grid: tuple[int, int, int] = _NO_GRID,
     frame_step: float = 1.0,
     *,
-    is_one_place: bool = False,
+    shares_position: bool = False,
 ) -> list[ImageRows]:
-    """Return an image's rows run by run, as its places are.
+    """Return an image's rows run by run, as its tokens are placed.
 
-    A grid is each run's; with ``is_one_place`` all tokens of a run but the first and the last are at one position.
+    A grid is each run's; with ``shares_position`` all tokens of a run but the first and the last are at one position.
 
     Raises
     ------
     RuntimeError
-        If there are not as many rows as places.
+        If there are not as many rows as tokens.
     """
     count = sum(length for _, length in image.runs)
     if rows.values.shape[0] != count:
@@ -139,12 +139,12 @@ def cut(
     result, first = [], 0
     for begin, length in image.runs:
         pieces = [(length, grid, frame_step)]
-        if is_one_place:  # as frames that are shown at once; the last is a mark that follows the image
+        if shares_position:  # as frames that are shown at once; the last is a mark that follows the image
             pieces = [(1, (1, 1, 1), 1.0), (length - 2, (length - 2, 1, 1), 0.0), (1, _NO_GRID, 1.0)]
-        for tokens, places, step in pieces:
+        for tokens, piece_grid, step in pieces:
             digest = hashlib.sha256(image.digest + first.to_bytes(4, "little")).digest()
             part = rows.values[first : first + tokens]
-            result.append(ImageRows(begin, part, digest, rows.dtype, places, step))
+            result.append(ImageRows(begin, part, digest, rows.dtype, piece_grid, step))
             begin, first = begin + tokens, first + tokens
     return result
 

@@ -19,8 +19,8 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
     Parameters
     ----------
     config
-        With SigLIP's as ``vision_config``, and the width of the rows in ``text_config``; ``values_have_places`` says
-        whether the places of patches are added to their values, not to their keys (4.5).
+        With SigLIP's as ``vision_config``, and the width of the rows in ``text_config``; ``values_have_positions`` says
+        whether the positions of patches are added to their values, not to their keys (4.5).
     """
 
     config_class = LlavaConfig
@@ -32,7 +32,7 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
             config.image_seq_length,
             config.vision_config.hidden_size,
             config.text_config.hidden_size,
-            values_have_places=bool(getattr(config, "values_have_places", False)),
+            values_have_positions=bool(getattr(config, "values_have_positions", False)),
         )
         self.post_init()
 
@@ -44,8 +44,8 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
         views
             Of one size ``[views, 3, height, width]``.
         line
-            0, or in how many places along a table's first line all patches are, in reading order; where there are
-            more places than patches, grey ones follow (2.5, as trained).
+            0, or at how many positions along a table's first line all patches are, in reading order; where there are
+            more positions than patches, grey ones follow (2.5, as trained).
 
         Returns
         -------
@@ -57,26 +57,26 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
         rows, columns = patches.shape[2:]
         side = embeddings.num_patches_per_side
         states = patches.flatten(2).transpose(1, 2)
-        places = (_places(rows, side)[:, None] * side + _places(columns, side)).flatten()
+        positions = (_bucketed(rows, side)[:, None] * side + _bucketed(columns, side)).flatten()
         if line:
             grey = embeddings.patch_embedding.bias.expand(len(views), line - states.shape[1], -1)
-            states, places = torch.cat([states, grey], dim=1), _places(line, side)
-        states = states + embeddings.position_embedding(places)
+            states, positions = torch.cat([states, grey], dim=1), _bucketed(line, side)
+        states = states + embeddings.position_embedding(positions)
         states = self.vpm.post_layernorm(self.vpm.encoder(inputs_embeds=states).last_hidden_state)
         found: Tensor = self.resampler(states[:, : rows * columns], rows, columns)
         return found.flatten(0, 1)
 
 
-def _places(count: int, side: int) -> Tensor:
+def _bucketed(count: int, side: int) -> Tensor:
     """Return where along a table of ``side`` each of ``count`` patches is, rounded as in training."""
     bounds = torch.arange(1 / side, 1.0, 1 / side)
     return torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / count), bounds, right=True)
 
 
 class _Resampler(nn.Module):  # type: ignore[misc]
-    def __init__(self, queries: int, inputs: int, hidden: int, *, values_have_places: bool) -> None:
+    def __init__(self, queries: int, inputs: int, hidden: int, *, values_have_positions: bool) -> None:
         super().__init__()
-        self.values_have_places = values_have_places
+        self.values_have_positions = values_have_positions
         self.query = nn.Parameter(torch.zeros(queries, hidden))
         self.kv_proj = nn.Linear(inputs, hidden, bias=False) if inputs != hidden else nn.Identity()
         self.attn = nn.MultiheadAttention(hidden, hidden // _HEAD_DIM, batch_first=True)
@@ -87,7 +87,7 @@ class _Resampler(nn.Module):  # type: ignore[misc]
         """Return the resampler's queries ``[views, queries, hidden]`` over ``rows * columns`` patches each."""
         plain = self.ln_kv(self.kv_proj(patches))
         placed = plain + _positions(rows, columns, plain.shape[-1]).to(plain)
-        keys, values = (plain, placed) if self.values_have_places else (placed, plain)
+        keys, values = (plain, placed) if self.values_have_positions else (placed, plain)
         queries = self.ln_q(self.query).expand(len(values), -1, -1)
         found, _ = self.attn(queries, keys, values, need_weights=False)
         result: Tensor = self.ln_post(found) @ self.proj

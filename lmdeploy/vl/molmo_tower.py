@@ -63,9 +63,9 @@ class _Vit(nn.Module):  # type: ignore[misc]
     def __init__(self, config: LlavaConfig) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_eps
-        places = (config.image_size // config.patch_size) ** 2
+        positions = (config.image_size // config.patch_size) ** 2
         self.class_embedding = nn.Parameter(torch.zeros(width))
-        self.positional_embedding = nn.Parameter(torch.zeros(places + 1, width))
+        self.positional_embedding = nn.Parameter(torch.zeros(positions + 1, width))
         self.patch_embedding = nn.Linear(3 * config.patch_size**2, width, bias=False)
         self.pre_ln = nn.LayerNorm(width, eps=eps)
         self.resblocks = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))

@@ -246,7 +246,7 @@ class Conversation:
             end = match.end()
             piece, whose = writer.guarded.get(match[0]), _USERS
             if piece is None:
-                whose = next((place for place in left if self._images[place].mark == match[0]), _TEMPLATES)
+                whose = next((index for index in left if self._images[index].mark == match[0]), _TEMPLATES)
                 piece = match[0] if whose == _TEMPLATES else self._expansion(whose, rendered[: match.start()])
             if whose >= 0:
                 left.remove(whose)
@@ -273,7 +273,7 @@ class Conversation:
         if [ids[position] for position in found] != [writer.token_ids[word] for word, _ in self._words]:
             raise ValueError("the tokenizer does not keep what stands for an image apart from the text around it")
         tokens: list[int] = []
-        places: list[list[int]] = [[] for _ in self._images]
+        positions: list[list[int]] = [[] for _ in self._images]
         end = 0
         for position, (word, image) in zip(found, self._words, strict=True):
             tokens += ids[end:position]
@@ -281,19 +281,19 @@ class Conversation:
                 tokens += writer.plain_ids[word]
             else:
                 if image != _TEMPLATES and word == self._images[image].form.token:
-                    places[image].append(len(tokens))
+                    positions[image].append(len(tokens))
                 tokens.append(ids[position])
             end = position + 1
         placed = (
             PlacedImage(image.image, image.options, digest_of(image.image, image.options), tuple(_runs(at)))
-            for image, at in zip(self._images, places, strict=True)
+            for image, at in zip(self._images, positions, strict=True)
         )
         return tokens + ids[end:], tuple(placed)
 
-    def _expansion(self, place: int, before: str) -> str:
-        image, part = self._images[place], self._writer.part
+    def _expansion(self, index: int, before: str) -> str:
+        image, part = self._images[index], self._writer.part
         form = image.form
-        number = form.number(part, place, image.options) if isinstance(form, VisionFamily) else ""
+        number = form.number(part, index, image.options) if isinstance(form, VisionFamily) else ""
         is_numbered = bool(number) and before.rstrip().endswith(number.rstrip())  # by who wrote the text
         return ("" if is_numbered else number) + image.expansion(part)
 
@@ -303,12 +303,12 @@ def _text(part: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield begin and length of each run of numbers that follow each other."""
     begin = 0
-    for i in range(1, len(places) + 1):
-        if i == len(places) or places[i] != places[i - 1] + 1:
-            yield places[begin], i - begin
+    for i in range(1, len(positions) + 1):
+        if i == len(positions) or positions[i] != positions[i - 1] + 1:
+            yield positions[begin], i - begin
             begin = i
 
 

@@ -67,7 +67,7 @@ def _tower_tensors(file: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
         numbers = numbers - tower.tower.added.get(published[0], 0.0)
         found.setdefault(published[0], {})[published[1]] = numbers.to(narrow.get(info.dtype, torch.float32))
     for name, parts in found.items():
-        whole = [parts[place] for place in sorted(parts)]
+        whole = [parts[index] for index in sorted(parts)]
         if len(whole) == 1:
             yield name, whole[0]
         else:  # the kernels of a convolution over two frames, or rows

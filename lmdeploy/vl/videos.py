@@ -54,8 +54,8 @@ class Video:
         """Return one image with the frames below each other."""
         width, height = self.frames[0].size
         whole = Image.new("RGB", (width, height * len(self.frames)))
-        for place, frame in enumerate(self.frames):
-            whole.paste(frame, (0, place * height))
+        for index, frame in enumerate(self.frames):
+            whole.paste(frame, (0, index * height))
         return whole
 
 
@@ -104,7 +104,7 @@ def frame_size(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, 
 def frames_in(stacked: Image.Image, count: int) -> list[Image.Image]:
     """Return the frames of an image in which they are below each other."""
     width, height = stacked.size[0], stacked.size[1] // count
-    return [stacked.crop((0, place * height, width, (place + 1) * height)) for place in range(count)]
+    return [stacked.crop((0, index * height, width, (index + 1) * height)) for index in range(count)]
 
 
 def from_frames(
@@ -119,12 +119,12 @@ def from_frames(
     """
     chosen = sampling.chosen(len(sources))
     frames: list[Image.Image] = []
-    for place in chosen:
-        frames.append(load(sources[place]))
+    for index in chosen:
+        frames.append(load(sources[index]))
         check_all(len(chosen), frames[0].size, max_total_pixels)
         if frames[-1].size != frames[0].size:
             raise ValueError(f"the frames of a video must have one size, got {frames[0].size} and {frames[-1].size}")
-    return Video(tuple(frames), tuple(place / sampling.fps for place in chosen))
+    return Video(tuple(frames), tuple(index / sampling.fps for index in chosen))
 
 
 def from_file(content: bytes, sampling: Sampling, limits: Limits, max_total_pixels: int) -> Video:
@@ -147,13 +147,13 @@ def from_file(content: bytes, sampling: Sampling, limits: Limits, max_total_pixe
         return Video(tuple(shown), tuple(times))
     with open_image(content, limits, "an animated image") as animation:
         check_size(animation, limits)
-        durations = [_shown(animation) for _ in _places(animation, max_total_pixels)]
+        durations = [_shown(animation) for _ in _frame_indices(animation, max_total_pixels)]
     sampled = sampling.chosen(len(durations))
-    starts = [sum(durations[:place]) / 1000 for place in sampled]
+    starts = [sum(durations[:index]) / 1000 for index in sampled]
     frames = []
     with open_image(content, limits, "an animated image") as animation:
-        for place in sampled:
-            animation.seek(place)
+        for index in sampled:
+            animation.seek(index)
             frames.append(upright(animation))
     return Video(tuple(frames), tuple(starts))
 
@@ -167,22 +167,22 @@ def check_all(count: int, size: tuple[int, int], max_total_pixels: int) -> None:
         )
 
 
-def _places(animation: Image.Image, max_total_pixels: int) -> Iterator[int]:
+def _frame_indices(animation: Image.Image, max_total_pixels: int) -> Iterator[int]:
     """Yield the number of each frame, at which the file then is; to get to one all before it have to be unpacked."""
     pixels = animation.width * animation.height
-    place = 0
+    index = 0
     while True:
         try:
-            animation.seek(place)
+            animation.seek(index)
         except EOFError:
             return
-        if place >= _MAX_STORED or (place + 1) * pixels > max_total_pixels:
+        if index >= _MAX_STORED or (index + 1) * pixels > max_total_pixels:
             raise ValueError(
                 f"a video's file must have at most {_MAX_STORED} frames, and {max_total_pixels} pixels in all of "
                 f"them, got more ({animation.width} x {animation.height} each)"
             )
-        yield place
-        place += 1
+        yield index
+        index += 1
 
 
 def _shown(animation: Image.Image) -> float:

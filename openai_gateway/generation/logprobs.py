@@ -70,11 +70,11 @@ async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, num_logpr
     known = await texts.lookup(_all_ids(scored))
     logprobs: PromptLogprobs = []
     async for some in _in_pieces(scored):
-        logprobs += [_at_place(one, num_logprobs, known) for one in some]
+        logprobs += [_entry_of(one, num_logprobs, known) for one in some]
     return logprobs
 
 
-class TextPlace:
+class TextCursor:
     """Where in a text its next token begins.
 
     Parameters
@@ -99,9 +99,9 @@ class TextPlace:
 
 
 async def completion_logprobs(
-    scored: Sequence[Scored], texts: TokenTexts, num_logprobs: int, place: TextPlace
+    scored: Sequence[Scored], texts: TokenTexts, num_logprobs: int, cursor: TextCursor
 ) -> CompletionLogprobs:
-    """Return a completion's log probabilities of tokens, of which the first begins at `place`; it is moved behind them.
+    """Return a completion's log probabilities of tokens, of which the first begins at `cursor`; it moves past them.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ async def completion_logprobs(
             report.token_logprobs.append(logprob)
             named = None if logprob is None else _named(token, logprob, most_likely[:num_logprobs], known)
             report.top_logprobs.append(named)
-            report.text_offset.append(place.move(known[token], texts.is_special(token)))
+            report.text_offset.append(cursor.move(known[token], texts.is_special(token)))
     return report
 
 
@@ -139,7 +139,7 @@ async def _in_pieces(scored: Sequence[Scored]) -> AsyncIterator[Sequence[Scored]
         yield scored[begin : begin + _AT_A_TIME]
 
 
-def _at_place(one: Scored, num_logprobs: int, known: Mapping[int, bytes]) -> dict[str, PromptLogprob] | None:
+def _entry_of(one: Scored, num_logprobs: int, known: Mapping[int, bytes]) -> dict[str, PromptLogprob] | None:
     if one.logprob is None:
         return None
     ranked = {one.token: (one.logprob, None)} | {

@@ -36,9 +36,9 @@ class Tally:
         """
         if not any(self._counts):
             return
-        for place, count in enumerate(self._counts):
+        for index, count in enumerate(self._counts):
             if count:
-                self._histogram._buckets[place].inc(count)
-                self._counts[place] = 0
+                self._histogram._buckets[index].inc(count)
+                self._counts[index] = 0
         self._histogram._sum.inc(self._sum)
         self._sum = 0.0

@@ -109,10 +109,10 @@ class PythonObjects:
     def feed(self, text: str) -> Progress:
         """Take more text."""
         self._text += text
-        while (place := self._text.find(self._closing, self._searched)) >= 0 and self._tries < _MAX_TRIES:
-            self._searched, self._tries = place + 1, self._tries + 1
-            if calls := self._read(self._text[:place]):
-                return _reported(calls, self._text[place + len(self._closing) :], "python")
+        while (index := self._text.find(self._closing, self._searched)) >= 0 and self._tries < _MAX_TRIES:
+            self._searched, self._tries = index + 1, self._tries + 1
+            if calls := self._read(self._text[:index]):
+                return _reported(calls, self._text[index + len(self._closing) :], "python")
         self._searched = max(self._searched, len(self._text) - len(self._closing) + 1)
         return Progress(is_broken=self._tries == _MAX_TRIES or not _PYTHON.match(self._text))
 

@@ -143,14 +143,14 @@ class TaggedCall:
         """Return how many characters belong to the value, and how many are its end; None: that has not come."""
         mark, text, begin = self._form.value_mark, self._text, 0
         followers = (self._form.key, *self._form.endings)
-        while (place := text.find(mark, begin)) >= 0:
-            follows = text[place + len(mark) :].lstrip(_BLANKS)
-            size = self._without_padding(place)
+        while (index := text.find(mark, begin)) >= 0:
+            follows = text[index + len(mark) :].lstrip(_BLANKS)
+            size = self._without_padding(index)
             if follows.startswith(followers):
-                return size, place + len(mark) - size
+                return size, index + len(mark) - size
             if any(each.startswith(follows) for each in followers):
                 return size, None  # it depends on what comes
-            begin = place + 1
+            begin = index + 1
         return self._without_padding(len(text) - beginning_at_end(text, mark)), None
 
     def _without_padding(self, size: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from lmdeploy.serve.client import GenerateChunk
 from lmdeploy.token_bytes import TokenBytes
-from openai_gateway.generation.logprobs import Scored, TextPlace, completion_logprobs, encoded_chat_logprobs
+from openai_gateway.generation.logprobs import Scored, TextCursor, completion_logprobs, encoded_chat_logprobs
 from openai_gateway.generation.token_texts import TokenTexts
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
@@ -432,11 +432,11 @@ async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, 
     TokenBytes((*(bytes([byte]) for byte in range(256)), b"a", b"a"), (False,) * 257 + (True,)).write(
         tmp_path / "token_bytes.bin"
     )
-    texts, place = TokenTexts(cast(Any, None), tmp_path), TextPlace()
+    texts, place = TokenTexts(cast(Any, None), tmp_path), TextCursor()
     most_likely = [(97, -0.5), (0xF0, -1.0), (256, -2.0)]
     scored = [Scored(token, -3.0, most_likely) for token in (97, 257, 256, *SPLIT_PARROT, 98)]
     pieces = [await completion_logprobs([one], texts, wanted, place) for one in scored]
-    said = await completion_logprobs(scored, texts, wanted, TextPlace())
+    said = await completion_logprobs(scored, texts, wanted, TextCursor())
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert getattr(said, field) == [value for piece in pieces for value in getattr(piece, field)]
     assert said.tokens == ["a", "a", "a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x9c", "b"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lmdeploy.pytorch.replacing.functions import independent_of_place
+from lmdeploy.pytorch.replacing.functions import batch_invariant
 
 VALUES = 3 * torch.randn(256, generator=torch.Generator().manual_seed(0))
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -35,7 +35,7 @@ LEFT_ALONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_prefix_has_the_bits_of_the_whole(name: str) -> None:
-    made = independent_of_place(FUNCTIONS[name])
+    made = batch_invariant(FUNCTIONS[name])
     whole = made(VALUES)
     assert torch.allclose(whole, FUNCTIONS[name](VALUES), rtol=1e-6, atol=1e-7)
     for count in range(len(VALUES)):
@@ -44,7 +44,7 @@ def test_every_prefix_has_the_bits_of_the_whole(name: str) -> None:
 
 
 def test_rows_that_lie_apart_have_the_same_bits() -> None:
-    made = independent_of_place(functional.silu)
+    made = batch_invariant(functional.silu)
     table = VALUES.view(16, 16)
     assert torch.equal(made(table.t()), made(table).t())
     assert torch.equal(made(table[:, 3:8]), made(table)[:, 3:8])
@@ -52,8 +52,8 @@ def test_rows_that_lie_apart_have_the_same_bits() -> None:
 
 def test_in_place_means_in_place() -> None:
     x = VALUES[:37].clone()
-    assert independent_of_place(functional.silu)(x, inplace=True) is x
-    assert torch.equal(x, independent_of_place(functional.silu)(VALUES[:37]))
+    assert batch_invariant(functional.silu)(x, inplace=True) is x
+    assert torch.equal(x, batch_invariant(functional.silu)(VALUES[:37]))
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)

@@ -130,8 +130,8 @@ def _attend(own: AttentionSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: 
             scores = scores - slopes[:, None, None] * distance
         is_hidden = distance < 0
         if window and own.is_chunked:
-            places = torch.arange(first, end, device=q.device) // window
-            is_hidden |= places[begin - first :, None] != places
+            windows = torch.arange(first, end, device=q.device) // window
+            is_hidden |= windows[begin - first :, None] != windows
         elif window:
             is_hidden |= distance >= window
         scores = scores.masked_fill(is_hidden, float("-inf"))

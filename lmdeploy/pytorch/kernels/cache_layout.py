@@ -76,18 +76,18 @@ def load_heads(
     """Return the head of each slot, ``[slots, BLOCK_D]`` in DTYPE; zeros where not ``is_valid`` and past HEAD_DIM."""
     channels = tl.arange(0, BLOCK_D)
     mask = is_valid[:, None] & (channels < HEAD_DIM)[None, :]
-    place = slots * kv_heads + kv_head
+    index = slots * kv_heads + kv_head
     if BITS == 16:
-        heads = tl.load(cache + place[:, None] * HEAD_DIM + channels[None, :], mask, other=0.0).to(DTYPE)
+        heads = tl.load(cache + index[:, None] * HEAD_DIM + channels[None, :], mask, other=0.0).to(DTYPE)
     else:
         if BITS == 8:
-            codes = tl.load(cache + place[:, None] * HEAD_DIM + channels[None, :], mask, other=0).to(tl.float32)
+            codes = tl.load(cache + index[:, None] * HEAD_DIM + channels[None, :], mask, other=0).to(tl.float32)
         else:
             half: tl.constexpr = HEAD_DIM // 2
-            byte = tl.load(cache + place[:, None] * half + (channels % half)[None, :], mask, other=0).to(tl.int32)
+            byte = tl.load(cache + index[:, None] * half + (channels % half)[None, :], mask, other=0).to(tl.int32)
             codes = ((byte >> (channels // half * 4)[None, :]) & 15).to(tl.float32)
-        scale = tl.load(scales + place * 2, is_valid, other=0.0).to(tl.float32)
-        zero = tl.load(scales + place * 2 + 1, is_valid, other=0.0).to(tl.float32)
+        scale = tl.load(scales + index * 2, is_valid, other=0.0).to(tl.float32)
+        zero = tl.load(scales + index * 2 + 1, is_valid, other=0.0).to(tl.float32)
         heads = ((codes - zero[:, None]) * scale[:, None]).to(DTYPE)
     return heads
 

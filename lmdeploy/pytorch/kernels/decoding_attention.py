@@ -94,10 +94,10 @@ def _split_kernel(
         v = load_heads(v_cache, v_scales, slots, is_key, kv_head, kv_heads, V_DIM, BLOCK_V, BITS, q.dtype)
         acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = new_largest
-    place = (span.to(tl.int64) * heads + head) * SPLITS + split
-    tl.store(sums + place[:, None] * V_DIM + v_channels[None, :], acc, is_head[:, None] & (v_channels < V_DIM)[None, :])
-    tl.store(stats + place * 2, largest, is_head)
-    tl.store(stats + place * 2 + 1, total, is_head)
+    index = (span.to(tl.int64) * heads + head) * SPLITS + split
+    tl.store(sums + index[:, None] * V_DIM + v_channels[None, :], acc, is_head[:, None] & (v_channels < V_DIM)[None, :])
+    tl.store(stats + index * 2, largest, is_head)
+    tl.store(stats + index * 2 + 1, total, is_head)
 
 
 @triton.jit
@@ -117,9 +117,9 @@ def _join_kernel(
     span = tl.program_id(0)
     head = tl.program_id(1)
     channels = tl.arange(0, BLOCK_V)
-    place = (span.to(tl.int64) * heads + head) * SPLITS + tl.arange(0, SPLITS)
-    largest = tl.load(stats + place * 2)
-    total = tl.load(stats + place * 2 + 1)
+    index = (span.to(tl.int64) * heads + head) * SPLITS + tl.arange(0, SPLITS)
+    largest = tl.load(stats + index * 2)
+    total = tl.load(stats + index * 2 + 1)
     reference = tl.max(largest, 0)
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * _LOG2E
@@ -130,7 +130,7 @@ def _join_kernel(
     denominator = tl.sum(total * decay, 0)
     if HAS_SINKS:
         denominator += tl.exp2(sink - reference)
-    parts = tl.load(sums + place[:, None] * V_DIM + channels[None, :], (channels < V_DIM)[None, :], other=0.0)
+    parts = tl.load(sums + index[:, None] * V_DIM + channels[None, :], (channels < V_DIM)[None, :], other=0.0)
     result = tl.sum(parts * decay[:, None], 0) / tl.where(denominator > 0.0, denominator, 1.0)
     target = out + span.to(tl.int64) * out_row_stride + head * out_head_stride + channels
     tl.store(target, result.to(out.dtype.element_ty), channels < V_DIM)

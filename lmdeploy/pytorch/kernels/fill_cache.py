@@ -35,9 +35,9 @@ def _write(
     source = x + row.to(tl.int64) * row_stride + heads[:, None] * head_stride + channels[None, :]
     low_half = tl.load(source, mask, other=0.0)
     high_half = tl.load(source + half, mask, other=0.0)
-    place = slot * kv_heads + heads
+    index = slot * kv_heads + heads
     if BITS == 16:
-        target = cache + place[:, None] * HEAD_DIM + channels[None, :]
+        target = cache + index[:, None] * HEAD_DIM + channels[None, :]
         tl.store(target, low_half, mask)
         tl.store(target + half, high_half, mask)
     else:
@@ -54,14 +54,14 @@ def _write(
         code_a = tl.minimum(tl.maximum(round_to_even(a * inverse[:, None] + zero[:, None]), 0.0), largest)
         code_b = tl.minimum(tl.maximum(round_to_even(b * inverse[:, None] + zero[:, None]), 0.0), largest)
         if BITS == 8:
-            target = cache + place[:, None] * HEAD_DIM + channels[None, :]
+            target = cache + index[:, None] * HEAD_DIM + channels[None, :]
             tl.store(target, code_a.to(tl.uint8), mask)
             tl.store(target + half, code_b.to(tl.uint8), mask)
         else:
             byte = code_a.to(tl.int32) | (code_b.to(tl.int32) << 4)
-            tl.store(cache + place[:, None] * half + channels[None, :], byte.to(tl.uint8), mask)
-        tl.store(scales + place * 2, scale.to(tl.float16), heads < kv_heads)
-        tl.store(scales + place * 2 + 1, zero.to(tl.float16), heads < kv_heads)
+            tl.store(cache + index[:, None] * half + channels[None, :], byte.to(tl.uint8), mask)
+        tl.store(scales + index * 2, scale.to(tl.float16), heads < kv_heads)
+        tl.store(scales + index * 2 + 1, zero.to(tl.float16), heads < kv_heads)
 
 
 @triton.jit

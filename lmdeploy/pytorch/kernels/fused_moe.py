@@ -42,9 +42,9 @@ def _grouped_linear_kernel(
     expert = tl.load(tile_expert + tile).to(tl.int64)
     if expert < 0:
         return
-    place = tl.load(tile_begin + tile) + tl.arange(0, BLOCK_M)
-    is_pair = place < tl.load(expert_end + expert)
-    pair = tl.load(order + place, is_pair, other=0)
+    index = tl.load(tile_begin + tile) + tl.arange(0, BLOCK_M)
+    is_pair = index < tl.load(expert_end + expert)
+    pair = tl.load(order + index, is_pair, other=0)
     row = pair // PAIRS_PER_ROW
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = column < outputs

@@ -31,10 +31,10 @@ def _rms_norm_kernel(
     mask = channels < width
     values = tl.load(x + row * x_stride + channels, mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
-        place = residual + row * residual_stride + channels
-        values += tl.load(place, mask, other=0.0).to(tl.float32)
+        address = residual + row * residual_stride + channels
+        values += tl.load(address, mask, other=0.0).to(tl.float32)
         stored = values.to(residual.dtype.element_ty)
-        tl.store(place, stored, mask)
+        tl.store(address, stored, mask)
         values = stored.to(tl.float32)
     factor = tl.rsqrt(tl.sum(values * values, 0) / width + eps)
     weights = tl.load(weight + channels, mask, other=0.0).to(tl.float32) + offset

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from lmdeploy.pytorch.adapted_layers import AdaptedPart, current_trace
 from lmdeploy.pytorch.adapters import AdapterTable
-from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_place, require_numbers
+from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_index, require_numbers
 from lmdeploy.pytorch.cpu_kernels import Matrix
 from lmdeploy.pytorch.nn.build_context import build_context
 from lmdeploy.pytorch.ranks import Ranks
@@ -84,13 +84,13 @@ class Linear(nn.Module):
             return
         if trace is not None:
             trace.see()
-        if is_place(loaded):
+        if is_index(loaded):
             self._codes.append((outputs, loaded[:, 0].clone()))
             return
         copy_into(param.data[outputs], loaded[:, self._own_inputs(loaded.shape[1])])
 
     def take_codes(self, coded: CodedWeights) -> None:
-        """Use the codes whose places were loaded, in the place of the weight.
+        """Use the codes whose indices were loaded in place of the weight.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Linear(nn.Module):
         counted = sum(outputs.stop - outputs.start for outputs, _ in self._codes)
         if counted != self.out_features:
             raise ValueError(f"{counted} of a layer's {self.out_features} outputs are codes: all must be, or none")
-        rows = [row for _, places in self._codes for row in coded.rows_of(places)]
+        rows = [row for _, indices in self._codes for row in coded.rows_of(indices)]
         inputs = self._own_inputs(self.in_features * self._input_ranks)
         dtype, device = self.weight.dtype, self.weight.device
         if self._kernels is not None and device.type == "cpu":

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from lmdeploy.pytorch.chosen_experts import sum_of_chosen
-from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_place
+from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_index
 from lmdeploy.pytorch.cpu_kernels import Matrix
 from lmdeploy.pytorch.nn import device as on
 from lmdeploy.pytorch.nn.activation import SiluAndMul
@@ -77,7 +77,7 @@ class ExpertWeights(nn.Module):
         """Copy this rank's part of a layer of an expert."""
         number, axis = self._shards.index(shard_id), 0 if self._is_colwise else 1
         own = self._ranks.slice_of(loaded_weight.shape[axis], "the channels of an expert")
-        if is_place(loaded_weight):
+        if is_index(loaded_weight):
             self._codes[expert_id, number] = (loaded_weight[own] if self._is_colwise else loaded_weight)[:, 0].clone()
             return
         target = param.data[expert_id].chunk(len(self._shards))[number]

@@ -22,9 +22,9 @@ _FUNCTIONS = ("silu", "gelu", "softplus", "elu", "mish", "sigmoid")
 def make_invariant(kernels: Kernels) -> None:
     """Replace these functions, and ``functional.linear`` of float32, in this process."""
     for name in _FUNCTIONS:
-        setattr(functional, name, independent_of_place(getattr(functional, name)))
-    torch.sigmoid = independent_of_place(torch.sigmoid)
-    torch.Tensor.sigmoid = independent_of_place(torch.Tensor.sigmoid)
+        setattr(functional, name, batch_invariant(getattr(functional, name)))
+    torch.sigmoid = batch_invariant(torch.sigmoid)
+    torch.Tensor.sigmoid = batch_invariant(torch.Tensor.sigmoid)
     functional.linear = linear_by(kernels, functional.linear)
 
 
@@ -40,7 +40,7 @@ def linear_by(kernels: Kernels, hf_linear: Any) -> Any:
     return linear
 
 
-def independent_of_place(function: Any) -> Any:
+def batch_invariant(function: Any) -> Any:
     """Return a function of a tensor and further arguments that computes each number in whole vectors."""
 
     def run(x: torch.Tensor, *more: Any, inplace: bool = False, **named: Any) -> torch.Tensor:

@@ -64,9 +64,9 @@ def flex_prompt_attention(
             is_seen = (distance >= 0) & (distance < window) if window else distance >= 0
             return torch.where(is_seen, given, float("-inf"))
 
-        place = (q_start_loc[:, None] + torch.arange(begin, end, device=query.device)).clamp(max=rows - 1)
+        index = (q_start_loc[:, None] + torch.arange(begin, end, device=query.device)).clamp(max=rows - 1)
         out, more = flex_attention(
-            query[place].transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), score, scale=scale,
+            query[index].transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), score, scale=scale,
             enable_gqa=True, return_aux=AuxRequest(lse=True),
         )  # fmt: skip
         if sinks is not None:

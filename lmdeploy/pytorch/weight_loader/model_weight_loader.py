@@ -120,7 +120,7 @@ class _Tracked:
         coded = coded_weights(self._checkpoint)
         for name, tensor in chain(
             (each for each in tensors_of(self._checkpoint) if coded is None or each[0] not in coded.hidden),
-            () if coded is None else coded.places(),
+            () if coded is None else coded.indices(),
         ):
             self.name = name
             if trace is not None:

@@ -36,13 +36,13 @@ def tensors(spec: ModelSpec) -> dict[str, Expression]:
         final_norm=f"{_PREFIX}model.norm",
         lm_head=f"{_PREFIX}lm_head",
         layer=f"{_PREFIX}model.layers.{{}}.",
-        number=lambda layer: layer + sum(place <= layer for place in in_front_of),
+        number=lambda layer: layer + sum(index <= layer for index in in_front_of),
     )
     engine = layout.tensors(spec)
     rows = Load(f"{layout.embedding}.weight", (spec.vocab_size + _BEHIND_VOCABULARY, spec.hidden_size))
     engine["token_embedding"] = rows_of(rows, 0, spec.vocab_size)
-    for index, place in enumerate(in_front_of):
-        stored = _cross_layer(spec, layout.layer.format(place + index))
+    for index, layer in enumerate(in_front_of):
+        stored = _cross_layer(spec, layout.layer.format(layer + index))
         engine |= {f"cross_layers.{index}.{name}": expression for name, expression in stored.items()}
     return engine
 

@@ -75,9 +75,9 @@ def read_metadata(path: Path, parts: list[Path]) -> Metadata:
             path, [f"is one of {promised} parts: the others, NAME-00001-of-{promised:05}.gguf, must be alongside it"]
         )
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
-    places = {name: part for header, part in zip(headers, parts, strict=True) for name in header.tensors}
+    parts_of = {name: part for header, part in zip(headers, parts, strict=True) for name in header.tensors}
     try:
-        numbers = {name: _numbers(places[name], tensors[name]) for name in _FACTORS if name in tensors}
+        numbers = {name: _numbers(parts_of[name], tensors[name]) for name in _FACTORS if name in tensors}
     except (OSError, ValueError, struct.error) as error:
         raise CheckpointError(path, [f"its factors of rotary frequencies cannot be read ({error})"]) from error
     return Metadata(first, tensors, numbers)

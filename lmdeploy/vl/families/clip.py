@@ -26,7 +26,7 @@ def tower_folder(checkpoint: Path, named: object, *, is_here: bool) -> Path | No
     """
     if not isinstance(named, str) or not named:
         raise ValueError(f"config.json must name the tower, got {named!r}")
-    folder = next((place for place in (checkpoint / named, Path(named).expanduser()) if place.is_dir()), None)
+    folder = next((path for path in (checkpoint / named, Path(named).expanduser()) if path.is_dir()), None)
     if folder is not None or is_here or named not in _PUBLISHED:
         return folder
     try:

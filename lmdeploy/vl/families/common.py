@@ -157,7 +157,7 @@ class VisionFamily:
     minds_others
         An image's rows differ where the prompt has others; the option ``several`` says whether it has.
     number
-        From the part, an image's place among those of the prompt (from 0) and its options to what is before its
+        From the part, an image's index among those of the prompt (from 0) and its options to what is before its
         expansion.
     mark
         What a chat template writes for an image, if that is not ``token``; one of ``words``.
@@ -166,7 +166,7 @@ class VisionFamily:
         stand for, where the model's positions have three axes; else zeros.
     video
         How videos are seen; None: not at all.
-    is_one_place
+    shares_position
         An image's tokens, but the first and the last, are at one position.
     is_looked_at
         An image is one token, of which the first row is the embedding; the text looks at the others.
@@ -186,11 +186,11 @@ class VisionFamily:
     tower: str = ""
     native: NativeForm | None = None
     minds_others: bool = False
-    number: Callable[[VisionPart, int, Options], str] = lambda part, place, options: ""
+    number: Callable[[VisionPart, int, Options], str] = lambda part, index, options: ""
     mark: str = ""
     grid: Grid = lambda part, size, options: (0, 0, 0)
     video: VideoForm | None = None
-    is_one_place: bool = False
+    shares_position: bool = False
     is_looked_at: bool = False
     other_token: str = ""
     leads_prompt: bool = False

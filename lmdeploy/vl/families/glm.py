@@ -155,7 +155,7 @@ GLM_4V_9B = VisionFamily(
     features,
     words=(_GLM_4V_9B_END,),
     native=NativeForm(glm_4v_9b_config, processor, glm_4v_9b_tensors, model),
-    is_one_place=True,
+    shares_position=True,
 )
 
 
@@ -195,7 +195,7 @@ COGVLM = VisionFamily(
     features,
     written=_COGVLM_TOKEN,
     native=NativeForm(cogvlm_config, processor, cogvlm_tensors, model),
-    is_one_place=True,
+    shares_position=True,
     other_token=_OTHER,
     leads_prompt=True,
 )

@@ -37,12 +37,12 @@ def config(checkpoint: Checkpoint) -> Any:
     folder, raw = checkpoint
     shapes = {name: info.shape for name, info in read_checkpoint(folder).tensors.items()}
     hidden, _, patch, _ = shapes[f"{_TOWER}embeddings.patch_embedding.weight"]
-    places = shapes[f"{_TOWER}embeddings.position_embedding.weight"][0]
+    positions = shapes[f"{_TOWER}embeddings.position_embedding.weight"][0]
     return LlavaConfig(
         vision_config={
             "model_type": "clip_vision_model",
             "hidden_size": hidden,
-            "image_size": isqrt(places - 1) * patch,
+            "image_size": isqrt(positions - 1) * patch,
             "intermediate_size": shapes[f"{_TOWER}encoder.layers.0.mlp.fc1.weight"][0],
             "num_attention_heads": max(1, hidden // _HEAD_DIM),
             "num_hidden_layers": sum(name.startswith(_TOWER) and name.endswith(".mlp.fc1.weight") for name in shapes),

@@ -119,7 +119,7 @@ def config(checkpoint: Checkpoint) -> Any:
         text_config={"model_type": "llama", "hidden_size": raw["hidden_size"], "num_attention_heads": 1},
         image_seq_length=raw["query_num"],
         is_in_line=version == "2.5",
-        values_have_places=version == "4.5",
+        values_have_positions=version == "4.5",
     )
 
 
@@ -148,10 +148,10 @@ def model(config: Any) -> type:
     return MiniCpmTower
 
 
-def number(part: VisionPart, place: int, options: Options) -> str:
+def number(part: VisionPart, index: int, options: Options) -> str:
     """Return the number of an image between its marks, where images have one."""
     is_numbered = bool(options.get("use_image_id", part.processor.is_numbered))
-    return str(place).join(_NUMBER) if is_numbered else ""
+    return str(index).join(_NUMBER) if is_numbered else ""
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:

@@ -68,10 +68,10 @@ class Cropper:
             return grids[int(np.argmax(scales))]
         return grids[int(np.argmin(np.where(scales < 1, np.float32(1e10), scales)))]
 
-    def kept(self, place: int, count: int) -> slice:
+    def kept(self, index: int, count: int) -> slice:
         """Return which pooled lines of a crop are shown, of ``count`` crops side by side."""
         first, last = (margin // 2 for margin in self.margins)
-        return slice(first if place > 0 else 0, self.side // self.patch // 2 - (last if place < count - 1 else 0))
+        return slice(first if index > 0 else 0, self.side // self.patch // 2 - (last if index < count - 1 else 0))
 
     def cut(self, image: Image.Image) -> "tuple[torch.Tensor, torch.Tensor]":
         """Return patches of the whole and of all crops ``[1 + crops, patches, numbers]``, and their masks."""
@@ -120,13 +120,13 @@ def config(checkpoint: Checkpoint) -> Any:
 
     folder, _ = checkpoint
     shapes = {name: info.shape for name, info in read_checkpoint(folder).tensors.items()}
-    places, hidden = shapes[f"{_VIT}positional_embedding"]
+    positions, hidden = shapes[f"{_VIT}positional_embedding"]
     patch = isqrt(shapes[f"{_VIT}patch_embedding.weight"][1] // 3)
     return LlavaConfig(
         vision_config={
             "model_type": "clip_vision_model",
             "hidden_size": hidden,
-            "image_size": isqrt(places - 1) * patch,
+            "image_size": isqrt(positions - 1) * patch,
             "intermediate_size": shapes[f"{_VIT}transformer.resblocks.0.feed_forward.w1.weight"][0],
             "num_attention_heads": hidden // _HEAD_DIM,
             "num_hidden_layers": sum(name.startswith(_VIT) and name.endswith(".ffn_norm.weight") for name in shapes),

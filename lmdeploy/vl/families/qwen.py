@@ -135,9 +135,9 @@ def model(config: Any) -> type:
     return QwenVlTower
 
 
-def number(part: VisionPart, place: int, options: Options) -> str:
+def number(part: VisionPart, index: int, options: Options) -> str:
     """Return the placeholder text of an image."""
-    return f"Image {place + 1}: "
+    return f"Image {index + 1}: "
 
 
 def qwen_vl_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:

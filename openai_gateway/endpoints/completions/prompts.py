@@ -10,7 +10,7 @@ from lmdeploy.serve.client import GenerateChunk
 from lmdeploy.templates.infilling import Infilling
 from openai_gateway.endpoints.completions.protocol import CompletionRequest
 from openai_gateway.errors import ApiError
-from openai_gateway.generation.logprobs import Scored, TextPlace, scored_prompt
+from openai_gateway.generation.logprobs import Scored, TextCursor, scored_prompt
 from openai_gateway.generation.token_texts import TokenTexts
 from openai_gateway.models import ServedModel
 
@@ -33,15 +33,15 @@ class Echo:
     scored: list[Scored]
     shows_special: bool
 
-    async def place(self, texts: TokenTexts) -> TextPlace:
+    async def cursor(self, texts: TokenTexts) -> TextCursor:
         """Return where in the text the first token begins: before it, where the tokenizer puts something in front."""
         if not self.text:
-            return TextPlace(shown=math.inf if self.shows_special else 0)
+            return TextCursor(shown=math.inf if self.shows_special else 0)
         tokens = [one.token for one in self.scored]
         known = await texts.lookup(tokens)
         whole = b"".join(known[token] for token in tokens).decode(errors="replace")
         offset = len(self.text) - len(whole) if whole.endswith(self.text) else 0
-        return TextPlace(offset, math.inf if self.shows_special else len(tokens))
+        return TextCursor(offset, math.inf if self.shows_special else len(tokens))
 
     def look_at(self, chunks: Iterable[GenerateChunk]) -> None:
         """Take the prompt's tokens out of the chunk that has them, which is the first of the first choice."""

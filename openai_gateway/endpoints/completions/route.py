@@ -81,7 +81,7 @@ async def _choice(
         scores = await prompt_logprobs(echo.scored, texts, body.prompt_logprobs)
     if body.logprobs is not None:
         scored = [*(echo.scored if body.echo else ()), *scored_tokens(response.chunks)]
-        logprobs = await completion_logprobs(scored, texts, body.logprobs, await echo.place(texts))
+        logprobs = await completion_logprobs(scored, texts, body.logprobs, await echo.cursor(texts))
     return CompletionChoice(
         index=index,
         text=echo.text + response.text,

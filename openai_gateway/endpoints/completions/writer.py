@@ -9,7 +9,7 @@ from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.endpoints.completions.prompts import Echo
 from openai_gateway.endpoints.completions.protocol import CompletionRequest
 from openai_gateway.generation.collecting import finish_reason
-from openai_gateway.generation.logprobs import Scored, TextPlace, completion_logprobs, scored_tokens
+from openai_gateway.generation.logprobs import Scored, TextCursor, completion_logprobs, scored_tokens
 from openai_gateway.generation.streaming import SLOT, EventTemplate
 from openai_gateway.generation.token_texts import TokenTexts
 
@@ -42,7 +42,7 @@ class CompletionWriter:
         self._num_logprobs = body.logprobs or 0
         self._echo = echo
         self._has_begun = not echo.text
-        self._place: TextPlace | None = None
+        self._cursor: TextCursor | None = None
         self._text = self._event(SLOT)
         self._tokens: list[int] | None = [] if body.return_token_ids else None
 
@@ -74,9 +74,9 @@ class CompletionWriter:
         return await self._with_logprobs(self._echo.text, self._echo.scored, self._texts)
 
     async def _with_logprobs(self, text: str, scored: Sequence[Scored], texts: TokenTexts) -> bytes:
-        if self._place is None:
-            self._place = await self._echo.place(texts)
-        logprobs = await completion_logprobs(scored, texts, self._num_logprobs, self._place)
+        if self._cursor is None:
+            self._cursor = await self._echo.cursor(texts)
+        logprobs = await completion_logprobs(scored, texts, self._num_logprobs, self._cursor)
         return self._event(SLOT, logprobs=logprobs.model_dump()).fill(text)
 
     def _event(

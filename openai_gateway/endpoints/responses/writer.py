@@ -135,7 +135,7 @@ class ResponseWriter:
 
     def _of_summary(self, kind: str, **members: Any) -> bytes:
         """Return an event of the summary of reasoning, which is all of it."""
-        return self._event(f"response.reasoning_summary_{kind}", **self._place, summary_index=0, **members)
+        return self._event(f"response.reasoning_summary_{kind}", **self._position, summary_index=0, **members)
 
     def _written(self, event: Event) -> bytes:
         match event:
@@ -161,7 +161,7 @@ class ResponseWriter:
                     self._arguments += event.text  # JSON around the text
                     return b""
                 self._item["arguments"] += event.text
-                return self._event("response.function_call_arguments.delta", **self._place, delta=event.text)
+                return self._event("response.function_call_arguments.delta", **self._position, delta=event.text)
             case CallEnded():
                 return self._close("completed")
             case CallBroken():
@@ -181,7 +181,7 @@ class ResponseWriter:
         return part
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         assert self._item is not None
         return {"item_id": self._item["id"], "output_index": len(self.response["output"]) - 1}
 
@@ -192,18 +192,18 @@ class ResponseWriter:
         item = {"id": self._id(_PREFIXES[kind]), "type": kind, **members, "content": [], "status": "in_progress"}
         events = self._close("completed") + self._open(item)
         item["content"] = [part]
-        return events + self._event("response.content_part.added", **self._place, content_index=0, part=part)
+        return events + self._event("response.content_part.added", **self._position, content_index=0, part=part)
 
     def _more(self, text: str, **members: Any) -> bytes:
         """Add to the text of the item."""
         self._part["text"] += text
         kind = f"response.{self._part['type']}.delta"
-        return self._event(kind, **self._place, content_index=0, delta=text, **members)
+        return self._event(kind, **self._position, content_index=0, delta=text, **members)
 
     def _open(self, item: dict[str, Any]) -> bytes:
         self._item = item
         self.response["output"].append(item)
-        return self._event("response.output_item.added", output_index=self._place["output_index"], item=item)
+        return self._event("response.output_item.added", output_index=self._position["output_index"], item=item)
 
     def _close(self, status: str) -> bytes:
         """End the item being written, if there is one."""
@@ -212,7 +212,7 @@ class ResponseWriter:
             return b""
         item["status"] = status
         if "content" in item:
-            part, where = self._part, {**self._place, "content_index": 0}
+            part, where = self._part, {**self._position, "content_index": 0}
             texts = {name: part[name] for name in ("text", "logprobs") if name in part}
             events = self._event(f"response.{part['type']}.done", **where, **texts)
             events += self._event("response.content_part.done", **where, part=part)
@@ -222,12 +222,12 @@ class ResponseWriter:
                 events += self._of_summary("part.done", part=summary)
         elif item["type"] == "custom_tool_call":
             item["input"] = input_of(self._arguments)
-            events = self._event("response.custom_tool_call_input.delta", **self._place, delta=item["input"])
-            events += self._event("response.custom_tool_call_input.done", **self._place, input=item["input"])
+            events = self._event("response.custom_tool_call_input.delta", **self._position, delta=item["input"])
+            events += self._event("response.custom_tool_call_input.done", **self._position, input=item["input"])
         else:
             call = {"name": item["name"], "arguments": item["arguments"]}
-            events = self._event("response.function_call_arguments.done", **self._place, **call)
-        events += self._event("response.output_item.done", output_index=self._place["output_index"], item=item)
+            events = self._event("response.function_call_arguments.done", **self._position, **call)
+        events += self._event("response.output_item.done", output_index=self._position["output_index"], item=item)
         self._item = None
         return events
 

@@ -93,14 +93,14 @@ def _middle_steps(ordered: Sequence[Mapping[str, Any]], steps: int) -> Sequence[
     A step is from a launch to the next of a kernel that is launched once a step. Several are: sampling, embedding. So
     it is the number of launches that most kernels have in common.
     """
-    places: dict[str, list[int]] = {}
-    for place, event in enumerate(ordered):
-        places.setdefault(str(event["name"]), []).append(place)
-    counts = Counter(len(found) for found in places.values() if len(found) > steps + 2)
+    indices: dict[str, list[int]] = {}
+    for index, event in enumerate(ordered):
+        indices.setdefault(str(event["name"]), []).append(index)
+    counts = Counter(len(found) for found in indices.values() if len(found) > steps + 2)
     if not counts:
         return ordered
     common = max(counts, key=lambda count: (counts[count], -count))
-    marks = max((found for found in places.values() if len(found) == common), key=lambda found: found[0])
+    marks = max((found for found in indices.values() if len(found) == common), key=lambda found: found[0])
     first = (len(marks) - steps) // 2
     return ordered[marks[first] : marks[first + steps]]
 
