@@ -100,7 +100,7 @@ def processor(checkpoint: Checkpoint) -> Tiler:
 
     settings = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
     mean, std = settings.get("image_mean") or OPENAI_CLIP_MEAN, settings.get("image_std") or OPENAI_CLIP_STD
-    return Tiler(settings(checkpoint).vision_config.image_size, int(settings["num_crops"]), tuple(mean), tuple(std))
+    return Tiler(config(checkpoint).vision_config.image_size, int(settings["num_crops"]), tuple(mean), tuple(std))
 
 
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
