@@ -77,6 +77,7 @@ _EMBEDDING: dict[str, str] = {**_MODELS_STAY, "options": "they are about generat
 class BaseRequest(Strict):
     """Fields of both ways to generate."""
 
+    grammar_field: ClassVar = "format"
     no_effect: ClassVar[Mapping[str, str]] = _MODELS_STAY
 
     model: Text
