@@ -76,7 +76,7 @@ def find_responses(
         return []
     # No characters, so that no text has a reason to hold them.
     marks = {number: f"\U0010ffff{number}\U0010ffff" for number in written}
-    rest = render([{**each, "content": marks.get(n, each.get("content"))} for n, each in enumerate(messages)])
+    rest = render([{**message, "content": marks.get(n, message.get("content"))} for n, message in enumerate(messages)])
     found, rebuilt = [], ""
     for number, mark in marks.items():
         before, _, rest = rest.partition(mark)

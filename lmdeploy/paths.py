@@ -99,7 +99,7 @@ def describe_model_locations(hub_cache: Path | None = None) -> str:
     from lmdeploy.hub.pulled import default_hub_cache, pulled_models
 
     hub_cache = hub_cache or default_hub_cache()
-    repositories = (each.name.removeprefix("models--").replace("--", "/", 1) for each in hub_cache.glob("models--*"))
+    repositories = (path.name.removeprefix("models--").replace("--", "/", 1) for path in hub_cache.glob("models--*"))
     locations = {
         str(_model_cache()): (path.name for path in cached_models()),
         "pulled models": (str(model.name) for model in pulled_models(pulled_records())),

@@ -46,11 +46,11 @@ class PlainText:
 
     def cut_messages(self, messages: Any) -> Any:
         """Return a conversation with its texts cut."""
-        return _each(messages, lambda message: self._members(message, self._message_member))
+        return _for_each(messages, lambda message: self._members(message, self._message_member))
 
     def cut_tools(self, tools: Any) -> Any:
         """Return descriptions of tools with their texts cut."""
-        return _each(tools, lambda tool: self._members(tool, self._tool_member))
+        return _for_each(tools, lambda tool: self._members(tool, self._tool_member))
 
     def cut_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return variables for the chat template with their values cut."""
@@ -66,9 +66,9 @@ class PlainText:
         if key == "role":
             return value
         if key == "content" and isinstance(value, list):
-            return _each(value, lambda part: self._members(part, self._part_member))
+            return _for_each(value, lambda part: self._members(part, self._part_member))
         if key == "tool_calls":
-            return _each(value, lambda call: self._members(call, self._call_member))
+            return _for_each(value, lambda call: self._members(call, self._call_member))
         return self.cut(value)
 
     def _part_member(self, part: dict[str, Any], key: str) -> Any:
@@ -118,5 +118,5 @@ def pieces_of(text: str) -> list[str]:
     return text.split(CUT)
 
 
-def _each(values: Any, change: Any) -> Any:
+def _for_each(values: Any, change: Any) -> Any:
     return [change(value) for value in values] if isinstance(values, list) else values

@@ -134,16 +134,16 @@ class Gateway:
         ApiError
             One may not be had, or cannot be; or the model takes none.
         """
-        for each in requests:
-            if each.messages is not None:
-                each.messages = model.readable(each.messages)
-        with_images = [each for each in requests if each.has_images]
+        for generate in requests:
+            if generate.messages is not None:
+                generate.messages = model.readable(generate.messages)
+        with_images = [generate for generate in requests if generate.has_images]
         if not with_images:
             return
         media = RequestMedia(self._media)
         request.scope["lmdeploy.finally"].append(media.release)
-        for each in with_images:
-            each.messages = await media.brought_along(each.messages or ())
+        for generate in with_images:
+            generate.messages = await media.brought_along(generate.messages or ())
 
     async def bound_logprobs(self, model: ServedModel, *requests: GenerateRequest) -> None:
         """Hold the log probabilities of a body's requests, which are collected, to ``max_logprobs``.
@@ -165,8 +165,8 @@ class Gateway:
             )
             raise ApiError(400, message, param="logprobs", code="invalid_value")
         if limit < 0 and max_tokens < (await model.context_len() or 0):
-            for each in requests:
-                each.fields["max_new_tokens"] = max_tokens
+            for generate in requests:
+                generate.fields["max_new_tokens"] = max_tokens
 
     async def choose(self, requested: str | None, request: Request) -> Chosen:
         """Return the model, or the adapter that the caller may use, of a name; an error 404 where there is none.

@@ -94,7 +94,7 @@ def _kept(blocks: Any, session: str) -> int:
     """Return about how many bytes the conversation of a browser's session has."""
     state = blocks.state_holder.session_data.get(session)
     conversations = [value for value in state.state_data.values() if isinstance(value, Conversation)] if state else []
-    return sum(each.length for each in conversations)
+    return sum(conversation.length for conversation in conversations)
 
 
 def _evict(blocks: Any, session: str) -> None:

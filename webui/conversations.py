@@ -87,9 +87,9 @@ def conversation_of(reported: object, images_below: Path | None = None) -> Conve
         name=_text(reported.get("name"))[:MAX_TITLE],
         settings=settings_of(reported.get("settings")),
         turns=[
-            _turn(each, images_below)
-            for each in (turns if isinstance(turns, list) else [])[:MAX_TURNS]
-            if isinstance(each, Mapping)
+            _turn(turn, images_below)
+            for turn in (turns if isinstance(turns, list) else [])[:MAX_TURNS]
+            if isinstance(turn, Mapping)
         ],
     )
 
@@ -127,13 +127,13 @@ def _reported(turn: Turn, with_images: bool) -> dict[str, Any]:
 
 def _turn(reported: Mapping[str, Any], images_below: Path | None) -> Turn:
     responses, images = reported.get("responses"), reported.get("images")
-    read = [_response(each) for each in (responses if isinstance(responses, list) else []) if isinstance(each, Mapping)]
+    read = [_response(item) for item in (responses if isinstance(responses, list) else []) if isinstance(item, Mapping)]
     turn = Turn(
         question=_text(reported.get("question")),
         images=tuple(
-            each
-            for each in (images if isinstance(images, list) else [])[:MAX_IMAGES]
-            if images_below is not None and uploads.find(each, images_below)
+            image
+            for image in (images if isinstance(images, list) else [])[:MAX_IMAGES]
+            if images_below is not None and uploads.find(image, images_below)
         ),
         responses=read or [Response(outcome=Outcome.STOPPED)],
     )
@@ -148,9 +148,9 @@ def _response(reported: Mapping[str, Any]) -> Response:
         text=_text(reported.get("text")),
         reasoning=_text(reported.get("reasoning")),
         calls=[
-            Call(_text(each.get("name")), _text(each.get("arguments")), _text(each.get("id")))
-            for each in (calls if isinstance(calls, list) else [])
-            if isinstance(each, Mapping)
+            Call(_text(call.get("name")), _text(call.get("arguments")), _text(call.get("id")))
+            for call in (calls if isinstance(calls, list) else [])
+            if isinstance(call, Mapping)
         ],
         outcome=outcomes.get(_text(reported.get("outcome")), Outcome.STOPPED),  # its page was closed
         error=_text(reported.get("error")),

@@ -40,7 +40,7 @@ class Handlers:
         text, conversation = question["text"].strip(), self._newest(newer, conversation) or Conversation()
         if not text or not self._may_submit(conversation, request, text):
             return [gr.skip()] * 3
-        conversation.turns.append(Turn(text, images=tuple(each["path"] for each in question["files"])))
+        conversation.turns.append(Turn(text, images=tuple(file["path"] for file in question["files"])))
         return self._begin(conversation, request, values, value=None)
 
     async def retry(
@@ -79,7 +79,7 @@ class Handlers:
 
     def _may_submit(self, conversation: Conversation, request: gr.Request, text: str = "") -> bool:
         """Return whether more can be said now, and tell the reader if not."""
-        of_session = [each for each in self._page.generations.values() if request.session_hash in each.followers]
+        of_session = [run for run in self._page.generations.values() if request.session_hash in run.followers]
         if self._page.is_generating(conversation.id):
             problem = "This chat is getting a response. Wait for it, or stop it."
         elif len(of_session) >= MAX_RUNNING:

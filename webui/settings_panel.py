@@ -128,7 +128,7 @@ def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> Setting
             max_lines=16,
         )
 
-    numbers = [controls[each] for each in presets.NAMES]
+    numbers = [controls[name] for name in presets.NAMES]
     at_once: dict[str, Any] = {
         "queue": False,
         "preprocess": False,

@@ -61,13 +61,13 @@ def find(path: object, below: Path | None = None) -> Path | None:
 
 
 def _safe(name: str) -> str:
-    kept = Path("".join(each if each.isalnum() or each in _MARKS else "_" for each in Path(name).name))
+    kept = Path("".join(char if char.isalnum() or char in _MARKS else "_" for char in Path(name).name))
     return f"{kept.stem[:_MAX_STEM_LEN].strip(_MARKS) or 'file'}{kept.suffix[:_MAX_SUFFIX_LEN]}"
 
 
 def _make_room(size: int) -> None:
     files = sorted((file.lstat().st_mtime_ns, file.lstat().st_size, file) for file in folder().glob("*/*"))
-    used, count = sum(each for _, each, _ in files), len(files)
+    used, count = sum(size for _, size, _ in files), len(files)
     for _, freed, file in files:
         if used + size <= MAX_FOLDER_BYTES and count < MAX_FILES:
             return

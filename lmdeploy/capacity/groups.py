@@ -34,12 +34,12 @@ class MemoryGroup:
 
     def __str__(self) -> str:
         of = f"{self.layers} {'layer' if self.layers == 1 else 'layers'}"
-        each = f"{self.values:,} values a"
+        size_per_token = f"{self.values:,} values a"
         return {
-            "paged": f"all tokens in {of}, {each} token",
-            "window": f"the last {self.window:,} tokens in {of}, {each} token",
-            "chunk": f"the last chunk of {self.window:,} tokens in {of}, {each} token",
-            "cross": f"images in {of}, {each} row",
+            "paged": f"all tokens in {of}, {size_per_token} token",
+            "window": f"the last {self.window:,} tokens in {of}, {size_per_token} token",
+            "chunk": f"the last chunk of {self.window:,} tokens in {of}, {size_per_token} token",
+            "cross": f"images in {of}, {size_per_token} row",
             "state": f"a state in {of}",
         }[self.kind]
 

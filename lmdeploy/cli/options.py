@@ -143,7 +143,7 @@ def _model_format(text: str) -> str:
     """Return the layout of a checkpoint; an argparse type."""
     name = {"llama": "meta_llama"}.get(text, text)
     if name not in MODEL_FORMATS:
-        formats = ", ".join(each for each in MODEL_FORMATS if each)
+        formats = ", ".join(name for name in MODEL_FORMATS if name)
         raise argparse.ArgumentTypeError(f"must be one of {formats}, got {text}")
     return name
 

@@ -108,8 +108,8 @@ def _settings(args: argparse.Namespace) -> RaySettings:
 
 def _require_room(settings: RaySettings, there: Mapping[str, float]) -> None:
     """Check that the replicas fit on this machine: Ray would wait for another one, forever."""
-    for name, each in (("CPU", settings.cpus), ("GPU", settings.gpus)):
-        needed, has = each * (settings.max_replicas or settings.replicas), there.get(name, 0)
+    for name, per_replica in (("CPU", settings.cpus), ("GPU", settings.gpus)):
+        needed, has = per_replica * (settings.max_replicas or settings.replicas), there.get(name, 0)
         if needed > has:
             raise CommandError(
                 f"the replicas need {needed:g} {name}s and this machine has {has:g}; ask for fewer with "

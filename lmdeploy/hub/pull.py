@@ -147,9 +147,9 @@ def _is_outside(name: str) -> bool:
 def _require_space(model: PulledModel, files: Sequence[HubFile], records: Path, max_bytes: int | None) -> None:
     missing = sum(file.size - _bytes_on_disk(model, file) for file in files)
     if max_bytes is not None:
-        others = [each for each in pulled_models(records) if each.name != model.name]
+        others = [pulled for pulled in pulled_models(records) if pulled.name != model.name]
         begun = sum(part.stat().st_size for part in Path(model.hub_cache).glob(f"models--*/blobs/*{_PART}"))
-        used = sum(each.size for each in others) + begun
+        used = sum(other.size for other in others) + begun
         if used + model.size > max_bytes:
             raise HubError(
                 f"it takes {_shown(model.size)}, and models that were pulled have {_shown(used)} of the "

@@ -104,7 +104,7 @@ def find(
 def pulled_models(records: Path) -> list[PulledModel]:
     """Return all models that are whole, by name."""
     found = (_read(path) for path in records.glob("*.json"))
-    return sorted((model for model in found if model is not None and model.is_whole()), key=lambda each: str(each.name))
+    return sorted((model for model in found if model is not None and model.is_whole()), key=lambda pull: str(pull.name))
 
 
 def remember(records: Path, model: PulledModel) -> None:

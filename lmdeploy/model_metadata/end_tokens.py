@@ -89,7 +89,7 @@ def closing_token(template: JinjaChatTemplate, tokenizer: Tokenizer) -> str:
     closing = [
         text
         for text in tokenizer.special_ids
-        if text and text not in within and all(each.lstrip().startswith(text) for each in closings)
+        if text and text not in within and all(closing.lstrip().startswith(text) for closing in closings)
     ]
     return max(closing, key=len, default="") if closings else ""
 

@@ -125,10 +125,10 @@ class DenseLayer:
 
 def layers_of(kept: Sequence[Mapping[str, Any]], weights: Any) -> tuple[DenseLayer, ...]:
     """Return layers of what `DenseLayer.kept` says, and of the arrays of all of them, ``arr_0``, ``arr_1``, ..."""
-    each = [[weights[f"arr_{4 * i + part}"] for part in range(4)] for i in range(len(kept))]
+    parts = [[weights[f"arr_{4 * i + part}"] for part in range(4)] for i in range(len(kept))]
     return tuple(
         DenseLayer(one["activation"], weight, bias, norm, one["norm_eps"], norm_bias, one.get("takes_units", False))
-        for one, (weight, bias, norm, norm_bias) in zip(kept, each, strict=True)
+        for one, (weight, bias, norm, norm_bias) in zip(kept, parts, strict=True)
     )
 
 
@@ -428,7 +428,7 @@ def _pooling_config(model_dir: Path, steps: list[tuple[str, str]]) -> Any:
 def _modes(model_dir: Path, steps: list[tuple[str, str]]) -> list[str]:
     config = _pooling_config(model_dir, steps)
     if named := config.get("pooling_mode"):
-        return [named] if isinstance(named, str) else [str(each) for each in named]
+        return [named] if isinstance(named, str) else [str(mode) for mode in named]
     modes = [name.removeprefix(_MODE) for name, is_on in config.items() if name.startswith(_MODE) and is_on is True]
     return modes if modes or f"{_MODE}mean_tokens" in config else ["mean_tokens"]  # sentence-transformers' default
 

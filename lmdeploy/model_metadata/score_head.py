@@ -171,7 +171,7 @@ def _labels(raw: Mapping[str, Any], count: int) -> tuple[str, ...]:
 def _activation(model_dir: Path, raw: Mapping[str, Any], labels: int) -> str:
     """Return the activation after the head: that of sentence-transformers, else that of the kind of problem."""
     configs = (raw.get("sentence_transformers") or {}, read_if_there(model_dir / "config_sentence_transformers.json"))
-    named = next((each["activation_fn"] for each in configs if each.get("activation_fn")), None)
+    named = next((config["activation_fn"] for config in configs if config.get("activation_fn")), None)
     named = named or raw.get("sbert_ce_default_activation_function")
     name = str(named or "").rpartition(".")[2].lower()
     if name in ("sigmoid", "identity", "softmax"):

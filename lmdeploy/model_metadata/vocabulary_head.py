@@ -122,7 +122,7 @@ def _layers(model_dir: Path, raw: Mapping[str, Any]) -> tuple[DenseLayer, DenseL
         float(raw.get("layer_norm_eps") or raw.get("norm_eps") or 1e-12),
         vector_of(model_dir, (f"{norm}.bias", f"{norm}.beta"), size),
     )
-    tied = [prefix_in(read_checkpoint(model_dir), each) + each for each in _EMBEDDINGS]
+    tied = [prefix_in(read_checkpoint(model_dir), name) + name for name in _EMBEDDINGS]
     rows = tensor_of(model_dir, (f"{last}.weight", *tied))
     biases = (f"{last}.bias", f"{last.rpartition('.')[0]}.bias")
     return transform, DenseLayer(weight=rows, bias=vector_of(model_dir, biases, len(rows)))

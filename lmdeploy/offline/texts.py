@@ -43,13 +43,13 @@ def embed_texts(
     prompt = prompt_of(pooling, task if prompt_name is None and task in pooling.prompts else prompt_name)
     ids = tokenizer.encode_bare([pooling.whole(prompt, text) for text in texts])
     frame, max_len = tokenizer.frame(), engine.session_len if truncate else None
-    framed = ((frame.single(each, max_len), None) for each in ids)
+    framed = ((frame.single(tokens, max_len), None) for tokens in ids)
     if not (pooling.without_prompt and prompt):
         vectors = states_of(engine, framed, task)
     else:
         skipped = len(frame.before) + len(tokenizer.encode_bare([pooling.whole(prompt, "")])[0])
         states = rows_of(engine, framed, of_tokens=True, adapter_name=task)
-        vectors = np.stack([pooling.pooled(each, skipped) for each in states])
+        vectors = np.stack([pooling.pooled(rows, skipped) for rows in states])
     return pooling.finished(vectors, dimensions=dimensions) if len(vectors) else vectors
 
 
@@ -101,8 +101,8 @@ def token_vectors(
     """Return the vectors of each text's tokens; see ``AsyncEngine.embed_tokens``."""
     heads = _token_heads_of(engine)
     ids = _token_ids(engine, tokenizer, texts, prompt_name, truncate)
-    rows = rows_of(engine, ((each, None) for each in ids), of_tokens=True)
-    return [heads.vectors_of(each) for each in rows]
+    rows = rows_of(engine, ((tokens, None) for tokens in ids), of_tokens=True)
+    return [heads.vectors_of(states) for states in rows]
 
 
 def sparse_vectors(
@@ -113,8 +113,8 @@ def sparse_vectors(
     if not heads.makes_sparse_vectors:
         raise ValueError(f"the model makes no sparse vectors: its checkpoint has {NO_SPARSE_LAYERS}")
     ids = _token_ids(engine, tokenizer, texts, prompt_name, truncate)
-    rows = rows_of(engine, ((each, None) for each in ids), of_tokens=True)
-    return [heads.sparse_vector_of(*each) for each in zip(ids, rows, strict=True)]
+    rows = rows_of(engine, ((tokens, None) for tokens in ids), of_tokens=True)
+    return [heads.sparse_vector_of(*pair) for pair in zip(ids, rows, strict=True)]
 
 
 def _token_ids(
@@ -125,7 +125,7 @@ def _token_ids(
         prompt = prompt_of(pooling, prompt_name)
         texts = [pooling.whole(prompt, text) for text in texts]
     frame, max_len = tokenizer.frame(), engine.session_len if truncate else None
-    return [frame.single(each, max_len) for each in tokenizer.encode_bare(list(texts))]
+    return [frame.single(tokens, max_len) for tokens in tokenizer.encode_bare(list(texts))]
 
 
 def _token_heads_of(engine: Engine) -> TokenHeads:

@@ -233,7 +233,7 @@ def _shapes_of(
         if quantization is not None and part == "qweight":
             shapes[layer] = _of_words(info, quantization)
             continue
-        units = [_inputs_of(info, each) for each in schemes if each.codes == part and _inputs_of(info, each)]
+        units = [_inputs_of(info, scheme) for scheme in schemes if scheme.codes == part and _inputs_of(info, scheme)]
         if units or (part == "weight" and info.dtype in _CODES):
             shapes[layer] = (info.shape[0], info.shape[1] * (units[0] if units else 1))
     return shapes

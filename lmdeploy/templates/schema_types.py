@@ -31,7 +31,7 @@ def _types(described: Any, root: Mapping[str, Any], left: int) -> Iterator[str]:
     if isinstance(kind, str):
         yield kind
     elif isinstance(kind, list):
-        yield from (each for each in kind if isinstance(each, str))
+        yield from (name for name in kind if isinstance(name, str))
     elif isinstance(described.get("enum"), list):
         yield from (json_type(value) for value in described["enum"])
     elif "const" in described:

@@ -63,7 +63,7 @@ class TokenizerSettings:
         for name, content in processor + tokenizer if has_processor else tokenizer + processor:
             found = (read_object(self.directory / name) if content is None else content).get("chat_template")
             if isinstance(found, list):
-                found = {each["name"]: each["template"] for each in found}
+                found = {entry["name"]: entry["template"] for entry in found}
             if found:
                 return found, name
         return None, ""

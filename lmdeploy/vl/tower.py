@@ -94,9 +94,9 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     is_narrow = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
     dtype = torch.bfloat16 if is_narrow and _is_fast_at_bfloat16() else torch.float32
     text = config.get_text_config()
-    for each in (config, text):  # what is loaded here is no codes
-        if hasattr(each, "quantization_config"):
-            del each.quantization_config
+    for settings in (config, text):  # what is loaded here is no codes
+        if hasattr(settings, "quantization_config"):
+            del settings.quantization_config
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
     if getattr(text, "layer_types", None):
         text.layer_types = []

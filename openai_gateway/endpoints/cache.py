@@ -72,7 +72,8 @@ class Pinned(Tiers):
 @router.get(CACHE)
 async def show_cache(gateway: GatewayDependency) -> CacheList:
     """Return the cache contents of each model by tier."""
-    tiers = [Tiers(model=each.name, **await each.client.control_cache("report")) for each in await gateway.models.all()]
+    models = await gateway.models.all()
+    tiers = [Tiers(model=model.name, **await model.client.control_cache("report")) for model in models]
     return CacheList(data=tiers)
 
 

@@ -86,7 +86,7 @@ class ResponseMachine:
         if self._calls is not None:
             found = [*self._calls.feed(unclosed), *self._calls.finish(is_cut=is_cut)]
             if unclosed:
-                found = [ReasoningFound(each.text) if isinstance(each, TextFound) else each for each in found]
+                found = [ReasoningFound(event.text) if isinstance(event, TextFound) else event for event in found]
             self._add(found, events)
             for kind in self._calls.recovered:
                 self._on_recovered(kind)

@@ -63,7 +63,7 @@ def _shallow(value: Any) -> Any:
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner = [item for item in level if isinstance(item, dict | list)]
-        level = [each for item in inner for each in (item.values() if isinstance(item, dict) else item)]
+        level = [value for item in inner for value in (item.values() if isinstance(item, dict) else item)]
         if not level:
             return value
     raise PydanticCustomError("too_deep", f"Input should be nested at most {MAX_DEPTH} levels deep")
@@ -163,7 +163,7 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 PromptTokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
-def each_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
+def items_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
     """Return the texts, each one text or tokens."""
     if isinstance(given, str):
         return [given]

@@ -126,7 +126,7 @@ class PythonObjects:
             value = ast.literal_eval(code.strip())
         except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
             return None
-        calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
+        calls = [call_of(item) for item in (value if isinstance(value, list) else [value])]
         return [call for call in calls if call and call[0] in self._names] if all(calls) else None
 
 

@@ -102,7 +102,7 @@ class NamedCall(ArgumentsBehindHead):
             return
         opening = after.lstrip()
         begins = ("{", *self._closings)
-        if name not in self._names or not any(opening.startswith(each[: len(opening)]) for each in begins):
+        if name not in self._names or not any(opening.startswith(begin[: len(opening)]) for begin in begins):
             progress.is_broken = True
         elif not self._end_without_arguments(name, opening, progress) and opening.startswith("{"):
             progress.name = name

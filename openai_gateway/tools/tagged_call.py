@@ -148,7 +148,7 @@ class TaggedCall:
             size = self._without_padding(index)
             if follows.startswith(followers):
                 return size, index + len(mark) - size
-            if any(each.startswith(follows) for each in followers):
+            if any(follower.startswith(follows) for follower in followers):
                 return size, None  # it depends on what comes
             begin = index + 1
         return self._without_padding(len(text) - beginning_at_end(text, mark)), None

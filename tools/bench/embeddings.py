@@ -122,7 +122,7 @@ def llama_peer(model: Path, kind: str) -> Iterator[Embed]:
 
         def embed(texts: Sequence[str]) -> Any:
             response = client.post(f"{url}/v1/embeddings", json={"input": list(texts)}).raise_for_status()
-            return np.array([each["embedding"] for each in response.json()["data"]], np.float32)
+            return np.array([entry["embedding"] for entry in response.json()["data"]], np.float32)
 
         yield embed
 

@@ -292,7 +292,7 @@ def _agent(name: str, bits: int, file: Path, rounds: Rounds) -> Iterator[Played]
         if llama_tool("llama-server").exists():
             server = llama_cpp.serving(file, 1, SESSION, keeps_prompts=True)
             engines[f"llama-server {GGUF_TYPES[bits]}"] = LlamaServer(stack.enter_context(server))
-        sides: Sides = {side: partial(_first_tokens, each, chat) for side, each in engines.items()}
+        sides: Sides = {side: partial(_first_tokens, engine, chat) for side, engine in engines.items()}
         title = f"{name}: agent's day, {bits}-bit"
         yield title, rounds.play(title, sides, "{:.2f} first tokens/s"), None
 
@@ -319,12 +319,12 @@ def over_http(model_path: Path, rounds: Rounds) -> Iterator[Played]:
         runs = _served(model_path, 16, peer, requests, rounds)
         name = f"HTTP, {HTTP_STREAMS} streams, 16-bit"
         yield name, _throughputs(runs), None
-        firsts = {side: [1 / run.first_token_latency["p50"] for run in each] for side, each in runs.items()}
+        firsts = {side: [1 / run.first_token_latency["p50"] for run in rounds] for side, rounds in runs.items()}
         yield f"{name}: first tokens", firsts, None
 
 
 def _throughputs(runs: Mapping[str, Sequence[Summary]]) -> Rates:
-    return {side: [run.token_throughput for run in each] for side, each in runs.items()}
+    return {side: [run.token_throughput for run in rounds] for side, rounds in runs.items()}
 
 
 def _served(

@@ -79,7 +79,7 @@ def _measure(device: str) -> list[Step]:
         _work("crowd", 45, "crowd"),
         *[_work(f"sums of {shape} {step}", 15, "sums", shape, step) for shape, step in _SUMS],
         *[_work(f"speed of {shape}", 25, "speed", shape) for shape in _MEASURED[3:]],
-        *[_sanitized(*each, device) for each in _SANITIZED],
+        *[_sanitized(*case, device) for case in _SANITIZED],
     ]
 
 
@@ -105,7 +105,7 @@ def _tests(device: str) -> list[Step]:
     return [
         _work("smoke test", 12, "smoke_test"),
         *[_test_file(path, device) for path in (*kernels, *engine) if path.stem != "test_tiles"],
-        *[_sanitized(*each, device) for each in (*_SANITIZED, ("synccheck", "tests/kernels/test_moe.py", ""))],
+        *[_sanitized(*case, device) for case in (*_SANITIZED, ("synccheck", "tests/kernels/test_moe.py", ""))],
         *[_test_file(path, "") for path in torch if path.stem != "test_compiled"],
     ]
 

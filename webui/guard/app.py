@@ -133,13 +133,13 @@ class _Guard:
         if _media_type(request) != "multipart/form-data":
             raise HTTPException(415, "Files are sent as multipart/form-data.")
         async with request.form(max_files=MAX_FILES, max_fields=MAX_FILES) as form:
-            files = [each for each in form.getlist("files") if isinstance(each, UploadFile)]
+            files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
             if not files:
                 raise HTTPException(422, "The form has no files.")
-            if any((each.size or 0) > uploads.MAX_FILE_BYTES for each in files):
+            if any((file.size or 0) > uploads.MAX_FILE_BYTES for file in files):
                 raise HTTPException(413, f"A file is longer than {uploads.MAX_FILE_BYTES} bytes.")
             try:
-                saves = [partial(uploads.save, each.file, each.filename or "") for each in files]
+                saves = [partial(uploads.save, file.file, file.filename or "") for file in files]
                 paths = [await run_sync(save, limiter=self._checks) for save in saves]
             except OSError:
                 raise HTTPException(503, "There is no space for this file.") from None

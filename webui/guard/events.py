@@ -136,8 +136,8 @@ def _question(component: Any, value: Any) -> dict[str, Any]:
     text, files = (value.get("text"), value.get("files")) if isinstance(value, dict) else (None, None)
     if not isinstance(text, str) or not isinstance(files, list) or len(files) > MAX_IMAGES:
         raise EventRejected(f"A question is a text with at most {MAX_IMAGES} images.")
-    images = [_file(each) for each in files]
-    if not all(is_valid_file(each["path"], component.file_types) for each in images):
+    images = [_file(file) for file in files]
+    if not all(is_valid_file(image["path"], component.file_types) for image in images):
         raise EventRejected("Only images may be shown with a question.")
     return {"text": text, "files": images}
 
@@ -152,8 +152,8 @@ def _file(value: Any) -> dict[str, Any]:
 def _names_a_file(value: Any) -> bool:
     """Return whether anything in a value looks like a file to Gradio."""
     if isinstance(value, dict):
-        return isinstance(value.get("path"), str) or any(_names_a_file(each) for each in value.values())
-    return isinstance(value, list) and any(_names_a_file(each) for each in value)
+        return isinstance(value.get("path"), str) or any(_names_a_file(item) for item in value.values())
+    return isinstance(value, list) and any(_names_a_file(item) for item in value)
 
 
 def _event_data(kinds: Sequence[str], sent: Any) -> dict[str, Any] | None:

@@ -99,7 +99,7 @@ class Linear(nn.Module):
         """
         if not self._codes:
             return
-        self._codes.sort(key=lambda each: each[0].start)
+        self._codes.sort(key=lambda entry: entry[0].start)
         counted = sum(outputs.stop - outputs.start for outputs, _ in self._codes)
         if counted != self.out_features:
             raise ValueError(f"{counted} of a layer's {self.out_features} outputs are codes: all must be, or none")

@@ -24,9 +24,9 @@ Check = Callable[[], str]  # what is wrong; empty: nothing
 def order_of(operator: str) -> list[str]:
     """Return the kernels of an operator, the most trusted first, or those that the environment names."""
     [order] = (
-        each["order"]
-        for each in _turbomind.kernel_operators()
-        if each["engine"] == "pytorch" and each["name"] == operator
+        entry["order"]
+        for entry in _turbomind.kernel_operators()
+        if entry["engine"] == "pytorch" and entry["name"] == operator
     )
     override = _turbomind.wanted_kernels("pytorch", operator)
     return sorted(order, key=lambda source: source != override)

@@ -119,7 +119,7 @@ class _Tracked:
         trace = current_trace()
         coded = coded_weights(self._checkpoint)
         for name, tensor in chain(
-            (each for each in tensors_of(self._checkpoint) if coded is None or each[0] not in coded.hidden),
+            (entry for entry in tensors_of(self._checkpoint) if coded is None or entry[0] not in coded.hidden),
             () if coded is None else coded.indices(),
         ):
             self.name = name

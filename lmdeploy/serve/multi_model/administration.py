@@ -142,7 +142,7 @@ class Administration:
         except grpc.aio.AioRpcError as error:
             raise self._error("", error) from None
         return next(
-            (each.name for each in index.models if each.name in models and each.state not in ("", "UNAVAILABLE")), ""
+            (item.name for item in index.models if item.name in models and item.state not in ("", "UNAVAILABLE")), ""
         )
 
     @contextlib.asynccontextmanager

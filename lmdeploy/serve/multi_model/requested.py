@@ -182,7 +182,7 @@ def _models_of(content: Any, file: Path, common: Mapping[str, Any]) -> list[Requ
     entries = content.get("models") if isinstance(content, dict) else content
     if not isinstance(entries, list) or not entries:
         raise ValueError("must hold a list `models` with a model or more")
-    known = [each.name for each in fields(RequestedModel)]
+    known = [field.name for field in fields(RequestedModel)]
     models = []
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):

@@ -44,7 +44,7 @@ class AffinityRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         ranks = [random.sample(candidates, min(_CHOICES, len(candidates))), candidates, candidate_replicas]
         if routed:
             by_id = {replica.replica_id: replica for replica in candidates}
-            loads = {each: self.replica_queue_len_cache.get(each) or 0 for each in by_id}
+            loads = {replica: self.replica_queue_len_cache.get(replica) or 0 for replica in by_id}
             preferred, _ = self._affinity.preferred(routed.keys, routed.session, loads, min(loads.values(), default=0))
             if preferred is not None:
                 return [[by_id[preferred]], *ranks]

@@ -55,7 +55,7 @@ def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     convolutions = [Load(f"{prefix}{name}_conv1d.weight", (size, 1, own.conv_kernel)) for name in "qkv"]
     return {
         "recurrence.in.weight": concat(*(matrix(name, size, hidden) for name in "qkv")),
-        "recurrence.conv": concat(*(reshape(each, size, own.conv_kernel) for each in convolutions)),
+        "recurrence.conv": concat(*(reshape(kernel, size, own.conv_kernel) for kernel in convolutions)),
         "recurrence.gates.weight": matrix("b", own.num_heads, hidden),
         "recurrence.decay_down.weight": matrix("f_a", rank, hidden),
         "recurrence.decay_up.weight": matrix("f_b", size, rank),

@@ -88,7 +88,7 @@ class RenderingFields(ConversationFields):
     @cached_property
     def offered(self) -> list[Tool]:
         """The tools, which may have come as functions."""
-        return [Tool(type="function", function=each) for each in self.functions or ()] or self.tools or []
+        return [Tool(type="function", function=function) for function in self.functions or ()] or self.tools or []
 
     @property
     def chosen(self) -> ToolChoice | None:

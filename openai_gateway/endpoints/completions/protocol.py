@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from lmdeploy.messages import MAX_TOP_LOGPROBS
-from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, PromptTokens, each_of
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, PromptTokens, items_of
 from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.outputs import CompletionLogprobs, FinishReason, PromptLogprobs, Usage
 from openai_gateway.protocol.structured import StructuredFields
@@ -55,7 +55,7 @@ class CompletionRequest(GenerationFields, StructuredFields):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts, each one text or tokens."""
-        return each_of(self.prompt)
+        return items_of(self.prompt)
 
     @property
     def only_scores(self) -> bool:

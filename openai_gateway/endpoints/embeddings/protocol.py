@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from openai_gateway.protocol.fields import MAX_INT32, NotImplementedFields, PromptTokens, Strict, Text, each_of
+from openai_gateway.protocol.fields import MAX_INT32, NotImplementedFields, PromptTokens, Strict, Text, items_of
 
 MAX_TEXTS = 2048  # OpenAI's
 
@@ -32,7 +32,7 @@ class EmbeddingRequest(Strict):
     @property
     def inputs(self) -> list[str] | list[list[int]]:
         """The texts, each one text or tokens."""
-        return each_of(self.input)
+        return items_of(self.input)
 
 
 class TokenCounts(BaseModel):

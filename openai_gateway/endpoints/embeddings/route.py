@@ -22,5 +22,5 @@ async def create_embeddings(body: EmbeddingRequest, request: Request, gateway: G
     vectors, usage = await vectors_of(ServeContext(gateway, request, chosen, body.user), body.inputs, params)
     is_text = body.encoding_format == "base64"
     made = [base64.b64encode(vector.tobytes()).decode() if is_text else vector.tolist() for vector in vectors]
-    data = [Embedding(index=index, embedding=each) for index, each in enumerate(made)]
+    data = [Embedding(index=index, embedding=vector) for index, vector in enumerate(made)]
     return EmbeddingList(data=data, model=chosen.name, usage=usage)

@@ -129,10 +129,10 @@ async def vectors_of(
         pooled, usage = await made_of(ctx, ids, lambda _, rows: pooling.pooled(rows, skipped))
         vectors = np.stack(pooled)
     else:
-        texts: list[Any] = [pooling.whole(prompt, each) if isinstance(each, str) else each for each in inputs]
+        texts: list[Any] = [pooling.whole(prompt, text) if isinstance(text, str) else text for text in inputs]
         if params.truncate:
-            texts = [await truncated(chosen, pooling.frame, each) for each in texts]
-        vectors, usage = await states_of(ctx, [state_request(each) for each in texts])
+            texts = [await truncated(chosen, pooling.frame, text) for text in texts]
+        vectors, usage = await states_of(ctx, [state_request(text) for text in texts])
     try:
         return pooling.finished(vectors, params.normalizes, dimensions), usage
     except ValueError as error:
@@ -272,18 +272,18 @@ async def made_of(
     made: list[Made] = []
     while len(made) < len(ids):
         some = ids[len(made) :]
-        ends = np.cumsum([len(each) for each in some]) * size
+        ends = np.cumsum([len(tokens) for tokens in some]) * size
         some = some[: max(1, int(np.searchsorted(ends, MAX_NUMBERS, "right")))]
-        rows, _ = await rows_of(ctx, [state_request(each, of_tokens=True) for each in some])
+        rows, _ = await rows_of(ctx, [state_request(tokens, of_tokens=True) for tokens in some])
         states = [np.frombuffer(row, dtype="<f4").reshape(-1, size) for row in rows]
-        made += await asyncio.to_thread(_each, make, some, states)
+        made += await asyncio.to_thread(_make_all, make, some, states)
     tokens = sum(map(len, ids))
     return made, TokenCounts(prompt_tokens=tokens, total_tokens=tokens)
 
 
-def _each(
+def _make_all(
     make: Callable[[list[int], NDArray[np.float32]], Made],
     ids: Sequence[list[int]],
     states: Sequence[NDArray[np.float32]],
 ) -> list[Made]:
-    return [make(*each) for each in zip(ids, states, strict=True)]
+    return [make(*pair) for pair in zip(ids, states, strict=True)]

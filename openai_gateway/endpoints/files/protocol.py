@@ -43,7 +43,7 @@ class FileFields(Strict):
         try:
             return cls.model_validate_strings(nested, strict=False)
         except ValidationError as error:
-            raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
+            raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in error.errors()]) from None
 
 
 _PROPERTIES = {

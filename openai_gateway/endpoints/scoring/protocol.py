@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS, Inputs, Texts, TokenCounts
-from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields, Strict, Text, each_of
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields, Strict, Text, items_of
 from openai_gateway.protocol.messages import Messages
 
 
@@ -170,7 +170,7 @@ class TextsOrConversation(Strict):
         """Texts, tokens of texts, or the conversation."""
         if self.messages is not None:
             return [[message.for_template() for message in self.messages]]
-        return [] if self.input is None else [*each_of(self.input)]
+        return [] if self.input is None else [*items_of(self.input)]
 
 
 class ClassifyRequest(TextsOrConversation):

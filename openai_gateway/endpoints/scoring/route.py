@@ -99,7 +99,7 @@ async def pool(body: PoolingRequest, request: Request, gateway: GatewayDependenc
     rows, usage = await _pooled(body, ServeContext(gateway, request, chosen, body.user))
     is_text = body.encoding_format == "base64"
     made = [base64.b64encode(row.astype("<f4").tobytes()).decode() if is_text else row.tolist() for row in rows]
-    data = [Pooled(index=index, data=each) for index, each in enumerate(made)]
+    data = [Pooled(index=index, data=vector) for index, vector in enumerate(made)]
     response_id, created = _id("pool", request), int(time.time())
     return PooledList(id=response_id, created=created, model=chosen.name, data=data, usage=usage)
 
@@ -117,7 +117,7 @@ async def _pooled(body: PoolingRequest, ctx: ServeContext) -> tuple[Iterable[NDA
     if task == "token_embed":
         return await token_vectors_of(ctx, body.prompts, params)
     weights, usage = await token_weights_of(ctx, body.prompts, params)
-    return [each[:, None] for each in weights], usage
+    return [row[:, None] for row in weights], usage
 
 
 def _id(kind: str, request: Request) -> str:

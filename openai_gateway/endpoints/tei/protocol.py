@@ -56,7 +56,7 @@ class PredictRequest(Strict):
         """Texts and pairs, each as a list."""
         if isinstance(self.inputs, str):
             return [[self.inputs]]
-        return [[each] if isinstance(each, str) else each for each in self._listed()]
+        return [[row] if isinstance(row, str) else row for row in self._listed()]
 
     @property
     def is_one(self) -> bool:

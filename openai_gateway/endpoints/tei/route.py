@@ -43,7 +43,7 @@ async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDepend
     ctx = await _first(gateway, request, lambda model: model.token_heads is not None and model.score_head is None)
     params = PoolingParams(prompt_name=body.prompt_name, truncate=body.truncate)
     vectors, _ = await token_vectors_of(ctx, body.texts, params)
-    return [each.tolist() for each in vectors]
+    return [vector.tolist() for vector in vectors]
 
 
 @router.post("/embed_sparse")
@@ -55,7 +55,7 @@ async def embed_sparse(body: TextsRequest, request: Request, gateway: GatewayDep
     )
     params = PoolingParams(prompt_name=body.prompt_name, truncate=body.truncate)
     vectors = await sparse_vectors_of(ctx, body.texts, params)
-    return [[SparseValue(index=index, value=value) for index, value in each.items()] for each in vectors]
+    return [[SparseValue(index=index, value=value) for index, value in vector.items()] for vector in vectors]
 
 
 @router.post("/predict")

@@ -80,8 +80,8 @@ def step_table(events: Iterable[Mapping[str, Any]], steps: int = _STEPS) -> str:
         end = max(end, begin + duration)
     whole = end - float(chosen[0]["ts"])
     rows = [
-        [_short(name), f"{len(each) / steps:.1f}", f"{sum(each) / steps:.1f}", f"{lasted[name] / len(each):.2f}"]
-        for name, each in sorted(added.items(), key=lambda item: -sum(item[1]))
+        [_short(name), f"{len(times) / steps:.1f}", f"{sum(times) / steps:.1f}", f"{lasted[name] / len(times):.2f}"]
+        for name, times in sorted(added.items(), key=lambda item: -sum(item[1]))
     ]
     head = [["(a whole step)", "", f"{whole / steps:.1f}", ""], ["(nothing runs)", "", f"{idle / steps:.1f}", ""]]
     return table(["kernel", "launches a step", "adds us a step", "us each"], [*head, *rows[:_MAX_ROWS]])
