@@ -24,7 +24,7 @@ from openai_gateway.metrics.engine import EnginePage
 from openai_gateway.metrics.page import GatewayMetrics
 from openai_gateway.metrics.responses import Watch
 from openai_gateway.middleware.api_keys import caller_of_key, key_of, keys_of, salt_of_key
-from openai_gateway.middleware.own_requests import OpenRequests, is_own
+from openai_gateway.middleware.internal_requests import OpenRequests, is_internal
 from openai_gateway.models import Chosen, Models, MultiModel, OneModel, ServedModel
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
@@ -243,7 +243,7 @@ class Gateway:
             generate.fields["lora_name"] = adapter
         if session_id is not None and engine_session(session_id, key_of(request.scope)) in self.sessions:
             raise ApiError(400, f"The session_id `{session_id}` is occupied.", param="session_id")
-        of_batch = is_own(request.scope)
+        of_batch = is_internal(request.scope)
         key = key_of(request.scope)
         if self._qos is not None:
             admission = self._qos.admit(user, *keys_of(request.scope), counts=not of_batch)

@@ -137,12 +137,12 @@ def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> Setting
     }
 
     def choices(reported: object, **value: Any) -> Any:
-        return gr.update(choices=[*presets.BUILT_IN, *presets.own_presets(reported)], **value)
+        return gr.update(choices=[*presets.BUILT_IN, *presets.custom_presets(reported)], **value)
 
     def choose(chosen: str | None, reported: object, name: str | None) -> list[Any]:
         values = presets.values_of(chosen or "", reported, default_of(name or ""))
-        is_own = chosen in presets.own_presets(reported)
-        return [*(values or [gr.skip()] * len(numbers)), gr.update(visible=is_own)]
+        is_custom = chosen in presets.custom_presets(reported)
+        return [*(values or [gr.skip()] * len(numbers)), gr.update(visible=is_custom)]
 
     def keep_it(given: str | None, reported: object, *values: Any) -> list[Any]:
         called = (given or "").strip()

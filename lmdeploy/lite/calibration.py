@@ -60,7 +60,7 @@ def load_text(source: str | None) -> str:
         If there is no such file or data set, or the file holds something else; names the default.
     """
     if source is None:
-        return own_text()
+        return built_in_text()
     path = Path(source).expanduser()
     try:
         if path.is_file():
@@ -79,7 +79,7 @@ def load_text(source: str | None) -> str:
     return text[:_LARGEST_TEXT]
 
 
-def own_text() -> str:
+def built_in_text() -> str:
     """Return the text that needs no download: more than 2 million characters, the same for one release of Python."""
     topics = importlib.import_module("pydoc_data.topics").topics
     parts = [_read(DEFAULT_TEXT), *(topics[name] for name in sorted(topics))]

@@ -88,8 +88,8 @@ class QuantizedLayer:
         self._tensors: dict[str, Tensor] = {}
         self._coded: set[str] = set()
         groups = [group for group in groups_of(model.spec, number) if any(map(self._sources, group.consumers))]
-        first = tuple(group for group in groups if not _EXPERT.match(group.consumers[0]) or group.has_own_inputs)
-        self._shared_group = next((group for group in groups if group.has_own_inputs), None)
+        first = tuple(group for group in groups if not _EXPERT.match(group.consumers[0]) or group.has_separate_inputs)
+        self._shared_group = next((group for group in groups if group.has_separate_inputs), None)
         self.parts = [_Part(first), *self._expert_parts([group for group in groups if group not in first])]
 
     @contextmanager
@@ -130,7 +130,7 @@ class QuantizedLayer:
             if _EXPERT.match(group.seen_as) and seen.count < _FEW_ROWS:
                 seen = self._method.observe(self._layer.weight(group.seen_as).shape[1], self._model.device)
             for name in group.consumers:
-                if not (group.has_own_inputs and _EXPERT.match(name)):
+                if not (group.has_separate_inputs and _EXPERT.match(name)):
                     self._round(name, seen)
         kept = self._shared_group.seen_as if self._shared_group is not None else ""
         self._seen = {name: seen for name, seen in self._seen.items() if name == kept}

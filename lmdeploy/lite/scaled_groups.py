@@ -43,7 +43,7 @@ class ScaledGroup:
         Names of layers with the same inputs that stay numbers.
     watched
         The layer whose inputs are all there are; a layer with experts gives each of these only some.
-    has_own_inputs
+    has_separate_inputs
         Whether each consumer sees other rows.
     """
 
@@ -51,7 +51,7 @@ class ScaledGroup:
     producer: Producer | None
     others: tuple[str, ...] = ()
     watched: str = ""
-    has_own_inputs: bool = False
+    has_separate_inputs: bool = False
 
     @property
     def seen_as(self) -> str:
@@ -107,7 +107,7 @@ def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
             norm = Producer("mlp_norm", offset=offset) if has_norms else None
             is_mixture = moe is not None and not is_alongside
             watched = "moe.router" if is_mixture else ""
-            groups.append(ScaledGroup(inner, norm, shared, watched, has_own_inputs=is_mixture))
+            groups.append(ScaledGroup(inner, norm, shared, watched, has_separate_inputs=is_mixture))
     if spec.has_recurrence(layer) and spec.recurrence is not None:
         groups.append(ScaledGroup(("recurrence.out",), _outputs(spec.recurrence)))
     if spec.has_attention(layer):

@@ -8,7 +8,7 @@ import torch
 
 from lmdeploy.pytorch.coded_weights import CodedWeights
 from lmdeploy.pytorch.native_layers import NativeLinear
-from lmdeploy.pytorch.start.codes import uses_own
+from lmdeploy.pytorch.start.codes import uses_native
 from lmdeploy.turbomind.manifest import Quantized, Scaled
 
 _FP8_BLOCK = 128
@@ -18,7 +18,7 @@ _FP8_CAPABILITY = (8, 9)
 def gpu_linear_of(coded: CodedWeights, layer: str, bias: torch.Tensor | None) -> NativeLinear | None:
     """Return the layer on its codes; None where no kernel takes such codes, or passes its self-check: numbers do."""
     made, tensors = coded.expressions[layer], coded.stored(layer)
-    if isinstance(made, Quantized) and made.layout == "awq" and made.group % 16 == 0 and uses_own("awq"):
+    if isinstance(made, Quantized) and made.layout == "awq" and made.group % 16 == 0 and uses_native("awq"):
         qweight, qzeros, scales = tensors
         return AwqLinear(made.shape, {"qweight": qweight, "qzeros": qzeros, "scales": scales}, bias)
     if not isinstance(made, Scaled):
@@ -26,12 +26,12 @@ def gpu_linear_of(coded: CodedWeights, layer: str, bias: torch.Tensor | None) ->
     outputs, inputs = made.shape
     weight, scales = tensors
     if weight.dtype == torch.int8:
-        if not uses_own("int8"):
+        if not uses_native("int8"):
             return None
         scales = scales.float().flatten()
         return Int8Linear(made.shape, {"weight": weight, "scales": scales.expand(outputs).contiguous()}, bias)
     has_type = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= _FP8_CAPABILITY
-    if made.block == (_FP8_BLOCK, min(_FP8_BLOCK, inputs)) and has_type and uses_own("fp8"):
+    if made.block == (_FP8_BLOCK, min(_FP8_BLOCK, inputs)) and has_type and uses_native("fp8"):
         return Fp8Linear(made.shape, {"weight": weight, "scales": scales.float().contiguous()}, bias)
     return None
 

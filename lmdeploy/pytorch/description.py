@@ -50,7 +50,7 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
         weight_format(raw)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{model_dir}: {error}") from error
-    text = _own_config_of(model_dir, custom_module_map) or _config_of(model_dir, raw)
+    text = _custom_config_of(model_dir, custom_module_map) or _config_of(model_dir, raw)
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     hidden = text.hidden_size
     try:
@@ -93,7 +93,7 @@ def write_worker_file(checkpoint: Path, raw: Mapping[str, Any], target: Path) ->
     (target / WORKER_FILE).write_text(json.dumps(content), encoding="utf-8")
 
 
-def _own_config_of(model_dir: Path, custom_module_map: str) -> Any:
+def _custom_config_of(model_dir: Path, custom_module_map: str) -> Any:
     """Return the configuration of a model of ours or of the user's, in the names that most have; else None."""
     from lmdeploy.pytorch.configurations import AutoModelConfigBuilder
     from lmdeploy.pytorch.models.hf_config import read_hf_config

@@ -123,7 +123,7 @@ class GpuPagedCache:
             "v_dim": value.shape[-1], "scale": call.scale, "window": call.window, "softcap": call.softcap,
             "sinks": call.sinks, **scales,
         }  # fmt: skip
-        if not served.is_own:
+        if not served.is_native:
             return flex_prompt_attention(*tensors, *spans, max_q_len=rows.max_q_len, **rule)
         if step.is_decoding:
             return decoding_attention(*tensors, *spans[2:], **rule)

@@ -291,9 +291,9 @@ def _leave(tensors: list[torch.Tensor], rows: Ints, area: Any) -> None:
         area.top_logprobs[rows, : top_tokens.shape[1]] = top_logprobs
 
 
-def _model_of(args: WorkerArguments, on: StepDevice, ranks: Any, has_own_class: bool) -> SteppingModel:
+def _model_of(args: WorkerArguments, on: StepDevice, ranks: Any, is_patched: bool) -> SteppingModel:
     """Return the model on a class of the user's, on one of ours, or as ``transformers`` has it."""
-    if has_own_class:
+    if is_patched:
         from lmdeploy.pytorch.models.patched_model import PatchedModel
 
         return PatchedModel(args.checkpoint, args.dtype, on.kernels, ranks, args.custom_module_map, on.device)

@@ -148,7 +148,7 @@ class TransformersModel:
 
         def alone() -> torch.Tensor:
             step = RecordingCache().step(own, logits_indices - _TRIED_NEIGHBOUR, self._kernels)
-            with _own_attention(self._model), get_step_ctx_manager().context(step):
+            with _hf_attention(self._model), get_step_ctx_manager().context(step):
                 logits: torch.Tensor = self._model(input_ids=own[None], use_cache=False).logits[0, step.logits_indices]
             return logits.float()
 
@@ -226,7 +226,7 @@ def _sentence(module: str, error: Exception) -> str:
 
 
 @contextmanager
-def _own_attention(model: Any) -> Iterator[None]:
+def _hf_attention(model: Any) -> Iterator[None]:
     """Let a model attend as its authors wrote it."""
     model.set_attn_implementation("eager")
     try:
@@ -426,16 +426,16 @@ def _by_outputs(
     gathers: bool = False,
 ) -> NativeLinear:
     part = ranks.slice_of(weight.shape[0], f"the outputs of {name}")
-    own_bias = None if bias is None else bias[part].clone()
-    return weight.linear(part, slice(0, weight.shape[1]), own_bias, kernels, gathers=ranks if gathers else None)
+    rank_bias = None if bias is None else bias[part].clone()
+    return weight.linear(part, slice(0, weight.shape[1]), rank_bias, kernels, gathers=ranks if gathers else None)
 
 
 def _by_inputs(
     name: str, weight: Weight, bias: torch.Tensor | None, kernels: Kernels | None, ranks: Ranks
 ) -> NativeLinear:
     part = ranks.slice_of(weight.shape[1], f"the inputs of {name}")
-    own_bias = bias if ranks.rank == 0 else None  # summed with the others
-    return weight.linear(slice(0, weight.shape[0]), part, own_bias, kernels, ranks=ranks)
+    rank_bias = bias if ranks.rank == 0 else None  # summed with the others
+    return weight.linear(slice(0, weight.shape[0]), part, rank_bias, kernels, ranks=ranks)
 
 
 # Embeddings stay whole on every rank.

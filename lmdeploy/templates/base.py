@@ -66,14 +66,14 @@ class ChatTemplate(ABC):
         return self.lists_tools()
 
     @property
-    def own_format(self) -> HeadedArguments | None:
+    def native_format(self) -> HeadedArguments | None:
         """How calls are asked to be written where there is a place for them but none for tools; None: generically."""
         return None
 
     @property
     def tool_call_format(self) -> ToolCallFormat | None:
         """How the model writes calls; None: it is not known."""
-        return None if self.lists_tools() else self.own_format or GENERIC
+        return None if self.lists_tools() else self.native_format or GENERIC
 
     def takes_environment(self) -> bool:
         """Return whether it writes InternLM's role ``environment``; else such a message is a tool's response."""
@@ -196,7 +196,7 @@ class ChatTemplate(ABC):
         has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         if self.lists_tools() if tools else (not has_calls or self.writes_calls()):
             return messages, tools
-        own = self.own_format if tools else None
+        own = self.native_format if tools else None
         shown = messages if own else in_generic_format(messages)
         if tools:
             tool_prompt = description(tools, own or GENERIC)

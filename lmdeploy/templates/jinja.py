@@ -122,7 +122,7 @@ class JinjaChatTemplate(ChatTemplate):
         return "tool" in self._template_for(None)
 
     @property
-    def own_format(self) -> HeadedArguments | None:
+    def native_format(self) -> HeadedArguments | None:
         """DeepSeek's, whose templates write calls and list no tools."""
         name = format_of_template(self.mentions)
         form = TOOL_CALL_FORMATS[name].formats[0] if name in ("deepseek_v3", "deepseek_v31") else None

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmdeploy.errors import CheckpointError
-from lmdeploy.own_files import require_own_files
+from lmdeploy.outside_links import reject_outside_links
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.tokenizer_readers.settings import TokenizerSettings
 
@@ -37,7 +37,7 @@ class AdapterTemplates:
         from lmdeploy.model_metadata.end_tokens import closing_token, end_texts
         from lmdeploy.templates.jinja import JinjaChatTemplate, UntrustedTemplate
 
-        require_own_files(directory)
+        reject_outside_links(directory)
         try:
             source = TokenizerSettings.read(directory).chat_template
             if not source:

@@ -133,18 +133,18 @@ class BaseChatTemplate(ChatTemplate):
         continue_final_message: bool = False,
     ) -> str:
         """Return the prompt of a conversation, by the class's own ``messages2prompt`` if it has one."""
-        if not self._has_own_prompts or not add_generation_prompt:
+        if not self._overrides_prompts or not add_generation_prompt:
             return super().render(messages, tools, add_generation_prompt, continue_final_message)
         options = {"tools": tools} if tools else {}
         return self.messages2prompt(read_messages(messages), **options)  # type: ignore[arg-type]
 
     @property
-    def _has_own_prompts(self) -> bool:
+    def _overrides_prompts(self) -> bool:
         return type(self).messages2prompt is not ChatTemplate.messages2prompt
 
     def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, prior_rounds: int = 1) -> str:
         """Return the prompt after the assistant's last turn; see :meth:`ChatTemplate.render_continuation`."""
-        if self._has_own_prompts:
+        if self._overrides_prompts:
             return self.messages2prompt(read_messages(messages), sequence_start=False)
         if self.capability == "infilling":
             raise ValueError(

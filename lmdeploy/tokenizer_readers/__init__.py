@@ -44,19 +44,19 @@ def _described(settings: TokenizerSettings) -> Any:
         if '"ByteLevel"' not in json.dumps(read_object(directory / "tokenizer.json").get("decoder")):
             return tokenizer
     except ValueError:
-        if not settings.own_class:
+        if not settings.custom_class:
             raise
     return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
 
 
 def _built(settings: TokenizerSettings) -> Any:
     """Return the tokenizer that a class builds of other files."""
-    reader = _readers().get(settings.own_class or settings.class_name)
+    reader = _readers().get(settings.custom_class or settings.class_name)
     if reader is not None:
         return reader(settings)
-    if settings.own_class:
+    if settings.custom_class:
         raise ValueError(
-            f"it is code of the checkpoint, {settings.own_class}, which is not run: "
+            f"it is code of the checkpoint, {settings.custom_class}, which is not run: "
             "save the tokenizer as tokenizer.json (PreTrainedTokenizerFast)"
         )
     _make_sentencepiece_readable()
@@ -65,16 +65,16 @@ def _built(settings: TokenizerSettings) -> Any:
 
 def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
     """Return the readers of tokenizer files, by the class's name."""
-    from lmdeploy.tokenizer_readers import own_code
+    from lmdeploy.tokenizer_readers import custom_code
 
     return {
-        "BaichuanTokenizer": own_code.internlm_read,
-        "ChatGLM4Tokenizer": own_code.glm4_read,
-        "ChatGLMTokenizer": own_code.chatglm_read,
-        "InternLM2Tokenizer": own_code.internlm_read,
-        "InternLMTokenizer": own_code.internlm_read,
-        "QWenTokenizer": own_code.qwen_read,
-        "TikTokenTokenizer": own_code.kimi_read,
+        "BaichuanTokenizer": custom_code.internlm_read,
+        "ChatGLM4Tokenizer": custom_code.glm4_read,
+        "ChatGLMTokenizer": custom_code.chatglm_read,
+        "InternLM2Tokenizer": custom_code.internlm_read,
+        "InternLMTokenizer": custom_code.internlm_read,
+        "QWenTokenizer": custom_code.qwen_read,
+        "TikTokenTokenizer": custom_code.kimi_read,
     }
 
 

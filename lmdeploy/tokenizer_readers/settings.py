@@ -36,7 +36,7 @@ class TokenizerSettings:
         return str(self.content.get("tokenizer_class") or "")
 
     @property
-    def own_class(self) -> str:
+    def custom_class(self) -> str:
         """The name of the class that the checkpoint brings as code; empty if it brings none."""
         auto_map = self.content.get("auto_map") or {}
         names = auto_map.get("AutoTokenizer") or "" if isinstance(auto_map, dict) else auto_map
@@ -108,7 +108,7 @@ class TokenizerSettings:
         """
         path = self.directory / name
         if not path.is_file():
-            raise FileNotFoundError(f"{name} is missing: {self.own_class or self.class_name} is read from it")
+            raise FileNotFoundError(f"{name} is missing: {self.custom_class or self.class_name} is read from it")
         return path
 
 

@@ -22,7 +22,7 @@ from lmdeploy.model_metadata.pooling import write_pooling
 from lmdeploy.model_metadata.score_head import write_score_head
 from lmdeploy.model_metadata.task_adapters import write_task_adapters
 from lmdeploy.model_metadata.token_heads import write_token_heads
-from lmdeploy.own_files import require_own_files
+from lmdeploy.outside_links import reject_outside_links
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
 from lmdeploy.pytorch.text_part.described import TEXT_PART, describe_text_part
@@ -99,7 +99,7 @@ def resolve(
         If there is no such model, or it is missing files, truncated, half-written or contradicts itself.
     """
     directory = locate_model(str(model_path), revision, download_dir)
-    require_own_files(directory)
+    reject_outside_links(directory)
     try:
         return _resolved(directory, backend, custom_module_map)
     except RecursionError as error:

@@ -189,7 +189,7 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     named = raw["architectures"]
     own = next((_OWN[name] for name in named if name in _OWN), None)
     if own is not None:
-        return _own_text_part(model_dir, raw, own)
+        return _custom_text_part(model_dir, raw, own)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -220,7 +220,7 @@ def _whole_rows(whole: Any, text: Any) -> int:
     return 0
 
 
-def _own_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> TextPart:
+def _custom_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> TextPart:
     """Return the text part of a checkpoint in its authors' own layout; as :func:`text_part_of`."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig

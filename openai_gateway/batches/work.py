@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lmdeploy.serve.events import is_set_within
 from openai_gateway.batches.requests import BatchRequest, InvalidRequest, error_line, result_line
 from openai_gateway.batches.results import Results
-from openai_gateway.middleware.own_requests import OWN, OpenRequests
+from openai_gateway.middleware.internal_requests import INTERNAL, OpenRequests
 
 Dispatch = Callable[[BatchRequest], Awaitable[httpx.Response]]
 _AT_A_TIME = 32  # lines that are read
@@ -64,7 +64,7 @@ def dispatcher(app: ASGIApp, key: str | None = None) -> Dispatch:
     """
 
     async def own(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, OWN: True, "lmdeploy.key": key}, receive, send)
+        await app({**scope, INTERNAL: True, "lmdeploy.key": key}, receive, send)
 
     transport = httpx.ASGITransport(own, raise_app_exceptions=False, client=("batch", 0))
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lmdeploy.logs import REQUEST_ID
 from openai_gateway.errors import ApiError, one_line
 from openai_gateway.metrics.requests import RequestMetrics
-from openai_gateway.middleware.own_requests import OpenRequests, is_own
+from openai_gateway.middleware.internal_requests import OpenRequests, is_internal
 from openai_gateway.registry import MONITORING
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Access:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        path, counts = scope["path"], not is_own(scope)
+        path, counts = scope["path"], not is_internal(scope)
         self._open.count += counts
         self._metrics.open.inc()
         try:

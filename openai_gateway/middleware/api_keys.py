@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_gateway import docs_page
 from openai_gateway.errors import ApiError
-from openai_gateway.middleware.own_requests import is_own
+from openai_gateway.middleware.internal_requests import is_internal
 from openai_gateway.registry import ADMINISTERED, MONITORING
 
 CALLER = "x-lmdeploy-caller"
@@ -45,7 +45,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http" or is_own(scope):  # has a key already, of who made the batch
+        if scope["type"] != "http" or is_internal(scope):  # has a key already, of who made the batch
             await self._app(scope, receive, send)
             return
         guarded, headers = needs_key(scope["path"], scope["method"]), Headers(scope=scope)

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
 from openai_gateway.middleware.api_keys import key_of
-from openai_gateway.middleware.own_requests import is_own
+from openai_gateway.middleware.internal_requests import is_internal
 from openai_gateway.registry import FILES
 from openai_gateway.shares import Shares
 
@@ -58,7 +58,7 @@ class BodyLimit:
             return
         received, has_share = 0, False
         key, size = key_of(scope), int(declared) if declared.isdigit() else max_bytes
-        needs_share = not is_own(scope) and (self._max_file_bytes is None or scope["path"] != FILES)
+        needs_share = not is_internal(scope) and (self._max_file_bytes is None or scope["path"] != FILES)
 
         async def counted() -> Message:
             nonlocal received, has_share

@@ -39,10 +39,10 @@ class Origins:
 
     def _allows(self, headers: Headers) -> bool:
         origin = headers.get("origin")
-        return origin is None or not self._allowed.isdisjoint((origin, "*")) or is_own_origin(headers)
+        return origin is None or not self._allowed.isdisjoint((origin, "*")) or is_same_origin(headers)
 
 
-def is_own_origin(headers: Headers) -> bool:
+def is_same_origin(headers: Headers) -> bool:
     """Return whether a request's ``Origin`` is the server it is sent to."""
     try:
         return urlsplit(headers.get("origin", "")).netloc == headers.get("host")

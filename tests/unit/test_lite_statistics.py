@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from lmdeploy.lite.auto_gptq import round_compensated
 from lmdeploy.lite.calibrate import INPUTS, OUTPUTS, CalibrationSettings, calibrate
-from lmdeploy.lite.calibration import load_text, own_text, samples_of
+from lmdeploy.lite.calibration import built_in_text, load_text, samples_of
 from lmdeploy.lite.rounding import Grid, round_matrix
 from lmdeploy.tokenizer import Tokenizer
 from tests.support.tiny_models import make_tiny
@@ -67,4 +67,4 @@ def test_errors_that_are_made_up_for_change_outputs_less_than_rounding_to_neares
 
 
 def test_the_text_that_comes_along_is_long_enough_for_the_default_pieces() -> None:
-    assert len(own_text()) > 2_500_000  # no usual tokenizer needs 9 characters a token
+    assert len(built_in_text()) > 2_500_000  # no usual tokenizer needs 9 characters a token

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmdeploy.errors import CheckpointError
-from lmdeploy.own_files import require_own_files
+from lmdeploy.outside_links import reject_outside_links
 from lmdeploy.templates.of_adapters import AdapterTemplates
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
@@ -53,7 +53,7 @@ def test_a_folder_that_is_a_link_out_and_a_device_are_refused(tmp_path: Path) ->
     with pytest.raises(
         CheckpointError, match=r"additional_chat_templates is a link .*; tokenizer\.json is no regular file"
     ):
-        require_own_files(folder)
+        reject_outside_links(folder)
 
 
 def test_links_of_the_hubs_cache_within_the_folder_and_of_weights_are_its_own(tiny_llama: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_links_of_the_hubs_cache_within_the_folder_and_of_weights_are_its_own(ti
     (snapshot / "venv/bin/python").symlink_to("/bin/sh")  # which no reader looks at
     assert resolve(snapshot).spec.hidden_size == resolve(tiny_llama).spec.hidden_size
     (tmp_path / "by-another-name").symlink_to(snapshot)
-    require_own_files(tmp_path / "by-another-name")
+    reject_outside_links(tmp_path / "by-another-name")
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/dev/zero", "a/../../x.safetensors"])

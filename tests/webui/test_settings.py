@@ -2,7 +2,7 @@
 
 import pytest
 
-from webui.presets import BUILT_IN, DEFAULT, own_presets, values_of, with_preset, without_preset
+from webui.presets import BUILT_IN, DEFAULT, custom_presets, values_of, with_preset, without_preset
 from webui.settings import NUMBERS, Settings, settings_of
 from webui.settings_panel import settings_from
 
@@ -38,7 +38,7 @@ def test_a_schema_that_is_none_is_reported(text: str, words: str) -> None:
 
 def test_presets_of_ones_own_are_kept_alongside_those_of_everybody() -> None:
     kept = with_preset({}, " Dry ", Settings(temperature=0.05, max_new_tokens=3))
-    assert list(own_presets(kept)) == ["Dry"]
+    assert list(custom_presets(kept)) == ["Dry"]
     usual = values_of(DEFAULT, {}, Settings()) or []
     assert values_of("Dry", kept, Settings()) == [0.05, *usual[1:]]
     assert without_preset(kept, "Dry") == {}
@@ -49,7 +49,7 @@ def test_presets_of_ones_own_are_kept_alongside_those_of_everybody() -> None:
 
 
 def test_what_a_browser_reports_of_presets_is_not_trusted() -> None:
-    assert own_presets({DEFAULT: {"temperature": 2}, "": {}, "x" * 99: {"top_k": 1e99}}) == {
+    assert custom_presets({DEFAULT: {"temperature": 2}, "": {}, "x" * 99: {"top_k": 1e99}}) == {
         "x" * 40: settings_of({"top_k": 200})
     }
-    assert own_presets("nothing") == {}
+    assert custom_presets("nothing") == {}

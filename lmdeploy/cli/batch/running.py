@@ -24,7 +24,7 @@ from openai_gateway.app import create_app
 from openai_gateway.batches.requests import BatchRequest, BatchRequests, count_requests
 from openai_gateway.batches.results import Results, ids_in
 from openai_gateway.batches.work import Dispatch, Slots, dispatcher, work_through
-from openai_gateway.middleware.own_requests import OpenRequests
+from openai_gateway.middleware.internal_requests import OpenRequests
 from openai_gateway.settings import Settings
 
 # Settings of the engine that decide what is answered; others say how fast, and in which memory.

@@ -80,14 +80,14 @@ class Linear(nn.Module):
             return
         if trace is not None and trace.adapters is not None:
             self._adapters = trace.adapters
-            self.adapted.append(trace.take(outputs, loaded, self._own_inputs(self.in_features * self._input_ranks)))
+            self.adapted.append(trace.take(outputs, loaded, self._rank_inputs(self.in_features * self._input_ranks)))
             return
         if trace is not None:
             trace.see()
         if is_index(loaded):
             self._codes.append((outputs, loaded[:, 0].clone()))
             return
-        copy_into(param.data[outputs], loaded[:, self._own_inputs(loaded.shape[1])])
+        copy_into(param.data[outputs], loaded[:, self._rank_inputs(loaded.shape[1])])
 
     def take_codes(self, coded: CodedWeights) -> None:
         """Use the codes whose indices were loaded in place of the weight.
@@ -104,7 +104,7 @@ class Linear(nn.Module):
         if counted != self.out_features:
             raise ValueError(f"{counted} of a layer's {self.out_features} outputs are codes: all must be, or none")
         rows = [row for _, indices in self._codes for row in coded.rows_of(indices)]
-        inputs = self._own_inputs(self.in_features * self._input_ranks)
+        inputs = self._rank_inputs(self.in_features * self._input_ranks)
         dtype, device = self.weight.dtype, self.weight.device
         if self._kernels is not None and device.type == "cpu":
             is_summed = not self._is_colwise and self._ranks.rank > 0
@@ -119,7 +119,7 @@ class Linear(nn.Module):
         """Over how many ranks the inputs are divided."""
         return 1 if self._is_colwise else self._ranks.count
 
-    def _own_inputs(self, count: int) -> slice:
+    def _rank_inputs(self, count: int) -> slice:
         return slice(0, count) if self._is_colwise else self._ranks.slice_of(count, "the inputs of a layer")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -31,12 +31,12 @@ class Served:
     library, library_tokens
         FlashInfer, for the steps with prompts that it knows, and for graphs of single tokens; None: it is not there, or
         not trusted.
-    is_own
+    is_native
         Whether our kernels serve the rest; else flex attention.
     """
 
     library: flashinfer.FlashInferPrompts | None
-    is_own: bool
+    is_native: bool
     library_tokens: flashinfer.FlashInferTokens | None = None
 
 
@@ -45,7 +45,7 @@ def served_by(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> Se
     """Choose what serves layers that keep ``shape`` of a token in a cache of ``dtype``."""
     problem = _Problem(shape, dtype, device)
     checks: dict[str, Check] = {
-        "own": lambda: problem.wrong_with(own_prompts) or problem.wrong_with_decoding(),
+        "own": lambda: problem.wrong_with(native_prompts) or problem.wrong_with_decoding(),
         "torch": lambda: problem.wrong_with(flex_prompts),
     }
     if flashinfer.is_installed() and flashinfer.takes(dtype):
@@ -77,7 +77,7 @@ def _with_tokens(
     return Served(library, others == "own", tokens if is_trusted else None)
 
 
-def own_prompts(
+def native_prompts(
     step: StepContext, call: AttentionCall, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
 ) -> torch.Tensor:
     """Attend by our kernel over a 16-bit cache."""

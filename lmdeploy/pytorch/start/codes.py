@@ -22,7 +22,7 @@ Product = tuple[torch.Tensor, torch.Tensor]  # what a kernel gives, and float64
 
 
 @cache
-def uses_own(kind: str) -> bool:
+def uses_native(kind: str) -> bool:
     """Return whether our kernel multiplies with codes of a kind (`awq`, `int8`, `fp8`), or PyTorch with numbers."""
     make = {"awq": _awq, "int8": _int8, "fp8": _fp8}[kind]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -22,7 +22,7 @@ from openai_gateway.errors import ApiError
 from openai_gateway.generation.streaming import event
 from openai_gateway.middleware.api_keys import matching_key, needs_key
 from openai_gateway.middleware.body_limit import MAX_WAIT_SECONDS, SHORT
-from openai_gateway.middleware.origins import is_own_origin
+from openai_gateway.middleware.origins import is_same_origin
 from openai_gateway.registry import ADMINISTERED
 from openai_gateway.settings import Settings
 from openai_gateway.shares import Shares
@@ -193,7 +193,7 @@ class Ingress:
 
 def _sent_on(request: Request) -> tuple[tuple[str, str], ...]:
     """Return the headers that a replica gets, as UTF-8; to its server our own origin would be another."""
-    forwarded = _SENT_ON - {"origin"} if is_own_origin(request.headers) else _SENT_ON
+    forwarded = _SENT_ON - {"origin"} if is_same_origin(request.headers) else _SENT_ON
     texts = ((name.decode("latin-1").lower(), value.decode(errors="replace")) for name, value in request.headers.raw)
     return tuple((name, value) for name, value in texts if name in forwarded)
 

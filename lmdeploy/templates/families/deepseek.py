@@ -28,7 +28,7 @@ class DeepSeekV3ChatTemplate(BaseChatTemplate):
         return self.capability == "chat"
 
     @property
-    def own_format(self) -> HeadedArguments | None:
+    def native_format(self) -> HeadedArguments | None:
         """How it writes calls."""
         return DEEPSEEK_V3 if self.capability == "chat" else None
 

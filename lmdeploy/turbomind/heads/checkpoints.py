@@ -92,7 +92,7 @@ def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
     for name, stored in zip(("embedding", "hidden"), norms, strict=True):
         tensors[f"head.{name}_norm.weight"] = Load(stored, (hidden,))
     own = {"token_embedding": f"{prefix}embed_tokens.weight", "lm_head.weight": f"{prefix}shared_head.head.weight"}
-    shared = _take_own(tensors, own, (vocab, hidden), index)
+    shared = _take_stored(tensors, own, (vocab, hidden), index)
     return Head(spec, tensors, shared)
 
 
@@ -121,10 +121,10 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
     reject_unless(not raw.get("norm_before_fc"), "a head with norm_before_fc")
     has_three = kind == "eagle3"
     first = "midlayer." if has_three and "midlayer.hidden_norm.weight" in index.tensors else "layers.0."
-    own_layer = f"{first}hidden_norm.weight" in index.tensors
-    if own_layer != has_three:
+    is_eagle3 = f"{first}hidden_norm.weight" in index.tensors
+    if is_eagle3 != has_three:
         raise UnsupportedModelError(
-            f"{directory} is a head of the method {'eagle3' if own_layer else 'eagle'}, not {kind}"
+            f"{directory} is a head of the method {'eagle3' if is_eagle3 else 'eagle'}, not {kind}"
         )
     spec = _llama_spec(target, directory, raw, index, f"{first}self_attn.q_proj.bias" in index.tensors)
     hidden, vocab = spec.hidden_size, spec.vocab_size
@@ -150,10 +150,10 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
         wide = attention_tensors(replace(spec, hidden_size=2 * hidden), layout, first, 0)
         tensors |= {f"layers.0.{name}": expression for name, expression in wide.items() if ".qkv." in name}
         tensors["lm_head.weight"] = Load("lm_head.weight", (len(tokens) or vocab, hidden))
-        shared = _take_own(tensors, {"token_embedding": "embed_tokens.weight"}, (vocab, hidden), index)
+        shared = _take_stored(tensors, {"token_embedding": "embed_tokens.weight"}, (vocab, hidden), index)
     else:
         del tensors["layers.0.attention_norm.weight"], tensors["final_norm.weight"], tensors["lm_head.weight"]
-        shared = _take_own(tensors, {"token_embedding": "embed_tokens.weight"}, (vocab, hidden), index)
+        shared = _take_stored(tensors, {"token_embedding": "embed_tokens.weight"}, (vocab, hidden), index)
         shared |= {"lm_head.weight": "lm_head.weight"} | (
             {"lm_head.bias": "lm_head.bias"} if target.output.bias else {}
         )
@@ -182,7 +182,7 @@ def _llama_spec(
     return replace(spec, attention=attention, tied_embeddings=False)
 
 
-def _take_own(
+def _take_stored(
     tensors: dict[str, Expression], own: Mapping[str, str], shape: tuple[int, ...], index: SafetensorsIndex
 ) -> dict[str, str]:
     """Give engine tensors the checkpoint's own where it has them; return those of the model for the others."""

@@ -420,7 +420,7 @@ def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
     if images.whole_rows and spec.attention.alibi_slopes:
         yield "images.whole_rows cannot be had with attention.alibi_slopes"
     if images.has_own_weights:
-        yield from _own_weight_problems(spec, images)
+        yield from _image_weight_problems(spec, images)
     layers, block = images.cross_layers, spec.block
     if not layers:
         return
@@ -436,7 +436,7 @@ def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
         yield "images.cross_layers cannot be had with images.deepstack_layers or images.whole_rows"
 
 
-def _own_weight_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
+def _image_weight_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
     if spec.moe or spec.attention.mla or spec.recurrence or spec.attentions or images.cross_layers:
         yield "images' own weights cannot be had with moe, attention.mla, attentions, recurrence or images.cross_layers"
     if images.low_rank and (images.own_attention or images.own_mlp):

@@ -14,7 +14,7 @@ from openai_gateway.endpoints.responses.protocol import ResponsesRequest
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway
 from openai_gateway.middleware.api_keys import key_of
-from openai_gateway.middleware.own_requests import is_own
+from openai_gateway.middleware.internal_requests import is_internal
 from openai_gateway.stored_responses.conversations import References
 from openai_gateway.stored_responses.record import StoredResponse, item_id
 
@@ -61,7 +61,7 @@ class Storing:
         self._key = key_of(request.scope)
         self._store = gateway.responses
         # Results of batches are kept in files; they would push out what callers continue.
-        self.stores = body.store is True if is_own(request.scope) else body.store is not False
+        self.stores = body.store is True if is_internal(request.scope) else body.store is not False
 
     async def __call__(self, response: dict[str, Any]) -> None:
         """Store `response`, whose ``store`` says whether it is."""

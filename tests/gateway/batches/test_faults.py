@@ -26,7 +26,7 @@ from openai_gateway.batches.store import Limits, Owned, Store
 from openai_gateway.batches.work import Dispatch, Slots
 from openai_gateway.database import Database
 from openai_gateway.endpoints.files.form import FileForm
-from openai_gateway.middleware.own_requests import OpenRequests
+from openai_gateway.middleware.internal_requests import OpenRequests
 from openai_gateway.settings import Settings
 from tests.gateway.batches.conftest import contents, jsonl, request
 from tests.support.waiting import eventually

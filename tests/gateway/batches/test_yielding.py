@@ -10,7 +10,7 @@ import pytest
 
 from openai_gateway.batches.work import Slots
 from openai_gateway.gateway import BATCH_PRIORITY
-from openai_gateway.middleware.own_requests import OpenRequests
+from openai_gateway.middleware.internal_requests import OpenRequests
 from openai_gateway.settings import Settings
 from tests.gateway.batches.conftest import jsonl, request, results, wait_for
 from tests.gateway.batches.test_batches import begin

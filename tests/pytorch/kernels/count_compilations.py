@@ -106,8 +106,8 @@ def main() -> None:
     step_runner.step_device = lambda *_: GpuSteps(torch.device("cpu"))
     nn_device.runs_kernels = lambda _: True
     # Self-checks, whose kernels do not run here either, would choose others.
-    gpu_cache.served_by = lambda *_: Served(None, is_own=True)
-    coded_gpu_layers.uses_own = lambda _: True
+    gpu_cache.served_by = lambda *_: Served(None, is_native=True)
+    coded_gpu_layers.uses_native = lambda _: True
     prepares = sys.argv[1] == "prepared"
     torch.empty, torch.empty_like = zeroed(torch.empty), zeroed(torch.empty_like)
     torch.Tensor.new_empty = zeroed(torch.Tensor.new_empty)

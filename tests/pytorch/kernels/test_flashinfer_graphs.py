@@ -152,7 +152,7 @@ def test_single_tokens_that_differ_are_left_to_ours(
         served = attention.served_by(SHAPE, torch.float32, CPU)
     assert served.library is not None
     assert served.library_tokens is None
-    assert served.is_own
+    assert served.is_native
     assert "library kernels are left out of attention of single tokens: it differs from float64" in caplog.text
 
 

@@ -34,7 +34,7 @@ def test_chunks_and_tokens_see_all_that_came_before(
     shape, heads = LayerShape(1, 32, 16), 2
     cache = GpuPagedCache({0: shape, 3: shape}, quant_policy, torch.float32, device)
     cache.allocate(8, BLOCK_LEN, 3)
-    assert served_by(shape, torch.float32, device).is_own == (kernels == "own")
+    assert served_by(shape, torch.float32, device).is_native == (kernels == "own")
     table = torch.tensor([[6, 1, 3], [2, 7, 0]], device=device)
     lengths = [20, 14]
     queries, keys, values = (

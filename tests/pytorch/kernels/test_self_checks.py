@@ -22,10 +22,10 @@ LINEAR = {"awq": (awq_linear, "awq_linear"), "int8": (int8_linear, "int8_linear"
 @pytest.fixture(autouse=True)
 def unchecked() -> Iterator[None]:
     """Nothing has been checked yet, and is checked again afterwards."""
-    for forget in (attention.served_by.cache_clear, codes.uses_own.cache_clear):
+    for forget in (attention.served_by.cache_clear, codes.uses_native.cache_clear):
         forget()
     yield
-    for forget in (attention.served_by.cache_clear, codes.uses_own.cache_clear):
+    for forget in (attention.served_by.cache_clear, codes.uses_native.cache_clear):
         forget()
 
 
@@ -54,7 +54,7 @@ def test_flex_attention_brings_what_float64_brings(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_our_attention_is_trusted(dtype: torch.dtype, device: torch.device) -> None:
-    assert attention.served_by(SHAPE, dtype, device).is_own
+    assert attention.served_by(SHAPE, dtype, device).is_native
 
 
 @pytest.mark.parametrize("broken", [prompt_attention, decoding_attention])
@@ -66,7 +66,7 @@ def test_attention_that_differs_is_left_to_pytorch(
     monkeypatch.setattr(broken, name, lambda *args, **options: right(*args, **options) * 1.01)
     with caplog.at_level(logging.WARNING):
         served = attention.served_by(SHAPE, torch.float32, device)
-    assert not served.is_own
+    assert not served.is_native
     assert served.library is None
     assert "own kernels are left out of attention: it differs from float64 by 0.0" in caplog.text
 
@@ -79,20 +79,20 @@ def test_attention_that_cannot_be_compiled_is_left_to_pytorch(
 
     monkeypatch.setattr(prompt_attention, "prompt_attention", fail)
     with caplog.at_level(logging.WARNING):
-        assert not attention.served_by(SHAPE, torch.float32, device).is_own
+        assert not attention.served_by(SHAPE, torch.float32, device).is_native
     assert "own kernels are left out of attention: RuntimeError: no compiler for sm_100" in caplog.text
 
 
 def test_the_environment_names_the_attention(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "attention=torch")
-    assert not attention.served_by(SHAPE, torch.float32, device).is_own
+    assert not attention.served_by(SHAPE, torch.float32, device).is_native
 
 
 @pytest.mark.parametrize("kind", LINEAR)
 def test_our_products_with_codes_are_trusted(kind: str) -> None:
     if kind == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU lacks the type")
-    assert codes.uses_own(kind)
+    assert codes.uses_native(kind)
 
 
 @pytest.mark.parametrize("kind", LINEAR)
@@ -103,13 +103,13 @@ def test_products_that_differ_are_left_to_pytorch(
     right = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *args, **options: right(*args, **options) * 1.02)
     with caplog.at_level(logging.WARNING):
-        assert not codes.uses_own(kind)
+        assert not codes.uses_native(kind)
     assert f"own kernels are left out of linear layers on {kind} codes: products of 3 rows differ" in caplog.text
 
 
 def test_the_environment_leaves_codes_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "codes=torch")
-    assert not any(codes.uses_own(kind) for kind in LINEAR)
+    assert not any(codes.uses_native(kind) for kind in LINEAR)
 
 
 def test_flashinfer_gets_the_blocks_of_each_sequence(random: torch.Generator) -> None:

@@ -14,7 +14,7 @@ from lmdeploy.paths import cache_root
 _WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth"}  # may lie elsewhere: nobody reads them as text
 
 
-def require_own_files(folder: Path) -> None:
+def reject_outside_links(folder: Path) -> None:
     """Refuse a model folder with links out of it, or with devices and pipes in it.
 
     Links to the blobs of the hub's cache are its own, and weights may be links to weights. What we wrote into our cache

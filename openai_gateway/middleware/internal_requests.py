@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
-OWN = "lmdeploy.own"
+INTERNAL = "lmdeploy.own"
 
 
 @dataclass
@@ -20,6 +20,6 @@ class OpenRequests:
     count: int = 0
 
 
-def is_own(scope: Scope) -> bool:
+def is_internal(scope: Scope) -> bool:
     """Return whether the gateway itself asks."""
-    return OWN in scope
+    return INTERNAL in scope
