@@ -207,11 +207,7 @@ class Gateway:
         return self.watched(request, chosen.model, chosen.model.client.generate(generate), choices)
 
     def watched(
-        self,
-        request: Request,
-        model: ServedModel,
-        chunks: AsyncGenerator[GenerateChunk, None],
-        choices: int = 1,
+        self, request: Request, model: ServedModel, chunks: AsyncGenerator[GenerateChunk, None], choices: int = 1
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Return the engine's stream for one prompt, counted and timed from the moment that `request` came."""
         metrics = self.metrics.responses.of(model.name)

@@ -240,13 +240,7 @@ def _add_triton_client(subparsers: Subparsers) -> None:
         description=f"Chat in the terminal with a model on a running tritonserver: {terminal.HELP}.",
     )
     parser.add_argument("address", metavar="HOST:PORT", help="Address of Triton's gRPC service.")
-    parser.add_argument(
-        "--session-id",
-        type=int,
-        default=None,
-        metavar="N",
-        help="Session id (default: random).",
-    )
+    parser.add_argument("--session-id", type=int, default=None, metavar="N", help="Session id (default: random).")
     parser.add_argument("--stream-output", action="store_true", help="Has no effect: responses are always streamed.")
     parser.add_argument(
         "--cap", action=DeprecatedOption, word="has no effect: the server applies the chat template", metavar="TEXT"

@@ -18,16 +18,7 @@ import lmdeploy._turbomind as _turbomind
 from lmdeploy.errors import CheckpointError
 from lmdeploy.pytorch.text_part.tensors import TextTensors, text_tensors
 from lmdeploy.turbomind.checkpoint import read_config
-from lmdeploy.turbomind.manifest import (
-    Expression,
-    Load,
-    Manifest,
-    Quantized,
-    RowCodes,
-    Scaled,
-    find_problems,
-    walk,
-)
+from lmdeploy.turbomind.manifest import Expression, Load, Manifest, Quantized, RowCodes, Scaled, find_problems, walk
 from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_alongside_codes, weight_format, with_codes
 from lmdeploy.turbomind.row_codes import RowScheme, row_schemes, with_row_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, TensorInfo, read_checkpoint

@@ -130,11 +130,7 @@ class TritonClient:
     """
 
     def __init__(
-        self,
-        address: str,
-        ledger: Ledger | None = None,
-        control_key: str = "",
-        tracer: RequestTracer | None = None,
+        self, address: str, ledger: Ledger | None = None, control_key: str = "", tracer: RequestTracer | None = None
     ) -> None:
         self._tracer = tracer
         self._control_key = control_key

@@ -16,13 +16,7 @@ from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.multi_model.registry import Registry
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
-from lmdeploy.serve.restrictions import (
-    REPOSITORY_KEY,
-    RESTRICTION_KEY,
-    new_key,
-    repository_option,
-    restriction_options,
-)
+from lmdeploy.serve.restrictions import REPOSITORY_KEY, RESTRICTION_KEY, new_key, repository_option, restriction_options
 from lmdeploy.serve.shared_memory import Regions
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop

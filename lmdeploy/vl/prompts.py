@@ -61,12 +61,7 @@ class ImageWriter:
     """
 
     def __init__(
-        self,
-        family: VisionFamily,
-        part: VisionPart,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        rules: SourceRules,
+        self, family: VisionFamily, part: VisionPart, tokenizer: Tokenizer, template: ChatTemplate, rules: SourceRules
     ) -> None:
         if family.other_token and tokenizer.ids_of([family.token])[0] is None:
             family = family.with_token(family.other_token)

@@ -40,12 +40,7 @@ class Access:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        metrics: RequestMetrics,
-        max_requests: int,
-        open_requests: OpenRequests | None = None,
+        self, app: ASGIApp, *, metrics: RequestMetrics, max_requests: int, open_requests: OpenRequests | None = None
     ) -> None:
         self._app = app
         self._metrics = metrics

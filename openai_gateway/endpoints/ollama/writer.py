@@ -41,12 +41,7 @@ class LineWriter:
     """
 
     def __init__(
-        self,
-        kind: Kind,
-        model: str,
-        begin: float,
-        machine: ResponseMachine,
-        texts: TokenTexts | None = None,
+        self, kind: Kind, model: str, begin: float, machine: ResponseMachine, texts: TokenTexts | None = None
     ) -> None:
         self._kind = kind
         self._model = model

@@ -10,13 +10,7 @@ from fastapi import APIRouter, Request
 from openai_gateway.endpoints.embeddings.tokens import sparse_vectors_of, token_vectors_of
 from openai_gateway.endpoints.embeddings.vectors import PoolingParams, ServeContext, vectors_of
 from openai_gateway.endpoints.scoring.heads import numbers_of_rows
-from openai_gateway.endpoints.tei.protocol import (
-    EmbedRequest,
-    Prediction,
-    PredictRequest,
-    SparseValue,
-    TextsRequest,
-)
+from openai_gateway.endpoints.tei.protocol import EmbedRequest, Prediction, PredictRequest, SparseValue, TextsRequest
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.models import Chosen, ServedModel
