@@ -19,7 +19,6 @@
 
 #include "base/aligned_buffer.h"
 #include "device/operations.h"
-#include "device/prepared_steps.h"
 #include "device/token_sampler.h"
 #include "kernels/activation.h"
 #include "kernels/heads_view.h"
@@ -36,6 +35,32 @@ enum class MemoryUse { kWeights, kSteps, kCache };
 
 // From where to where bytes are copied.
 enum class Transfer { kUpload, kStagedUpload, kDownload, kWithin };
+
+// Of steps that only decode, padded: rows, and the bound of the context of all of them.
+struct DecodingShape {
+  int rows = 0;
+  int context = 0;
+};
+
+// Of a device that makes such steps ready before the first of their shape comes.
+class PreparedSteps {
+ public:
+  virtual ~PreparedSteps() = default;
+
+  // The shapes that steps of at most `most_rows` sequences, none longer than `most_context` tokens, take and that can
+  // be prepared for: what comes most often comes first.
+  virtual std::vector<DecodingShape> shapes(int most_rows, int most_context) const = 0;
+  // In place of set_spans for tokens, of all tables that it was called with: those of a step of that shape, which has
+  // no rows of its own.
+  virtual void set_empty_spans(const DecodingShape& shape) = 0;
+  // Runs `body`, the operators of such a step, for what happens on the way: kernels are loaded, memory is taken.
+  virtual void warm_up(const std::function<void()>& body) = 0;
+  // Makes ready what run_step does with the repeatable `body` of `rows` rows, for the spans that were set, and does
+  // none of it. Returns whether there was room.
+  virtual bool prepare(int rows, const std::function<void()>& body) = 0;
+  // Forgets what was made ready for the spans that were set.
+  virtual void forget(int rows) = 0;
+};
 
 class Operators {
  public:
@@ -54,10 +79,7 @@ class Operators {
   // Throws Error (kUnavailable) that says what took the memory and which settings lower it, when memory runs out.
   virtual AlignedBuffer allocate(size_t bytes, MemoryUse use = MemoryUse::kSteps) = 0;
   // Throws that error when there is no memory for `bytes` in all.
-  virtual void expect(size_t bytes, MemoryUse use) const {
-    (void)bytes;
-    (void)use;
-  }
+  virtual void expect(size_t /*bytes*/, MemoryUse /*use*/) const {}
   // Memory of the host from which uploads are fast.
   virtual AlignedBuffer allocate_staging(size_t bytes) = 0;
   // Memory available for the KV cache, in bytes.
@@ -93,35 +115,20 @@ class Operators {
 
   // How many rows to compute for a step of `rows` rows, at least this many; a device may have a few sizes prepared.
   // Rows beyond the step's belong to no span and come to nothing.
-  virtual int padded_rows(int rows, bool is_decoding) const {
-    (void)is_decoding;
-    return rows;
-  }
+  virtual int padded_rows(int rows, bool /*is_decoding*/) const { return rows; }
   // Takes the memory that set_spans needs for this many spans of tokens, which have this many blocks together in each
   // of `table_count` tables.
-  virtual void reserve_spans(int table_count, int span_count, size_t block_count) {
-    (void)table_count;
-    (void)span_count;
-    (void)block_count;
-  }
+  virtual void reserve_spans(int /*table_count*/, int /*span_count*/, size_t /*block_count*/) {}
   // The spans (host) of the step that follows, over cache blocks of this many tokens; each set at most once a step.
   virtual void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) = 0;
   // Runs `body`, the operators of a step of `rows` rows; where it is repeatable, maybe by doing again what it did for
   // an earlier step of this many rows. Whatever differs between repeatable steps is in memory uploaded before.
-  virtual void run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
-    (void)rows;
-    (void)is_repeatable;
-    body();
-  }
+  virtual void run_step(int /*rows*/, bool /*is_repeatable*/, const std::function<void()>& body) { body(); }
   // Null where no steps can be made ready.
   virtual PreparedSteps* prepared_steps() { return nullptr; }
 
   // Chooses the tokens of at most `max_choices` sequences a step; null where the host does that as well.
-  virtual std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) {
-    (void)vocab_size;
-    (void)max_choices;
-    return nullptr;
-  }
+  virtual std::unique_ptr<TokenSampler> make_sampler(int /*vocab_size*/, int /*max_choices*/) { return nullptr; }
 
   // ---- operators ----
 
@@ -212,17 +219,10 @@ class Operators {
 
   // Each element becomes its sum over the ranks the model is spread over, the same bits on all of them
   // (device/device.h). All ranks call it with as many elements; throws Error when another has failed.
-  virtual void all_reduce(float* x, size_t count) {
-    (void)x;
-    (void)count;
-  }
-
+  virtual void all_reduce(float* /*x*/, size_t /*count*/) {}
   // x [ranks, count], of which each rank has filled its own part, becomes the same on all of them. Otherwise as
   // all_reduce.
-  virtual void all_gather(float* x, size_t count) {
-    (void)x;
-    (void)count;
-  }
+  virtual void all_gather(float* /*x*/, size_t /*count*/) {}
 
   // Of the spans in `params`, what set_spans got for the set is used.
   // Queries and keys of rows of no span may stay as they are.
@@ -232,11 +232,7 @@ class Operators {
     rope_and_write({}, params, {}, nullptr, k, v);
   }
   // In which type paged_attention gives its results where `wanted` is what the next layer reads.
-  virtual DType attended_type(const AttentionParams& params, DType wanted) const {
-    (void)params;
-    (void)wanted;
-    return DType::kFloat32;
-  }
+  virtual DType attended_type(const AttentionParams& /*params*/, DType /*wanted*/) const { return DType::kFloat32; }
   // out [rows, heads, value_dim], float32 or of an attended_type
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) = 0;
   // y = the linear layer of what paged_attention gives, or y +=. `workspace` [rows, heads, value_dim] may be filled
@@ -258,6 +254,16 @@ class Operators {
 // Workspace for float32 [rows, width].
 inline AlignedBuffer float_buffer(Operators& ops, int rows, int width) {
   return ops.allocate(static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float));
+}
+
+// A copy of the host's data in the device's memory.
+template <class T>
+AlignedBuffer uploaded(Operators& ops, const std::vector<T>& data) {
+  if (data.empty()) return {};
+  AlignedBuffer buffer = ops.allocate(data.size() * sizeof(T));
+  ops.upload(data.data(), buffer.size(), buffer.as<void>());
+  ops.wait();  // `data` may go
+  return buffer;
 }
 
 // Step inputs that the host prepares and the device reads. Each upload is of new content: what was uploaded before the

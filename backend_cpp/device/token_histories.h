@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/token_choice.h"
+#include "device/token_sampler.h"
 
 namespace turbomind {
 

@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "device/operators.h"
-#include "device/token_choice.h"
+#include "device/token_sampler.h"
 #include "model/cache_plan.h"
 #include "model/embedding_range.h"
 #include "model/image_group.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "device/token_choice.h"
+#include "device/token_sampler.h"
 #include "engine/generation/generation_rules.h"
 #include "engine/generation/repetition_detector.h"
 #include "engine/generation/sampler.h"

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "device/token_choice.h"
 #include "device/token_histories.h"
+#include "device/token_sampler.h"
 #include "model/model_runner.h"
 #include "model/worker/step_channel.h"
 
