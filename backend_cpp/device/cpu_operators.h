@@ -9,7 +9,6 @@
 #include "base/thread_pool.h"
 #include "device/host_exchange.h"
 #include "device/operators.h"
-#include "kernels/embedding.h"
 
 namespace turbomind {
 

@@ -51,6 +51,13 @@ struct ExpertWeight {
   bool is_gated() const { return gate_up.out_features != down.in_features; }
 };
 
+// Rows that go to one expert, out of the list that is sorted by experts.
+struct ExpertRows {
+  int expert;
+  int first;
+  int count;
+};
+
 // Workspace of one call of add_experts; grows to the largest seen.
 struct ExpertScratch {
   std::vector<int32_t> first_pair;  // [experts + 1]; where an expert's rows begin in `rows`

@@ -25,7 +25,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/paged_attention.h"
 #include "kernels/rope.h"
-#include "kernels/typed_rows.h"
+#include "kernels/types.h"
 
 namespace turbomind::cuda {
 

@@ -8,9 +8,8 @@
 
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/grouped/grouped_kernel.h"
-#include "kernels/cuda/linear/expert_rows.h"
 #include "kernels/cuda/quantize/round_rows.h"
-#include "kernels/linear.h"
+#include "kernels/moe.h"
 
 namespace turbomind::cuda {
 

@@ -3,9 +3,8 @@
 #pragma once
 
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/linear/expert_rows.h"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/linear.h"
+#include "kernels/moe.h"
 
 namespace turbomind::cuda {
 

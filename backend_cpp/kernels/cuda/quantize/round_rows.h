@@ -3,7 +3,6 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/linear.h"
-#include "kernels/linear_input.h"
 
 namespace turbomind::cuda {
 
