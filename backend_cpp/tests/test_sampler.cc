@@ -3,9 +3,8 @@
 #include <functional>
 #include <limits>
 
-#include "engine/generation/generation_rules.h"
+#include "engine/generation/generation.h"
 #include "engine/generation/sampler.h"
-#include "kernels/philox.h"
 #include "kernels/sampling.h"
 #include "tests/check.h"
 

@@ -2,7 +2,7 @@
 
 A row's token depends on its logits and its choice alone, whatever is chosen alongside: weights are integers
 (`_weights`), whose sums are exact in any order. Settings, their order and the random numbers are those of the engine's
-sampler (backend_cpp/engine/generation/sampler.h, kernels/philox.h).
+sampler (backend_cpp/engine/generation/sampler.h, kernels/sampling.h).
 """
 
 from __future__ import annotations

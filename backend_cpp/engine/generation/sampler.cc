@@ -7,7 +7,7 @@
 #include <numeric>
 #include <span>
 
-#include "kernels/philox.h"
+#include "kernels/sampling.h"
 
 namespace turbomind {
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/philox.h"
-
 namespace turbomind {
 
 bool WorkerChoices::reserve(const TokenChoice& choice) {

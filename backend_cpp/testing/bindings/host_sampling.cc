@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/generation/sampler.h"
-#include "kernels/philox.h"
+#include "kernels/sampling.h"
 #include "testing/bindings/device.h"
 
 namespace py = pybind11;

@@ -1,5 +1,4 @@
 #include "kernels/cuda/sampling/sampling_row.cuh"
-#include "kernels/philox.h"
 
 // A block draws one row's token.
 
