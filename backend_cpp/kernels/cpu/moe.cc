@@ -4,14 +4,15 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/for_rows.h"
+
 namespace turbomind {
 
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr int kRoutedRows = 16;           // rows one task routes
-constexpr size_t kMovedElements = 16384;  // elements one task gathers or adds
-constexpr size_t kLeastPart = 256;        // elements of a row that one task adds
+constexpr int kRoutedRows = 16;     // rows one task routes
+constexpr size_t kLeastPart = 256;  // elements of a row that one task adds
 // Rows of experts whose products are made together; one expert may have more. What passes between its layers stays in
 // the caches.
 constexpr int kPairsTogether = 256;
@@ -146,15 +147,6 @@ void sort_by_expert(int num_experts, int rows, int top_k, const int32_t* chosen,
   }
 }
 
-// Calls body(index) for each index, in tasks of about kMovedElements elements.
-template <class Body>
-void for_moved_rows(ThreadPool& pool, int count, int size, Body&& body) {
-  const int group = std::max(1, static_cast<int>(kMovedElements) / size);
-  pool.parallel_for((count + group - 1) / group, [&](int chunk) {
-    for (int i = chunk * group; i < std::min(count, (chunk + 1) * group); ++i) body(static_cast<size_t>(i));
-  });
-}
-
 }  // namespace
 
 void route(ThreadPool& pool, const RouterParams& params, const float* logits, int rows, int32_t* experts,
@@ -185,8 +177,8 @@ void add_some_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activ
   float* projected = grown(scratch.gate_up, pairs * width);
   float* activated = grown(scratch.activated, pairs * size);
   float* outputs = grown(scratch.outputs, pairs * hidden);
-  for_moved_rows(pool, static_cast<int>(pairs), static_cast<int>(hidden),
-                 [&](size_t i) { std::copy_n(x + sources[i] * hidden, hidden, inputs + i * hidden); });
+  for_rows(pool, static_cast<int>(pairs), static_cast<int>(hidden),
+           [&](size_t i) { std::copy_n(x + sources[i] * hidden, hidden, inputs + i * hidden); });
   std::vector<LinearJob> up;
   std::vector<LinearJob> down;
   const bool is_gated = experts[first].is_gated();
@@ -207,7 +199,7 @@ void add_some_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activ
   }
   linear_together(pool, scratch.products, down);
   // A part of all rows at a time: an expert after the other adds to a row.
-  const size_t part = std::max(kMovedElements / pairs, kLeastPart);
+  const size_t part = std::max(kChunkElements / pairs, kLeastPart);
   pool.parallel_for(static_cast<int>((hidden + part - 1) / part), [&](int index) {
     const size_t from = static_cast<size_t>(index) * part;
     const size_t to = std::min(hidden, from + part);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/cpu/for_rows.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/running_softmax.h"
 
@@ -27,34 +28,12 @@ int sight_of(const AttentionParams& params, const AttentionSpan& span, int row) 
   return params.kv_lens != nullptr ? params.kv_lens[span.first_row + row] : span.first_position + row + 1;
 }
 
-int group_size(const AttentionParams& params) {
-  return params.num_heads / params.layout.num_kv_heads;
+int sight_of(const AttentionParams& params, const Run& run, int row) {
+  return sight_of(params, *run.span, run.first_row + row);
 }
 
-// Neighbouring rows of one sequence.
-struct Run {
-  const AttentionSpan* span;
-  int first_row;  // within the span
-  int row_count;
-
-  int position(int row) const { return span->first_position + first_row + row; }
-  int sight(const AttentionParams& params, int row) const { return sight_of(params, *span, first_row + row); }
-};
-
-// Runs begin at positions that are multiples of `rows` (or with the span), so what they are does not depend on chunks,
-// and two tokens that share bytes of the cache belong to one run.
-std::vector<Run> runs_of(const AttentionParams& params, int rows) {
-  std::vector<Run> runs;
-  for (int s = 0; s < params.span_count; ++s) {
-    const AttentionSpan& span = params.spans[s];
-    for (int row = 0; row < span.count;) {
-      const int until_boundary = rows - (span.first_position + row) % rows;
-      const int count = std::min(until_boundary, span.count - row);
-      runs.push_back({&span, row, count});
-      row += count;
-    }
-  }
-  return runs;
+int group_size(const AttentionParams& params) {
+  return params.num_heads / params.layout.num_kv_heads;
 }
 
 // One key/value head of a run, over all partitions it sees; or of a single row, over one partition.
@@ -95,7 +74,7 @@ std::vector<Task> plan(const AttentionParams& params) {
       }
       for (int row = 0; row < run.row_count; ++row) {
         const int position = run.position(row);
-        for (int p = first_partition(params, position); p <= last_partition(run.sight(params, row)); ++p) {
+        for (int p = first_partition(params, position); p <= last_partition(sight_of(params, run, row)); ++p) {
           tasks.push_back({{run.span, run.first_row + row, 1}, head, p, workspace});
           workspace += partial_floats(params);
         }
@@ -132,7 +111,7 @@ class Attention {
     const float* partial = workspace_ + first.workspace;
     RunningSoftmax running(out_row(first.run, 0, first.kv_head), group_);
     std::fill_n(running.out, static_cast<size_t>(group_) * value_dim_, 0.0f);
-    for (int p = first_partition(params_, position); p <= last_partition(first.run.sight(params_, 0)); ++p) {
+    for (int p = first_partition(params_, position); p <= last_partition(sight_of(params_, first.run, 0)); ++p) {
       const float* maximum = partial + static_cast<size_t>(group_) * value_dim_;
       for (int n = 0; n < group_; ++n) {
         running.merge(n, value_dim_, partial + static_cast<size_t>(n) * value_dim_, maximum[n], maximum[group_ + n]);
@@ -151,7 +130,7 @@ class Attention {
       for (int row = 0; row < run.row_count; ++row) {
         for (int n = 0; n < attention.group_; ++n) {
           begins_.push_back(first_seen(attention.params_, run.position(row)));
-          ends_.push_back(run.sight(attention.params_, row));
+          ends_.push_back(sight_of(attention.params_, run, row));
           positions_.push_back(run.position(row));
           heads_.push_back(kv_head * attention.group_ + n);
         }
@@ -195,7 +174,7 @@ class Attention {
     std::vector<float> merged(static_cast<size_t>(count) * value_dim_);
     RunningSoftmax running(merged.data(), count);
     const int first = first_partition(params_, run.position(0));
-    const int last = last_partition(run.sight(params_, run.row_count - 1));
+    const int last = last_partition(sight_of(params_, run, run.row_count - 1));
     queries.attend(first, running.out, running.maximum.data(), running.sum.data());
     std::vector<float> partial(first < last ? static_cast<size_t>(count) * (value_dim_ + 2) : 0);
     for (int p = first + 1; p <= last; ++p) {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/cpu/for_rows.h"
 #include "kernels/paged_attention.h"
 
 namespace turbomind {
@@ -10,25 +11,6 @@ namespace {
 
 // Rows that one task writes. Tasks begin at even positions: neighbouring tokens may share a byte.
 constexpr int kTaskRows = 16;
-
-struct Rows {
-  const AttentionSpan* span;
-  int first;  // within the span
-  int count;
-};
-
-std::vector<Rows> tasks_of(const AttentionParams& params) {
-  std::vector<Rows> tasks;
-  for (int s = 0; s < params.span_count; ++s) {
-    const AttentionSpan& span = params.spans[s];
-    for (int row = 0; row < span.count;) {
-      const int count = std::min(kTaskRows - (span.first_position + row) % kTaskRows, span.count - row);
-      tasks.push_back({&span, row, count});
-      row += count;
-    }
-  }
-  return tasks;
-}
 
 // Places of the values of one head's key or value in a block.
 struct Place {
@@ -133,7 +115,7 @@ void write_row(const AttentionParams& params, const AttentionSpan& span, int r, 
 
 void rope_and_write(ThreadPool& pool, const RopeTable& table, const AttentionParams& params, const HeadsView& q,
                     const float* factors, const HeadsView& k, const HeadsView& v) {
-  const std::vector<Rows> tasks = tasks_of(params);
+  const std::vector<Run> tasks = runs_of(params, kTaskRows);
   pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) {
     const auto& [span, first, count] = tasks[index];
     for (int r = first; r < first + count; ++r) {
