@@ -1,5 +1,5 @@
 // Tables of kernels are distinguished by what they compute.
-#include "kernels/cpu/amx/self_check.h"
+#include "kernels/cpu/isa.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {

@@ -1,6 +1,5 @@
 #include "kernels/cpu/isa.h"
 
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,11 +7,9 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "kernels/cpu/amx/self_check.h"
 
 #if defined(__x86_64__)
-#endif
-#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
 #endif
 
 namespace turbomind {
@@ -56,8 +53,9 @@ std::vector<const KernelTable*> usable_tables() {
   std::vector<const KernelTable*> tables;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl")) {
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  if (has_avx512) {
     if (__builtin_cpu_supports("avx512vnni")) {
       if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")) {
         static const bool has_tiles = can_use_tiles() && has_same_products(amx::kTable, amx_emulated::kTable);
@@ -75,9 +73,7 @@ std::vector<const KernelTable*> usable_tables() {
 #endif
   tables.push_back(&scalar::kTable);
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl"))
-    tables.push_back(&amx_emulated::kTable);
+  if (has_avx512) tables.push_back(&amx_emulated::kTable);
 #endif
   return tables;
 }

@@ -88,6 +88,12 @@ std::vector<std::string> supported_isas();
 // Switches the table; for tests. Throws Error(kInvalidArgument) for an unknown or unsupported name.
 void select_isa(const std::string& name);
 
+// y [rows, out_features] = x W^T as `linear` makes it, of few rows and on the calling thread.
+void multiply(const KernelTable& table, const LinearWeight& weight, const float* x, int rows, float* y);
+// Whether small products with int8, int4 and bfloat16 weights are bitwise those of another table. Asked once, before a
+// table with tiles is used: what is wrong on a processor nobody has tried must not reach a response.
+bool has_same_products(const KernelTable& table, const KernelTable& reference);
+
 namespace amx {
 extern const KernelTable kTable;
 }

@@ -1,9 +1,7 @@
-#include "kernels/cpu/amx/self_check.h"
-
 #include <cstring>
 #include <vector>
 
-#include "kernels/packed_weight.h"
+#include "kernels/cpu/isa.h"
 
 namespace turbomind {
 
@@ -26,21 +24,7 @@ class Numbers {
 
 std::vector<float> product(const KernelTable& table, const LinearWeight& weight, const std::vector<float>& x) {
   std::vector<float> y(static_cast<size_t>(kRows) * kOutputs);
-  const RowsPlan plan = table.rows_plan(weight, kRows);
-  LinearScratch scratch;
-  const auto row_of = [&](int row) { return x.data() + static_cast<size_t>(row) * kInputs; };
-  constexpr int kTiles = kOutputs / kTileOutputs;
-  if (plan.kind == RowsPlan::Kind::kQuantized) {
-    const QuantizedRows rounded = scratch.reserve_quantized(weight, plan.layout, kRows);
-    for (int row = 0; row < kRows; ++row) table.quantize_row(row_of(row), kInputs, kGroup, row, rounded);
-    table.packed_block(weight, rounded, 0, kRows, 0, kTiles, y.data(), false);
-  } else if (plan.kind == RowsPlan::Kind::kWide) {
-    const WideRows wide = scratch.reserve_wide(plan.layout, kRows);
-    for (int row = 0; row < kRows; ++row) table.widen_row(row_of(row), kInputs, row, wide);
-    table.wide_block(weight, wide, 0, kRows, 0, kTiles, y.data(), false);
-  } else {
-    table.linear_block(weight, x.data(), kRows, 0, kOutputs, y.data(), false);
-  }
+  multiply(table, weight, x.data(), kRows, y.data());
   return y;
 }
 

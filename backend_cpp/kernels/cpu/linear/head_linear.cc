@@ -4,29 +4,8 @@
 #include <vector>
 
 #include "kernels/cpu/isa.h"
-#include "kernels/packed_weight.h"
 
 namespace turbomind {
-
-namespace {
-
-// As linear does for so few rows, on one thread.
-void multiply(const LinearWeight& weight, const float* x, int rows, float* y) {
-  const KernelTable& table = kernels();
-  const RowsPlan plan = table.rows_plan(weight, rows);
-  if (plan.kind == RowsPlan::Kind::kAsTheyAre) {
-    table.linear_block(weight, x, rows, 0, weight.out_features, y, false);
-    return;
-  }
-  LinearScratch scratch;
-  const WideRows wide = scratch.reserve_wide(plan.layout, rows);
-  const auto stride = static_cast<size_t>(weight.in_features);
-  for (int row = 0; row < rows; ++row) table.widen_row(x + row * stride, weight.in_features, row, wide);
-  const int tiles = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
-  table.wide_block(weight, wide, 0, rows, 0, tiles, y, false);
-}
-
-}  // namespace
 
 void HeadLinear::run(ThreadPool& pool) const {
   const auto in = static_cast<size_t>(x.head_dim);
@@ -44,7 +23,7 @@ void HeadLinear::run(ThreadPool& pool) const {
     std::vector<float> inputs(count * in);
     std::vector<float> outputs(count * out);
     for (int r = 0; r < count; ++r) std::copy_n(x.head(first + r, head), in, inputs.data() + r * in);
-    multiply(own, inputs.data(), count, outputs.data());
+    multiply(kernels(), own, inputs.data(), count, outputs.data());
     for (int r = 0; r < count; ++r) std::copy_n(outputs.data() + r * out, out, y.head(first + r, head));
   });
 }

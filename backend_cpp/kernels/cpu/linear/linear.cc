@@ -229,6 +229,25 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
   pool.parallel_for(product.multiply_chunks(), [&](int chunk) { product.multiply(chunk); });
 }
 
+void multiply(const KernelTable& table, const LinearWeight& weight, const float* x, int rows, float* y) {
+  const RowsPlan plan = table.rows_plan(weight, rows);
+  const int inputs = weight.in_features;
+  const int tiles = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
+  const auto row_of = [&](int row) { return x + static_cast<size_t>(row) * inputs; };
+  LinearScratch scratch;
+  if (plan.kind == RowsPlan::Kind::kAsTheyAre) {
+    table.linear_block(weight, x, rows, 0, weight.out_features, y, false);
+  } else if (plan.kind == RowsPlan::Kind::kQuantized) {
+    const QuantizedRows rounded = scratch.reserve_quantized(weight, plan.layout, rows);
+    for (int row = 0; row < rows; ++row) table.quantize_row(row_of(row), inputs, weight.group, row, rounded);
+    table.packed_block(weight, rounded, 0, rows, 0, tiles, y, false);
+  } else {
+    const WideRows wide = scratch.reserve_wide(plan.layout, rows);
+    for (int row = 0; row < rows; ++row) table.widen_row(row_of(row), inputs, row, wide);
+    table.wide_block(weight, wide, 0, rows, 0, tiles, y, false);
+  }
+}
+
 void linear_together(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs) {
   if (scratch.size() < jobs.size()) scratch.resize(jobs.size());
   std::vector<Product> products;
