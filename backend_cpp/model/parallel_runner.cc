@@ -51,27 +51,11 @@ ParallelRunner::~ParallelRunner() {
   threads_.run([this](int rank) { ranks_[static_cast<size_t>(rank)].reset(); });
 }
 
-std::vector<CacheGroup> ParallelRunner::cache_groups(const StepLimits& limits) const {
-  return ranks_.front()->cache_groups(limits);
-}
-
-void ParallelRunner::prepare(const StepLimits& limits) {
-  run([&](ModelRunner& runner, int) { runner.prepare(limits); });
-}
-
 size_t ParallelRunner::free_cache_memory() {
   std::vector<size_t> free(ranks_.size());
   run([&](ModelRunner& runner, int rank) { free[static_cast<size_t>(rank)] = runner.free_cache_memory(); });
   const size_t least = *std::min_element(free.begin(), free.end());
   return shares_memory_ ? least / ranks_.size() : least;
-}
-
-void ParallelRunner::keep_hidden(const std::vector<int>& layers) {
-  run([&](ModelRunner& runner, int) { runner.keep_hidden(layers); });
-}
-
-void ParallelRunner::lower_priority() {
-  run([](ModelRunner& runner, int) { runner.lower_priority(); });
 }
 
 std::byte* ParallelRunner::allocate_cache(const CacheShare& share) {
@@ -81,14 +65,6 @@ std::byte* ParallelRunner::allocate_cache(const CacheShare& share) {
     if (rank == 0) pages = own;
   });
   return pages;
-}
-
-void ParallelRunner::move_pages(const std::vector<PageMove>& moves) {
-  run([&](ModelRunner& runner, int) { runner.move_pages(moves); });
-}
-
-size_t ParallelRunner::kept_page_bytes() const {
-  return ranks_.front()->kept_page_bytes() * ranks_.size();
 }
 
 // A rank's part of all pages comes after that of the rank before it.
@@ -140,14 +116,6 @@ void ParallelRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   if (failed == failures.end()) return;
   drop_adapter(slot);
   throw Error(**failed);
-}
-
-void ParallelRunner::drop_adapter(int slot) {
-  run([&](ModelRunner& runner, int) { runner.traits().adapters->drop_adapter(slot); });
-}
-
-void ParallelRunner::begin(const StepInput& input) {
-  run([&](ModelRunner& runner, int) { runner.begin(input); });
 }
 
 StepOutput ParallelRunner::take() {

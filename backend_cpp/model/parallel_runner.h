@@ -24,16 +24,26 @@ class ParallelRunner final : public ModelRunner, public AdapterSlots {
   ~ParallelRunner() override;
 
   // Of one rank; all have the same.
-  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
-  void prepare(const StepLimits& limits) override;
+  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override {
+    return ranks_.front()->cache_groups(limits);
+  }
+  void prepare(const StepLimits& limits) override {
+    run([&](ModelRunner& runner, int) { runner.prepare(limits); });
+  }
   size_t free_cache_memory() override;
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
-  void keep_hidden(const std::vector<int>& layers) override;
-  void lower_priority() override;
+  void keep_hidden(const std::vector<int>& layers) override {
+    run([&](ModelRunner& runner, int) { runner.keep_hidden(layers); });
+  }
+  void lower_priority() override {
+    run([](ModelRunner& runner, int) { runner.lower_priority(); });
+  }
   // The pages of the first rank.
   std::byte* allocate_cache(const CacheShare& share) override;
-  void move_pages(const std::vector<PageMove>& moves) override;
-  size_t kept_page_bytes() const override;
+  void move_pages(const std::vector<PageMove>& moves) override {
+    run([&](ModelRunner& runner, int) { runner.move_pages(moves); });
+  }
+  size_t kept_page_bytes() const override { return ranks_.front()->kept_page_bytes() * ranks_.size(); }
   void read_pages(std::span<const int32_t> pages, std::byte* to) override;
   void write_pages(std::span<const int32_t> pages, const std::byte* from) override;
   // Ranks must do alike: what not all could prepare, none keeps.
@@ -41,8 +51,12 @@ class ParallelRunner final : public ModelRunner, public AdapterSlots {
   bool reserve(const TokenChoice& choice) override;
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
   void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
-  void drop_adapter(int slot) override;
-  void begin(const StepInput& input) override;
+  void drop_adapter(int slot) override {
+    run([&](ModelRunner& runner, int) { runner.traits().adapters->drop_adapter(slot); });
+  }
+  void begin(const StepInput& input) override {
+    run([&](ModelRunner& runner, int) { runner.begin(input); });
+  }
   StepOutput take() override;
 
  private:
