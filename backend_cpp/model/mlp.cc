@@ -87,14 +87,12 @@ ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
   const std::vector<float> ones(static_cast<size_t>(max_rows), 1.0f);
   if (moe_.router.scales_input) {
     scaled_ = FloatRows(ops, max_rows, spec.hidden_size);
-    ones_ = FloatRows(ops, max_rows, 1);
-    ops.upload(ones.data(), ones_.size(), ones_.as<void>());
+    ones_ = FloatRows(uploaded(ops, ones));
   }
   if (moe_.shared_intermediate_size == 0) return;
   first_expert_ = float_buffer(ops, max_rows, 1);
   ops.fill_zero(first_expert_.as<void>(), first_expert_.size());
-  shared_gate_ = FloatRows(ops, max_rows, 1);
-  ops.upload(ones.data(), shared_gate_.size(), shared_gate_.as<void>());
+  shared_gate_ = FloatRows(uploaded(ops, ones));
 }
 
 void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const float* x, const float* stream,

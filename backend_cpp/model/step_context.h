@@ -1,6 +1,8 @@
 // Shared state of the decoder's parts during a step.
 #pragma once
 
+#include <utility>
+
 #include "device/operators.h"
 #include "weights/linear_storage.h"
 
@@ -12,6 +14,7 @@ class ImageRows;
 // Workspace of steps: float32 [rows, width].
 struct FloatRows : AlignedBuffer {
   FloatRows() = default;
+  explicit FloatRows(AlignedBuffer rows) : AlignedBuffer(std::move(rows)) {}
   FloatRows(Operators& ops, int rows, int width) : AlignedBuffer(float_buffer(ops, rows, width)) {}
   operator float*() const { return as<float>(); }
   operator TypedRows() const { return as<float>(); }

@@ -73,12 +73,7 @@ RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows
       std::copy(rope.inv_freq.begin(), rope.inv_freq.end(), buffers.frequencies.host<float>());
       buffers.frequencies.upload(ops, set_bytes);
     }
-    if (!rope.axes.empty()) {
-      const size_t bytes = rope.axes.size() * sizeof(int32_t);
-      buffers.axes = Staged(ops, bytes);
-      std::copy(rope.axes.begin(), rope.axes.end(), buffers.axes.host<int32_t>());
-      buffers.axes.upload(ops, bytes);
-    }
+    buffers.axes = uploaded(ops, rope.axes);
     buffers_.push_back(std::move(buffers));
   }
 }
@@ -139,7 +134,7 @@ void RopeTables::fill(Operators& ops, int rows) {
     const RopeAngles angles{positions_.device<int32_t>(),        buffers.sets.device<int32_t>(),
                             buffers.frequencies.device<float>(), static_cast<int>(ropes_[index].inv_freq.size()),
                             ropes_[index].attention_scaling,     axes_,
-                            buffers.axes.device<int32_t>()};
+                            buffers.axes.as<int32_t>()};
     ops.rope_table(angles, rows, buffers.cosine.as<float>(), buffers.sine.as<float>());
   }
 }

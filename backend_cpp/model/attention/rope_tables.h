@@ -34,7 +34,7 @@ class RopeTables {
     AlignedBuffer sine;
     Staged frequencies;            // float32 [sets, pairs]; of a step, or, without a stretch, of all
     Staged sets;                   // int32 [max_rows]; which set a row has. Empty without a stretch
-    Staged axes;                   // int32 [pairs]; empty where positions have one
+    AlignedBuffer axes;            // int32 [pairs]; empty where positions have one
     std::vector<float> stretched;  // the set of the variant last used
     int variant = 0;
   };

@@ -109,11 +109,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
     expanded_ = FloatRows(ops, max_rows, spec.num_heads * mla->value_dim);
     if (mla->indexer && Indexer::runs_on(ops.operations())) indexer_.emplace(ops, spec, cache_type, max_rows);
   }
-  if (unit_dim > 0) {
-    const std::vector<float> ones(static_cast<size_t>(unit_dim), 1.0f);
-    unit_ = FloatRows(ops, 1, unit_dim);
-    ops.upload(ones.data(), unit_.size(), unit_.as<void>());
-  }
+  unit_ = FloatRows(uploaded(ops, std::vector<float>(static_cast<size_t>(unit_dim), 1.0f)));
 }
 
 SelfAttention::Kind SelfAttention::make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type,
@@ -122,19 +118,14 @@ SelfAttention::Kind SelfAttention::make_kind(Operators& ops, const ModelSpec& sp
   const CacheLayout shape = cache_shape(spec, kind, cache_type);
   const int heads = head_sizes(spec, kind).heads;
   const size_t factor_bytes = static_cast<size_t>(max_rows) * sizeof(float);
-  Kind made{own,
-            heads,
-            shape,
-            (heads + shape.num_kv_heads) * shape.key_dim + (own.mla ? 0 : shape.num_kv_heads * shape.value_dim) +
-                (own.has_output_gate ? heads * shape.value_dim : 0),
-            {},
-            Staged(ops, factor_bytes),
-            Staged(ops, own.tempers_unrotated ? factor_bytes : 0)};
-  if (const auto& slopes = own.alibi_slopes; !slopes.empty()) {
-    made.alibi_slopes = ops.allocate(slopes.size() * sizeof(float));
-    ops.upload(slopes.data(), made.alibi_slopes.size(), made.alibi_slopes.as<void>());
-  }
-  return made;
+  return {own,
+          heads,
+          shape,
+          (heads + shape.num_kv_heads) * shape.key_dim + (own.mla ? 0 : shape.num_kv_heads * shape.value_dim) +
+              (own.has_output_gate ? heads * shape.value_dim : 0),
+          uploaded(ops, own.alibi_slopes),
+          Staged(ops, factor_bytes),
+          Staged(ops, own.tempers_unrotated ? factor_bytes : 0)};
 }
 
 std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) const {

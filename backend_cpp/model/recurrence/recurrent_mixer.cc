@@ -22,13 +22,6 @@ Activation activation_of(GateKind gate) {
   return gate == GateKind::kSilu ? Activation::kSilu : Activation::kSigmoid;
 }
 
-AlignedBuffer uploaded(Operators& ops, const std::vector<float>& values) {
-  AlignedBuffer buffer = ops.allocate(values.size() * sizeof(float));
-  ops.upload(values.data(), buffer.size(), buffer.as<void>());
-  ops.wait();  // `values` may go
-  return buffer;
-}
-
 AlignedBuffer filled(Operators& ops, int size, float value) {
   return uploaded(ops, std::vector<float>(static_cast<size_t>(size), value));
 }
