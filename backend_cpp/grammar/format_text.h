@@ -1,4 +1,4 @@
-// A schema or structural tag as xgrammar is to read it.
+// A structural tag as xgrammar is to read it.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,6 @@ namespace turbomind {
 
 struct FormatText {
   std::string text;                   // JSON
-  std::vector<std::string> patterns;  // of its strings in JSON
   std::vector<std::string> regexes;   // that are parts of a structural tag
   std::vector<std::string> grammars;  // the same
 };
@@ -20,11 +19,7 @@ struct FormatText {
 // The number of a token that a structural tag names by its text. Throws Error(kInvalidArgument).
 using TokenNumber = std::function<int32_t(const std::string& text)>;
 
-// Tokens by number, since xgrammar would want the vocabulary for texts; patterns in ASCII, since it reads others as if
-// they were outside of JSON.
-FormatText format_text(const Json& format, const TokenNumber& token_number);
-
-// Throws Error(kInvalidArgument) for a count of repetitions that xgrammar would read as another number.
-void check_counts(const std::string& regex);
+// Tokens by number, since xgrammar would want the vocabulary for texts.
+FormatText format_text(const Json& tag, const TokenNumber& token_number);
 
 }  // namespace turbomind

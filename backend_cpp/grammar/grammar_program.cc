@@ -50,8 +50,7 @@ struct Unknown : std::exception {
 
 class ProgramBuilder {
  public:
-  ProgramBuilder(const Json& grammar, const RegexParser& parse_regex, bool is_in_string = false)
-      : parse_regex_(parse_regex), is_in_string_(is_in_string) {
+  ProgramBuilder(const Json& grammar, const RegexParser& parse_regex) : parse_regex_(parse_regex) {
     end_ = add({GrammarProgram::kReturn, 0, 0, 0, 0});
     if (add_rules(grammar) != 0) throw Unknown();
   }
@@ -414,7 +413,7 @@ class ProgramBuilder {
 
   const RegexParser& parse_regex_;
   Expressions expressions_;  // of the grammar whose rules are added
-  bool is_in_string_;
+  bool is_in_string_ = false;
   bool is_in_pattern_ = false;
   std::vector<std::string> names_;  // of the rules; none of those of patterns
   int32_t end_ = 0;
@@ -441,17 +440,6 @@ GrammarProgram grammar_program(const std::string& source, const RegexParser& par
 bool has_endless_number(const std::string& source, const RegexParser& parse_regex) {
   GrammarProgram program = grammar_program(source, parse_regex, Bounds::kNone);
   return bound_numbers(program, std::vector<bool>(program.starts.size(), true));
-}
-
-bool fits_json_string(const std::string& source, const RegexParser& parse_regex) {
-  try {
-    GrammarProgram program = ProgramBuilder(Json::parse(source), parse_regex, true).take();
-    return prepare(program);
-  } catch (const Unknown&) {
-    return true;
-  } catch (const std::out_of_range&) {
-    return true;
-  }
 }
 
 }  // namespace turbomind

@@ -25,7 +25,4 @@ GrammarProgram grammar_program(const std::string& source, const RegexParser& par
 // Whether a grammar has a number that continues without end.
 bool has_endless_number(const std::string& source, const RegexParser& parse_regex);
 
-// Whether a JSON string that holds every character as it is can match a regular expression, whose `source` is as above.
-bool fits_json_string(const std::string& source, const RegexParser& parse_regex);
-
 }  // namespace turbomind

@@ -1,6 +1,6 @@
 // The library turbomind_grammar: makes a Python process (lmdeploy/grammars/__main__.py) one that reads response formats
-// for the engine that has started it, one at a time. It ends when the engine closes its socket, for whatever reason. What
-// it does is bounded:
+// for the engine that has started it, one at a time. It ends when the engine closes its socket, for whatever reason.
+// What it does is bounded:
 //
 //   processor time   of a format, as the engine says
 //   memory           by a constant, alongside what it has
@@ -207,20 +207,31 @@ std::string read(const FormatReader& reader, const std::string& payload) {
       .take();
 }
 
-// Returns a JSON object with `format`, that of the user as xgrammar is to read it, or `refusal`. Null: there is no
-// memory left. The text lives until the next call.
-using Translate = const char* (*)(const char* format, size_t size);
+// What lmdeploy/grammars does here. Texts live until the next call; null: there is no memory left.
+struct Translator {
+  // Returns a JSON object with `format`, that of the user as xgrammar is to read it, or `refusal`.
+  const char* (*translate)(const char* format, size_t size);
+  // Returns a message about that format as one about the user's.
+  const char* (*explain)(const char* message);
+};
 
-FormatReader load(Translate translate) {
+std::string text_or_throw(const char* text) {
+  if (text == nullptr) throw std::bad_alloc();
+  return text;
+}
+
+FormatReader load(Translator translator) {
   try {
     const FormatReader read_translated = load_xgrammar(wire::read_vocabulary(receive(wire::kVocabulary)));
     const FormatReader reader = [=](const std::string& text) {
-      const char* result = translate(text.data(), text.size());
-      if (result == nullptr) throw std::bad_alloc();
-      const Json found = Json::parse(result);
+      const Json found = Json::parse(text_or_throw(translator.translate(text.data(), text.size())));
       const Json* format = found.find("format");
       if (format == nullptr) throw invalid_argument("response_format: " + found.at("refusal").as_string());
-      return read_translated(format->as_string());
+      try {
+        return read_translated(format->dump());
+      } catch (const Error& error) {
+        throw Error(error.code(), text_or_throw(translator.explain(error.what())));
+      }
     };
     reader(R"({"type":"json_object"})");  // the first is the slowest
     return reader;
@@ -234,14 +245,15 @@ FormatReader load(Translate translate) {
 
 }  // namespace turbomind
 
-extern "C" __attribute__((visibility("default"))) void turbomind_grammar_run(turbomind::Translate translate) {
+extern "C" __attribute__((visibility("default"))) void turbomind_grammar_run(
+    decltype(turbomind::Translator::translate) translate, decltype(turbomind::Translator::explain) explain) {
   using namespace turbomind;
   prctl(PR_SET_NAME, "turbomind_grammar");
   mallopt(M_ARENA_MAX, 1);  // the thread that reads would map another, which the limit of memory counts
   syscall(SYS_close_range, wire::kSocket + 1, ~0U, 0);  // what the engine's process had open
   signal(SIGINT, SIG_IGN);                              // Ctrl-C is the engine's affair
   signal(SIGPIPE, SIG_IGN);
-  const FormatReader reader = load(translate);
+  const FormatReader reader = load({translate, explain});
   limit_process();
   while (true) {
     const std::string payload = receive(wire::kFormat);

@@ -12,7 +12,6 @@
 #include "base/json.h"
 #include "grammar/format_text.h"
 #include "grammar/grammar_program.h"
-#include "grammar/grammar_text.h"
 #include "tvm/ffi/container/array.h"
 #include "tvm/ffi/container/tensor.h"
 #include "tvm/ffi/function.h"
@@ -26,7 +25,6 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr size_t kMaxBytes = 64 << 10;  // of a format
 constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces forever
 
 const std::string kTypePrefix = "xgrammar.tvm_ffi_binding.";
@@ -50,18 +48,6 @@ std::string without_source_place(std::string message) {
   const size_t file = message.find(".cc:");
   const size_t text = file == std::string::npos ? file : message.find(": ", file);
   return text == std::string::npos ? message : message.substr(text + 2);
-}
-
-std::string without_field(const std::string& message) {
-  constexpr std::string_view field = "response_format: ";
-  return message.starts_with(field) ? message.substr(field.size()) : message;
-}
-
-size_t place_of_rule(const std::string& grammar, const std::string& name) {
-  for (size_t at = grammar.find(name); at != std::string::npos; at = grammar.find(name, at + 1)) {
-    if (grammar.find_first_not_of(" \t?!", grammar.rfind('\n', at) + 1) == at) return at;
-  }
-  return 0;
 }
 
 struct Methods {
@@ -102,61 +88,29 @@ class Xgrammar {
   Format read_parsed(const Json& format) const {
     const std::string& type = format.at("type").as_string();
     if (type == "json_object") return read_schema(Json::parse(R"({"type":"object"})"));
-    if (type == "json_schema") {
-      const Json& member = format.at("json_schema");
-      const Json* schema = member.find("schema");
-      return read_schema(schema != nullptr ? *schema : member);
+    if (type == "json_schema") return read_schema(format.at(type).at("schema"));
+    const auto text = [&] { return ffi::String(format.at(type).as_string()); };
+    if (type == "regex_schema") return {program_of(methods_.read_regex(text(), false))};
+    if (type == "grammar") return {program_of(methods_.read_ebnf(text(), ffi::String("root")))};
+    if (type == "lark") {
+      const ffi::Array<ffi::String> no_names, no_grammars;
+      return {program_of(methods_.read_lark(text(), nullptr, no_names, no_grammars))};
     }
-    if (type == "regex_schema") return {program_of(methods_.read_regex(text_of(format, type), false))};
-    if (type == "grammar" || type == "lark") return read_grammar(format.at(type).as_string(), type == "lark");
     if (type == "structural_tag") {
       const Json& tags = format.at("structural_tag");
-      const FormatText read = as_read(tags);
-      const std::string text = R"({"type":"structural_tag","format":)" + read.text + "}";
-      return {program_of(methods_.read_tags(ffi::String(text)), bounds_of(read)), marks_in(tags.dump())};
+      const FormatText read = format_text(tags, [this](const std::string& token) { return number_of(token); });
+      const ffi::String tag(R"({"type":"structural_tag","format":)" + read.text + "}");
+      return {program_of(methods_.read_tags(tag), bounds_of(read)), marks_in(tags.dump())};
     }
     throw invalid_argument(
         "response_format.type must be json_object, json_schema, regex_schema, grammar, lark or structural_tag, got " +
         type);
   }
 
-  Format read_grammar(const std::string& grammar, bool is_lark) const {
-    require_size(grammar);
-    const GrammarText given = is_lark ? lark_text(grammar) : ebnf_text(grammar);
-    try {
-      const ffi::Array<ffi::String> no_names, no_grammars;
-      const ffi::String text(given.text);
-      const ffi::Any read = is_lark ? methods_.read_lark(text, nullptr, no_names, no_grammars)
-                                    : methods_.read_ebnf(text, ffi::String("root"));
-      return {program_of(read)};
-    } catch (const Error& error) {
-      const std::string root = is_lark ? "start" : "root";
-      throw grammar_error(grammar, place_of_rule(grammar, root), root + ": " + without_field(error.what()));
-    } catch (const std::bad_alloc&) {
-      throw;
-    } catch (const std::exception& error) {
-      throw grammar_error(grammar, given, error.what());
-    }
-  }
-
-  static ffi::String text_of(const Json& format, const std::string& type) {
-    const std::string& text = format.at(type).as_string();
-    require_size(text);
-    check_counts(text);
-    return text;
-  }
-
-  static void require_size(const std::string& text) {
-    if (!text.empty() && text.size() <= kMaxBytes) return;
-    throw invalid_argument("response_format must be 1 to " + std::to_string(kMaxBytes) + " bytes long, got " +
-                           std::to_string(text.size()));
-  }
-
   // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at all.
   Format read_schema(const Json& schema) const {
-    const ffi::String given(as_read(schema).text);
-    const ffi::Any grammar =
-        methods_.read_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false);
+    const ffi::Any grammar = methods_.read_json_schema(ffi::String(schema.dump()), kAnyWhitespace, nullptr, nullptr,
+                                                       true, nullptr, false, false);
     return {program_of(grammar, Bounds::kAll), {}, true};
   }
 
@@ -173,18 +127,6 @@ class Xgrammar {
                             return is_endless(methods_.read_ebnf(ffi::String(each), ffi::String("root")));
                           });
     return is_basic ? Bounds::kBasic : Bounds::kAll;
-  }
-
-  // Text of a schema or structural tag for xgrammar.
-  FormatText as_read(const Json& format) const {
-    require_size(format.dump());
-    FormatText text = format_text(format, [this](const std::string& token) { return number_of(token); });
-    for (const std::string& pattern : text.patterns) {
-      if (fits_json_string(parse_regex_(pattern), parse_regex_)) continue;
-      throw invalid_argument("response_format: the pattern " + pattern +
-                             " needs characters that JSON escapes, which are not supported in a pattern");
-    }
-    return text;
   }
 
   int32_t number_of(const std::string& token) const {

@@ -16,8 +16,8 @@ struct Format {
   bool is_printable = false;  // whether no token with a control character may come, also where the program has them
 };
 
-// Reads the JSON text of a `response_format` (turbomind/config.pbtxt). May take long. Throws Error(kInvalidArgument).
-using FormatReader = std::function<Format(const std::string& response_format)>;
+// Reads the JSON text of a format as lmdeploy/grammars translates it. May take long. Throws Error(kInvalidArgument).
+using FormatReader = std::function<Format(const std::string& format)>;
 
 // Loads xgrammar. Throws Error.
 FormatReader load_xgrammar(wire::Vocabulary vocabulary);

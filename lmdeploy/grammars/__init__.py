@@ -1,4 +1,4 @@
-"""From a ``response_format``, as any caller gives it, to the one that the grammar program hands to xgrammar.
+"""From a ``response_format``, as any caller gives it, to the one that the grammar library hands to xgrammar.
 
 Schemas become schemas that xgrammar keeps to (`lmdeploy.json_schema`), expressions become plain characters, classes and
 counts. This runs where formats are compiled, in a process whose time and memory are limited.
@@ -7,53 +7,94 @@ counts. This runs where formats are compiled, in a process whose time and memory
 from __future__ import annotations
 
 import json
-import re
-from itertools import count
+from dataclasses import dataclass
 from typing import Any
 
-from lmdeploy.json_schema import SchemaError, enforceable, full_match
+from lmdeploy.grammars.texts import GrammarError, GrammarText, ebnf_text, lark_text
+from lmdeploy.json_schema import MAX_BYTES, SchemaError, enforceable, full_match
 from lmdeploy.json_schema.output import without_lengths
 from lmdeploy.json_schema.patterns import PatternError
 from lmdeploy.json_schema.places import shown
+
+_PREFIXES = ("response_format cannot be compiled: ", "response_format: ")  # of messages about what was translated
 
 
 class RefusedFormatError(ValueError):
     """A format that is none, or that the engine does not keep to."""
 
 
-def translated(response_format: str) -> str:
-    """Return the JSON text of a format for xgrammar, from the user's; raise `RefusedFormatError`."""
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A format for xgrammar.
+
+    Attributes
+    ----------
+    read : dict
+        The format.
+    grammar : GrammarText, optional
+        Its grammar, where it is one.
+    """
+
+    read: Any
+    grammar: GrammarText | None = None
+
+    def explain(self, message: str) -> str:
+        """Return a message about `read` as one about the user's format."""
+        if self.grammar is None:
+            return message
+        for prefix in _PREFIXES:
+            message = message.removeprefix(prefix)
+        return f"response_format: {self.grammar.explain(message)}"
+
+
+def translated(response_format: str) -> Translation:
+    """Return a format for xgrammar, from the user's JSON; raise `RefusedFormatError`."""
     try:
         given = json.loads(response_format)
-        return json.dumps(_translated(given) if isinstance(given, dict) else given)
+        return _translated(given) if isinstance(given, dict) else Translation(given)
+    except RefusedFormatError:
+        raise
     except SchemaError as error:
         raise RefusedFormatError(f"refused at {error}") from None
+    except GrammarError as error:
+        raise RefusedFormatError(str(error)) from None
     except RecursionError:
         raise RefusedFormatError("it is nested too deeply") from None
+    except ValueError as error:
+        raise RefusedFormatError(f"it is no JSON: {error}") from None
 
 
-def _translated(given: dict[str, Any]) -> dict[str, Any]:
+def _translated(given: dict[str, Any]) -> Translation:
     match given:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return given | {"json_schema": {"schema": _schema(schema)}}
+            return Translation(given | {"json_schema": {"schema": _schema(schema)}})
         case {"type": "json_schema", "json_schema": schema}:
-            return given | {"json_schema": {"schema": _schema(schema)}}
+            return Translation(given | {"json_schema": {"schema": _schema(schema)}})
         case {"type": "regex_schema", "regex_schema": str(pattern)}:
-            return given | {"regex_schema": _expression(pattern)}
-        case {"type": "lark", "lark": str(grammar)}:
-            return given | {"lark": _lark(grammar)}
+            return Translation(given | {"regex_schema": _expression(pattern)})
+        case {"type": "grammar" | "lark" as kind} if isinstance(given.get(kind), str):
+            grammar = (ebnf_text if kind == "grammar" else lark_text)(_sized(given[kind]))
+            return Translation(given | {kind: grammar.read}, grammar)
         case {"type": "structural_tag", "structural_tag": tag}:
-            return given | {"structural_tag": _tag(tag)}
-    return given
+            _sized(json.dumps(tag, ensure_ascii=False))
+            return Translation(given | {"structural_tag": _tag(tag)})
+    return Translation(given)
 
 
 def _schema(schema: Any) -> Any:
     return enforceable(schema) if isinstance(schema, dict) else schema
 
 
+def _sized(text: str) -> str:
+    """Return a text of a size that may be compiled."""
+    if 1 <= (size := len(text.encode(errors="replace"))) <= MAX_BYTES:
+        return text
+    raise RefusedFormatError(f"it must be 1 to {MAX_BYTES} bytes long, got {size}")
+
+
 def _expression(pattern: str) -> str:
     try:
-        return full_match(pattern)
+        return full_match(_sized(pattern))
     except PatternError as error:
         raise RefusedFormatError(f"the expression {shown(pattern)} {error}") from None
 
@@ -68,46 +109,10 @@ def _tag(value: Any) -> Any:
             return value | {"json_schema": without_lengths(_schema(schema))}
         case {"type": "regex", "pattern": str(pattern)}:
             return value | {"pattern": _expression(pattern)}
+        case {"type": "grammar", "grammar": str(grammar)}:
+            return value | {"grammar": ebnf_text(grammar).read}
         case dict():
             return {name: _tag(each) for name, each in value.items()}
         case list():
             return [_tag(each) for each in value]
     return value
-
-
-# Comments, strings and expressions of a Lark grammar, in which the text %json means nothing; and %json itself.
-_LARK = re.compile(r'(?://|#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|%json\b\s*')
-
-
-def _lark(grammar: str) -> str:
-    """Return a Lark grammar with the schemas after ``%json`` as the engine keeps to them.
-
-    They go to its end as rules, so that the places of what else is wrong stay those of the user's text.
-    """
-    parts: list[str] = []
-    rules: list[str] = []
-    at = 0
-    while found := _LARK.search(grammar, at):
-        start, at = at, found.end()
-        parts.append(grammar[start:at])
-        if found[0].startswith("%json"):
-            try:
-                schema, end = json.JSONDecoder().raw_decode(grammar, at)
-            except ValueError:  # its reader says what is wrong
-                continue
-            if isinstance(schema, dict):
-                rule = next(name for n in count(len(rules)) if (name := f"json_{n}") not in grammar)
-                enforced = json.dumps(_enforced_at(grammar, found.start(), schema), ensure_ascii=False)
-                rules.append(f"\n{rule}: %json {enforced}")
-                blank = re.sub(r"[^\n]", " ", grammar[found.start() + len(rule) + 1 : end - 1])
-                parts[-1] = f"{grammar[start : found.start()]}({rule}{blank})"
-                at = end
-    return "".join([*parts, grammar[at:], *rules])
-
-
-def _enforced_at(grammar: str, at: int, schema: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return enforceable(schema)
-    except SchemaError as error:
-        line, column = grammar.count("\n", 0, at) + 1, at - grammar.rfind("\n", 0, at)
-        raise SchemaError(error.pointer, f"{error.reason} (line {line}, column {column} of the grammar)") from None

@@ -11,31 +11,43 @@ from pathlib import Path
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's affair
 
-from lmdeploy.grammars import RefusedFormatError, translated  # noqa: E402 - takes a moment
+from lmdeploy.grammars import RefusedFormatError, Translation, translated  # noqa: E402 - takes a moment
 
 _LIBRARY = Path(__file__).parents[1] / "turbomind_grammar.so"
-_RESULT = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_TRANSLATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_EXPLAIN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
+
+
+class Callbacks:
+    """What the library calls; returned texts stay where they are until the next call. None: there is no memory left."""
+
+    def __init__(self) -> None:
+        self._last = Translation(None)
+        self._kept = ctypes.create_string_buffer(0)
+
+    def translate(self, text: int, size: int) -> int | None:
+        """Return the place of a JSON object of the format for xgrammar, or of why there is none."""
+        try:
+            self._last = translated(ctypes.string_at(text, size).decode(errors="replace"))
+            return self._place_of(json.dumps({"format": self._last.read}))
+        except RefusedFormatError as error:
+            return self._place_of(json.dumps({"refusal": str(error)}))
+        except MemoryError:
+            return None
+
+    def explain(self, message: bytes) -> int:
+        """Return the place of a message about the user's format."""
+        return self._place_of(self._last.explain(message.decode(errors="replace")))
+
+    def _place_of(self, text: str) -> int:
+        self._kept = ctypes.create_string_buffer(text.encode(errors="replace"))
+        return ctypes.addressof(self._kept)
 
 
 def main() -> None:
     """Compile formats until the engine closes its socket."""
-    kept = ctypes.create_string_buffer(0)
-
-    def translate(text: int, size: int) -> int | None:
-        """Return the place of a JSON object of the format for xgrammar, or of why there is none."""
-        nonlocal kept
-        try:
-            result = {"format": translated(ctypes.string_at(text, size).decode())}
-        except MemoryError:
-            return None
-        except RefusedFormatError as error:
-            result = {"refusal": str(error)}
-        except ValueError as error:  # no JSON, or no UTF-8
-            result = {"refusal": f"it is no JSON: {error}"}
-        kept = ctypes.create_string_buffer(json.dumps(result).encode())
-        return ctypes.addressof(kept)
-
-    ctypes.CDLL(str(_LIBRARY)).turbomind_grammar_run(_RESULT(translate))
+    calls = Callbacks()
+    ctypes.CDLL(str(_LIBRARY)).turbomind_grammar_run(_TRANSLATE(calls.translate), _EXPLAIN(calls.explain))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from lmdeploy.json_schema.expressions import body_of_rule, full_match, without
 from lmdeploy.json_schema.output import Output
 
 MAX_BYTES = 65_536
-"""Of a schema and of what becomes of it; as `backend_cpp/grammar/xgrammar.cc` has it."""
+"""Of a schema and of what becomes of it, and of any format."""
 
 _MAX_DROPPED = 64  # keywords that `relaxed` leaves out
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from functools import cache
 
 Ranges = tuple[tuple[int, int], ...]
 
 LAST = 0x10FFFF
 EVERY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 """All characters: code points but the surrogates."""
+
+_CASED = ((0x41, 0x3000), (0xA640, 0xAC00), (0xFB00, 0x11A00), (0x16E00, 0x17000), (0x1E900, 0x1EA00))
 
 PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, LAST))
 """Characters of a JSON string without an escape."""
@@ -55,6 +58,24 @@ def complement(ranges: Ranges) -> Ranges:
     if start <= LAST:
         found.append((start, LAST))
     return intersection(tuple(found), EVERY)
+
+
+def in_any_case(ranges: Ranges) -> Ranges:
+    """Return these characters, and those that differ from them in their case alone."""
+    others = _other_cases()
+    codes = sorted(others)
+    found = [code for low, high in ranges for code in codes[bisect_left(codes, low) : bisect_right(codes, high)]]
+    return union(ranges, *(others[code] for code in found))
+
+
+@cache
+def _other_cases() -> dict[int, Ranges]:
+    classes: dict[str, list[str]] = {}
+    for code in (code for low, high in _CASED for code in range(low, high)):
+        upper = chr(code).upper()
+        lower = (upper if len(upper) == 1 else chr(code)).lower()
+        classes.setdefault(lower if len(lower) == 1 else chr(code), []).append(chr(code))
+    return {ord(one): of(each) for each in classes.values() if len(each) > 1 for one in each}
 
 
 def of(characters: Iterable[str]) -> Ranges:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from lmdeploy.json_schema import charsets
 from lmdeploy.json_schema.charsets import Ranges
 from lmdeploy.json_schema.languages import (
+    EMPTY,
     NOTHING,
     Chars,
     Choice,
@@ -15,6 +16,7 @@ from lmdeploy.json_schema.languages import (
     Language,
     Repeat,
     TooAlikeError,
+    concatenation,
     restricted,
 )
 from lmdeploy.json_schema.patterns import PatternError, language_of, language_of_text
@@ -22,7 +24,7 @@ from lmdeploy.json_schema.patterns import PatternError, language_of, language_of
 # By how many bytes UTF-8 takes. In a class that has characters of two and of three bytes, or of three and of four,
 # xgrammar 0.2.8 takes sequences of bytes for characters that are none.
 _UTF8: tuple[Ranges, ...] = (((0, 0x7FF),), ((0x800, 0xFFFF),), ((0x10000, charsets.LAST),))
-_PLAIN = " _!\"#%&',/:;<=>@`~"  # mean themselves everywhere; xgrammar warns of escapes that nothing needs
+_PLAIN = " _!\"#%&',:;<=>@`~"  # mean themselves everywhere; xgrammar warns of escapes that nothing needs
 
 
 @lru_cache(maxsize=256)
@@ -51,6 +53,20 @@ def body_of_rule(expression: str, characters: str) -> str | None:
 def full_match(pattern: str) -> str:
     """Return the expression that the grammar engine keeps a whole text to; raise `PatternError`."""
     return f"^({_written(language_of_text(pattern))})$"
+
+
+def rule_of_text(pattern: str, flags: str) -> str:
+    """Return an expression with flags as a part of a rule in Lark; raise `PatternError`."""
+    return _in_lark(language_of_text(pattern, flags))
+
+
+def text_in_any_case(string: str) -> str:
+    """Return a string in any case as a part of a rule in Lark."""
+    return _in_lark(concatenation(Chars(charsets.in_any_case(charsets.of(each))) for each in string))
+
+
+def _in_lark(language: Language) -> str:
+    return '""' if language == EMPTY else f"/{_written(language)}/"
 
 
 def _distinguished(language: Language) -> Language:

@@ -1,7 +1,7 @@
-"""Regular expressions of JSON Schema (ECMA-262) as languages.
+"""Regular expressions as languages.
 
-An expression is looked for anywhere in a string, as the standard says. Where ECMA-262 and Python's `re` disagree about
-a character class, it is read as what both allow.
+Those of JSON Schema (ECMA-262) are looked for anywhere in a string, as the standard says; those of whole texts may have
+flags. Where ECMA-262 and Python's `re` disagree about a character class, it is read as what both allow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from lmdeploy.json_schema.languages import (
     concatenation,
     expanded_size,
     repeat,
-    text,
     widths,
 )
 
@@ -58,12 +57,21 @@ _DOT = charsets.complement(charsets.of("\n\r\u2028\u2029"))
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "0": "\0"}
 _COUNT = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
+_HEX_OF_TEXT = re.compile(rf"{_HEX.pattern}|x\{{([0-9A-Fa-f]{{1,6}})\}}|U([0-9A-Fa-f]{{8}})")
+_FLAGS = re.compile(r"\(\?([imsux]+)\)")
+_BLANKS = re.compile(r"(?:[ \t\n\r\f\v]|#[^\n]*)*")
+_SET_OPERATIONS = ("[:", "&&", "--", "~~", "||")
 _NAMED = re.compile(r"\?P?<[A-Za-z_]\w*>", re.ASCII)
 _GROUPS = {"?=": "looks ahead", "?!": "looks ahead", "?<=": "looks behind", "?<!": "looks behind"}
 
 
 class PatternError(ValueError):
-    """An expression that is none, or that cannot be enforced."""
+    """An expression that is none, or that cannot be enforced: why, and at which character."""
+
+    def __init__(self, reason: str, at: int | None = None) -> None:
+        super().__init__(reason if at is None else f"{reason} (at character {at})")
+        self.reason = reason
+        self.at = at or 0
 
 
 class _Variant(NamedTuple):
@@ -97,16 +105,27 @@ def language_of(pattern: str, longest: int = MAX_LENGTH) -> Language:
     return language
 
 
-def language_of_text(pattern: str) -> Language:
-    """Return the strings that a regular expression matches from end to end; raises as `language_of` does."""
-    return choice(each.language for each in _Parser(pattern).whole())
+def language_of_text(pattern: str, flags: str = "") -> Language:
+    """Return the strings that a regular expression matches from end to end; raises as `language_of` does.
+
+    `flags` are of ``imsux``; the expression may begin with more. ``^`` and ``$`` are the ends of the text, also with m.
+    """
+    found = choice(each.language for each in _Parser(pattern, flags).whole())
+    if found == NOTHING:
+        raise PatternError("matches no text")
+    return found
 
 
 class _Parser:
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, flags: str | None = None) -> None:
         self._pattern = pattern
         self._at = 0
         self._depth = 0
+        self._is_of_text = flags is not None
+        self._flags = flags or ""
+        if self._is_of_text and (found := _FLAGS.match(pattern)):
+            self._flags += found[1]
+            self._at = found.end()
 
     def whole(self) -> list[_Variant]:
         variants = self._disjunction()
@@ -114,8 +133,16 @@ class _Parser:
             self._fail("has a ) without a (")
         return variants
 
-    def _fail(self, what: str) -> NoReturn:
-        raise PatternError(f"{what} (at character {self._at})")
+    def _fail(self, what: str, at: int | None = None) -> NoReturn:
+        raise PatternError(what, self._at if at is None else at)
+
+    def _skip(self) -> None:
+        """Skip white space and comments, with flag x."""
+        if "x" in self._flags and (found := _BLANKS.match(self._pattern, self._at)):
+            self._at = found.end()
+
+    def _in_cases(self, ranges: Ranges) -> Ranges:
+        return charsets.in_any_case(ranges) if "i" in self._flags else ranges
 
     def _takes(self, token: str) -> bool:
         found = self._pattern.startswith(token, self._at)
@@ -142,8 +169,10 @@ class _Parser:
                 so_far = _followed(so_far, [_Variant(False, concatenation(parts), False)])
                 parts.clear()
 
+        self._skip()
         while self._at < len(self._pattern) and self._pattern[self._at] not in "|)":
             term = self._term()
+            self._skip()
             if len(term) == 1 and not term[0].starts and not term[0].ends:
                 parts.append(term[0].language)
                 continue
@@ -155,44 +184,47 @@ class _Parser:
         return so_far
 
     def _term(self) -> list[_Variant]:
+        start = self._at
         if self._takes("^"):
             return [_Variant(True, EMPTY, False)]
         if self._takes("$"):
             return [_Variant(False, EMPTY, True)]
-        variants = self._group() if self._takes("(") else [_Variant(False, self._atom(), False)]
+        variants = self._group(start) if self._takes("(") else [_Variant(False, self._atom(), False)]
+        self._skip()
         low, high = self._count()
         if (low, high) == (1, 1):
             return variants
         if any(each.starts or each.ends for each in variants):
-            self._fail("repeats a group with ^ or $ in it")
+            self._fail("repeats a group with ^ or $ in it", start)
         return [_Variant(False, repeat(choice(each.language for each in variants), low, high), False)]
 
-    def _group(self) -> list[_Variant]:
+    def _group(self, start: int) -> list[_Variant]:
         if self._takes("?:"):
             pass
         elif named := _NAMED.match(self._pattern, self._at):
             self._at = named.end()
         elif self._pattern.startswith("?", self._at):
             why = [why for mark, why in _GROUPS.items() if self._pattern.startswith(mark, self._at)]
-            self._fail(why[-1] if why else "has a group with flags, or of an unknown kind")
+            self._fail(why[-1] if why else "has a group with flags, or of an unknown kind", start)
         variants = self._disjunction()
         if not self._takes(")"):
-            self._fail("has a ( without a )")
+            self._fail("has a ( without a )", start)
         return variants
 
     def _count(self) -> tuple[int, int | None]:
         """Read what may be after an atom; it is the same whether it is greedy or lazy."""
+        start = self._at
         low, counted = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(self._pattern[self._at : self._at + 1], (1, 1))
         if (low, counted) != (1, 1):
             self._at += 1
         elif found := _COUNT.match(self._pattern, self._at):
             self._at = found.end()
             if len(found[0]) > _LONGEST_COUNT or max(int(each) for each in found.group(1, 3) if each) > MAX_EXPANSION:
-                self._fail(f"repeats more than {MAX_EXPANSION} times")
+                self._fail(f"repeats more than {MAX_EXPANSION} times", start)
             low = int(found[1])
             counted = low if found[2] is None else int(found[3]) if found[3] else None
             if counted is not None and counted < low:
-                self._fail("counts down in {}")
+                self._fail("counts down in {}", start)
         else:
             return 1, 1
         self._takes("?")
@@ -203,29 +235,31 @@ class _Parser:
         return low, counted
 
     def _atom(self) -> Language:
+        start = self._at
         if self._takes("."):
-            return Chars(_DOT)
+            return Chars(charsets.EVERY if "s" in self._flags else _DOT)
         if self._takes("["):
-            return self._class()
+            return self._class(start)
         if self._takes("\\"):
             sure, _ = self._escape(in_class=False)
-            return Chars(sure)
+            return Chars(self._in_cases(sure))
         if self._pattern[self._at] in "*+?":
             self._fail("repeats nothing")
         if self._pattern.startswith("{,", self._at):
             self._fail("has {, which not everybody reads alike")
         self._at += 1
-        return text(self._pattern[self._at - 1])
+        return Chars(self._in_cases(charsets.of(self._pattern[start])))
 
     def _escape(self, *, in_class: bool) -> tuple[Ranges, Ranges]:
         """Read what follows a backslash: the characters it surely stands for, and those it may."""
+        start = self._at - 1
         if self._at == len(self._pattern):
-            self._fail("ends with a backslash")
-        if found := _HEX.match(self._pattern, self._at):
+            self._fail("ends with a backslash", start)
+        if found := (_HEX_OF_TEXT if self._is_of_text else _HEX).match(self._pattern, self._at):
             self._at = found.end()
-            code = int(found[1] or found[2] or found[3], 16)
+            code = int(next(filter(None, found.groups())), 16)
             if code > charsets.LAST or 0xD800 <= code <= 0xDFFF:
-                self._fail("names half of a surrogate pair, or no character")
+                self._fail("names half of a surrogate pair, or no character", start)
             return (one := charsets.of(chr(code))), one
         character = self._pattern[self._at]
         if character in _CLASSES:
@@ -236,17 +270,21 @@ class _Parser:
         if character in controls and not (character == "0" and following.isdigit()):
             character = controls[character]
         elif character.isalnum() and character.isascii():
-            self._fail(f"has \\{character}, which is not enforced")
+            self._fail(f"has \\{character}, which is not enforced", start)
         self._at += 1
         return (one := charsets.of(character)), one
 
-    def _class(self) -> Language:
+    def _class(self, start: int) -> Language:
         is_negated = self._takes("^")
         sure: list[Ranges] = []
         possible: list[Ranges] = []
         if self._pattern.startswith("]", self._at):
             self._fail("has an empty class")
         while not self._takes("]"):
+            if self._at == len(self._pattern):
+                self._fail("has a [ without a ]", start)
+            if self._is_of_text and self._pattern.startswith(_SET_OPERATIONS, self._at):
+                self._fail(f"has {self._pattern[self._at : self._at + 2]} in a class, which not everybody reads alike")
             low, low_possible = self._class_atom()
             if self._pattern.startswith("-", self._at) and self._pattern[self._at + 1 : self._at + 2] not in ("", "]"):
                 self._at += 1
@@ -256,8 +294,8 @@ class _Parser:
                 if low[0][0] > high[0][0]:
                     self._fail("has a range that runs backwards")
                 low = low_possible = charsets.intersection(((low[0][0], high[0][0]),), charsets.EVERY)
-            sure.append(low)
-            possible.append(low_possible)
+            sure.append(self._in_cases(low))
+            possible.append(self._in_cases(low_possible))
         if is_negated:
             ranges = charsets.complement(charsets.union(*possible))
         else:  # a class and its opposite are all characters
@@ -268,10 +306,8 @@ class _Parser:
     def _class_atom(self) -> tuple[Ranges, Ranges]:
         if self._takes("\\"):
             return self._escape(in_class=True)
-        if self._at == len(self._pattern):
-            self._fail("has a [ without a ]")
         self._at += 1
-        return (one := charsets.of(self._pattern[self._at - 1])), one
+        return (one := charsets.of(self._pattern[self._at - 1 : self._at])), one
 
 
 def _merged(variants: list[_Variant]) -> list[_Variant]:

@@ -59,7 +59,7 @@ def compiler() -> xgrammar.GrammarCompiler:
 
 
 def compiled(compiler: xgrammar.GrammarCompiler, grammar: dict[str, Any]) -> xgrammar.CompiledGrammar:
-    read = json.loads(translated(json.dumps({"type": "structural_tag", "structural_tag": grammar})))
+    read = translated(json.dumps({"type": "structural_tag", "structural_tag": grammar})).read
     return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": read["structural_tag"]}))
 
 
