@@ -20,7 +20,7 @@ constexpr int kInputs = 264;
 constexpr int kExperts = 6;
 
 // Experts without rows, with one, with a tile and one more, and with several tiles; pairs of no expert after them.
-const std::vector<cuda::ExpertRows> kParts = {{0, 0, 129}, {2, 129, 1}, {3, 130, 64}, {5, 194, 302}};
+const std::vector<ExpertRows> kParts = {{0, 0, 129}, {2, 129, 1}, {3, 130, 64}, {5, 194, 302}};
 constexpr int kComputed = 496;
 constexpr int kPairs = 500;
 constexpr int kRows = 125;
@@ -161,7 +161,7 @@ class GroupedProblem {
     const AlignedBuffer memory = cuda::allocate(cuda::grouped_scratch_bytes(weights_.front(), kExperts, kPairs));
     cuda::grouped_product(ops_.stream(), {memory.as<void>(), memory.size()}, kernel,
                           {weights_.front(), table.as<std::byte>(), sizeof(LinearWeight), kExperts,
-                           parts.as<cuda::ExpertRows>(), part_count.as<int32_t>(), expert_of_pair.as<int32_t>(), kPairs,
+                           parts.as<ExpertRows>(), part_count.as<int32_t>(), expert_of_pair.as<int32_t>(), kPairs,
                            inputs.as<float>(), kRows, slots.as<int32_t>(), y.as<void>()});
     const std::vector<bf16> rounded = fetch<bf16>(y);
     std::vector<float> results(rounded.size());
