@@ -42,8 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if find_spec("httpx"):  # machines with a GPU need have neither of the two
         import httpx
 
-        # What a call has that names none: 5 seconds may be over on a busy machine.
-        httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
+        # Of calls that name none: 5 seconds may be over on a busy machine.
+        for name in ("connect", "read", "write", "pool"):
+            setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, name, 180.0)
     if find_spec("hypothesis"):
         from hypothesis import HealthCheck, settings
 

@@ -26,7 +26,7 @@ from tests.support.pages import running_page
 from tests.support.samples import one_in
 from tests.support.waiting import eventually_sync
 
-SECONDS = 20.0  # for one request
+SECONDS = 60.0  # for one request
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +119,8 @@ def test_a_flood_leaves_the_memory_as_it_was(*, all_cases: bool) -> None:
     command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", fake.address, "--server-port", str(port)]
     page = subprocess.Popen([*command, "--server-name", "127.0.0.1"])
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http:
-            eventually_sync(lambda: _config(http) is not None, 60)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            eventually_sync(lambda: _config(http) is not None)
             config = _config(http)
             names = (*floods(), "a long conversation")
             chosen = [request for request in page_requests(config, PATHS[:1]) if request.name in names]
@@ -135,7 +135,7 @@ def test_a_flood_leaves_the_memory_as_it_was(*, all_cases: bool) -> None:
             eventually_sync(lambda: memory(page.pid, "VmRSS") - before < 64)
     finally:
         page.terminate()
-        page.wait(30)
+        page.wait(180)
         fake.stop()
 
 

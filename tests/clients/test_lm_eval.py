@@ -93,5 +93,5 @@ def test_the_guide_s_commands_are_taken_by_lm_eval() -> None:
     for words in asked:
         arguments = words[words.index("run") :]
         code = "from lm_eval._cli import HarnessCLI; HarnessCLI().parse_args()"
-        done = subprocess.run([PYTHON, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([PYTHON, "-c", code, *arguments], capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr

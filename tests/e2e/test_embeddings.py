@@ -50,7 +50,7 @@ def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
         running_gateway(
             Settings(triton_address=triton.grpc_address, model_name="body", engine_dir=resolve(body).path)
         ) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         responses = [client.embeddings.create(model="body", input=TEXTS) for _ in range(2)]
         vectors = [[each.embedding for each in response.data] for response in responses]

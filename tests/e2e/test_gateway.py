@@ -44,7 +44,7 @@ def url(triton_server: TritonServer) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -71,7 +71,7 @@ def test_greedy_choices_are_equal_and_the_prompt_counts_once(client: openai.Open
 
 def test_other_apis_answer_as_openais_does(url: str) -> None:
     tool: Any = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120) as claude:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
         asked: Any = {"model": MODEL, "messages": CAPITAL, "max_tokens": 32, "extra_body": {"temperature": 0}}
         for more in ({}, {"tools": [tool], "tool_choice": {"type": "none"}}):
             (block,) = claude.messages.create(**asked, **more).content
@@ -100,7 +100,7 @@ def test_reasoning_ends_when_its_budget_is_spent(triton_server: TritonServer, to
     story: Any = [{"role": "user", "content": "Tell me a story."}]
     with (
         running_gateway(settings) as address,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as own,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as own,
     ):
         asked: Any = {"model": MODEL, "messages": story, "temperature": 0, "max_tokens": 40}
         whole: Any = own.chat.completions.create(**asked).choices[0].message
@@ -284,7 +284,7 @@ def test_a_cache_report_names_the_part_that_changed_and_tells_other_salts_nothin
     def report(messages: list[dict[str, str]], of_tool: str, salt: str = "report") -> Any:
         body = {"model": MODEL, "messages": messages, "tools": [tool(of_tool)], "cache_salt": salt, "temperature": 0}
         asked = body | {"max_tokens": 4, "include_cache_report": True}
-        usage = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120, trust_env=False).json()["usage"]
+        usage = httpx.post(f"{url}/v1/chat/completions", json=asked, trust_env=False).json()["usage"]
         told = usage["cache_report"]
         assert told["found"] == told["device"] == usage["prompt_tokens_details"]["cached_tokens"]
         return told

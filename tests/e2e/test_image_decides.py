@@ -130,7 +130,7 @@ def test_the_response_is_the_colour_in_the_image(tmp_path: Path, default_model_d
     with (
         running_triton(model, device="cpu", session_len=512, cache_max_entry_count=64) as triton,
         running_gateway(Settings(triton_address=triton.grpc_address, model_name="colours")) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
 
         def named(colour: str) -> str | None:

@@ -84,7 +84,7 @@ def url(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -130,7 +130,7 @@ def check_generated(server: TritonServer, expected: list[str]) -> None:
     for one, text in zip((ONE, TWO), expected, strict=True):
         body = {"messages": json.dumps(content("what?", data_url(one))), "max_new_tokens": TOKENS, "ignore_eos": True}
         url = f"http://{server.http_address}/v2/models/ensemble_vision/generate"
-        assert httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"] == text
+        assert httpx.post(url, json=body, trust_env=False).json()["text_output"] == text
 
 
 def test_rows_that_are_looked_at_reach_the_engine(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_positions_of_three_axes_deeper_features_and_times_of_frames_reach_the_e
         parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "what?"}]
         body = {"messages": [{"role": "user", "content": parts}], "max_tokens": TOKENS, "temperature": 0}
         body |= {"model": "tiny-qwen", "ignore_eos": True}
-        return httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+        return httpx.post(f"{gateway}/v1/chat/completions", json=body, trust_env=False)
 
     with (
         running_triton(model, **ENGINE) as server,
@@ -215,12 +215,12 @@ def test_generate_takes_images_in_plain_json(triton: TritonServer, offline: dict
         "ignore_eos": True,
     }
     base = f"http://{triton.http_address}/v2/models"
-    response = httpx.post(f"{base}/ensemble_vision/generate", json=body, timeout=60, trust_env=False)
+    response = httpx.post(f"{base}/ensemble_vision/generate", json=body, trust_env=False)
     assert response.json()["text_output"] == offline["one"]
     text = body | {"messages": json.dumps([{"role": "user", "content": "only a text"}])}
-    response = httpx.post(f"{base}/ensemble_vision/generate", json=text, timeout=60, trust_env=False)
+    response = httpx.post(f"{base}/ensemble_vision/generate", json=text, trust_env=False)
     assert response.json()["text_output"] == offline["text"]
-    refused = httpx.post(f"{base}/ensemble/generate", json=body, timeout=60, trust_env=False)
+    refused = httpx.post(f"{base}/ensemble/generate", json=body, trust_env=False)
     assert refused.status_code == 400
     assert "ensemble_vision" in refused.json()["error"]
 
@@ -311,4 +311,4 @@ def test_a_model_of_texts_refuses_images(gateway: str) -> None:
 
 def _post(url: str, messages: Any) -> httpx.Response:
     body = {"model": "tiny-llava", "messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False)

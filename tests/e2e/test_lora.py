@@ -76,7 +76,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
                 control_key=triton.control_key,
             )
         ) as url,
-        httpx.Client(base_url=url, timeout=60) as http,
+        httpx.Client(base_url=url) as http,
     ):
 
         def respond(model: str, prompt: str = PROMPT) -> httpx.Response:
@@ -120,7 +120,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
                 index.follow(engine_metrics(triton)["kv_event_batches_total"])
                 return all(index.found(tokens, BLOCK, name) == whole_blocks for name in (None, "a", "b"))
 
-            eventually_sync(knows, timeout=60)
+            eventually_sync(knows)
             assert index.found(tokens, BLOCK, "c") == 0
         cached = found(len(tokens) - 1, BLOCK)
         assert respond("base").json()["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}

@@ -89,7 +89,7 @@ def test_the_server_says_that_its_device_is_lost_or_hangs_and_is_started_again(
     with running_gateway(Settings(triton_address=server.grpc_address)) as gateway:
 
         def health() -> int:
-            return httpx.get(f"{gateway}/health", timeout=10, trust_env=False).status_code
+            return httpx.get(f"{gateway}/health", trust_env=False).status_code
 
         def endure(fault: Path, message: str | None) -> None:
             assert respond(server, 5) == 5

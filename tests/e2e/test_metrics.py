@@ -20,7 +20,7 @@ def page(triton_server: TritonServer) -> Metrics:
     """Metrics after one response of eight tokens."""
     settings = Settings(triton_address=triton_server.grpc_address, triton_metrics_url=triton_server.metrics_url)
     body = {"model": DEFAULT_MODEL_NAME, "prompt": "One, two,", "max_tokens": 8, "ignore_eos": True, "stream": True}
-    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False) as http:
         assert http.post("/v1/completions", json=body).status_code == 200
 
         def scrape() -> Metrics:
@@ -88,7 +88,7 @@ def test_the_engine_has_timed_the_queue(page: Metrics) -> None:
 def test_response_formats_are_counted_and_timed(triton_server: TritonServer) -> None:
     settings = Settings(triton_address=triton_server.grpc_address)
     before = engine_metrics(triton_server)
-    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False) as http:
 
         def status(grammar: str) -> int:
             body = {"model": DEFAULT_MODEL_NAME, "prompt": "A", "max_tokens": 4, "guided_grammar": grammar}

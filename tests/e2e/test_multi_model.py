@@ -30,7 +30,7 @@ PROMPT = "Once upon a time, in a land far away, there lived"
 ADMIN = {"Authorization": "Bearer boss"}
 MB = 1_000_000
 KEPT = 40 * MB  # that a model which came and went may leave behind (docs/guides/multi-model.md)
-_SECONDS = 120.0  # for whatever is waited for on a busy machine
+_SECONDS = 180.0  # for whatever is waited for on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -70,12 +70,12 @@ class Wire:
             closing = threading.Thread(target=close)
             closing.start()
             yield responses
-            closing.join(60)
+            closing.join(180)
 
     def run(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Return the whole sequence of each response of a request that succeeds."""
         with self.stream(*args, **kwargs) as responses:
-            results = list(iter(lambda: responses.get(timeout=60), None))
+            results = list(iter(lambda: responses.get(timeout=180), None))
         for result in results:
             assert not isinstance(result, InferenceServerException), result
         return [sequence_of(result) for result in results if result.as_numpy("output_ids") is not None]
@@ -83,7 +83,7 @@ class Wire:
     def error(self, *args: Any, **kwargs: Any) -> str:
         """Return the error of a request that fails."""
         with self.stream(*args, **kwargs) as responses:
-            *_, last = iter(lambda: responses.get(timeout=60), None)
+            *_, last = iter(lambda: responses.get(timeout=180), None)
         assert isinstance(last, InferenceServerException)
         return str(last)
 
@@ -217,9 +217,9 @@ def test_a_cancel_on_another_stream_stops_the_turn_and_keeps_its_tokens(
 ) -> None:
     ids = wire.ids(FIRST)
     with wire.stream(ids, 6, start=1, output_len=3000, ignore_eos=True) as responses:
-        responses.get(timeout=60)
+        responses.get(timeout=180)
         wire.run([], 6, output_len=0, stop=1)
-        *_, last = (response for response in iter(lambda: responses.get(timeout=60), None))
+        *_, last = (response for response in iter(lambda: responses.get(timeout=180), None))
     assert not isinstance(last, InferenceServerException)
     held = sequence_of(last)
     assert len(ids) < len(held) < 3000
@@ -245,10 +245,10 @@ def test_errors_are_the_numbers_the_clients_know(wire: Wire) -> None:
     wire.run(ids, 8, start=1, output_len=2)
     assert "TurboMind execute failure: 4" in wire.error([], 8, output_len=0, stop=1)
     with wire.stream(ids, 8, start=1, output_len=2000, ignore_eos=True) as responses:
-        responses.get(timeout=60)
+        responses.get(timeout=180)
         assert "TurboMind execute failure: 3" in wire.error(ids, 8)
         wire.run([], 8, output_len=0, stop=1)
-        assert not any(isinstance(response, Exception) for response in iter(lambda: responses.get(timeout=60), None))
+        assert not any(isinstance(response, Exception) for response in iter(lambda: responses.get(timeout=180), None))
     wire.run([1], 8, output_len=0, end=1)
 
 

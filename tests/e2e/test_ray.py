@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`look_back_period_s`"),
 ]
 
-START = 120.0  # seconds on a busy machine
+START = 180.0  # seconds on a busy machine
 LONG = 3000  # tokens: some seconds
 # Ray reports its controller metrics so often, not every 10 s.
 QUICK = {"RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.3", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -128,7 +128,7 @@ def ask(url: str, text: str, **more: Any) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2, **more}
     headers = KEY | ({"x-session-id": more.pop("session")} if "session" in more else {})
     body.pop("session", None)
-    response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
     assert response.status_code == 200, response.text
     return response
 
@@ -159,7 +159,7 @@ def test_a_session_and_a_long_prefix_stay_with_the_replica_that_has_them(url: st
 
 
 def test_errors_of_replicas_come_through_and_adapters_are_not_changed_in_one_of_them(url: str) -> None:
-    with httpx.Client(base_url=url, trust_env=False, timeout=60, headers=KEY) as http:
+    with httpx.Client(base_url=url, trust_env=False, headers=KEY) as http:
         wrong = http.post("/v1/chat/completions", json={"model": "nobody", "messages": []})
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")
         assert http.get("/nowhere").json()["error"]["code"] == "unknown_url"
@@ -206,7 +206,7 @@ def test_an_adapter_is_a_model_of_its_name_whoever_answers(url: str) -> None:
 
 async def test_a_client_that_leaves_frees_its_replica(url: str) -> None:
     body = {"model": "tiny", "prompt": "x", "max_tokens": LONG, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, headers=KEY) as http:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, headers=KEY) as http:
         for _ in range(2):  # a batch has one place: who waits behind one of these waits for its end
             async with http.stream("POST", "/v1/completions", json=body) as response:
                 await anext(response.aiter_bytes())
@@ -281,4 +281,4 @@ def test_open_responses_are_finished_when_the_application_ends(url: str, model: 
     serve.delete("lmdeploy", _blocking=False)
     rest = list(events)
     assert rest[-1].choices[0].finish_reason == "length"
-    eventually_sync(lambda: not servers(model), 60)
+    eventually_sync(lambda: not servers(model))

@@ -66,17 +66,17 @@ def test_a_served_vector_is_the_offline_one(server: str) -> None:
     with lmdeploy.pipeline(str(make())) as pipe:
         expected = pipe.embed(texts)
     body = {"model": "embedder", "input": texts}
-    found = httpx.post(f"{server}/v1/embeddings", json=body, timeout=60).json()["data"]
+    found = httpx.post(f"{server}/v1/embeddings", json=body).json()["data"]
     assert (np.array([each["embedding"] for each in found], np.float32) == expected).all()
-    tei = httpx.post(f"{server}/embed", json={"inputs": texts}, timeout=60).json()
+    tei = httpx.post(f"{server}/embed", json={"inputs": texts}).json()
     assert np.allclose(np.array(tei), expected, rtol=0, atol=1e-6)
-    long = httpx.post(f"{server}/v1/embeddings", json={"model": "embedder", "input": "word " * 300}, timeout=60)
+    long = httpx.post(f"{server}/v1/embeddings", json={"model": "embedder", "input": "word " * 300})
     assert long.status_code == 400
     assert "256 tokens" in long.json()["error"]["message"]
-    many = httpx.post(f"{server}/v1/embeddings", json={"model": "embedder", "input": ["a"] * 10_000}, timeout=60)
+    many = httpx.post(f"{server}/v1/embeddings", json={"model": "embedder", "input": ["a"] * 10_000})
     assert many.status_code == 400
     chat = {"model": "embedder", "messages": [{"role": "user", "content": "a"}]}
-    wrong = httpx.post(f"{server}/v1/chat/completions", json=chat, timeout=60)
+    wrong = httpx.post(f"{server}/v1/chat/completions", json=chat)
     assert (wrong.status_code, "encoder" in wrong.json()["error"]["message"]) == (400, True)
 
 
@@ -85,15 +85,15 @@ def test_pairs_have_the_offline_scores_in_every_form(server: str, reranker: Path
     with lmdeploy.pipeline(str(reranker)) as pipe:
         expected = pipe.score([(query, text) for text in texts])
     body: dict[str, Any] = {"model": "reranker", "query": query, "documents": texts, "max_tokens_per_doc": 4096}
-    cohere = httpx.post(f"{server}/v2/rerank", json=body, timeout=60).json()
+    cohere = httpx.post(f"{server}/v2/rerank", json=body).json()
     found = {result["index"]: result["relevance_score"] for result in cohere["results"]}
     assert np.allclose([found[i] for i in range(3)], expected, rtol=0, atol=1e-7)
     tei = {"model": "reranker", "query": query, "texts": texts, "return_text": True}
-    ranked = httpx.post(f"{server}/rerank", json=tei, timeout=60).json()
+    ranked = httpx.post(f"{server}/rerank", json=tei).json()
     assert [each["text"] for each in ranked] == [texts[i] for i in np.argsort(-expected, kind="stable")]
     assert np.allclose([each["score"] for each in ranked], np.sort(expected)[::-1], rtol=0, atol=1e-7)
-    predicted = httpx.post(f"{server}/predict", json={"inputs": [[query, text] for text in texts]}, timeout=60).json()
+    predicted = httpx.post(f"{server}/predict", json={"inputs": [[query, text] for text in texts]}).json()
     assert np.allclose([each[0]["score"] for each in predicted], expected, rtol=0, atol=1e-7)
     scored = {"model": "reranker", "text_1": query, "text_2": texts}
-    scores = httpx.post(f"{server}/v1/score", json=scored, timeout=60).json()["data"]
+    scores = httpx.post(f"{server}/v1/score", json=scored).json()["data"]
     assert np.allclose([each["score"] for each in scores], expected, rtol=0, atol=1e-7)

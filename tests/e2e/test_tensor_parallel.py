@@ -15,7 +15,7 @@ QUESTION = [{"role": "user", "content": "Name three rivers of France and say a s
 def respond(server: TritonServer) -> str:
     body = {"messages": json.dumps(QUESTION), "max_new_tokens": 48}
     url = f"http://{server.http_address}/v2/models/ensemble/generate"
-    response = httpx.post(url, json=body, timeout=120, trust_env=False)
+    response = httpx.post(url, json=body, trust_env=False)
     assert response.status_code == 200, response.text
     text: str = response.json()["text_output"]
     return text

@@ -18,7 +18,7 @@ TURNS = ["What is the capital of France?", "And of Italy?"]
 def stateless_response(server: TritonServer, messages: list[dict[str, str]]) -> str:
     body = {"messages": json.dumps(messages), "max_new_tokens": 512, "temperature": 0.0}
     url = f"http://{server.http_address}/v2/models/ensemble/generate"
-    response: str = httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"]
+    response: str = httpx.post(url, json=body, trust_env=False).json()["text_output"]
     return response
 
 

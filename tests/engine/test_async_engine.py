@@ -56,11 +56,11 @@ async def test_threads_and_event_loops_share_one_engine(pipe: AsyncEngine) -> No
     barrier = threading.Barrier(3)
 
     def in_a_thread(_: int) -> list[str]:
-        barrier.wait(60)
+        barrier.wait(180)
         return [response.text for response in pipe(questions, SHORT)]
 
     def in_a_loop_of_its_own(_: int) -> list[str]:
-        barrier.wait(60)
+        barrier.wait(180)
         return [response.text for response in asyncio.run(pipe.async_batch_infer(questions, SHORT))]
 
     with ThreadPoolExecutor(3) as threads:

@@ -7,7 +7,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.turbomind.engine import Engine, EngineOutput
 from tests.support.tiny_models import make_tiny_llama
 
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 
 
 def last_output(engine: Engine, config: GenerationConfig) -> EngineOutput:

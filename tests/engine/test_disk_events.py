@@ -118,7 +118,7 @@ def test_a_router_knows_which_blocks_files_hold(directory: Path, tmp_path: Path)
     try:
         with index_of(given) as index:
             texts.extend(ask(engine, prompt) for prompt in prompts(1, 80))
-            eventually_sync(lambda: held(index, engine) == hashes_in(cache, texts), timeout=60)
+            eventually_sync(lambda: held(index, engine) == hashes_in(cache, texts))
             blocks = {tuple(text[:end]) for text in texts for end in range(BLOCK, len(text), BLOCK)}
             assert 50 < len(held(index, engine)) < len(blocks) - 20
     finally:
@@ -167,13 +167,13 @@ def test_routers_know_of_engines_that_share_a_directory(directory: Path, tmp_pat
                 print(json.dumps(prompt), file=other.stdin, flush=True)
                 texts.append(json.loads(other.stdout.readline()))
             other.stdin.close()
-            assert other.wait(60) == 0
+            assert other.wait(180) == 0
             # Removals by the other are noticed; its writes are not this engine's to announce before they are asked for.
             there = hashes_in(cache, texts)
-            eventually_sync(lambda: held(index, engine) <= there, timeout=60)
+            eventually_sync(lambda: held(index, engine) <= there)
             assert held(index, engine) < there
             assert held(index, engine)
             texts = [ask(engine, text) for text in texts]
-            eventually_sync(lambda: held(index, engine) <= hashes_in(cache, texts), timeout=60)
+            eventually_sync(lambda: held(index, engine) <= hashes_in(cache, texts))
     finally:
         engine.close()

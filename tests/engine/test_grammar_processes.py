@@ -19,7 +19,7 @@ from tests.support.tiny_models import make_tiny_llama
 PLAIN = GenerationConfig(max_new_tokens=24, min_new_tokens=24, random_seed=1)
 # A grammar of nested repetitions, whose masks take longest.
 HOSTILE = r"(\w+\s?){1,200}"
-DEADLINE_S = 60
+DEADLINE_S = 180
 
 
 def as_format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone
         assert model("Hello", PLAIN, do_preprocess=False).token_ids == want_plain
         assert model("Hello", structured(HONEST), do_preprocess=False).token_ids == want_structured
     for thread in hostile:
-        thread.join(timeout=DEADLINE_S * 4)
+        thread.join(timeout=DEADLINE_S * 2)
         assert not thread.is_alive()
     assert len(outcomes) == 6
     assert all(outcome in ("stop", "length") or "response_format: " in outcome for outcome in outcomes), outcomes

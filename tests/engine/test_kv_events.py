@@ -159,7 +159,7 @@ def test_a_publisher_that_is_killed_costs_nothing_but_a_beginning_again(
             ask(engine, [(next(asked)[0], None)])
             return engine.metrics()["kv_event_losses_total"] == 1 and publishes(events)
 
-        eventually_sync(is_reported_again, timeout=120)
+        eventually_sync(is_reported_again)
         ask(engine, [(next(asked)[0], None)])
         with index_of(events) as index:
             check(index, engine)

@@ -214,8 +214,8 @@ def test_threads_are_served_by_one_event_loop_through_queues(pipe: AsyncEngine) 
     server.start()
     for asked, prompt in zip(questions, PROMPTS, strict=True):
         asked.put(prompt)
-    server.join(60)
-    assert [given.get(timeout=60).text for given in responses] == [one.text for one in pipe(PROMPTS, SHORT)]
+    server.join(180)
+    assert [given.get(timeout=180).text for given in responses] == [one.text for one in pipe(PROMPTS, SHORT)]
 
 
 def test_a_chat_goes_on_in_its_session(pipe: AsyncEngine) -> None:

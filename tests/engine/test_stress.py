@@ -80,7 +80,7 @@ def run_traffic(engine: Engine, seed: int, requests: int) -> None:
             engine.cancel(number)
         else:
             greedy[number] = (tuple(prompt), count)
-    eventually_sync(lambda: len(traffic.ends) == sent, timeout=120)
+    eventually_sync(lambda: len(traffic.ends) == sent)
     assert refused > requests * 0.05
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, (key, count) in greedy.items():

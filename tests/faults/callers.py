@@ -31,11 +31,11 @@ class Reader(threading.Thread):
         self.last = ""
         self.broke: httpx.HTTPError | None = None
         self.start()
-        assert self.begun.wait(60)
+        assert self.begun.wait(180)
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=STORY, timeout=60, trust_env=False) as response:
+            with httpx.stream("POST", self._url, json=STORY, trust_env=False) as response:
                 self.status = response.status_code
                 for line in filter(None, response.iter_lines()):
                     self.last = line
@@ -45,7 +45,7 @@ class Reader(threading.Thread):
 
     def end(self) -> str:
         """Wait for the end; return the code of the error that the response ended with, or how its connection broke."""
-        self.join(60)
+        self.join(180)
         assert not self.is_alive(), "a response waits forever"
         if self.broke is not None:
             return type(self.broke).__name__
@@ -56,7 +56,7 @@ class Reader(threading.Thread):
 def ask(server: ApiServer, **fields: Any) -> httpx.Response:
     """Ask for a short response."""
     body = STORY | {"max_tokens": 4, "stream": False} | fields
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False)
 
 
 def is_answered(server: ApiServer) -> bool:
@@ -75,7 +75,7 @@ def is_answered(server: ApiServer) -> bool:
 
 def measurement(url: str, name: str) -> float:
     """Return one of Prometheus' measurements."""
-    page = httpx.get(url, timeout=10, trust_env=False).text
+    page = httpx.get(url, trust_env=False).text
     line = next(line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
     return float(line.rsplit(" ", 1)[1])
 

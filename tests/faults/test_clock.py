@@ -61,7 +61,7 @@ def test_responses_and_connections_outlive_a_clock_that_is_set(
     timeouts = ClientTimeouts(head=5, body=5, write=5)
     with (
         running_gateway(Settings(triton_address=fake.address), timeouts=timeouts) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
+        httpx.Client(base_url=url, trust_env=False) as client,
     ):
         assert client.get("/health").status_code == 200
         with client.stream("POST", "/v1/chat/completions", json=BODY) as response:

@@ -44,13 +44,13 @@ def url(served: tuple[FakeTriton, str]) -> str:
 
 @pytest.fixture
 def http(triton: FakeTriton, url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=url, trust_env=False) as client:
         yield client
 
 
 @pytest.fixture
 def client(triton: FakeTriton, url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -59,6 +59,6 @@ def asking_client(triton: FakeTriton) -> Iterator[openai.OpenAI]:
     """A client of a gateway that has no table of token texts."""
     with (
         running_gateway(Settings(triton_address=triton.address)) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client

@@ -70,7 +70,7 @@ def test_control_requests_answer_parseable_lines(http: httpx.Client, stream: boo
 async def test_cancel_stops_what_the_session_runs(url: str, triton: FakeTriton) -> None:
     triton.script = Script(hold_after=1)
     body = {"prompt": "Hello", "session_id": 5, "interactive_mode": True}
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         running = asyncio.create_task(http.post("/v1/chat/interactive", json=body))
         await eventually(lambda: len(triton.requests) == 2)
         response = await http.post("/v1/chat/interactive", json=body | {"cancel": True, "prompt": ""})

@@ -38,7 +38,7 @@ async def test_a_request_is_listed_for_as_long_as_the_engine_may_be_at_work_on_i
         assert left.request_id in open_requests(path)
         await response.aclose()
         await eventually(lambda: open_requests(path) == set())
-    assert left.request_id in {fake.stops.get(timeout=60), fake.stops.get(timeout=60)}
+    assert left.request_id in {fake.stops.get(timeout=180), fake.stops.get(timeout=180)}
 
 
 def test_requests_of_a_worker_that_is_gone_are_cancelled(fake: FakeTriton, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_requests_of_a_worker_that_is_gone_are_cancelled(fake: FakeTriton, tmp_p
         ledger.begin(name)
     ledger.end("two")
     cancel_requests(fake.address, open_requests(path))
-    assert {fake.stops.get(timeout=60), fake.stops.get(timeout=60)} == {"one", "three"}
+    assert {fake.stops.get(timeout=180), fake.stops.get(timeout=180)} == {"one", "three"}
     fake.stop()
     cancel_requests(fake.address, {"one"})  # Triton is gone too
 

@@ -162,7 +162,7 @@ def engine_dir(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[httpx.Client]:
-    with running_gateway(settings) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False) as client:
         yield client
 
 
@@ -354,7 +354,7 @@ async def test_the_files_of_all_requests_have_this_many_bytes_together(
     (folder / "x.png").write_bytes(b"x" * 12_000_000)
     triton.script = Script(hold_after=0)
     with gateway() as base:
-        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=base, trust_env=False) as http:
 
             def ask() -> asyncio.Task[httpx.Response]:
                 return asyncio.create_task(http.post("/v1/chat/completions", json=naming(folder, model, 1)))

@@ -48,7 +48,7 @@ def scrape(url: str) -> Metrics:
 
 
 def ask(url: str, **fields: Any) -> int:
-    return httpx.post(f"{url}/v1/chat/completions", json={**BODY, **fields}, trust_env=False, timeout=60).status_code
+    return httpx.post(f"{url}/v1/chat/completions", json={**BODY, **fields}, trust_env=False).status_code
 
 
 def test_a_tally_says_what_single_observations_say() -> None:
@@ -117,7 +117,7 @@ async def test_responses_that_are_left_or_fail_are_separate(fake: FakeTriton, ur
     fake.script = Script(fail_after=1, error=(grpc.StatusCode.INTERNAL, "broken"))
     ask(url)
     fake.script = Script(hold_after=1)
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         leaving = asyncio.create_task(http.post("/v1/chat/completions", json={**BODY, "n": 2}))
         await eventually(lambda: len(fake.requests) == 2)
         leaving.cancel()

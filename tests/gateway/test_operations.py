@@ -36,7 +36,7 @@ def fake() -> Iterator[FakeTriton]:
 
 
 def connect(url: str, **options: Any) -> httpx.Client:
-    return httpx.Client(base_url=url, trust_env=False, timeout=10, **options)
+    return httpx.Client(base_url=url, trust_env=False, **options)
 
 
 def test_a_key_is_needed_where_keys_are_set(fake: FakeTriton) -> None:
@@ -135,7 +135,7 @@ def test_without_keys_a_form_of_another_page_changes_nothing(
 async def test_requests_beyond_the_limit_are_reported_to_come_later(fake: FakeTriton) -> None:
     fake.script = Script(hold_after=0)
     with running_gateway(Settings(triton_address=fake.address, max_requests=2)) as url:
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
             running = [asyncio.create_task(http.post("/v1/chat/completions", json=BODY)) for _ in range(2)]
             await eventually(lambda: len(fake.requests) == 2)
             refused = await http.post("/v1/chat/completions", json=BODY)
@@ -203,7 +203,7 @@ async def test_users_have_priorities_and_quotas(fake: FakeTriton, tmp_path: Path
     policy.write_text(json.dumps(POLICY))
     fake.script = Script(hold_after=0)
     with running_gateway(Settings(triton_address=fake.address, qos_config_path=policy)) as url:
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
 
             def ask(user: str) -> asyncio.Task[httpx.Response]:
                 return asyncio.create_task(http.post("/v1/chat/completions", json={**BODY, "user": user}))

@@ -82,7 +82,7 @@ async def test_no_key_cancels_what_another_runs(fake: FakeTriton) -> None:
     fake.script = Script(hold_after=1)
     with running_gateway(keyed(fake)) as url:
         body, headers = TURN | {"session_id": 5}, {"authorization": "Bearer ann's"}
-        http = httpx.AsyncClient(base_url=url, headers=headers, timeout=20, trust_env=False)
+        http = httpx.AsyncClient(base_url=url, headers=headers, trust_env=False)
         running = asyncio.create_task(http.post("/v1/chat/interactive", json=body))
         await eventually(lambda: len(fake.requests) == 2)
         await asyncio.to_thread(turn, url, "bob's", session_id=5, cancel=True)

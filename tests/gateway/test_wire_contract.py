@@ -47,7 +47,7 @@ def test_endpoints_and_which_of_them_want_a_key(triton: FakeTriton, method: str,
     body = BODIES.get(path, {"input": "a"}) if method == "POST" else None
     with (
         running_gateway(settings) as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False) as http,
+        httpx.Client(base_url=url, trust_env=False) as http,
     ):
         with_key = http.request(method, path, json=body, headers={"authorization": "Bearer k"})
         assert with_key.status_code == status

@@ -23,7 +23,7 @@ class Proxy:
 
     def __init__(self, url: str, node: Trap, other: Trap) -> None:
         self.port = int(url.rpartition(":")[2])
-        self.http = httpx.Client(base_url=url, trust_env=False, headers={"authorization": f"Bearer {KEY}"}, timeout=20)
+        self.http = httpx.Client(base_url=url, trust_env=False, headers={"authorization": f"Bearer {KEY}"})
         self.node, self.other = node, other
 
     @property

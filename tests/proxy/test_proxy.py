@@ -47,7 +47,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def connect(url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, trust_env=False, timeout=60)
+    return httpx.Client(base_url=url, trust_env=False)
 
 
 def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitStack) -> None:
@@ -150,7 +150,7 @@ def test_real_clients_work_through_the_proxy(stack: ExitStack) -> None:
     url = stack.enter_context(running_proxy(ProxySettings()))
     for node in nodes.urls:
         httpx.post(f"{url}/nodes/add", json={"url": node}, trust_env=False)
-    client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60))
+    client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0))
     assert client.chat.completions.create(model="m2", messages=HELLO).choices[0].message.content == REPLY
     chunks = client.chat.completions.create(model="m1", messages=HELLO, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == REPLY
@@ -169,7 +169,7 @@ def test_streams_are_not_buffered(stack: ExitStack) -> None:
     nodes.fakes[0].script = Script(hold_after=1, resume=True)
     url = stack.enter_context(running_proxy(ProxySettings()))
     httpx.post(f"{url}/nodes/add", json={"url": nodes.urls[0]}, trust_env=False)
-    client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60))
+    client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0))
     chunks = client.chat.completions.create(model="m", messages=HELLO, stream=True)
     first = [next(chunks), next(chunks)]
     assert first[1].choices[0].delta.content == "The capital"  # the engine waits: nothing after it exists yet
@@ -182,7 +182,7 @@ async def test_a_client_that_leaves_the_proxy_is_cancelled_in_the_engine(stack: 
     (fake,) = nodes.fakes
     fake.script = Script(hold_after=1)
     url = stack.enter_context(running_proxy(ProxySettings()))
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         await http.post("/nodes/add", json={"url": nodes.urls[0]})
         for stream in (True, False):
             fake.requests.clear()

@@ -31,7 +31,7 @@ def fake() -> Iterator[FakeTriton]:
 
 @pytest.fixture
 def proxy() -> Iterator[httpx.Client]:
-    with running_proxy(ProxySettings()) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+    with running_proxy(ProxySettings()) as url, httpx.Client(base_url=url, trust_env=False) as http:
         yield http
 
 

@@ -36,7 +36,7 @@ def stack() -> Iterator[ExitStack]:
 
 def proxy_of(stack: ExitStack, **settings: Any) -> httpx.Client:
     url = stack.enter_context(running_proxy(ProxySettings(**settings)))
-    return stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=60))
+    return stack.enter_context(httpx.Client(base_url=url, trust_env=False))
 
 
 def node_of(stack: ExitStack, **settings: Any) -> tuple[FakeTriton, str]:

@@ -15,7 +15,7 @@ from tests.engine.test_cuda_sampling import PROMPTS, SETTINGS, wanted
 from tests.support.both_engines import PLAIN
 from tools.bench import random_model
 
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 Pair = tuple[Any, Any]  # pipelines: the worker chooses, the engine chooses
 
 

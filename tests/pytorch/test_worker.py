@@ -24,8 +24,8 @@ from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.usefixtures("plain_workers")
 PROMPT = list(range(100, 140))
-RESTART = 60.0  # seconds; Python and PyTorch are loaded again
-TIMEOUT = 60.0
+RESTART = 180.0  # seconds; Python and PyTorch are loaded again
+TIMEOUT = 180.0
 
 
 @pytest.fixture(scope="module")

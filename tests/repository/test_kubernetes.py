@@ -276,6 +276,6 @@ def path_from(folder: Path, name: str) -> str:
 
 def build(folder: Path) -> list[Document]:
     assert KUBECTL is not None
-    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))

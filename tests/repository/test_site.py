@@ -24,7 +24,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
         "--site-dir",
         str(site),
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_a_page_that_cannot_start_ends_the_command_with_its_reason(monkeypatch: 
         "localhost:1", "", "no address", free_ports(1)[0], ["key"], on_ready=lambda: pytest.fail("it is not ready")
     )
     page.start()
-    assert ended.wait(60)
+    assert ended.wait(180)
     assert signals == [(os.getpid(), signal.SIGTERM)]
     assert "the chat page did not start" in page.failure
     assert "no address" in page.failure

@@ -170,7 +170,7 @@ def test_a_server_says_once_that_it_stops(triton: FakeTriton, command: str, tmp_
                 return httpx.get(f"http://127.0.0.1:{port}/{path}", trust_env=False).status_code == 200
             return False
 
-        eventually_sync(answers, timeout=60)
+        eventually_sync(answers)
         assert "stopping" not in server.output
         server.end(signal.SIGINT)
     assert server.output.count("stopping ...\n") == 1, server.output

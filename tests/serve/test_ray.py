@@ -157,7 +157,7 @@ def test_without_ray_one_sentence_says_how_to_install_it(
 ) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('Ray without Serve')\n")
     with Command("ray", "m", env={"PYTHONPATH": str(tmp_path)}) as command:
-        assert command.process.wait(60) == 1
+        assert command.process.wait(180) == 1
     assert command.output == f"lmdeploy serve ray: Ray Serve is not installed; run: make -C {ROOT} dev\n"
     monkeypatch.setattr("lmdeploy.extras._is_there", lambda module: module != "ray")
     assert main(["serve", "ray", "m"]) == 1
@@ -170,11 +170,11 @@ def test_a_port_that_is_taken_and_a_bad_option_are_reported_before_ray_starts(de
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = ["--server-name", "127.0.0.1", "--server-port", str(taken.getsockname()[1])]
         with Command("ray", str(default_model_dir), *where) as command:
-            assert command.process.wait(60) == 1
+            assert command.process.wait(180) == 1
     assert command.output.startswith("lmdeploy serve ray: port ")
     assert "(--server-port)" in command.output
     with Command("ray", "m", "--proxy-url", "http://x") as command:
-        assert command.process.wait(60) == 1
+        assert command.process.wait(180) == 1
     assert "proxy-url is no option of a replica: Ray Serve is the proxy" in command.output
     assert "Traceback" not in command.output
 
@@ -187,7 +187,7 @@ def test_a_model_that_cannot_be_served_is_reported_before_ray_starts(tmp_path: P
         (tmp_path, "architecture Nobody is not supported"),
     ):
         with Command("ray", str(model)) as command:
-            assert command.process.wait(60) == 1
+            assert command.process.wait(180) == 1
         assert command.output.startswith("lmdeploy serve ray: ")
         assert said in command.output
         assert "Traceback" not in command.output

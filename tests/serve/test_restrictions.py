@@ -15,7 +15,7 @@ from lmdeploy.serve.restrictions import CLOSED, RESTRICTION_KEY, is_loopback, ne
 from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.fake_repository import write_fake_repository
 
-START = 60.0  # seconds a server gets to be ready on a busy machine
+START = 180.0  # seconds a server gets to be ready on a busy machine
 OVER_HTTP = {
     "shared-memory": [
         ("GET", "systemsharedmemory/status"),

@@ -17,7 +17,7 @@ from tests.support.fake_repository import write_fake_repository
 from tests.support.processes import session_members
 from tests.support.waiting import eventually_sync
 
-START = 60.0  # seconds a server gets to be ready on a busy machine
+START = 180.0  # seconds a server gets to be ready on a busy machine
 
 
 def make_server(repository: Path, ports: Ports | None = None) -> TritonServer:

@@ -71,8 +71,8 @@ class ApiServer:
     def end(self, signum: int) -> int:
         """Send a signal and return the exit status."""
         self.process.send_signal(signum)
-        status = self.process.wait(40)
-        self._reader.join(5)
+        status = self.process.wait(180)
+        self._reader.join(180)
         return status
 
 

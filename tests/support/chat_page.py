@@ -52,7 +52,7 @@ class ChatPage:
         self._driver.close()
         self._driver.switch_to.window(self._driver.window_handles[0])
 
-    def wait(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    def wait(self, condition: Callable[[], bool], timeout: float = 180.0) -> None:
         """Wait until something holds; parts of the page may be redrawn meanwhile."""
 
         def holds() -> bool:
@@ -153,7 +153,7 @@ class ChatPage:
     def _question(self) -> str:
         return self._one("#question textarea").get_attribute("value") or ""
 
-    def wait_for_response(self, count: int, timeout: float = 60.0) -> None:
+    def wait_for_response(self, count: int, timeout: float = 180.0) -> None:
         """Wait until this many questions stand there and nothing runs any more."""
 
         def is_answered() -> bool:

@@ -35,18 +35,18 @@ class Command:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(60)
+                self.process.wait(180)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        self._reader.join(5)
+        self._reader.join(180)
 
-    def wait_for(self, text: str, timeout: float = 60) -> None:
+    def wait_for(self, text: str, timeout: float = 180) -> None:
         """Return once it has printed `text`."""
         eventually_sync(lambda: text in self.output or not self._reader.is_alive(), timeout=timeout)
         assert text in self.output, self.output
 
-    def end(self, signum: int = signal.SIGTERM, timeout: float = 60) -> int:
+    def end(self, signum: int = signal.SIGTERM, timeout: float = 180) -> int:
         """Send a signal and return the exit status."""
         self.process.send_signal(signum)
         return self.process.wait(timeout)

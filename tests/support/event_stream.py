@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import zmq
 
-_TIMEOUT = 60
+_TIMEOUT = 180
 _SILENCE = 300  # milliseconds after which what is missing is asked for
 _SEQUENCE = 8
 _END = 2**64 - 1

@@ -27,9 +27,9 @@ def running_gateway(
     thread = threading.Thread(target=server.run, name="gateway")
     thread.start()
     try:
-        assert ready.wait(60), "the gateway did not start"
+        assert ready.wait(180), "the gateway did not start"
         yield f"http://127.0.0.1:{server.port}"
     finally:
         server.should_exit = True
-        thread.join(15)
+        thread.join(180)
         assert not thread.is_alive(), "the gateway did not stop"

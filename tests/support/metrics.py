@@ -11,7 +11,7 @@ Labels = frozenset[tuple[str, str]]
 
 def engine_metrics(server: TritonServer) -> dict[str, float]:
     """Return the ``turbomind_*`` metrics by name, without the prefix."""
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+    with urllib.request.urlopen(server.metrics_url, timeout=60) as response:
         lines = response.read().decode().splitlines()
     prefix = "turbomind_"
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(prefix))

@@ -25,5 +25,5 @@ def running_page(
         yield f"http://127.0.0.1:{server.port}/"
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(180)
         assert not thread.is_alive(), "the page did not stop"

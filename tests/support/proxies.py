@@ -19,9 +19,9 @@ def running_proxy(settings: ProxySettings, port: int = 0) -> Iterator[str]:
     thread = threading.Thread(target=server.run, name="proxy")
     thread.start()
     try:
-        assert ready.wait(60), "the proxy did not start"
+        assert ready.wait(180), "the proxy did not start"
         yield f"http://127.0.0.1:{server.port}"
     finally:
         server.should_exit = True
-        thread.join(40)
+        thread.join(180)
         assert not thread.is_alive(), "the proxy did not stop"

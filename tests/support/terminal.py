@@ -49,7 +49,7 @@ class TerminalCommand:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def wait_for(self, text: str, count: int = 1, timeout: float = 60.0) -> None:
+    def wait_for(self, text: str, count: int = 1, timeout: float = 180.0) -> None:
         """Return once it has shown `text` this many times."""
         eventually_sync(lambda: self.shown.count(text) >= count or not self._reader.is_alive(), timeout)
         assert self.shown.count(text) >= count, self.shown
@@ -58,7 +58,7 @@ class TerminalCommand:
         """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
-    def status(self, timeout: float = 60.0) -> int:
+    def status(self, timeout: float = 180.0) -> int:
         """Return its exit status once it has ended."""
         status = self._process.wait(timeout)
         self._reader.join()

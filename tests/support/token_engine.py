@@ -11,7 +11,7 @@ from lmdeploy import GenerationConfig, PytorchEngineConfig
 from lmdeploy.turbomind.engine import Engine, EngineOutput
 from tests.support.both_engines import config_for
 
-TIMEOUT = 120.0
+TIMEOUT = 180.0
 
 
 class TokenEngine:

@@ -15,7 +15,7 @@ def _pauses() -> Iterator[float]:
         pause = min(1.3 * pause, _LONGEST_PAUSE)
 
 
-async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout: float = 60.0) -> None:
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout: float = 180.0) -> None:
     """Return once `condition()` holds; fail after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     for pause in _pauses():
@@ -26,7 +26,7 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout: f
         await asyncio.sleep(pause)
 
 
-def eventually_sync(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+def eventually_sync(condition: Callable[[], bool], timeout: float = 180.0) -> None:
     """As `eventually`, for tests without an event loop."""
     deadline = time.monotonic() + timeout
     for pause in _pauses():

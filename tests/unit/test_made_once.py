@@ -9,7 +9,7 @@ import pytest
 
 from lmdeploy.made_once import made_once
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 180
 
 
 class Waiting:

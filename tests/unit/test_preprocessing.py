@@ -329,7 +329,7 @@ class Paused:
             self.order.append((text or "")[:1])
             if "pause" in (text or ""):
                 self.begun.set()
-                assert self.may_go_on.wait(60)
+                assert self.may_go_on.wait(180)
             return encode(text, *args, **kwargs)
 
         monkeypatch.setattr(model._encoder, "encode", paused)
@@ -352,7 +352,7 @@ def test_a_short_text_does_not_wait_for_a_long_one(model: Any, monkeypatch: pyte
     paused, long = Paused(model, monkeypatch), Request(text_input="pause " + "long " * 7000)
     with ThreadPoolExecutor(1) as others:
         waiting = others.submit(model.execute, [long])
-        assert paused.begun.wait(60)
+        assert paused.begun.wait(180)
         [response] = model.execute([Request(text_input="short")])
         assert response.error is None
         assert not long.sender.sent.is_set()
@@ -366,7 +366,7 @@ def test_callers_take_turns(model: Any, monkeypatch: pytest.MonkeyPatch) -> None
     requests = [Request(text_input=text, caller=caller) for caller, text in texts]
     with ThreadPoolExecutor(2) as others:
         first = others.submit(model.execute, [Request(text_input="pause")])
-        assert paused.begun.wait(60)
+        assert paused.begun.wait(180)
         waiting = others.submit(model.execute, requests)
         queue = model._lanes._queues["short"]
         eventually_sync(lambda: sum(map(len, queue._items.values())) == len(requests))
@@ -382,7 +382,7 @@ def test_a_request_whose_caller_left_is_dropped(model: Any, monkeypatch: pytest.
     left.id = "left"
     with ThreadPoolExecutor(2) as others:
         first = others.submit(model.execute, [Request(text_input="pause")])
-        assert paused.begun.wait(60)
+        assert paused.begun.wait(180)
         waiting = others.submit(model.execute, [left])
         if is_told:
             eventually_sync(lambda: "left" in model._lanes._jobs)

@@ -151,7 +151,7 @@ def test_a_host_that_drips_is_left_in_time() -> None:
     with pytest.raises(ValueError, match=r"cannot be fetched from 127\.0\.0\.1"):
         fetch(f"http://127.0.0.1:{listener.getsockname()[1]}/", rules)
     ended.set()
-    thread.join(10)
+    thread.join(180)
     listener.close()
     assert not thread.is_alive()
 

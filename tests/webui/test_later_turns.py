@@ -38,7 +38,7 @@ def test_a_response_is_found_in_the_cache_in_the_tokens_it_was_written_in(url: s
     messages: Any = [{"role": "user", "content": f"Write a letter. {stream}"}]
     # One token again and again, of which the tokenizer would put several together.
     options: Any = {"logit_bias": {letter[0]: 100}, "max_tokens": 70, "extra_body": {"return_token_ids": True}}
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         responses = client.chat.completions.create(model=MODEL, messages=messages, **options, stream=stream)
         *_, response = responses if stream else [responses]
         ids = response.choices[0].token_ids

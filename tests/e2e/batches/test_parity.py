@@ -67,7 +67,7 @@ def test_a_server_and_the_command_answer_requests_alike(triton_server: TritonSer
     ):
         file = client.files.create(file=("in.jsonl", rows()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
-        eventually_sync(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+        eventually_sync(lambda: client.batches.retrieve(batch.id).status == "completed")
         batch = client.batches.retrieve(batch.id)
         served = [client.files.content(name).text for name in (batch.output_file_id, batch.error_file_id) if name]
     given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -59,7 +59,7 @@ def require_fitting(made: Made) -> None:
 def test_openais_client(url: str) -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     options: Any = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": TOKENS}
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         whole = client.chat.completions.create(
             messages=messages, tool_choice="required", parallel_tool_calls=False, **options
         ).choices[0]
@@ -86,7 +86,7 @@ def test_anthropics_client(url: str) -> None:
     tools: Any = [{"name": function["name"], "input_schema": PARAMETERS} for function in FUNCTIONS]
     options: Any = {"model": MODEL, "tools": tools, "max_tokens": TOKENS, "extra_body": {"temperature": 0}}
     choices: Any = ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": NAMES[1]})
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         for choice in choices:
             with client.messages.stream(messages=messages, tool_choice=choice, **options) as stream:
                 message = stream.get_final_message()

@@ -39,7 +39,7 @@ def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
     return found
 
 
-def wait_for(client: openai.OpenAI, batch_id: str, timeout: float = 60) -> openai.types.Batch:
+def wait_for(client: openai.OpenAI, batch_id: str, timeout: float = 180) -> openai.types.Batch:
     """Return a batch that has ended."""
     eventually_sync(lambda: client.batches.retrieve(batch_id).status in ENDED, timeout)
     return client.batches.retrieve(batch_id)
@@ -66,7 +66,7 @@ def client_of(base_url: str) -> Iterator[Callable[[str], openai.OpenAI]]:
     made: dict[str, openai.OpenAI] = {}
 
     def of(key: str) -> openai.OpenAI:
-        return made.setdefault(key, openai.OpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=60))
+        return made.setdefault(key, openai.OpenAI(base_url=base_url, api_key=key, max_retries=0))
 
     yield of
     for client in made.values():

@@ -87,7 +87,7 @@ def test_a_batch_that_is_killed_half_way_resumes_without_loss_or_doubles(
         command.wait_for("OpenAI API")
         file = client.files.create(file=("requests.jsonl", jsonl(*requests)), purpose="batch")
         made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-        eventually_sync(lambda: completed() == FIRST, 60)
+        eventually_sync(lambda: completed() == FIRST)
         before = set(answered)
         if workers == 1:
             command.end(signal.SIGKILL)

@@ -41,7 +41,7 @@ def test_a_prompt_with_a_suffix_is_written_with_the_models_marks(coder: tuple[Fa
     fake, url = coder
     fake.reset()
     asked = {"model": MODEL, "prompt": "def f({x}):", "suffix": "    return y{0}"}
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         response = client.completions.create(**asked, stop=["\n\n"])
     assert response.choices[0].text == "The capital of France is Paris."
     inputs = fake.requests[0].inputs

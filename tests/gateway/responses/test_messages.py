@@ -35,7 +35,7 @@ def served() -> Iterator[tuple[FakeTriton, str]]:
 
 @pytest.fixture
 def claude(triton: FakeTriton, url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0) as client:
         yield client
 
 

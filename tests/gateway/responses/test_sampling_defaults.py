@@ -32,7 +32,7 @@ BODIES: dict[str, dict[str, Any]] = {
 def gateway(fake: FakeTriton, **settings: Any) -> Iterator[httpx.Client]:
     with (
         running_gateway(Settings(triton_address=fake.address, **settings)) as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False) as http,
+        httpx.Client(base_url=url, trust_env=False) as http,
     ):
         yield http
 

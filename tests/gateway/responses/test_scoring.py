@@ -58,7 +58,7 @@ def served(directory: Path, name: str = "model") -> Iterator[httpx.Client]:
     fake = FakeTriton(MODEL)
     with (
         running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+        httpx.Client(base_url=url, trust_env=False) as client,
     ):
         yield client
     fake.stop()

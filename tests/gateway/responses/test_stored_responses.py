@@ -31,7 +31,7 @@ def storing(request: pytest.FixtureRequest, triton: FakeTriton, tmp_path: Path) 
 
 @pytest.fixture
 def client(storing: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{storing}/v1", api_key="k", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{storing}/v1", api_key="k", max_retries=0) as made:
         yield made
 
 
@@ -127,7 +127,7 @@ def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI, triton: FakeTrit
 
 def test_responses_of_another_key_are_as_if_they_were_not_there(storing: str, client: openai.OpenAI) -> None:
     made = client.responses.create(model=MODEL, input="Hello")
-    with openai.OpenAI(base_url=f"{storing}/v1", api_key="other", max_retries=0, timeout=60) as other:
+    with openai.OpenAI(base_url=f"{storing}/v1", api_key="other", max_retries=0) as other:
         for refused in (other.responses.retrieve, other.responses.delete):
             with pytest.raises(openai.NotFoundError):
                 refused(made.id)
@@ -157,7 +157,7 @@ def test_another_process_goes_on_with_what_is_in_the_folder(triton: FakeTriton, 
     for asked in ("Hello", "And now?"):
         with (
             running_gateway(settings) as url,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=60) as client,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
         ):
             more: Any = {"previous_response_id": made[-1].id} if made else {}
             made.append(client.responses.create(model=MODEL, input=asked, **more))
@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_disturbs_no_response(
     settings = Settings(triton_address=triton.address, responses_store=tmp_path / "file" / "kept")
     with (
         running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=60) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
     ):
         made = client.responses.create(model=MODEL, input="Hello")
     assert (made.output_text, made.store) == (REPLY, False)
@@ -241,7 +241,7 @@ def test_a_conversation_that_no_body_could_bring_is_refused(triton: FakeTriton) 
     settings = Settings(triton_address=triton.address, max_body_bytes=3000)
     with (
         running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=60) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
     ):
         first = client.responses.create(model=MODEL, input="x" * 500)
         second = client.responses.create(model=MODEL, input="x" * 1500, previous_response_id=first.id)

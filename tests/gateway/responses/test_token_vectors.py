@@ -52,7 +52,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def ask(url: str, path: str, **body: Any) -> Any:
-    return httpx.post(f"{url}{path}", json=body, timeout=60).raise_for_status().json()
+    return httpx.post(f"{url}{path}", json=body).raise_for_status().json()
 
 
 def states(text: str) -> np.ndarray:
@@ -114,7 +114,7 @@ def test_texts_of_more_numbers_than_fit_in_memory_come_in_groups(
     for module in ("tokens", "vectors"):
         monkeypatch.setattr(f"openai_gateway.endpoints.embeddings.{module}.MAX_NUMBERS", 4)
     assert ask(embedder, "/embed_sparse", inputs=TEXTS * 3) == whole
-    response = httpx.post(f"{embedder}/embed_all", json={"inputs": TEXTS}, timeout=60)
+    response = httpx.post(f"{embedder}/embed_all", json={"inputs": TEXTS})
     assert response.status_code == 400
     assert "must have at most 1 tokens" in response.json()["error"]["message"]
 
@@ -127,7 +127,7 @@ def test_sparse_vectors_of_more_weights_than_a_response_may_have_are_refused(
     monkeypatch.setattr(path, count)
     assert len(ask(embedder, "/embed_sparse", inputs=TEXTS)) == len(TEXTS)
     monkeypatch.setattr(path, count - 1)
-    response = httpx.post(f"{embedder}/embed_sparse", json={"inputs": TEXTS}, timeout=60)
+    response = httpx.post(f"{embedder}/embed_sparse", json={"inputs": TEXTS})
     assert response.status_code == 400
     assert f"must have at most {count - 1} weights" in response.json()["error"]["message"]
 
@@ -142,7 +142,7 @@ def test_sparse_vectors_of_more_weights_than_a_response_may_have_are_refused(
     ],
 )
 def test_what_cannot_be_had_is_a_400(url: str, path: str, body: dict[str, Any], why: str) -> None:
-    response = httpx.post(f"{url}{path}", json=body, timeout=60)
+    response = httpx.post(f"{url}{path}", json=body)
     assert response.status_code == 400
     assert why in response.json()["error"]["message"]
 

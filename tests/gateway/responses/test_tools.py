@@ -193,7 +193,7 @@ def test_the_format_of_the_model_may_be_named(stream: bool) -> None:
     asked: Any = {"model": MODEL, "messages": HELLO, "tools": [WEATHER]}
     with (
         running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         if stream:
             with client.chat.completions.stream(**asked) as events:

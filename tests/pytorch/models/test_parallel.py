@@ -25,7 +25,7 @@ class Meeting:
     parts: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.count, timeout=60)
+        self.barrier = threading.Barrier(self.count, timeout=180)
 
 
 @dataclass(frozen=True)
