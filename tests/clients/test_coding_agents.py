@@ -213,8 +213,8 @@ def claude(folder: Path, url: str, model: str, *arguments: str) -> dict[str, Any
     """Run Claude Code with what docs/guides/clients.md names; return its report."""
     env = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "k"}
     env |= {"ANTHROPIC_MODEL": model, "ANTHROPIC_SMALL_FAST_MODEL": model}
-    said: dict[str, Any] = json.loads(run(folder, "claude", "-p", "--output-format", "json", *arguments, **env))
-    return said
+    output: dict[str, Any] = json.loads(run(folder, "claude", "-p", "--output-format", "json", *arguments, **env))
+    return output
 
 
 def codex(folder: Path, url: str, model: str, *arguments: str) -> list[dict[str, Any]]:
@@ -223,8 +223,8 @@ def codex(folder: Path, url: str, model: str, *arguments: str) -> list[dict[str,
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(CONFIG.replace("MODEL", model).replace("URL", url))
     options = ("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    said = run(folder, "codex", *options, *arguments, CODEX_HOME=str(home), LOCAL_KEY="k")
-    return [json.loads(line) for line in said.splitlines()]
+    output = run(folder, "codex", *options, *arguments, CODEX_HOME=str(home), LOCAL_KEY="k")
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def texts(events: list[dict[str, Any]]) -> list[str]:
@@ -242,11 +242,11 @@ def refused(recorder: Recorder) -> list[tuple[str, str, int]]:
 def test_claude_code_writes_a_file_and_goes_on(recorder: Recorder, tmp_path: Path) -> None:
     file = tmp_path / "project" / "greeting.txt"
     ask = ("--permission-mode", "acceptEdits", f"Greet in {file} please")
-    said = claude(tmp_path, recorder.url, "fake-model", *ask)
-    assert (said["is_error"], said["num_turns"], said["result"]) == (False, 2, REPLY)
+    result = claude(tmp_path, recorder.url, "fake-model", *ask)
+    assert (result["is_error"], result["num_turns"], result["result"]) == (False, 2, REPLY)
     assert file.read_text() == CONTENT
-    said = claude(tmp_path, recorder.url, "fake-model", "--continue", "Where is it?")
-    assert (said["is_error"], said["result"]) == (False, REPLY)
+    result = claude(tmp_path, recorder.url, "fake-model", "--continue", "Where is it?")
+    assert (result["is_error"], result["result"]) == (False, REPLY)
     assert refused(recorder) == []
     assert f"Greet in {file}".encode() in recorder.exchanges[-1].body
 
@@ -282,13 +282,13 @@ def test_a_picture_that_a_text_model_is_shown_ends_no_session(
 def test_claude_code_fits_a_context_and_is_counted(served: str, tmp_path: Path) -> None:
     """With all its tools, and a prompt that is as long as ``count_tokens`` says."""
     with recording(served) as recorder:
-        said = claude(tmp_path, recorder.url, "reciting", "What is the capital of France?")
-    assert (said["is_error"], said["result"]) == (False, REPLY)
+        result = claude(tmp_path, recorder.url, "reciting", "What is the capital of France?")
+    assert (result["is_error"], result["result"]) == (False, REPLY)
     bodies = [json.loads(each.body) for each in recorder.exchanges if each.path.startswith("/v1/messages?")]
     (asked,) = [body for body in bodies if len(body.get("tools", ())) > 15]  # the other is for a title
     counted = {name: value for name, value in asked.items() if name not in {"max_tokens", "metadata", "stream"}}
     counted = httpx.post(f"{served}/v1/messages/count_tokens", json=counted, trust_env=False).json()
-    usage = said["usage"]
+    usage = result["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"] < CONTEXT
 
 
@@ -297,8 +297,8 @@ def test_claude_code_fits_a_context_and_is_counted(served: str, tmp_path: Path) 
 def test_codex_takes_this_server_for_ollama(served: str, tmp_path: Path) -> None:
     """As its option ``--oss`` has it, without a configuration: it checks the version and the models first."""
     options = ("exec", "--json", "--skip-git-repo-check", "--oss", "--local-provider", "ollama", "-m", "reciting")
-    said = run(tmp_path, "codex", *options, "What is the capital of France?", CODEX_OSS_BASE_URL=f"{served}/v1")
-    assert texts([json.loads(line) for line in said.splitlines()]) == [REPLY]
+    output = run(tmp_path, "codex", *options, "What is the capital of France?", CODEX_OSS_BASE_URL=f"{served}/v1")
+    assert texts([json.loads(line) for line in output.splitlines()]) == [REPLY]
 
 
 @pytest.mark.slow

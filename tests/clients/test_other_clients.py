@@ -120,9 +120,9 @@ def test_a_client_works_unmodified(url: str, program: str) -> None:
 
 @GUIDELLM.mark
 def test_a_measuring_client_counts_what_came(url: str) -> None:
-    said = run(GUIDELLM.python, str(HERE / "use_guidellm.py"), str(default_model_dir()), url=url)
-    tokens = said.pop("output_tokens")
-    assert said == {"answered": 4, "failed": 0, "outputs": [REPLY]}
+    result = run(GUIDELLM.python, str(HERE / "use_guidellm.py"), str(default_model_dir()), url=url)
+    tokens = result.pop("output_tokens")
+    assert result == {"answered": 4, "failed": 0, "outputs": [REPLY]}
     assert len(tokens) == 4
     assert min(tokens) > 0
 
@@ -131,6 +131,6 @@ def test_a_measuring_client_counts_what_came(url: str) -> None:
 @INSTRUCTOR.mark
 def test_instructor_gets_objects_in_every_mode_that_a_grammar_can_hold_to(gateway: str) -> None:
     """With the real model, whose wit would not do: what holds it to the schema is the server."""
-    said = run(INSTRUCTOR.python, str(HERE / "use_instructor.py"), DEFAULT_MODEL_NAME, url=f"{gateway}/v1")
+    result = run(INSTRUCTOR.python, str(HERE / "use_instructor.py"), DEFAULT_MODEL_NAME, url=f"{gateway}/v1")
     modes = ("tool_call", "tools_strict", "json_schema_mode", "responses_tools", "anthropic_tools")
-    assert said == {mode: ["name", "age"] for mode in modes}
+    assert result == {mode: ["name", "age"] for mode in modes}

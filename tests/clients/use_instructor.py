@@ -21,12 +21,12 @@ MESSAGES = [{"role": "user", "content": "Ann is 30 years old. Who is it?"}]
 MODES = instructor.Mode
 openai = OpenAI(base_url=URL, api_key="k", max_retries=0)
 anthropic = Anthropic(base_url=URL.removesuffix("/v1"), api_key="k", max_retries=0)
-said = {}
+results = {}
 for mode in (MODES.TOOLS, MODES.TOOLS_STRICT, MODES.JSON_SCHEMA, MODES.RESPONSES_TOOLS):
     client = instructor.from_openai(openai, mode=mode)
     person = client.create(model=MODEL, messages=MESSAGES, response_model=Person, max_retries=0)
-    said[mode.value] = list(person.model_dump())
+    results[mode.value] = list(person.model_dump())
 client = instructor.from_anthropic(anthropic, mode=MODES.ANTHROPIC_TOOLS)
 person = client.create(model=MODEL, messages=MESSAGES, response_model=Person, max_retries=0, max_tokens=200)
-said[MODES.ANTHROPIC_TOOLS.value] = list(person.model_dump())
-print(json.dumps(said))
+results[MODES.ANTHROPIC_TOOLS.value] = list(person.model_dump())
+print(json.dumps(results))

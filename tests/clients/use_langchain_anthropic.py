@@ -22,14 +22,14 @@ def get_weather(location: str) -> str:
 
 options = {"base_url": sys.argv[1].removesuffix("/v1"), "api_key": "k", "max_retries": 0}
 chat = ChatAnthropic(model="fake-model", **options)
-said = {"answer": chat.invoke("Hello").text}
-said["stream"] = "".join(chunk.text for chunk in chat.stream("Hello"))
+results = {"answer": chat.invoke("Hello").text}
+results["stream"] = "".join(chunk.text for chunk in chat.stream("Hello"))
 (call,) = chat.bind_tools([get_weather]).invoke("Weather?").tool_calls
-said["call"] = [call["name"], call["args"]]
-said["person"] = chat.with_structured_output(Person).invoke("Who?").model_dump()
-said["native"] = chat.with_structured_output(Person, method="json_schema").invoke("Who?").model_dump()
+results["call"] = [call["name"], call["args"]]
+results["person"] = chat.with_structured_output(Person).invoke("Who?").model_dump()
+results["native"] = chat.with_structured_output(Person, method="json_schema").invoke("Who?").model_dump()
 try:
     ChatAnthropic(model="nobody", **options).invoke("Hello")
 except anthropic.NotFoundError as error:
-    said["error"] = "NotFoundError" if isinstance(error, anthropic.NotFoundError) else "another"
-print(json.dumps(said))
+    results["error"] = "NotFoundError" if isinstance(error, anthropic.NotFoundError) else "another"
+print(json.dumps(results))

@@ -26,13 +26,13 @@ options = {
     "validate_model_on_init": False,
 }
 chat = ChatOllama(model="fake-model", **options)
-said = {"answer": chat.invoke("Hello").text}
-said["stream"] = "".join(chunk.text for chunk in chat.stream("Hello"))
+results = {"answer": chat.invoke("Hello").text}
+results["stream"] = "".join(chunk.text for chunk in chat.stream("Hello"))
 (call,) = chat.bind_tools([get_weather]).invoke("Weather?").tool_calls
-said["call"] = [call["name"], call["args"]]
-said["person"] = chat.with_structured_output(Person).invoke("Who?").model_dump()
+results["call"] = [call["name"], call["args"]]
+results["person"] = chat.with_structured_output(Person).invoke("Who?").model_dump()
 try:
     ChatOllama(model="nobody", **options).invoke("Hello")
 except ollama.ResponseError as error:
-    said["error"] = "NotFoundError" if error.status_code == 404 else str(error)
-print(json.dumps(said))
+    results["error"] = "NotFoundError" if error.status_code == 404 else str(error)
+print(json.dumps(results))

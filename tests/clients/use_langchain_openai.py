@@ -21,13 +21,13 @@ def get_weather(location: str) -> str:
 
 
 chat = ChatOpenAI(model="fake-model", base_url=sys.argv[1], api_key="k", max_retries=0)
-said = {"answer": chat.invoke("Hello").content}
-said["stream"] = "".join(chunk.content for chunk in chat.stream("Hello"))
+results = {"answer": chat.invoke("Hello").content}
+results["stream"] = "".join(chunk.content for chunk in chat.stream("Hello"))
 (call,) = chat.bind_tools([get_weather]).invoke("Weather?").tool_calls
-said["call"] = [call["name"], call["args"]]
-said["person"] = chat.with_structured_output(Person).invoke("Who?").model_dump()
+results["call"] = [call["name"], call["args"]]
+results["person"] = chat.with_structured_output(Person).invoke("Who?").model_dump()
 try:
     ChatOpenAI(model="nobody", base_url=sys.argv[1], api_key="k", max_retries=0).invoke("Hello")
 except openai.NotFoundError as error:
-    said["error"] = "NotFoundError" if isinstance(error, openai.NotFoundError) else "another"
-print(json.dumps(said))
+    results["error"] = "NotFoundError" if isinstance(error, openai.NotFoundError) else "another"
+print(json.dumps(results))

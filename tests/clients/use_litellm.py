@@ -14,20 +14,20 @@ PARAMETERS = {"type": "object", "properties": {"location": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
 
-said = {}
+results = {}
 answer = litellm.completion(MODEL, MESSAGES, **OPTIONS)
-said["answer"] = answer.choices[0].message.content
+results["answer"] = answer.choices[0].message.content
 chunks = litellm.completion(MODEL, MESSAGES, stream=True, **OPTIONS)
-said["stream"] = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+results["stream"] = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 if ROUTE != "ollama":  # its prompts have no place for tools
     chunks = list(litellm.completion(MODEL, MESSAGES, tools=[TOOL], stream=True, **OPTIONS))
     (call,) = litellm.stream_chunk_builder(chunks, messages=MESSAGES).choices[0].message.tool_calls
-    said["call"] = [call.function.name, json.loads(call.function.arguments)]
+    results["call"] = [call.function.name, json.loads(call.function.arguments)]
 schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 answer = litellm.completion(MODEL, MESSAGES, response_format=schema, **OPTIONS)
-said["person"] = json.loads(answer.choices[0].message.content)
+results["person"] = json.loads(answer.choices[0].message.content)
 try:
     litellm.completion(f"{ROUTE}/nobody", MESSAGES, **OPTIONS)
 except (litellm.NotFoundError, litellm.APIConnectionError) as error:
-    said["error"] = "NotFoundError" if "does not exist" in str(error) else str(error)
-print(json.dumps(said))
+    results["error"] = "NotFoundError" if "does not exist" in str(error) else str(error)
+print(json.dumps(results))

@@ -31,14 +31,14 @@ llm = OpenAILike(
     should_use_structured_outputs=True,
 )
 message = ChatMessage(role="user", content="Hello")
-said = {"answer": llm.chat([message]).message.content}
-said["stream"] = [piece.message.content for piece in llm.stream_chat([message])][-1]
+results = {"answer": llm.chat([message]).message.content}
+results["stream"] = [piece.message.content for piece in llm.stream_chat([message])][-1]
 called = llm.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg="Weather?")
 (call,) = llm.get_tool_calls_from_response(called)
-said["call"] = [call.tool_name, call.tool_kwargs]
-said["person"] = llm.as_structured_llm(Person).chat([message]).raw.model_dump()
+results["call"] = [call.tool_name, call.tool_kwargs]
+results["person"] = llm.as_structured_llm(Person).chat([message]).raw.model_dump()
 try:
     OpenAILike(model="nobody", api_base=sys.argv[1], api_key="k", max_retries=0, is_chat_model=True).chat([message])
 except Exception as error:
-    said["error"] = type(error).__name__
-print(json.dumps(said))
+    results["error"] = type(error).__name__
+print(json.dumps(results))

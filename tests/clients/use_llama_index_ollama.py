@@ -25,14 +25,14 @@ def get_weather(location: str) -> str:
 client = ollama.Client(host=sys.argv[1].removesuffix("/v1"), headers={"Authorization": "Bearer k"})
 llm = Ollama(model="fake-model", client=client, context_window=4096, is_function_calling_model=True)
 message = ChatMessage(role="user", content="Hello")
-said = {"answer": llm.chat([message]).message.content}
-said["stream"] = [piece.message.content for piece in llm.stream_chat([message])][-1]
+results = {"answer": llm.chat([message]).message.content}
+results["stream"] = [piece.message.content for piece in llm.stream_chat([message])][-1]
 called = llm.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg="Weather?")
 (call,) = llm.get_tool_calls_from_response(called)
-said["call"] = [call.tool_name, call.tool_kwargs]
-said["person"] = llm.as_structured_llm(Person).chat([message]).raw.model_dump()
+results["call"] = [call.tool_name, call.tool_kwargs]
+results["person"] = llm.as_structured_llm(Person).chat([message]).raw.model_dump()
 try:
     Ollama(model="nobody", client=client, context_window=4096).chat([message])
 except ollama.ResponseError as error:
-    said["error"] = "NotFoundError" if error.status_code == 404 else str(error)
-print(json.dumps(said))
+    results["error"] = "NotFoundError" if error.status_code == 404 else str(error)
+print(json.dumps(results))

@@ -34,11 +34,11 @@ with tempfile.TemporaryDirectory() as home:
         reported.append(done.stderr)
         return done.stdout.strip()
 
-    said = {
+    results = {
         "answer": llm("-m", "ours", "--no-stream", "Hello"),
         "stream": llm("-m", "ours", "Hello"),
         "tools": [llm("-m", "ours", "--functions", TOOL, "--td", "Weather?"), "Sunny in Boston" in reported[-1]],
         "person": json.loads(llm("-m", "ours", "--schema", "name, age int", "Who?")),
         "continued": llm("-c", "And now?"),
     }
-print(json.dumps(said))
+print(json.dumps(results))

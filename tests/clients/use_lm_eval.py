@@ -22,8 +22,8 @@ found = lm_eval.simple_evaluate(
     apply_chat_template=given["chat"],
     task_manager=TaskManager(include_path="tests/data/lm_eval"),
 )
-said = {
+texts = {
     task: [[response[0] for response in sample["resps"]] for sample in sorted(samples, key=lambda one: one["doc_id"])]
     for task, samples in found["samples"].items()
 }
-print(json.dumps({"said": said, "results": found["results"]}, default=str))
+print(json.dumps({"said": texts, "results": found["results"]}, default=str))

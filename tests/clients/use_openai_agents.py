@@ -36,15 +36,15 @@ async def main() -> None:
     """Let an agent call its tool and answer."""
     set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=sys.argv[1], api_key="k", max_retries=0)
-    said = {}
+    results = {}
     for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
         model = kind(model="fake-model", openai_client=client)
         agent = Agent(name="weather", tools=[get_weather], model=model)
         asked.clear()
         response = (await Runner.run(agent, "Weather?", max_turns=3)).final_output
         person = (await Runner.run(Agent(name="person", output_type=Person, model=model), "Who?")).final_output
-        said[kind.__name__] = [list(asked), response, person.model_dump()]
-    print(json.dumps(said))
+        results[kind.__name__] = [list(asked), response, person.model_dump()]
+    print(json.dumps(results))
 
 
 asyncio.run(main())

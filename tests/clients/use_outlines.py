@@ -18,8 +18,8 @@ class Person(BaseModel):
 
 client = OpenAI(base_url=sys.argv[1], api_key="k", max_retries=0)
 openai_s, vllm_s = outlines.from_openai(client, "fake-model"), outlines.from_vllm(client, "fake-model")
-said = {"answer": openai_s("Hello"), "stream": "".join(openai_s.stream("Hello"))}
+results = {"answer": openai_s("Hello"), "stream": "".join(openai_s.stream("Hello"))}
 for name, model in (("openai", openai_s), ("vllm", vllm_s)):
-    said[name] = Person.model_validate_json(model("Who?", Person)).model_dump()
-said["choice"] = vllm_s("Yes or no?", Literal["Yes", "No"])
-print(json.dumps(said))
+    results[name] = Person.model_validate_json(model("Who?", Person)).model_dump()
+results["choice"] = vllm_s("Yes or no?", Literal["Yes", "No"])
+print(json.dumps(results))

@@ -26,7 +26,7 @@ MODELS = {
     "responses": OpenAIResponsesModel("fake-model", provider=ours),
     "messages": AnthropicModel("fake-model", provider=AnthropicProvider(anthropic_client=anthropic)),
 }
-said = {}
+out = {}
 for name, model in MODELS.items():
     agent, asked = Agent(model), []
 
@@ -36,8 +36,8 @@ for name, model in MODELS.items():
         asked.append(location)  # noqa: B023 - called before the next model
         return "Sunny"
 
-    said[name] = {"answer": Agent(model).run_sync("Hello").output, "agent": [agent.run_sync("Weather?").output, asked]}
-    said[name]["person"] = Agent(model, output_type=Person).run_sync("Who?").output.model_dump()
+    out[name] = {"answer": Agent(model).run_sync("Hello").output, "agent": [agent.run_sync("Weather?").output, asked]}
+    out[name]["person"] = Agent(model, output_type=Person).run_sync("Who?").output.model_dump()
     if name != "messages":
-        said[name]["native"] = Agent(model, output_type=NativeOutput(Person)).run_sync("Who?").output.model_dump()
-print(json.dumps(said))
+        out[name]["native"] = Agent(model, output_type=NativeOutput(Person)).run_sync("Who?").output.model_dump()
+print(json.dumps(out))

@@ -26,11 +26,11 @@ class _ParsedError(Exception):
 
 def lmdeploy(words: list[str]) -> str:
     """Return why ``lmdeploy`` would not take arguments; empty: it would."""
-    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()) as stderr, contextlib.redirect_stdout(io.StringIO()):
         try:
             make_parser().parse_everything(words)
         except SystemExit as stopped:
-            return "" if stopped.code == 0 else said.getvalue()
+            return "" if stopped.code == 0 else stderr.getvalue()
     return ""
 
 
@@ -46,14 +46,14 @@ def tool(path: str, words: list[str]) -> str:
         mock.patch.object(argparse.ArgumentParser, "parse_args", parse_and_stop),
         mock.patch.object(sys, "argv", [path, *words]),
         mock.patch.object(sys, "path", [str(ROOT), *sys.path]),
-        contextlib.redirect_stderr(io.StringIO()) as said,
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
     ):
         try:
             runpy.run_path(str(ROOT / path), run_name="__main__")
         except _ParsedError:
             return ""
         except SystemExit as stopped:
-            return said.getvalue() or f"ended with {stopped.code}"
+            return stderr.getvalue() or f"ended with {stopped.code}"
     return "it reads no arguments"
 
 

@@ -26,9 +26,9 @@ def test_commands_are_taken(document: Path) -> None:
     written = [step for step in steps(document) if step.language == "bash"]
     refused = {}
     for step in [*written, *filter(is_whole, inline_commands(document))]:
-        said = refusal(step.words)
-        if said and not any(reason in said for reason in (NAMED_ONLY if step.language == "" else NAMED_ONLY[-1:])):
-            refused[step.text] = said
+        why = refusal(step.words)
+        if why and not any(reason in why for reason in (NAMED_ONLY if step.language == "" else NAMED_ONLY[-1:])):
+            refused[step.text] = why
     assert not refused
 
 

@@ -75,9 +75,9 @@ def test_a_conversation_that_became_too_long_says_so_and_can_be_ended(
 ) -> None:
     typed(monkeypatch, "word " * 300, "end", QUESTION)
     converse(pipe, CONFIG, None)
-    said = capsys.readouterr().out
-    assert said.count("(the conversation is too long; `end` starts a new one)") == 1
-    assert "The capital of France is Paris." in said
+    output = capsys.readouterr().out
+    assert output.count("(the conversation is too long; `end` starts a new one)") == 1
+    assert "The capital of France is Paris." in output
 
 
 def test_ctrl_c_stops_a_response_and_the_conversation_goes_on(

@@ -91,13 +91,13 @@ def test_dense_layers_prompts_and_dimensions_follow(is_pickled: bool, tmp_path: 
         torch.save(tensors, tmp_path / "2_Dense" / "pytorch_model.bin")
     else:
         save_file(tensors, tmp_path / "2_Dense" / "model.safetensors")
-    said = {
+    config = {
         "in_features": 48,
         "out_features": 20,
         "bias": True,
         "activation_function": "torch.nn.modules.activation.Tanh",
     }
-    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(said))
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(config))
     prompts = {"prompts": {"query": "w1 w2 ", "document": "w3 "}, "default_prompt_name": "document"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     text = texts_of((9,))[0]
@@ -142,13 +142,13 @@ def test_steps_and_settings_are_those_of_sentence_transformers(mode: str, tmp_pa
         {f"linear.{name}": value.detach() for name, value in dense.named_parameters()},
         tmp_path / "3_Dense" / "model.safetensors",
     )
-    said: dict[str, dict[str, Any]] = {
+    config: dict[str, dict[str, Any]] = {
         "3_Dense/config.json": {"in_features": 48, "out_features": 20, "activation_function": "torch.nn.Tanh"},
         "1_Pooling/config.json": {f"pooling_mode_{mode}": True, "include_prompt": False},
         "config_sentence_transformers.json": {"prompts": {"query": "W1 w2 "}, "truncate_dim": 12},
         "sentence_xlm-roberta_config.json": {"max_seq_length": 9, "do_lower_case": True},
     }
-    for name, content in said.items():
+    for name, content in config.items():
         (tmp_path / name).write_text(json.dumps(content))
     with lmdeploy.pipeline(str(tmp_path)) as pipe:
         for prompt, name in (("", None), ("w1 w2 ", "query")):

@@ -96,8 +96,8 @@ def make(case: Case, folder: Path) -> tuple[Path, Path]:
         weights[re.sub(*case.published, name)] = weights.pop(name)
     save_file(weights, source / "model.safetensors")
     settings = source / "preprocessor_config.json"
-    said = json.loads(settings.read_text(encoding="utf-8")) | case.settings
-    settings.write_text(json.dumps(said), encoding="utf-8")
+    settings_read = json.loads(settings.read_text(encoding="utf-8")) | case.settings
+    settings.write_text(json.dumps(settings_read), encoding="utf-8")
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     for part, fields in case.changes.items():
         config[part] |= fields

@@ -41,10 +41,7 @@ def engine(directory: Path, **settings: Any) -> AsyncEngine:
 
 def traces(model: AsyncEngine) -> list[Any]:
     """Return all that a batch answers, exactly."""
-    return [
-        (response.token_ids, [list(entry.items()) for entry in response.logprobs or []])
-        for response in model(ASKED, SAMPLED)
-    ]
+    return [(ids.token_ids, [list(entry.items()) for entry in ids.logprobs or []]) for ids in model(ASKED, SAMPLED)]
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +84,8 @@ PROMPT = [(37 * i * i + 11 * i) % 1900 + 100 for i in range(100)]
 def computed(engine: TokenEngine, prompt: list[int], tokens: int = 1) -> tuple[int, list[int]]:
     """Return how many tokens a request computes, and its response."""
     before = engine.engine.metrics()["tokens_computed_total"]
-    response, _ = engine.generate(prompt, tokens, "generation")
-    return int(engine.engine.metrics()["tokens_computed_total"] - before), response
+    ids, _ = engine.generate(prompt, tokens, "generation")
+    return int(engine.engine.metrics()["tokens_computed_total"] - before), ids
 
 
 def test_every_prefix_that_was_computed_is_found_again(directory: Path) -> None:
@@ -226,8 +223,8 @@ def test_ranks_share_the_norm_and_the_keys_of_all_heads(tmp_path: Path) -> None:
 def check_ranks(directory: Path) -> None:
     """Compare two ranks with one."""
     with TokenEngine(directory) as whole, TokenEngine(directory, tp=2) as divided:
-        response, wanted = whole.generate(PROMPT, 8, "all")
-        assert divided.generate(PROMPT, 8, "all")[0] == response
+        ids, wanted = whole.generate(PROMPT, 8, "all")
+        assert divided.generate(PROMPT, 8, "all")[0] == ids
         assert relative_error(divided.generate(PROMPT, 8, "generation")[1], wanted[-8:]) < 1e-4
 
 
@@ -279,9 +276,9 @@ def test_a_checkpoint_without_a_tensor_of_the_recurrence_is_refused_by_its_name(
 def test_what_wrong_drafts_did_to_a_state_leaves_no_trace(directory: Path) -> None:
     drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
     with TokenEngine(directory) as plain, TokenEngine(directory, speculative_config=drafting) as engine:
-        said, _ = plain.generate(PROMPT, 80, "generation")
+        ids, _ = plain.generate(PROMPT, 80, "generation")
         # Earlier text is drafted: rightly when the same is asked again, wrongly after some of it alone.
-        for prompt in (PROMPT, PROMPT, [*PROMPT, *said[:40], 500, *said[:10]], [*said[20:30], 501, *said[20:30]]):
+        for prompt in (PROMPT, PROMPT, [*PROMPT, *ids[:40], 500, *ids[:10]], [*ids[20:30], 501, *ids[20:30]]):
             wanted, logits = plain.generate(prompt, 80, "generation")
             found, found_logits = engine.generate(prompt, 80, "generation")
             assert found == wanted
@@ -306,11 +303,11 @@ def test_a_format_holds_with_and_without_drafts(directory: Path) -> None:
     )
     drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
     with engine(directory) as plain, engine(directory, speculative_config=drafting) as model:
-        wanted = [response.token_ids for response in plain(ASKED, config)]
+        wanted = [ids.token_ids for ids in plain(ASKED, config)]
         responses = model(ASKED, config)
         assert model.engine.metrics()["draft_tokens_total"] > 0
-    assert [response.token_ids for response in responses] == wanted
-    assert all(set(json.loads(response.text)) == {"first_name", "year_of_birth"} for response in responses)
+    assert [ids.token_ids for ids in responses] == wanted
+    assert all(set(json.loads(ids.text)) == {"first_name", "year_of_birth"} for ids in responses)
 
 
 def test_a_session_longer_than_the_model_was_trained_for_goes_on_with_its_positions(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_qwen3_reranker_says_yes_as_often_as_transformers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("file", "said", "activation"),
+    ("file", "config", "activation"),
     [
         ("config.json", {}, "sigmoid"),
         ("config.json", {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
@@ -73,11 +73,11 @@ def test_qwen3_reranker_says_yes_as_often_as_transformers(tmp_path: Path) -> Non
     ],
 )
 def test_the_activation_is_read_where_sentence_transformers_writes_it(
-    file: str, said: dict[str, Any], activation: str, tmp_path: Path
+    file: str, config: dict[str, Any], activation: str, tmp_path: Path
 ) -> None:
     make_tiny(tmp_path, "Qwen3ForSequenceClassification", pad_token_id=0, num_labels=1, head_dim=8)
     before = json.loads((tmp_path / file).read_text()) if (tmp_path / file).is_file() else {}
-    (tmp_path / file).write_text(json.dumps(before | said))
+    (tmp_path / file).write_text(json.dumps(before | config))
     head = score_head_of(tmp_path, "model", Tokenizer(str(tmp_path)))
     assert head is not None
     assert activation in (head.refusal or head.activation)

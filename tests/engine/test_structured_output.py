@@ -227,8 +227,8 @@ class Dictation:
 
     def __call__(self, input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         self._prompt = len(input_ids) if self._prompt is None else self._prompt
-        said = self._tokenizer.decode(input_ids[self._prompt :].tolist())
-        left = self._text[len(said) :] if self._text.startswith(said) else ""
+        text = self._tokenizer.decode(input_ids[self._prompt :].tolist())
+        left = self._text[len(text) :] if self._text.startswith(text) else ""
         token = self._tokenizer.encode(left, add_bos=False)[0] if left else self._tokenizer.eos_token_id
         logits[token] += 1000
         return logits
@@ -262,7 +262,7 @@ SPANS = {"".join(WORD_CHUNKS[a:b]) for a in range(len(WORD_CHUNKS)) for b in ran
 def test_expressions_of_lark_are_read_as_re_reads_them(
     babbler: AsyncEngine, lark: str, judge: str, texts: list[str]
 ) -> None:
-    def said(text: str) -> bool:
+    def matches(text: str) -> bool:
         config = GenerationConfig(
             max_new_tokens=40,
             response_format={"type": "lark", "lark": f'start: "<" EXPRESSION ">"\nEXPRESSION: {lark}'},
@@ -270,7 +270,7 @@ def test_expressions_of_lark_are_read_as_re_reads_them(
         )
         return babbler("Go on:", config).text == f"<{text}>"
 
-    assert [said(text) for text in texts] == [bool(re.fullmatch(judge, text)) for text in texts]
+    assert [matches(text) for text in texts] == [bool(re.fullmatch(judge, text)) for text in texts]
 
 
 @pytest.mark.parametrize(

@@ -249,17 +249,17 @@ def test_echo_with_logprobs_reports_the_prompt_s_too(
 ) -> None:
     options: Any = {"model": MODEL, "prompt": ["ab", "c"], "echo": True, "logprobs": 1, "n": n}
     texts = [""] * (2 * n)
-    said: list[dict[str, list[Any]]] = [{} for _ in texts]
+    reports: list[dict[str, list[Any]]] = [{} for _ in texts]
     responses = client.completions.create(**options, stream=stream)
     for response in responses if stream else [responses]:
         for choice in response.choices:
             texts[choice.index] += choice.text
             for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
-                said[choice.index].setdefault(name, []).extend(values)
+                reports[choice.index].setdefault(name, []).extend(values)
     assert triton.requests[0].inputs["prompt_logprobs"] == 1
     for number, prompt in enumerate(["ab", "c"] if n == 1 else ["ab", "ab", "c", "c"]):
         assert texts[number] == prompt + REPLY
-        logprobs = said[number]
+        logprobs = reports[number]
         assert logprobs["tokens"][: 1 + len(prompt)] == ["<s>", *prompt]
         assert logprobs["token_logprobs"][: 1 + len(prompt)] == [
             None,
@@ -341,9 +341,9 @@ def test_tokens_of_responses_are_reported_and_taken_where_that_is_asked_for(
     assert completed == given
     assert given == ({0: first, 1: [*first, 2, 102]} if stream else {0: first[:2], 1: first[:2]})
     triton.script = Script()
-    said = {"role": "assistant", "content": "ab", "token_ids": given[0]}
-    client.chat.completions.create(model=MODEL, messages=[*HELLO, said, *HELLO])
-    assert json.loads(triton.requests[-1].inputs["messages"])[1] == said
+    message = {"role": "assistant", "content": "ab", "token_ids": given[0]}
+    client.chat.completions.create(model=MODEL, messages=[*HELLO, message, *HELLO])
+    assert json.loads(triton.requests[-1].inputs["messages"])[1] == message
     for role, ids, name in (("user", [1], "messages[0].token_ids"), ("assistant", [-1], "messages[0].token_ids[0]")):
         wrong: Any = [{"role": role, "content": "a", "token_ids": ids}]
         with pytest.raises(openai.BadRequestError) as caught:
@@ -436,14 +436,14 @@ async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, 
     most_likely = [(97, -0.5), (0xF0, -1.0), (256, -2.0)]
     scored = [Scored(token, -3.0, most_likely) for token in (97, 257, 256, *SPLIT_PARROT, 98)]
     pieces = [await completion_logprobs([one], texts, wanted, place) for one in scored]
-    said = await completion_logprobs(scored, texts, wanted, TextCursor())
+    report = await completion_logprobs(scored, texts, wanted, TextCursor())
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert getattr(said, field) == [value for piece in pieces for value in getattr(piece, field)]
-    assert said.tokens == ["a", "a", "a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x9c", "b"]
-    assert said.text_offset == [0, 1, 1, 2, 2, 2, 2, 3]  # in aa🦜b
-    for token, text, top in zip(scored, said.tokens, said.top_logprobs, strict=True):
+        assert getattr(report, field) == [value for piece in pieces for value in getattr(piece, field)]
+    assert report.tokens == ["a", "a", "a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x9c", "b"]
+    assert report.text_offset == [0, 1, 1, 2, 2, 2, 2, 3]  # in aa🦜b
+    for token, text, top in zip(scored, report.tokens, report.top_logprobs, strict=True):
         assert top is not None
         assert top[text] == -3.0
         assert len(top) == len({token.token, *(other for other, _ in most_likely[:wanted])})
     if wanted:
-        assert said.top_logprobs[0] == {"a": -3.0, "bytes:\\xf0": -1.0, "token_id:256": -2.0}
+        assert report.top_logprobs[0] == {"a": -3.0, "bytes:\\xf0": -1.0, "token_id:256": -2.0}

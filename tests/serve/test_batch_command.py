@@ -173,10 +173,10 @@ def test_results_are_of_one_model_with_one_set_of_settings(
     ):
         capsys.readouterr()
         assert main(changed) == 1
-        said = capsys.readouterr().err
-        assert said.startswith(f"lmdeploy batch: {output} has results of another model or with other settings than ")
-        assert "; name another file, or remove it to compute all again" in said
-    assert "chat_template vicuna" in said
+        stderr = capsys.readouterr().err
+        assert stderr.startswith(f"lmdeploy batch: {output} has results of another model or with other settings than ")
+        assert "; name another file, or remove it to compute all again" in stderr
+    assert "chat_template vicuna" in stderr
     monkeypatch.chdir(model.parent)
     for same in (["batch", str(given), NAME, "-o", str(output)], [*words, "--max-batch-size", "1", "--threads", "1"]):
         assert main(same) == 0
@@ -206,9 +206,9 @@ def test_what_cannot_go_on_is_reported_in_a_sentence_and_left_as_it_is(
     given, output = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     output.write_text(kept)
     assert main(["batch", str(given), "/nowhere", "-o", str(output)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("lmdeploy batch: ")
-    assert message in said
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("lmdeploy batch: ")
+    assert message in stderr
     assert output.read_text() == kept
 
 

@@ -77,9 +77,9 @@ def test_help_says_who_reads_command_lines(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit):
         parse("api_server", "--help")
-    said = " ".join(capsys.readouterr().out.split())
+    help_text = " ".join(capsys.readouterr().out.split())
     for name in ("api", "admin"):
-        assert f"prefer --{name}-keys-file or the environment variable LMDEPLOY_{name.upper()}_KEYS" in said
+        assert f"prefer --{name}-keys-file or the environment variable LMDEPLOY_{name.upper()}_KEYS" in help_text
 
 
 def test_a_proxy_takes_keys_from_a_file_and_the_environment_and_shows_none(tmp_path: Path) -> None:

@@ -72,10 +72,10 @@ def make_tiny_minicpmv(directory: Path, version: float = 2.6) -> Path:
         },
     }
     (directory / "config.json").write_text(json.dumps(config))
-    said = {"image_processor_type": "MiniCPMVImageProcessor", "image_feature_size": _QUERIES, "max_slice_nums": _MOST}
-    said |= {"norm_mean": [0.5, 0.5, 0.5], "norm_std": [0.5, 0.5, 0.5], "patch_size": _PATCH, "version": version}
-    said |= {"scale_resolution": _SIDE, "slice_mode": True, "use_image_id": version > 2.5}
-    (directory / "preprocessor_config.json").write_text(json.dumps(said))
+    data = {"image_processor_type": "MiniCPMVImageProcessor", "image_feature_size": _QUERIES, "max_slice_nums": _MOST}
+    data |= {"norm_mean": [0.5, 0.5, 0.5], "norm_std": [0.5, 0.5, 0.5], "patch_size": _PATCH, "version": version}
+    data |= {"scale_resolution": _SIDE, "slice_mode": True, "use_image_id": version > 2.5}
+    (directory / "preprocessor_config.json").write_text(json.dumps(data))
     shutil.rmtree(text)
     return directory
 

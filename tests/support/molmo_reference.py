@@ -57,10 +57,10 @@ def make_tiny_molmo(directory: Path, kind: str = "7B-D") -> Path:
         tensors[_PREFIX + name] = mean + torch.randn(shape, generator=random) * scale
     tensors[f"{_TABLE}new_embedding"] = torch.randn(128, _HIDDEN, generator=random) * 0.3
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    said = {"base_image_input_size": [_SIDE, _SIDE], "image_padding_mask": True, "image_patch_size": _PATCH}
-    said |= {"image_token_length_h": _PATCHES // 2, "image_token_length_w": _PATCHES // 2, "max_crops": _MOST}
-    said |= {"overlap_margins": [_MARGIN, _MARGIN], "image_processor_type": "MolmoImageProcessor"}
-    (directory / "preprocessor_config.json").write_text(json.dumps(said))
+    settings = {"base_image_input_size": [_SIDE, _SIDE], "image_padding_mask": True, "image_patch_size": _PATCH}
+    settings |= {"image_token_length_h": _PATCHES // 2, "image_token_length_w": _PATCHES // 2, "max_crops": _MOST}
+    settings |= {"overlap_margins": [_MARGIN, _MARGIN], "image_processor_type": "MolmoImageProcessor"}
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return directory
 
 

@@ -61,8 +61,8 @@ def make_tiny_phi3_vision(directory: Path) -> Path:
         "embd_layer": {"hd_transform_order": "sub_glb", "use_hd_transform": True, "with_learnable_separator": True},
     }
     (directory / "config.json").write_text(json.dumps(config))
-    said = {"image_mean": _MEAN, "image_std": _STD, "num_crops": _MOST, "image_processor_type": "Phi3VImageProcessor"}
-    (directory / "preprocessor_config.json").write_text(json.dumps(said))
+    data = {"image_mean": _MEAN, "image_std": _STD, "num_crops": _MOST, "image_processor_type": "Phi3VImageProcessor"}
+    (directory / "preprocessor_config.json").write_text(json.dumps(data))
     shutil.rmtree(text)
     return directory
 

@@ -32,7 +32,7 @@ class JinaBert:
         prefix = "bert." if self.has_head else ""
         stored = {(name if name.startswith("classifier") else prefix + name): x for name, x in self.tensors.items()}
         save_file(stored, directory / "model.safetensors")
-        said = {
+        config = {
             "architectures": ["JinaBert" + kind],
             "auto_map": {"AutoModel": "modeling_bert.JinaBertModel"},
             "model_type": "bert",
@@ -43,7 +43,7 @@ class JinaBert:
             "type_vocab_size": 2,
             **({"id2label": {"0": "LABEL_0"}} if self.has_head else {}),
         }
-        (directory / "config.json").write_text(json.dumps(said | sizes))
+        (directory / "config.json").write_text(json.dumps(config | sizes))
 
     def _shapes(self, vocab: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         hidden, inner = self.hidden, self.inner

@@ -215,9 +215,9 @@ def make_tiny_deepseek_vl_original(directory: Path, *, has_two: bool = False) ->
         r"^lm_head": "language_model.lm_head",
     }
     _write(directory, native, own, _renamed(tensors, names))
-    said = {"image_processor_type": "VLMImageProcessor", "image_size": side, "min_size": 14}
-    said |= large if has_two else plain
-    (directory / "preprocessor_config.json").write_text(json.dumps(said))
+    settings = {"image_processor_type": "VLMImageProcessor", "image_size": side, "min_size": 14}
+    settings |= large if has_two else plain
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return directory
 
 

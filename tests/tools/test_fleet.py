@@ -110,8 +110,8 @@ def test_sampled_traces_are_conversations_in_order() -> None:
     assert (np.diff(trace["time"]) >= 0).all()
     for session in np.unique(trace["session"])[:200]:
         rows = trace["session"] == session
-        said = trace["history"][rows] + trace["new"][rows] + trace["answer"][rows]
-        assert (trace["history"][rows][1:] == said[:-1]).all()
+        history = trace["history"][rows] + trace["new"][rows] + trace["answer"][rows]
+        assert (trace["history"][rows][1:] == history[:-1]).all()
         assert len(set(trace["system"][rows])) == 1
 
 
@@ -138,8 +138,8 @@ def test_a_trace_in_a_file_is_replayed(tmp_path: Path) -> None:
         == simulate(trace, 4, Costs(), "power_of_two").whole_mean
     )
     command = [sys.executable, "-m", "tools.fleet", "--trace", str(file), "--strategies", "affinity", "--json"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert json.loads(said)["strategy"] == "affinity"
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(output)["strategy"] == "affinity"
     file.write_text("time,session\n0,1\n")
     wrong = subprocess.run(command, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2

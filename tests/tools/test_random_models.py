@@ -13,7 +13,7 @@ from tools.bench.checkpoints import tensors, write
 from tools.bench.random_model import write as write_apart
 from tools.bench.roofline import ModelCost
 from tools.bench.shapes import SHAPES, tiny
-from tools.gpu_check.work.crowd import min_time, lengths
+from tools.gpu_check.work.crowd import lengths, min_time
 
 
 def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) -> None:
@@ -25,8 +25,8 @@ def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) 
     text = "Größe, 大小"
     tokenizer = AutoTokenizer.from_pretrained(directory)
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert tokenizer.apply_chat_template(said, tokenize=False) == "a\nb\n"
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "a\nb\n"
     assert GenerationConfig.from_pretrained(directory).eos_token_id == 257
 
 

@@ -195,7 +195,7 @@ def test_found_prefixes_and_better_devices_never_need_more_replicas(
 
 
 @pytest.mark.parametrize(
-    ("load", "device", "said"),
+    ("load", "device", "message"),
     [
         ({}, Device("small", 1e9, 1e12, 1e14), "the weights take 2.0 GB and small has 1 GB"),
         (
@@ -206,8 +206,8 @@ def test_found_prefixes_and_better_devices_never_need_more_replicas(
         ({"token_seconds": 1e-4}, DEVICE, "one response alone gets a token every"),
     ],
 )
-def test_what_does_not_fit_is_reported(load: dict[str, Any], device: Device, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_does_not_fit_is_reported(load: dict[str, Any], device: Device, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         plan(SIZES, device, Storage(), Load(1000, 100, **load), PERFECT)
 
 
@@ -220,9 +220,9 @@ def test_devices_are_found_in_any_case_and_others_named() -> None:
 def test_the_command_plans_from_a_config_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B))
     assert main(["plan", str(tmp_path), "--gpu", "H100", "--rate", "50"]) == 0
-    said = capsys.readouterr().out
-    assert "16.06 GB (8.03 billion parameters)" in said
-    assert "128.0 KiB a token" in said
+    message = capsys.readouterr().out
+    assert "16.06 GB (8.03 billion parameters)" in message
+    assert "128.0 KiB a token" in message
     assert main(["plan", str(tmp_path / "config.json"), "--gpu", "H100", "--json", "--quant-policy", "8"]) == 0
     assert json.loads(capsys.readouterr().out)["cache_token"] == 64 * 1024
     assert main(["plan", str(tmp_path), "--gpu", "H100", "--cache-dir-bytes", "131072e6", "--disk-bandwidth", "4"]) == 0
@@ -235,7 +235,7 @@ def test_the_command_plans_from_a_config_alone(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("config", "words", "said"),
+    ("config", "words", "message"),
     [
         (None, ["--gpu", "H100"], "cannot be read; a model is a directory with a config.json"),
         ("{", ["--gpu", "H100"], "is not JSON"),
@@ -247,14 +247,14 @@ def test_the_command_plans_from_a_config_alone(tmp_path: Path, capsys: pytest.Ca
     ],
 )
 def test_a_bad_question_is_answered_with_a_sentence(
-    config: str | None, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: str | None, words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     assert main(["plan", str(tmp_path), *words]) == 1
     error = capsys.readouterr().err
     assert error.startswith("lmdeploy plan: ")
-    assert said in error
+    assert message in error
 
 
 def test_a_missing_size_names_the_file(tmp_path: Path) -> None:

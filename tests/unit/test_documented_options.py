@@ -62,11 +62,11 @@ REASONS = (" is refused: ", "not supported", "no code for")
 
 def refusal(arguments: list[str]) -> str:
     """Return the error where arguments are refused; empty: they are taken."""
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
             assert callable(parse(arguments).run)
         except SystemExit:
-            return said.getvalue()
+            return stderr.getvalue()
     return ""
 
 

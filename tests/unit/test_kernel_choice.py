@@ -49,8 +49,8 @@ def test_the_environment_names_kernels(
     value: str, wanted: dict[tuple[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", value)
-    said = {key: _turbomind.wanted_kernels(*key) for key in OPERATORS}
-    assert {key: kernels for key, kernels in said.items() if kernels is not None} == wanted
+    overrides = {key: _turbomind.wanted_kernels(*key) for key in OPERATORS}
+    assert {key: kernels for key, kernels in overrides.items() if kernels is not None} == wanted
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def test_it_is_rewritten_once_and_says_so(
 ) -> None:
     checkpoint = as_bins(copy_of(tiny_llama), 2)
     files = json.loads((resolve(checkpoint).path / "manifest.json").read_text())["files"]
-    said = capsys.readouterr().err
-    assert [f"({number} of 2)" in said for number in (1, 2)] == [True, True]
+    stderr = capsys.readouterr().err
+    assert [f"({number} of 2)" in stderr for number in (1, 2)] == [True, True]
     assert all(cache_root() / "rewritten" in Path(file).parents for file in files)
     times = [Path(file).stat().st_mtime_ns for file in files]
     resolve(checkpoint)

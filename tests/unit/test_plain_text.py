@@ -109,9 +109,9 @@ def test_no_way_of_saying_it_makes_a_special_token(tokenizer: Tokenizer, way: st
     special = set(tokenizer.ids_of(tokenizer.added_tokens))
 
     def count(text: str) -> int:
-        said = text if way == "escape in arguments" else json.dumps({"a": "Hi"})
+        arguments = text if way == "escape in arguments" else json.dumps({"a": "Hi"})
         call = {"id": "1", "type": text if way == "type of a call" else "function"}
-        call |= {"function": {"name": "f", "arguments": said}}
+        call |= {"function": {"name": "f", "arguments": arguments}}
         messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         member = way.partition(" ")[0]
         tools = [{"type": "function", "function": {"name": "f", "parameters": {member: text}}}]

@@ -87,8 +87,8 @@ def conversation(name: str) -> list[dict[str, Any]]:
         {"role": "tool", "content": f"{number}°", "tool_call_id": call["id"]} for number, call in enumerate(calls)
     ]
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How is the weather?"}]
-    said = "" if name in SAYS_NOTHING else "I look."
-    return [*asked, {"role": "assistant", "content": said, "tool_calls": calls}, *results]
+    content = "" if name in SAYS_NOTHING else "I look."
+    return [*asked, {"role": "assistant", "content": content, "tool_calls": calls}, *results]
 
 
 def template_of(name: str) -> JinjaChatTemplate:

@@ -77,19 +77,21 @@ def test_gpt_oss_declares_tools_as_published(properties: dict[str, Any], require
     assert ours("gpt-oss", [USER], tools) == published("gpt-oss", [USER], tools)
 
 
-@pytest.mark.parametrize("said", [{"content": "I add."}, {"content": "", "thinking": "I add."}, {"content": ""}])
+@pytest.mark.parametrize("fields", [{"content": "I add."}, {"content": "", "thinking": "I add."}, {"content": ""}])
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_gpt_oss_keeps_what_it_thought_before_calls_until_it_answered(said: dict[str, Any], is_answered: bool) -> None:
+def test_gpt_oss_keeps_what_it_thought_before_calls_until_it_answered(
+    fields: dict[str, Any], is_answered: bool
+) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         USER,
-        {"role": "assistant", **said, "tool_calls": [call("add", "1")]},
+        {"role": "assistant", **fields, "tool_calls": [call("add", "1")]},
         {"role": "tool", "content": 'a "½"', "tool_call_id": "1"},
     ]
     if is_answered:
         messages += [{"role": "assistant", "content": "2", "thinking": "So."}, USER]
     assert ours("gpt-oss", messages, [ADD]) == published("gpt-oss", messages, [ADD])
-    assert ("I add." in ours("gpt-oss", messages)) == (not is_answered and said != {"content": ""})
+    assert ("I add." in ours("gpt-oss", messages)) == (not is_answered and fields != {"content": ""})
 
 
 def test_results_for_gpt_oss_are_named_after_their_own_calls() -> None:

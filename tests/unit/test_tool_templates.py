@@ -128,8 +128,8 @@ def test_deepseek_s_calls_and_results_have_their_marks_whether_or_not_tools_are_
     system = []
     for template in (MODELS.get("deepseek-v3")(), JinjaChatTemplate(PUBLISHED, {"bos_token": ""})):
         prompt = template.render(turns, [TOOL] if with_tools else None)
-        head, opening, said = prompt.partition("<｜User｜>1+2")
-        assert opening + said == published("deepseek-v3", turns)
+        head, opening, tail = prompt.partition("<｜User｜>1+2")
+        assert opening + tail == published("deepseek-v3", turns)
         system.append(head)
     example = (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>the function's name\n```json\n"

@@ -46,8 +46,8 @@ def test_all_is_written_in_the_order_in_which_it_was_said(messages: list[dict[st
     begins = next(place for place, message in enumerate(messages) if message["role"] != "system")
     for name in INDEX:
         prompt = template(name).render(messages)
-        said = [str(message["content"]) for message in messages[begins if name in LOSING else 0 :]]
-        places = [prompt.find(text) for text in said]
+        texts = [str(message["content"]) for message in messages[begins if name in LOSING else 0 :]]
+        places = [prompt.find(text) for text in texts]
         assert -1 not in places, name
         assert places == sorted(places), name
 
@@ -61,8 +61,8 @@ def test_what_the_user_says_after_a_result_is_not_refused(name: str) -> None:
 
 
 def test_where_turns_are_free_nothing_is_joined() -> None:
-    said = [SYSTEM, USER, REMINDER, REPLY, USER]
-    assert template("qwen2d5").render(said).count("<|im_start|>") == len(said) + 1
+    messages = [SYSTEM, USER, REMINDER, REPLY, USER]
+    assert template("qwen2d5").render(messages).count("<|im_start|>") == len(messages) + 1
 
 
 @pytest.mark.parametrize("name", [name for name in INDEX if name not in ("mixtral", "gemma")])
@@ -75,9 +75,9 @@ def test_a_response_that_was_begun_goes_on_as_transformers_has_it(name: str, mon
         eos_token=entry["eos"] or None,
         chat_template=(DATA / f"{name}.jinja").read_text(encoding="utf-8"),
     )
-    said = [SYSTEM, USER, {"role": "assistant", "content": "It is Ann, who"}]
-    expected = reference.apply_chat_template(said, tokenize=False, continue_final_message=True)
-    assert template(name).render(said, continue_final_message=True) == expected
+    messages = [SYSTEM, USER, {"role": "assistant", "content": "It is Ann, who"}]
+    expected = reference.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert template(name).render(messages, continue_final_message=True) == expected
     assert str(expected).endswith("It is Ann, who")
 
 

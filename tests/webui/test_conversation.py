@@ -111,12 +111,12 @@ async def test_reasoning_and_calls_are_separate_from_the_response() -> None:
     assert response.thought > 0
 
 
-def said(question: str, text: str) -> Turn:
+def turn(question: str, text: str) -> Turn:
     return Turn(question, responses=[Response(text, outcome=Outcome.COMPLETE, token_count=1)])
 
 
 def test_turns_without_a_response_are_not_sent() -> None:
-    turns = [said("one", "1"), Turn("two", responses=[Response(outcome=Outcome.FAILED)]), Turn("three")]
+    turns = [turn("one", "1"), Turn("two", responses=[Response(outcome=Outcome.FAILED)]), Turn("three")]
     assert [message["content"] for message in to_messages("", turns)] == ["one", "1", "three"]
 
 
@@ -128,7 +128,7 @@ def test_what_is_said_after_a_call_is_its_result() -> None:
 
 
 def test_another_response_stands_alongside_the_first_and_the_shown_one_is_sent() -> None:
-    turns = [said("one", "1"), Turn("two")]
+    turns = [turn("one", "1"), Turn("two")]
     turns[0].regenerate()
     turns[0].response.text = "uno"
     assert to_messages("", turns)[1]["content"] == "uno"
@@ -139,7 +139,7 @@ def test_another_response_stands_alongside_the_first_and_the_shown_one_is_sent()
 
 
 def test_every_message_that_is_shown_belongs_to_its_turn() -> None:
-    turns = [said("one", "1"), said("two", "2")]
+    turns = [turn("one", "1"), turn("two", "2")]
     turns[1].response.reasoning = "hm"
     found = [turn_at(turns, index) for index in range(len(chat_view(turns)))]
     assert found == [0] * 3 + [1] * 4
@@ -153,9 +153,9 @@ async def test_triton_itself_is_reported_the_tokens_of_responses_and_says_what_i
     await generate_last(server, turns, SETTINGS)
     turns.append(Turn("two"))
     await generate_last(server, turns, SETTINGS)
-    said = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
-    assert said == {"role": "assistant", "content": turns[0].response.text, "token_ids": turns[0].response.token_ids}
-    assert said["token_ids"]
+    message = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
+    assert message == {"role": "assistant", "content": turns[0].response.text, "token_ids": turns[0].response.token_ids}
+    assert message["token_ids"]
     for settings in (Settings(tools="[]"), Settings(thinking_budget=9)):
         turn = Turn("three")
         await generate_last(server, [turn], settings)

@@ -22,22 +22,22 @@ def a_conversation() -> Conversation:
 
 
 def test_a_conversation_comes_back_as_it_was_kept() -> None:
-    said = a_conversation()
-    assert conversation_of(json.loads(json.dumps(said.to_json()))) == said
+    chat = a_conversation()
+    assert conversation_of(json.loads(json.dumps(chat.to_json()))) == chat
 
 
 def test_a_file_is_read_as_a_conversation_of_its_own() -> None:
-    said = a_conversation()
-    again = imported(as_json(said))
-    assert again.id != said.id
-    assert (again.turns, again.settings) == (said.turns, said.settings)
+    chat = a_conversation()
+    again = imported(as_json(chat))
+    assert again.id != chat.id
+    assert (again.turns, again.settings) == (chat.turns, chat.settings)
 
 
 def test_messages_of_the_api_are_a_conversation() -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url"}]
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": parts}]
-    said = imported(json.dumps({"messages": [*messages, {"role": "assistant", "content": "Yes"}]}))
-    assert (said.settings.system_prompt, said.turns[0].question.strip(), said.turns[0].response.text) == (
+    chat = imported(json.dumps({"messages": [*messages, {"role": "assistant", "content": "Yes"}]}))
+    assert (chat.settings.system_prompt, chat.turns[0].question.strip(), chat.turns[0].response.text) == (
         "S",
         "Hi",
         "Yes",
@@ -78,13 +78,13 @@ def test_a_response_whose_page_was_closed_was_stopped() -> None:
 
 
 def test_a_document_has_questions_reasoning_calls_and_the_shown_response() -> None:
-    said = a_conversation()
-    assert "*broke*" in as_markdown(said)
-    said.turns[0].shown = 0
-    text = as_markdown(said)
+    chat = a_conversation()
+    assert "*broke*" in as_markdown(chat)
+    chat.turns[0].shown = 0
+    text = as_markdown(chat)
     assert text.startswith(
         "# What is it?\n\n> System prompt: Be brief.\n\n## You\n\nWhat\nis it?\n\n## Model\n\n> Hm\n> well"
     )
     assert 'Calls `look`:\n\n```json\n{"a": 1}\n```' in text
-    assert file_name(said, "md") == "What-is-it.md"
+    assert file_name(chat, "md") == "What-is-it.md"
     assert file_name(Conversation(name="../../\0"), "md") == "conversation.md"

@@ -98,9 +98,9 @@ def test_functions_are_answered_in_their_own_form(http: httpx.Client, triton: Fa
 
 def test_calls_of_functions_and_their_results_are_read(http: httpx.Client, triton: FakeTriton) -> None:
     call = {"name": "get_weather", "arguments": '{"location": "Boston"}'}
-    said = [{"role": "assistant", "content": None, "function_call": call}]
-    said.append({"role": "function", "name": "get_weather", "content": "Rain."})
-    ask(http, messages=[*HELLO, *said])
+    messages = [{"role": "assistant", "content": None, "function_call": call}]
+    messages.append({"role": "function", "name": "get_weather", "content": "Rain."})
+    ask(http, messages=[*HELLO, *messages])
     _, called, result = json.loads(triton.requests[-1].inputs["messages"])
     assert called["tool_calls"][0]["function"] == call
     assert (result["role"], result["tool_call_id"]) == ("tool", called["tool_calls"][0]["id"])
@@ -122,21 +122,21 @@ def test_an_assistant_s_message_needs_no_content(
     assert json.loads(triton.requests[-1].inputs["messages"])[1] == {"role": "assistant"} | expected
 
 
-def of_chat(*said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return "/v1/chat/completions", {"messages": [*HELLO, *({"role": "assistant"} | each for each in said), *HELLO]}
+def of_chat(*messages: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "/v1/chat/completions", {"messages": [*HELLO, *({"role": "assistant"} | each for each in messages), *HELLO]}
 
 
 def of_messages(content: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    said = [{"role": "assistant", "content": content}]
-    return "/v1/messages", {"max_tokens": 9, "messages": [*HELLO, *said, *HELLO]}
+    messages = [{"role": "assistant", "content": content}]
+    return "/v1/messages", {"max_tokens": 9, "messages": [*HELLO, *messages, *HELLO]}
 
 
 def of_responses(*items: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "/v1/responses", {"input": [*HELLO, *items, *HELLO]}
 
 
-def of_ollama(**said: Any) -> tuple[str, dict[str, Any]]:
-    return "/api/chat", {"messages": [*HELLO, {"role": "assistant"} | said, *HELLO]}
+def of_ollama(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/api/chat", {"messages": [*HELLO, {"role": "assistant"} | fields, *HELLO]}
 
 
 USED = {"type": "tool_use", "id": "c", "name": "f"}
@@ -176,10 +176,10 @@ def test_what_the_assistant_said_may_have_any_api_s_empty_form(
     path, body = asked
     response = http.post(path, json={"model": MODEL} | body)
     assert response.status_code == 200, response.text
-    said = [each for each in json.loads(triton.requests[-1].inputs["messages"]) if each["role"] == "assistant"]
-    assert [each["content"] for each in said] == ([] if content is None else [content])
+    messages = [each for each in json.loads(triton.requests[-1].inputs["messages"]) if each["role"] == "assistant"]
+    assert [each["content"] for each in messages] == ([] if content is None else [content])
     if arguments is not None:
-        (call,) = said[0]["tool_calls"]
+        (call,) = messages[0]["tool_calls"]
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("f", arguments)
 
 
@@ -193,8 +193,8 @@ def test_what_the_assistant_said_may_have_any_api_s_empty_form(
     ],
 )
 def test_what_the_user_said_may_not(http: httpx.Client, path: str, content: Any) -> None:
-    said = [{"role": "user", "content": content}]
-    response = http.post(path, json={"model": MODEL, "max_tokens": 9, "messages": said, "input": said})
+    messages = [{"role": "user", "content": content}]
+    response = http.post(path, json={"model": MODEL, "max_tokens": 9, "messages": messages, "input": messages})
     assert response.status_code == 400
     assert "content" in response.json()["error"]["message"]
 
@@ -316,11 +316,11 @@ def test_every_event_counts_the_tokens_so_far_where_that_is_asked_for(
     assert [*dict.fromkeys(counts)] == [*dict.fromkeys((first, 2, 4, 6))]
     assert {event["usage"]["prompt_tokens"] for event in streamed} == {7}
     assert streamed[-1]["choices"] == []
-    said = [
+    texts = [
         choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
         for event in streamed
         for choice in event["choices"]
     ]
-    assert "".join(said) == "".join(triton.script.texts)
+    assert "".join(texts) == "".join(triton.script.texts)
     body["stream_options"] = {"continuous_usage_stats": True}  # as in vLLM, nothing without include_usage
     assert '"usage"' not in http.post(path, json=body | {"messages": HELLO}).text.replace('\\"usage', "")

@@ -184,8 +184,8 @@ def test_a_request_without_a_prompt_loads_and_keep_alive_0_says_that_models_stay
 ) -> None:
     loaded = client.generate(MODEL)
     assert (loaded.response, loaded.done, loaded.done_reason) == ("", True, "load")
-    said = client.chat(MODEL, [], stream=False, keep_alive="5m")
-    assert (said.message.role, said.message.content, said.done_reason) == ("assistant", "", "load")
+    response = client.chat(MODEL, [], stream=False, keep_alive="5m")
+    assert (response.message.role, response.message.content, response.done_reason) == ("assistant", "", "load")
     for keep_alive in (0, "0", "0s", "-0m"):
         with pytest.raises(ollama.ResponseError, match="keep_alive 0 unloads none"):
             client.generate(MODEL, keep_alive=keep_alive)

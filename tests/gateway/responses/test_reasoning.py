@@ -127,8 +127,8 @@ def test_options_reach_the_template_with_the_conversation(client: openai.OpenAI,
 
 def test_reasoning_of_earlier_responses_reach_the_template(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=("Four.",))
-    said: Any = [*ASKED, {"role": "assistant", "content": "4", "reasoning_content": "Two."}, *ASKED]
-    client.chat.completions.create(model="fake-model", messages=said)
+    messages: Any = [*ASKED, {"role": "assistant", "content": "4", "reasoning_content": "Two."}, *ASKED]
+    client.chat.completions.create(model="fake-model", messages=messages)
     assert json.loads(triton.requests[-1].inputs["messages"])[1]["reasoning_content"] == "Two."
 
 
@@ -235,8 +235,8 @@ def test_responses_have_reasoning_as_an_item_of_their_own(client: openai.OpenAI,
 def test_reasoning_of_an_earlier_response_are_those_of_its_message(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=THOUGHT)
     first = client.responses.create(model="fake-model", input="2 + 2?")
-    said: Any = [*ASKED, *(item.model_dump(exclude_none=True) for item in first.output), *ASKED]
-    client.responses.create(model="fake-model", input=said)
+    messages: Any = [*ASKED, *(item.model_dump(exclude_none=True) for item in first.output), *ASKED]
+    client.responses.create(model="fake-model", input=messages)
     answered = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
     assert json.loads(triton.requests[-1].inputs["messages"]) == [*ASKED, answered, *ASKED]
 

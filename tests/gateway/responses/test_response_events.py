@@ -127,7 +127,7 @@ def test_every_event_is_one_of_openai_s_and_they_add_up_to_the_response(asked: A
             key: final[key] for key in final.keys() - {"id", "output", "created_at", "completed_at", "usage"}
         }
     open_items: dict[int, str] = {}
-    said: dict[tuple[str, int], str] = {}
+    texts: dict[tuple[str, int], str] = {}
     for each in raw:
         kind, index = each["type"], each.get("output_index", -1)
         if kind == "response.output_item.added":
@@ -138,14 +138,14 @@ def test_every_event_is_one_of_openai_s_and_they_add_up_to_the_response(asked: A
             assert each["item"] == final["output"][index]
         elif kind.endswith(".delta"):
             assert each["item_id"] == open_items[index]
-            said[kind.removesuffix(".delta"), index] = (
-                said.get((kind.removesuffix(".delta"), index), "") + each["delta"]
+            texts[kind.removesuffix(".delta"), index] = (
+                texts.get((kind.removesuffix(".delta"), index), "") + each["delta"]
             )
         elif kind.endswith(("text.done", "arguments.done", "input.done")):
             (content,) = (each[name] for name in ("text", "arguments", "input") if name in each)
-            assert said.pop((kind.removesuffix(".done"), index), "") == content
+            assert texts.pop((kind.removesuffix(".done"), index), "") == content
     assert not open_items
-    assert not said
+    assert not texts
     parts = [(each["type"], each["part"]["type"]) for each in raw if each["type"].startswith("response.content_part.")]
     for kind in ("reasoning_text", "output_text"):
         assert parts.count(("response.content_part.added", kind)) == parts.count(("response.content_part.done", kind))
@@ -212,7 +212,7 @@ def test_only_the_allowed_tools_may_be_called(
 
 
 @pytest.mark.parametrize(
-    ("body", "field", "said"),
+    ("body", "field", "message"),
     [
         ({"conversation": "c"}, "conversation", "conversation is not supported"),
         ({"background": True}, "background", "background is not supported"),
@@ -243,11 +243,13 @@ def test_only_the_allowed_tools_may_be_called(
         ),
     ],
 )
-def test_what_is_not_done_is_refused_with_a_sentence(asked: Any, body: dict[str, Any], field: str, said: str) -> None:
+def test_what_is_not_done_is_refused_with_a_sentence(
+    asked: Any, body: dict[str, Any], field: str, message: str
+) -> None:
     response = asked("", **body)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, field), response.text
-    assert said in error["message"]
+    assert message in error["message"]
 
 
 def test_the_tokens_of_a_prompt_are_counted_without_a_response(thinker: tuple[FakeTriton, str]) -> None:

@@ -90,8 +90,8 @@ PATCH = '*** Begin Patch\n+"ü"\n*** End Patch'
 def test_a_freeform_tool_is_called_with_a_text(
     client: openai.OpenAI, triton: FakeTriton, name: str, arguments: dict[str, str], text: str
 ) -> None:
-    said = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-    triton.script = Script(texts=[said[i : i + 5] for i in range(0, len(said), 5)])
+    written = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    triton.script = Script(texts=[written[i : i + 5] for i in range(0, len(written), 5)])
     with client.responses.stream(model=MODEL, input="Hello", tools=OFFERED) as stream:
         events: list[Any] = list(stream)
     done = next(event for event in events if event.type == "response.custom_tool_call_input.done")
@@ -150,7 +150,7 @@ def test_a_choice_is_about_functions_in_groups_too(client: openai.OpenAI, triton
 def test_records_of_tools_that_others_ran_are_left_out_of_the_conversation(
     client: openai.OpenAI, triton: FakeTriton
 ) -> None:
-    said: Any = [
+    items: Any = [
         {"role": "user", "content": "Hello"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
@@ -162,7 +162,7 @@ def test_records_of_tools_that_others_ran_are_left_out_of_the_conversation(
         {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done"},
     ]
-    client.responses.create(model=MODEL, input=said)
+    client.responses.create(model=MODEL, input=items)
     prompt = json.loads(triton.requests[-1].inputs["messages"])
     assert [(message["role"], message["content"]) for message in prompt] == [
         ("user", "Hello"),
@@ -192,7 +192,7 @@ def test_a_tool_that_is_none_is_refused_by_its_place(client: openai.OpenAI, tool
 def test_what_codex_sends_is_taken_in_its_order(http: httpx.Client, triton: FakeTriton) -> None:
     """The fields, roles and items of a second turn of Codex 0.169, headless, with reasoning and two calls before."""
 
-    def said(role: str, *texts: str) -> Any:
+    def message(role: str, *texts: str) -> Any:
         parts = [{"type": "input_text", "text": text} for text in texts]
         return {"type": "message", "id": f"msg_{texts[0]}", "role": role, "content": parts}
 
@@ -215,10 +215,10 @@ def test_what_codex_sends_is_taken_in_its_order(http: httpx.Client, triton: Fake
     body: dict[str, Any] = {
         "model": MODEL,
         "input": [
-            said("developer", "You are an agent."),
-            said("developer", "Skills.", " Permissions."),
-            said("user", "It is Monday."),
-            said("user", "Echo."),
+            message("developer", "You are an agent."),
+            message("developer", "Skills.", " Permissions."),
+            message("user", "It is Monday."),
+            message("user", "Echo."),
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": thought, "encrypted_content": None},
             {"type": "message", "status": "completed", "id": "msg_2", "role": "assistant", "content": [begun]},
             *(called("1"), called("2"), returned("1"), returned("2")),

@@ -194,11 +194,11 @@ def ollama(body: dict[str, Any]) -> Response:
 def ollama_stream(events: list[dict[str, Any]]) -> Response:
     read = Response()
     for event in events:
-        said = ollama(event | {"done_reason": event.get("done_reason", "")})
-        read.reasoning += said.reasoning
-        read.content += said.content
-        read.calls += said.calls
-        read.reason = said.reason
+        event_read = ollama(event | {"done_reason": event.get("done_reason", "")})
+        read.reasoning += event_read.reasoning
+        read.content += event_read.content
+        read.calls += event_read.calls
+        read.reason = event_read.reason
     return read
 
 
@@ -288,7 +288,9 @@ def pieces_of(rng: random.Random, text: str) -> list[str]:
 
 
 def parsed(response: Response) -> Response:
-    calls = [(name, json.loads(said) if isinstance(said, str) else said) for name, said in response.calls]
+    calls = [
+        (name, json.loads(arguments) if isinstance(arguments, str) else arguments) for name, arguments in response.calls
+    ]
     return Response(response.reasoning, response.content, calls, response.reason)
 
 
@@ -309,14 +311,14 @@ def test_no_call_of_a_response_is_lost(api: str, *, all_cases: bool) -> None:
     async def run() -> None:
         model = Scripted()
         for seed, name in cases(api, all_cases=all_cases):
-            said, expected, schemas, thinking = scripted(seed, name)
+            text, expected, schemas, thinking = scripted(seed, name)
             expected.reason = REASONS[api]
             parser = name if seed // 4 % 2 or name in WITHOUT_TAGS else "auto"
-            model.says(pieces_of(random.Random(seed), said), parser, thinking)
+            model.says(pieces_of(random.Random(seed), text), parser, thinking)
             streamed = await model.asked(api, schemas, streams=True)
             whole = await model.asked(api, schemas, streams=False)
-            assert parsed(streamed).stripped() == expected.stripped(), (seed, name, api, said)
-            assert whole == streamed, (seed, name, api, said)
+            assert parsed(streamed).stripped() == expected.stripped(), (seed, name, api, text)
+            assert whole == streamed, (seed, name, api, text)
 
     asyncio.run(run())
 
@@ -326,13 +328,13 @@ def test_a_response_that_is_cut_is_the_same_whole_and_streamed(api: str, *, all_
     async def run() -> None:
         model = Scripted()
         for seed, name in islice(cases(api, all_cases=all_cases), 0, None, 3):
-            said, _, schemas, thinking = scripted(seed, name)
+            text, _, schemas, thinking = scripted(seed, name)
             rng = random.Random(seed)
-            said = said[: rng.randrange(1, len(said))]
-            model.says(pieces_of(rng, said), name, thinking, "length")
+            text = text[: rng.randrange(1, len(text))]
+            model.says(pieces_of(rng, text), name, thinking, "length")
             streamed = await model.asked(api, schemas, streams=True)
             whole = await model.asked(api, schemas, streams=False)
-            assert whole == streamed, (seed, name, api, said)
-            assert whole.reason == CUT[api], (seed, name, api, said)
+            assert whole == streamed, (seed, name, api, text)
+            assert whole.reason == CUT[api], (seed, name, api, text)
 
     asyncio.run(run())

@@ -84,18 +84,18 @@ def random_calls(form: Any, seed: int) -> tuple[list[dict[str, Any]], dict[str, 
 def streamed(pieces: list[str], schemas: dict[str, Any], parser: str) -> tuple[str, list[tuple[str, Any]]]:
     """Return text and calls as a client adds them up from a stream."""
     found = ToolCallParser(schemas, parser=parser)
-    said, calls = "", dict[int, tuple[str, str]]()
+    text, calls = "", dict[int, tuple[str, str]]()
     for event in [event for piece in pieces for event in found.feed(piece)] + found.finish():
         match event:
             case TextFound():
-                said += event.text
+                text += event.text
             case CallBegun():
                 calls[event.index] = (event.name, "")
             case ArgumentsFound():
                 calls[event.index] = (calls[event.index][0], calls[event.index][1] + event.text)
             case CallBroken():
                 raise AssertionError(f"broken: {event.text}")
-    return said, [(name, json.loads(arguments)) for name, arguments in calls.values()]
+    return text, [(name, json.loads(arguments)) for name, arguments in calls.values()]
 
 
 def assert_read_back(name: str, parser: str, seed: int, *, is_cut: bool) -> int:

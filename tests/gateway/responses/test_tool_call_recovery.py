@@ -85,16 +85,16 @@ def found(pieces: list[str], parser: str, *, recovers: bool) -> tuple[str, Any, 
 
 @pytest.mark.parametrize("case", MISSES)
 def test_a_near_miss_is_a_call_however_it_is_cut(case: str) -> None:
-    parser, said, calls, kind = MISSES[case]
-    expected = ("Well." if said.startswith("Well.") else "", calls, [kind] * len(calls))
-    assert found([said], parser, recovers=True) == expected
-    assert found(list(said), parser, recovers=True) == expected
+    parser, text, calls, kind = MISSES[case]
+    expected = ("Well." if text.startswith("Well.") else "", calls, [kind] * len(calls))
+    assert found([text], parser, recovers=True) == expected
+    assert found(list(text), parser, recovers=True) == expected
 
 
 @pytest.mark.parametrize("case", MISSES)
 def test_a_near_miss_is_text_where_it_is_to_be(case: str) -> None:
-    parser, said, _, _ = MISSES[case]
-    assert found(list(said), parser, recovers=False) == (said, [], [])
+    parser, text, _, _ = MISSES[case]
+    assert found(list(text), parser, recovers=False) == (text, [], [])
 
 
 @pytest.mark.parametrize("recovers", [True, False])
@@ -156,8 +156,8 @@ def test_a_budget_that_ends_reasoning_in_a_call_loses_no_call(case: str) -> None
 @pytest.mark.parametrize("case", [case for case in MISSES if MISSES[case][3] == "object"])
 def test_nothing_is_guessed(case: str) -> None:
     """Another name, or a word of prose: all of it is text."""
-    parser, said, _, _ = MISSES[case]
-    for wrong in (said.replace("add", "sum"), f"So: {said}", f"{said} Done."):
+    parser, text, _, _ = MISSES[case]
+    for wrong in (text.replace("add", "sum"), f"So: {text}", f"{text} Done."):
         assert found(list(wrong), parser, recovers=True) == (wrong, [], [])
 
 
@@ -199,8 +199,8 @@ ORDINARY += [f"{text}\n\nAnything else?" for text in ORDINARY[: 200 - len(ORDINA
 @pytest.mark.parametrize("parser", ["auto", "hermes", "mistral", "qwen3_coder"])
 def test_ordinary_answers_are_no_calls(parser: str) -> None:
     assert len(ORDINARY) == 200
-    for number, said in enumerate(ORDINARY):
+    for number, text in enumerate(ORDINARY):
         rng = random.Random(number)
-        cuts = [0, *sorted(rng.sample(range(1, len(said)), min(9, len(said) - 1))), len(said)]
-        pieces = [said[begin:end] for begin, end in pairwise(cuts)]
-        assert found(pieces, parser, recovers=True) == (said, [], []), said
+        cuts = [0, *sorted(rng.sample(range(1, len(text)), min(9, len(text) - 1))), len(text)]
+        pieces = [text[begin:end] for begin, end in pairwise(cuts)]
+        assert found(pieces, parser, recovers=True) == (text, [], []), text

@@ -55,8 +55,8 @@ def test_a_model_that_does_not_want_it_is_not_captured(
     assert len(captures) == 1
 
 
-@pytest.mark.parametrize("said", [False, lambda input_ids, **_: input_ids.shape[-1] > 1])
-def test_a_class_says_what_may_be_captured(said: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("support", [False, lambda input_ids, **_: input_ids.shape[-1] > 1])
+def test_a_class_says_what_may_be_captured(support: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tiny_llama(tmp_path, vocab_size=500, num_hidden_layers=1)
     driver = StepDriver(tmp_path, 500, 32, dtype="float32")
     driver.step(Part(0, 0, [5]))
@@ -64,7 +64,7 @@ def test_a_class_says_what_may_be_captured(said: object, tmp_path: Path, monkeyp
     assert isinstance(model, PatchedModel)
     step = driver.runner._context(Order(1, 1, 1), driver, driver.spans[:1], driver.choices[:0])
     assert model.can_capture(step)
-    monkeypatch.setattr(model._model, "support_cuda_graph", said)
+    monkeypatch.setattr(model._model, "support_cuda_graph", support)
     assert not model.can_capture(step)
 
 

@@ -91,11 +91,11 @@ def test_memory_that_is_not_enough_for_model_or_cache_is_said_with_versions(
     _, gpu = drivers
     monkeypatch.setattr(gpu.runner._cache, "allocate", fail)
     versions = re.escape(f"PyTorch {torch.__version__}, CUDA ")
-    said = rf"needs more memory than the GPU has left \(CUDA out of memory. Tried .* 2.00 GiB; {versions}.*\): "
-    with pytest.raises(ValueError, match=f"the cache {said}lower cache_max_entry_count$"):
+    message = rf"needs more memory than the GPU has left \(CUDA out of memory. Tried .* 2.00 GiB; {versions}.*\): "
+    with pytest.raises(ValueError, match=f"the cache {message}lower cache_max_entry_count$"):
         gpu.runner.allocate(256, 16)
     monkeypatch.setattr(step_runner, "_model_of", fail)
-    with pytest.raises(ValueError, match=f"the model {said}use a quantized checkpoint"):
+    with pytest.raises(ValueError, match=f"the model {message}use a quantized checkpoint"):
         StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
 
 
