@@ -145,8 +145,8 @@ def _outcome(parse: Callable[[bytes, Any], Any], raw: bytes, annotation: Any) ->
     try:
         value = parse(raw, annotation)
         return value if isinstance(value, dict) else (value, value.model_fields_set)
-    except parsing.RejectedBody as refused:
-        return vars(refused.reported), refused.body
+    except parsing.RejectedBody as rejected:
+        return vars(rejected.reported), rejected.body
     except ApiError as error:
         return vars(error)
 

@@ -233,7 +233,7 @@ def texts(events: list[dict[str, Any]]) -> list[str]:
     return [item["text"] for item in items if item["type"] == "agent_message"]
 
 
-def refused(recorder: Recorder) -> list[tuple[str, str, int]]:
+def rejected(recorder: Recorder) -> list[tuple[str, str, int]]:
     """Return the requests that had no success."""
     return [(each.method, each.path, each.status) for each in recorder.exchanges if each.status >= 400]
 
@@ -247,7 +247,7 @@ def test_claude_code_writes_a_file_and_goes_on(recorder: Recorder, tmp_path: Pat
     assert file.read_text() == CONTENT
     result = claude(tmp_path, recorder.url, "fake-model", "--continue", "Where is it?")
     assert (result["is_error"], result["result"]) == (False, REPLY)
-    assert refused(recorder) == []
+    assert rejected(recorder) == []
     assert f"Greet in {file}".encode() in recorder.exchanges[-1].body
 
 
@@ -258,7 +258,7 @@ def test_codex_runs_a_command_and_goes_on(recorder: Recorder, tmp_path: Path) ->
     assert texts(events) == ["I write it.", REPLY]
     assert file.read_text() == CONTENT
     assert texts(codex(tmp_path, recorder.url, "fake-model", "resume", "--last", "Where is it?")) == [REPLY]
-    assert refused(recorder) == []
+    assert rejected(recorder) == []
     assert f"Greet in {file}".encode() in recorder.exchanges[-1].body
 
 
@@ -274,7 +274,7 @@ def test_a_picture_that_a_text_model_is_shown_ends_no_session(
     again = ("--continue",) if agent is claude else ("resume", "--last")
     agent(tmp_path, recorder.url, "fake-model", *again, "What is it?")
     assert LEFT_OUT in fake.requests[-1].inputs["messages"]
-    assert refused(recorder) == []
+    assert rejected(recorder) == []
 
 
 @pytest.mark.slow

@@ -24,12 +24,12 @@ def is_whole(step: Step) -> bool:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_commands_are_taken(document: Path) -> None:
     written = [step for step in steps(document) if step.language == "bash"]
-    refused = {}
+    rejected = {}
     for step in [*written, *filter(is_whole, inline_commands(document))]:
         why = refusal(step.words)
         if why and not any(reason in why for reason in (NAMED_ONLY if step.language == "" else NAMED_ONLY[-1:])):
-            refused[step.text] = why
-    assert not refused
+            rejected[step.text] = why
+    assert not rejected
 
 
 @pytest.mark.parametrize(

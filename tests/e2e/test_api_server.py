@@ -88,9 +88,9 @@ def test_a_killed_tritonserver_comes_back_and_open_streams_end_with_an_error_eve
         assert len(ended) == 4
         assert all('"service_unavailable"' in last for last in ended)
         eventually_sync(lambda: http.get("/health").status_code == 503)
-        refused = http.post("/v1/chat/completions", json=story)  # no request hangs
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "service_unavailable"
+        rejected = http.post("/v1/chat/completions", json=story)  # no request hangs
+        assert rejected.status_code == 503
+        assert rejected.json()["error"]["code"] == "service_unavailable"
         eventually_sync(lambda: http.get("/health").status_code == 200, timeout=START)
         assert "Paris" in ask(server)
         end(server, signal.SIGINT, 130)

@@ -37,9 +37,9 @@ async def administer(server: TritonServer, messages: list[dict[str, str]]) -> No
         assert 256 <= pinned["tokens"] <= len(ids)
         assert pinned["pinned"]["prompts"] == 1
         assert 0 < pinned["pinned"]["pages"] <= pinned["pinned"]["most_pages"]
-        with pytest.raises(TritonRequestError, match="not pinned") as refused:
+        with pytest.raises(TritonRequestError, match="not pinned") as rejected:
             await client.control_cache("unpin", ids[:-1])
-        assert refused.value.code == "NOT_FOUND"
+        assert rejected.value.code == "NOT_FOUND"
         assert (await client.control_cache("unpin", ids))["pinned"]["prompts"] == 0
         with pytest.raises(TritonRequestError, match="cache_control must be"):
             await client.control_cache("forget")

@@ -165,9 +165,9 @@ def test_positions_of_three_axes_deeper_features_and_times_of_frames_reach_the_e
         check_generated(server, stills)
         for fps, url in urls.items():
             assert respond(gateway, url).json()["choices"][0]["message"]["content"] == expected[fps]
-        refused = respond(gateway, data_url(b"\0\0\0\x18ftypmp42", "video/mp4"))
-        assert refused.status_code == 400
-        assert "MP4 or QuickTime file" in refused.json()["error"]["message"]
+        rejected = respond(gateway, data_url(b"\0\0\0\x18ftypmp42", "video/mp4"))
+        assert rejected.status_code == 400
+        assert "MP4 or QuickTime file" in rejected.json()["error"]["message"]
 
 
 def test_a_response_is_streamed_and_counts_the_images_tokens(client: openai.OpenAI, offline: dict[str, str]) -> None:
@@ -220,9 +220,9 @@ def test_generate_takes_images_in_plain_json(triton: TritonServer, offline: dict
     text = body | {"messages": json.dumps([{"role": "user", "content": "only a text"}])}
     response = httpx.post(f"{base}/ensemble_vision/generate", json=text, trust_env=False)
     assert response.json()["text_output"] == offline["text"]
-    refused = httpx.post(f"{base}/ensemble/generate", json=body, trust_env=False)
-    assert refused.status_code == 400
-    assert "ensemble_vision" in refused.json()["error"]
+    rejected = httpx.post(f"{base}/ensemble/generate", json=body, trust_env=False)
+    assert rejected.status_code == 400
+    assert "ensemble_vision" in rejected.json()["error"]
 
 
 def test_images_come_from_allowed_places(

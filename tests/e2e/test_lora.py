@@ -97,9 +97,9 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
         assert respond("b").json()["choices"][0]["text"] == expected["b"]
 
         wrong = {"lora_name": "c", "lora_path": str(directory)}
-        refused = http.post("/v1/load_lora_adapter", json=wrong, headers=ADMIN)
-        assert refused.status_code in (400, 404)
-        assert "adapter c: " in refused.json()["error"]["message"]
+        rejected = http.post("/v1/load_lora_adapter", json=wrong, headers=ADMIN)
+        assert rejected.status_code in (400, 404)
+        assert "adapter c: " in rejected.json()["error"]["message"]
 
         assert http.post("/v1/unload_lora_adapter", json={"lora_name": "a"}, headers=ADMIN).status_code == 200
         assert models() == ["base", "b"]

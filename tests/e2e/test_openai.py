@@ -152,9 +152,9 @@ def test_the_reported_context_is_the_one_that_limits_are_held_against(gateway: s
     card = httpx.get(f"{gateway}/v1/models", trust_env=False).json()["data"][0]
     longest = card["max_model_len"]
     body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "max_completion_tokens": longest + 1}
-    refused = httpx.post(f"{gateway}/v1/chat/completions", json=body, trust_env=False)
-    assert refused.status_code == 400
-    error = refused.json()["error"]
+    rejected = httpx.post(f"{gateway}/v1/chat/completions", json=body, trust_env=False)
+    assert rejected.status_code == 400
+    error = rejected.json()["error"]
     assert (error["param"], error["code"]) == ("max_completion_tokens", "invalid_value")
     assert f"at most {longest} completion tokens" in error["message"]
     shown = httpx.post(f"{gateway}/api/show", json={"model": DEFAULT_MODEL_NAME}, trust_env=False).json()["model_info"]

@@ -249,9 +249,9 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(
     triton_server: TritonServer, parameters: dict[str, Any], message: str
 ) -> None:
     body = {"text_input": "a", "parameters": parameters}
-    refused = post(triton_server, "ensemble/generate", body)
-    assert refused.status_code == 400
-    assert message in refused.text
+    rejected = post(triton_server, "ensemble/generate", body)
+    assert rejected.status_code == 400
+    assert message in rejected.text
 
 
 def test_parameters_of_a_grpc_request_may_be_text(stream: Any) -> None:

@@ -28,10 +28,10 @@ def test_a_text_with_half_a_character_is_refused_and_costs_nobody_else_a_respons
     engine = Engine(str(make_tiny_llama(tmp_path / "model")), TurbomindEngineConfig(cache_max_entry_count=16))
     try:
         half_a_character = "\ud800"
-        refused = last_output(engine, GenerationConfig(response_format={"type": half_a_character}))
-        assert refused.finish_reason == "error"
-        assert refused.is_bad_request
-        assert "half a surrogate pair" in refused.error
+        rejected = last_output(engine, GenerationConfig(response_format={"type": half_a_character}))
+        assert rejected.finish_reason == "error"
+        assert rejected.is_bad_request
+        assert "half a surrogate pair" in rejected.error
         answered = last_output(engine, GenerationConfig(max_new_tokens=3, ignore_eos=True))
         assert answered.finish_reason == "length"
     finally:

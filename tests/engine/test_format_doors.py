@@ -134,9 +134,9 @@ def test_an_expression_allows_the_same_texts(
     ],
 )
 def test_an_expression_is_refused_for_the_same_reason(model: AsyncEngine, door: str, pattern: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=r"response_format.*") as refused:
+    with pytest.raises(ValueError, match=r"response_format.*") as rejected:
         allowed(model, EXPRESSIONS[door], pattern, ["a"])
-    assert reason in str(refused.value)
+    assert reason in str(rejected.value)
 
 
 def numbers(**bounds: Any) -> dict[str, Any]:
@@ -185,6 +185,6 @@ def test_a_schema_allows_the_same_texts(
 def test_a_schema_is_refused_for_the_same_reason(
     model: AsyncEngine, door: str, schema: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"response_format.*") as refused:
+    with pytest.raises(ValueError, match=r"response_format.*") as rejected:
         allowed(model, SCHEMAS[door], schema, ["1"])
-    assert reason in str(refused.value)
+    assert reason in str(rejected.value)

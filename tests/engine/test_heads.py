@@ -249,7 +249,7 @@ def test_what_is_no_head_of_the_model_is_named(tmp_path: Path) -> None:
     quantized = heads.write_head(tmp_path / "quantized", layers, quantization_config={"bits": 4}, **sizes)
     other = heads.write_head(tmp_path / "other", layers | {"medusa.0.weight": torch.zeros(1)}, **sizes)
     wide = heads.write_head(tmp_path / "wide", heads.eagle_tensors(48), **sizes | {"hidden_size": 48})
-    refused: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    rejected: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"method": "mtp"}, {}, "method mtp for LlamaForCausalLM"),
         ({"method": "mtp", "model": str(good)}, {}, "leave model out"),
         ({"method": "eagle"}, {}, "method eagle needs a model"),
@@ -259,6 +259,6 @@ def test_what_is_no_head_of_the_model_is_named(tmp_path: Path) -> None:
         ({"method": "eagle", "model": str(wide)}, {}, "hidden_size must be the model's 32, got 48"),
         ({"method": "eagle", "model": str(good)}, {"backend": "pytorch"}, "that the TurboMind engine runs"),
     ]
-    for config, fields, problem in refused:
+    for config, fields, problem in rejected:
         with pytest.raises(ValueError, match=re.escape(problem)):
             engine(model, speculative_config=config, **fields)

@@ -213,9 +213,9 @@ def test_events_can_be_arrays_as_they_once_were(directory: Path, events: dict[st
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match="kv_events_config: ") as refused:
+    with pytest.raises(ValueError, match="kv_events_config: ") as rejected:
         TurbomindEngineConfig(enable_prefix_caching=True, kv_events_config=given)
-    assert said in str(refused.value)
+    assert said in str(rejected.value)
 
 
 def test_events_without_prefix_caching_are_refused() -> None:

@@ -287,9 +287,9 @@ def reading_of(directory: Path, raw: Config) -> str:
 
 def test_every_config_is_read_or_refused_by_name(tmp_path: Path) -> None:
     found = {name: reading_of(tmp_path, raw) for name, raw in CONFIGS.items()}
-    refused = {name: part for part, names in REFUSED.items() for name in names}
-    assert {name for name, reason in found.items() if reason} == refused.keys()
-    assert [(name, found[name]) for name, part in refused.items() if part not in found[name]] == []
+    rejected = {name: part for part, names in REFUSED.items() for name in names}
+    assert {name for name, reason in found.items() if reason} == rejected.keys()
+    assert [(name, found[name]) for name, part in rejected.items() if part not in found[name]] == []
 
 
 READ = CONFIGS.keys() - {name for names in REFUSED.values() for name in names}

@@ -53,7 +53,7 @@ def run_traffic(engine: Engine, seed: int, requests: int) -> None:
     traffic = Traffic(engine)
     greedy: dict[int, tuple[tuple[int, ...], int]] = {}
     prompts = [[10 + chance.randrange(10, 40000) % 1990 for _ in range(chance.randint(1, 60))] for _ in range(40)]
-    sent, refused = 0, 0
+    sent, rejected = 0, 0
     for _ in range(requests):
         prompt = chance.choice(prompts)
         count = chance.randint(1, 24)
@@ -69,7 +69,7 @@ def run_traffic(engine: Engine, seed: int, requests: int) -> None:
                 ]
             )
             assert traffic.submit(malformed[0], GenerationConfig(max_new_tokens=count, **malformed[1])) is None
-            refused += 1
+            rejected += 1
             continue
         session = SessionOptions(chance.randrange(10**6), start=True, end=True) if kind < 0.3 else None
         config = GenerationConfig(max_new_tokens=count, ignore_eos=True)
@@ -81,7 +81,7 @@ def run_traffic(engine: Engine, seed: int, requests: int) -> None:
         else:
             greedy[number] = (tuple(prompt), count)
     eventually_sync(lambda: len(traffic.ends) == sent)
-    assert refused > requests * 0.05
+    assert rejected > requests * 0.05
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, (key, count) in greedy.items():
         if traffic.ends[number] == "error":  # two requests met in one session

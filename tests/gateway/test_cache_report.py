@@ -86,9 +86,9 @@ def test_every_usage_has_the_report_that_was_asked_for(triton: FakeTriton, http:
     for without in (asked, asked | {"include_cache_report": False}):
         assert "cache_report" not in usage_of(http.post(path, json=without))
         assert "cache_report" not in triton.requests[-1].outputs
-    refused = http.post(path, json=asked | {"include_cache_report": "all"})
-    assert refused.status_code in (400, 422)
-    assert "include_cache_report" in refused.text
+    rejected = http.post(path, json=asked | {"include_cache_report": "all"})
+    assert rejected.status_code in (400, 422)
+    assert "include_cache_report" in rejected.text
 
 
 def test_each_of_several_prompts_has_a_report(triton: FakeTriton, http: httpx.Client) -> None:

@@ -128,9 +128,9 @@ def test_other_names_of_a_field_reach_the_engine_from_every_body(
 ) -> None:
     assert http.post(path, json={"model": MODEL, **prompt, **fields}).status_code == 200
     assert triton.requests[0].inputs["min_new_tokens"] == 3
-    refused = http.post(path, json={"model": MODEL, **prompt, **fields, "min_new_tokens": 4})
-    assert refused.status_code == 400
-    assert "min_new_tokens and min_tokens must be equal" in refused.text
+    rejected = http.post(path, json={"model": MODEL, **prompt, **fields, "min_new_tokens": 4})
+    assert rejected.status_code == 400
+    assert "min_new_tokens and min_tokens must be equal" in rejected.text
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_a_response_that_repeats_itself_is_cut_and_says_why(
     text = response.text if whole else response.text.split("\n\n")[-3].removeprefix("data: ")
     (choice,) = json.loads(text)["choices"]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition")
-    refused = http.post(path, json=body | {"repetition_detection": "some"})
-    assert refused.status_code == 400
-    assert all(allowed in refused.json()["error"]["message"] for allowed in ("off", "reasoning", "all"))
+    rejected = http.post(path, json=body | {"repetition_detection": "some"})
+    assert rejected.status_code == 400
+    assert all(allowed in rejected.json()["error"]["message"] for allowed in ("off", "reasoning", "all"))
 
 
 def test_a_response_cut_by_its_limit_says_so(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -391,9 +391,9 @@ def test_log_probabilities_of_a_collected_response_are_bounded(
     settings = Settings(triton_address=triton.address, max_logprobs=1000)
     with running_gateway(settings) as url, httpx.Client(base_url=f"{url}/v1/", trust_env=False) as http:
         assert http.post(path, json={"model": MODEL, **body, limit: most}).status_code == 200
-        refused = http.post(path, json={"model": MODEL, **body, limit: most + 1})
-        assert refused.status_code == 400
-        assert "must be at most 1000" in refused.json()["error"]["message"]
+        rejected = http.post(path, json={"model": MODEL, **body, limit: most + 1})
+        assert rejected.status_code == 400
+        assert "must be at most 1000" in rejected.json()["error"]["message"]
         assert http.post(path, json={"model": MODEL, **body}).status_code == 200
         own_default = 16 if path == "completions" else most
         assert triton.requests[-1].inputs["max_new_tokens"] == own_default

@@ -92,10 +92,10 @@ def test_a_task_is_an_adapter_with_the_prompt_of_its_name(tmp_path: Path) -> Non
             np.testing.assert_allclose(response["data"][0]["embedding"], expected(text), rtol=1e-6)
             assert response["model"] == MODEL
             assert fake.requests[-1].inputs.get("lora_name") == adapter
-        refused = ask(task="clustering")
-        assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == "task"
-        assert "(retrieval.query, plain), got clustering" in refused.json()["error"]["message"]
+        rejected = ask(task="clustering")
+        assert rejected.status_code == 400
+        assert rejected.json()["error"]["param"] == "task"
+        assert "(retrieval.query, plain), got clustering" in rejected.json()["error"]["message"]
     fake.stop()
 
 

@@ -25,13 +25,13 @@ async def test_a_request_is_listed_for_as_long_as_the_engine_may_be_at_work_on_i
 ) -> None:
     path = tmp_path / "ledger"
     async with TritonClient(fake.address, Ledger(path)) as client:
-        whole, left, refused = (GenerateRequest(text_input="hello", stream=True) for _ in range(3))
+        whole, left, rejected = (GenerateRequest(text_input="hello", stream=True) for _ in range(3))
         async for _ in client.generate(whole):
             assert open_requests(path) == {whole.request_id}
         assert open_requests(path) == set()
         fake.script = Script(fail_after=0)
         with pytest.raises(TritonRequestError):
-            await anext(client.generate(refused))
+            await anext(client.generate(rejected))
         fake.script = Script(hold_after=1)
         response = client.generate(left)
         await anext(response)

@@ -174,10 +174,10 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
 ) -> None:
     before = registry.models()
     triton.broken = {"ensemble.broken": "no tokenizer in it"}  # all but it and one more are there by then
-    refused = load(gateway, "broken")
-    assert refused.status_code == 400
+    rejected = load(gateway, "broken")
+    assert rejected.status_code == 400
     assert (
-        refused.json()["error"]["message"] == "model broken could not be loaded: Invalid argument: no tokenizer in it"
+        rejected.json()["error"]["message"] == "model broken could not be loaded: Invalid argument: no tokenizer in it"
     )
     absent = load(gateway, "absent", model_path="/nowhere")
     assert (absent.status_code, absent.json()["error"]["message"]) == (400, "/nowhere: no such directory")
@@ -198,9 +198,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_wish_is_refused_in_a_sentence(triton: FakeTriton, gateway: TestClient, case: str) -> None:
     body, sentence = REFUSED[case]
-    refused = load(gateway, "new", **body)
-    assert refused.status_code == 400
-    assert sentence in refused.json()["error"]["message"]
+    rejected = load(gateway, "new", **body)
+    assert rejected.status_code == 400
+    assert sentence in rejected.json()["error"]["message"]
     assert triton.loaded == []
 
 
@@ -218,9 +218,9 @@ def test_only_administrators_load_and_unload(triton: FakeTriton, gateway: TestCl
         assert unload(gateway, "small", headers).status_code == 401
     keyless = Settings(triton_address=triton.address, models_dir=registry.folder)
     with TestClient(create_app(keyless)) as client:
-        refused = load(client, "new")
-        assert refused.status_code == 403
-        assert "--admin-keys" in refused.json()["error"]["message"]
+        rejected = load(client, "new")
+        assert rejected.status_code == 403
+        assert "--admin-keys" in rejected.json()["error"]["message"]
     assert "small" in cards(gateway)
 
 

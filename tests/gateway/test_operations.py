@@ -138,9 +138,9 @@ async def test_requests_beyond_the_limit_are_reported_to_come_later(fake: FakeTr
         async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
             running = [asyncio.create_task(http.post("/v1/chat/completions", json=BODY)) for _ in range(2)]
             await eventually(lambda: len(fake.requests) == 2)
-            refused = await http.post("/v1/chat/completions", json=BODY)
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert refused.json()["error"]["type"] == "rate_limit_error"
+            rejected = await http.post("/v1/chat/completions", json=BODY)
+            assert (rejected.status_code, rejected.headers["retry-after"]) == (429, "1")
+            assert rejected.json()["error"]["type"] == "rate_limit_error"
             assert (await http.get("/health")).status_code == 200
             for task in running:
                 task.cancel()
@@ -211,8 +211,8 @@ async def test_users_have_priorities_and_quotas(fake: FakeTriton, tmp_path: Path
             running = [ask("ann"), ask("ann"), ask("stranger")]
             await eventually(lambda: len(fake.requests) == 3)
             assert sorted(request.inputs["priority"] for request in fake.requests) == [0, 0, 1]
-            refused = await ask("another")
-            assert (refused.status_code, refused.json()["error"]["param"]) == (429, "user")
+            rejected = await ask("another")
+            assert (rejected.status_code, rejected.json()["error"]["param"]) == (429, "user")
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -264,9 +264,9 @@ def test_a_policy_says_whose_keys_its_users_have(tmp_path: Path) -> None:
         Qos.load(path, ("k-ann",))
     path.write_text(keyed_policy(("ann", ["k-ann"])))
     Qos.load(path, ("k-ann",))
-    with pytest.raises(QosConfigError, match="not among --api-keys") as refused:
+    with pytest.raises(QosConfigError, match="not among --api-keys") as rejected:
         Qos.load(path, ("k-bob",))
-    assert "k-ann" not in str(refused.value)
+    assert "k-ann" not in str(rejected.value)
     with pytest.raises(QosConfigError, match="start it with --api-keys"):
         Qos.load(path)
 

@@ -205,8 +205,8 @@ def test_head_is_get_without_a_body(url: str, of_proxy: bool) -> None:
                 head, _, body = all_of(client).partition(b"\r\n\r\n")
             assert (head.split()[1], body) == (b"%d" % plain.status_code, b""), path
             assert b"content-length: " in head
-        refused = httpx.put(f"{server}/v1/models", trust_env=False)
-        assert refused.headers["allow"] == "GET, HEAD"
+        rejected = httpx.put(f"{server}/v1/models", trust_env=False)
+        assert rejected.headers["allow"] == "GET, HEAD"
 
 
 def description(server: str) -> dict[str, Any]:

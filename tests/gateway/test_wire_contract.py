@@ -135,9 +135,9 @@ def test_openai_s_client_has_a_class_for_each_kind_of_refusal(client: openai.Ope
     with pytest.raises(openai.BadRequestError) as mistyped:
         ask(model=MODEL, messages=HELLO, temperature="hot")
     assert (mistyped.value.param, mistyped.value.code) == ("temperature", "invalid_type")
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as rejected:
         ask(model=MODEL, messages=HELLO, temperature=9)
-    assert (refused.value.param, refused.value.code) == ("temperature", "invalid_value")
+    assert (rejected.value.param, rejected.value.code) == ("temperature", "invalid_value")
 
 
 @pytest.mark.parametrize(

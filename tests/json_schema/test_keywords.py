@@ -394,9 +394,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("schema", "pointer"), REFUSED)
 def test_what_is_not_enforced_is_refused_with_the_path_of_its_keyword(schema: dict[str, Any], pointer: str) -> None:
-    with pytest.raises(SchemaError) as refused:
+    with pytest.raises(SchemaError) as rejected:
         enforceable(schema)
-    assert refused.value.pointer == pointer
+    assert rejected.value.pointer == pointer
 
 
 def nested(depth: int, wrap: Any) -> Any:

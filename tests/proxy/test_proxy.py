@@ -63,9 +63,9 @@ def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitSt
     removed = proxy.post("/nodes/remove", params={"node_url": nodes.urls[0]})
     assert (removed.status_code, removed.json()) == (200, "Deleted successfully")
     for unknown in (nodes.urls[0], "http://never.example:1"):
-        refused = proxy.post("/nodes/remove", params={"node_url": unknown})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (404, "node_url")
-        assert f"There is no node {unknown}" in refused.json()["error"]["message"]
+        rejected = proxy.post("/nodes/remove", params={"node_url": unknown})
+        assert (rejected.status_code, rejected.json()["error"]["param"]) == (404, "node_url")
+        assert f"There is no node {unknown}" in rejected.json()["error"]["message"]
     assert set(proxy.get("/nodes/status").json()) == {nodes.urls[1]}
 
 

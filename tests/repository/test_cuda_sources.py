@@ -57,8 +57,8 @@ def check_host_sources(*, of_cublaslt: bool) -> None:
     sources = [source for source in sources if source.name.startswith("cublaslt_") == of_cublaslt]
     assert sources
     with ThreadPoolExecutor(max_workers=2) as compilers:
-        refused = [text for text in compilers.map(lambda source: complaint(command, source), sources) if text]
-    assert not refused, "\n".join(refused)
+        rejected = [text for text in compilers.map(lambda source: complaint(command, source), sources) if text]
+    assert not rejected, "\n".join(rejected)
 
 
 def test_host_code_of_a_gpu_build_compiles() -> None:
@@ -93,8 +93,8 @@ def test_kernels_compile_for_the_architectures_of_a_build(architecture: str, all
         return complaint([*command, "-o", str(tmp_path / f"{source.parent.name}-{source.stem}.ptx")], source)
 
     with ThreadPoolExecutor(2) as compilers:
-        refused = [text for text in compilers.map(refusal, sources) if text]
-    assert not refused, "\n".join(refused)
+        rejected = [text for text in compilers.map(refusal, sources) if text]
+    assert not rejected, "\n".join(rejected)
     assert len(every) > 30
 
 

@@ -42,11 +42,11 @@ def test_each_is_refused_by_name_with_reason_and_advice(row: UnsupportedModel, t
     for name in row.architectures:
         config = {"architectures": [name], **EXAMPLES.get(row.models, {})}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(UnsupportedModelError) as refused:
+        with pytest.raises(UnsupportedModelError) as rejected:
             describe(tmp_path, "model")
-        assert str(refused.value).startswith(f"{row.models} ({name}) cannot be served: ")
-        assert row.lacks in str(refused.value)
-        assert row.instead in str(refused.value)
+        assert str(rejected.value).startswith(f"{row.models} ({name}) cannot be served: ")
+        assert row.lacks in str(rejected.value)
+        assert row.instead in str(rejected.value)
 
 
 def test_a_name_in_auto_map_is_enough() -> None:

@@ -229,7 +229,7 @@ def test_files_are_read_from_an_allowed_folder_alone(tmp_path: Path) -> None:
     assert load(f"file://{folder}/a.png", rules).size == (20, 10)
     refusals = set()
     for name in ("../b.png", "link.png", "none.png", "."):
-        with pytest.raises(ValueError, match="folder of --allowed-local-media-path") as refused:
+        with pytest.raises(ValueError, match="folder of --allowed-local-media-path") as rejected:
             load(f"{folder}/{name}", rules)
-        refusals.add(str(refused.value))
+        refusals.add(str(rejected.value))
     assert len(refusals) == 1, "what is there and what is not is distinguished"

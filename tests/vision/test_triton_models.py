@@ -45,9 +45,9 @@ def prepared(directory: Path) -> dict[str, Any]:
         tensors = {tensor.name: tensor.array for tensor in response.output_tensors}
         [plain] = model.execute([Request(messages=json.dumps([{"role": "user", "content": "a text"}]))])
         assert {tensor.name for tensor in plain.output_tensors} == {"INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS"}
-        refused = Request(messages=json.dumps(ASK))
-        refused.wanted = ["INPUT_ID", "STOP_WORDS"]
-        [reply] = model.execute([refused])
+        rejected = Request(messages=json.dumps(ASK))
+        rejected.wanted = ["INPUT_ID", "STOP_WORDS"]
+        [reply] = model.execute([rejected])
         assert "ensemble_vision" in str(reply.error)
         counted = Request(messages=json.dumps(ASK))
         counted.wanted = ["INPUT_ID"]

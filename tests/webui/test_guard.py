@@ -108,10 +108,10 @@ def test_the_bodies_of_all_requests_together_are_bounded(
                 client.sendall(bytes(8 * MIB - 1))
             except OSError:
                 break  # refused
-        refused = [client.recv(32) for client in clients if _has_come(client)]
-        assert refused
-        assert all(response.startswith(b"HTTP/1.1 503") for response in refused)
-        assert len(refused) <= 5
+        rejected = [client.recv(32) for client in clients if _has_come(client)]
+        assert rejected
+        assert all(response.startswith(b"HTTP/1.1 503") for response in rejected)
+        assert len(rejected) <= 5
     finally:
         for client in clients:
             client.close()

@@ -54,8 +54,8 @@ def test_a_request_names_an_adapter_as_its_model(triton: FakeTriton, path: str) 
         assert triton.requests[-1].inputs["lora_name"] == "sql"
         gateway.post(path, json=REQUESTS[path] | {"model": "fake-model"})
         assert "lora_name" not in triton.requests[-1].inputs
-        refused = gateway.post(path, json=REQUESTS[path] | {"model": "poetry"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+        rejected = gateway.post(path, json=REQUESTS[path] | {"model": "poetry"})
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (404, "model_not_found")
 
 
 def test_adapters_are_listed_after_the_model_they_belong_to(triton: FakeTriton) -> None:
@@ -94,9 +94,9 @@ def test_nobody_else_does(triton: FakeTriton, path: str) -> None:
         for headers in ({}, {"Authorization": "Bearer k"}):
             assert gateway.post(path, json=body, headers=headers).status_code == 401
     with client(triton) as gateway:
-        refused = gateway.post(path, json=body, headers=ADMIN)
-        assert refused.status_code == 403
-        assert "--admin-keys" in refused.json()["error"]["message"]
+        rejected = gateway.post(path, json=body, headers=ADMIN)
+        assert rejected.status_code == 403
+        assert "--admin-keys" in rejected.json()["error"]["message"]
     assert triton.adapters == {}
 
 
@@ -138,8 +138,8 @@ BAD_BODIES: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_bad_body_is_refused_by_name(triton: FakeTriton, case: str) -> None:
     body, param = BAD_BODIES[case]
     with client(triton, admin_keys=("boss",)) as gateway:
-        refused = load(gateway, "sql", **body)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        rejected = load(gateway, "sql", **body)
+        assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, param)
     assert triton.adapters == {}
 
 

@@ -78,8 +78,8 @@ def test_messages_are_pinned_with_the_template(triton: FakeTriton) -> None:
 def test_where_keys_have_salts_a_prompt_is_pinned_for_one_of_them(triton: FakeTriton) -> None:
     with client(triton, salts_by_key=True) as gateway:
         for body in ({}, {"api_key": "eve"}):
-            refused = gateway.post(PIN_PROMPT, json={"prompt": "Hi"} | body)
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "api_key")
+            rejected = gateway.post(PIN_PROMPT, json={"prompt": "Hi"} | body)
+            assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "api_key")
         assert gateway.post(PIN_PROMPT, json={"prompt": "Hi", "api_key": "ann"}).status_code == 200
     assert asked(triton)[0]["cache_salt"] == salt_of_key("ann", None)
 

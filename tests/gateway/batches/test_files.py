@@ -109,9 +109,11 @@ def test_a_file_may_be_longer_than_a_body_and_is_refused_when_it_is_longer_than_
     assert settings.files_dir is not None
     kept = upload(ann, b"x" * 299_999)
     for size in (300_001, 900_000):
-        with pytest.raises(openai.APIStatusError, match=r"at most 300000 bytes|is longer than 365536 bytes") as refused:
+        with pytest.raises(
+            openai.APIStatusError, match=r"at most 300000 bytes|is longer than 365536 bytes"
+        ) as rejected:
             upload(ann, b"y" * size)
-        assert refused.value.status_code == 413
+        assert rejected.value.status_code == 413
     assert contents(settings.files_dir) == {kept.id}
 
 

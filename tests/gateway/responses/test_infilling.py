@@ -49,13 +49,13 @@ def test_a_prompt_with_a_suffix_is_written_with_the_models_marks(coder: tuple[Fa
     (rendered,) = httpx.post(f"{url}/v1/completions/render", json=asked, trust_env=False).json()
     assert rendered["token_ids"] == token_ids(WHOLE)
     for wrong in ({"prompt": [1, 2]}, {"echo": True}):
-        refused = httpx.post(f"{url}/v1/completions", json=asked | wrong, trust_env=False)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+        rejected = httpx.post(f"{url}/v1/completions", json=asked | wrong, trust_env=False)
+        assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "suffix")
 
 
 def test_others_refuse_a_suffix_that_says_something(http: httpx.Client) -> None:
-    refused = http.post("/v1/completions", json={"model": MODEL, "prompt": "a", "suffix": "b"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+    rejected = http.post("/v1/completions", json={"model": MODEL, "prompt": "a", "suffix": "b"})
+    assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "suffix")
     for nothing in ("", None):
         assert http.post("/v1/completions", json={"model": MODEL, "prompt": "a", "suffix": nothing}).status_code == 200
 

@@ -62,10 +62,10 @@ def test_a_prompt_that_is_too_long_has_anthropic_s_words(
     refusing(triton, words)
     with (
         anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
-        pytest.raises(anthropic.BadRequestError) as refused,
+        pytest.raises(anthropic.BadRequestError) as rejected,
     ):
         client.messages.create(model=MODEL, max_tokens=9, messages=HELLO, stream=stream)
-    body: Any = refused.value.body
+    body: Any = rejected.value.body
     assert body["error"] == {
         "type": "invalid_request_error",
         "message": f"prompt is too long: {tokens} tokens > 4095 maximum",
@@ -79,9 +79,9 @@ def test_a_text_may_fill_the_context_where_nothing_answers_it() -> None:
 
 def test_a_prompt_that_is_too_long_is_one_of_ollama_s_errors(triton: FakeTriton, url: str) -> None:
     refusing(triton, TOO_LONG)
-    with pytest.raises(ollama.ResponseError, match="exceeds the context length: 5000 tokens, at most 4095") as refused:
+    with pytest.raises(ollama.ResponseError, match="exceeds the context length: 5000 tokens, at most 4095") as rejected:
         ollama.Client(url, trust_env=False).chat(MODEL, HELLO)
-    assert refused.value.status_code == 400
+    assert rejected.value.status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_ollama_s_bodies_are_json_whatever_they_are_said_to_be_and_openai_s_are_
     response = http.post("/api/chat", content=body, headers=headers)
     assert (response.status_code, response.json()["message"]["content"]) == (200, "The capital of France is Paris.")
     assert len(triton.requests) == 1
-    refused = http.post("/v1/chat/completions", content=body, headers=headers)
-    assert refused.status_code == 400
-    assert "application/json" in refused.json()["error"]["message"]
+    rejected = http.post("/v1/chat/completions", content=body, headers=headers)
+    assert rejected.status_code == 400
+    assert "application/json" in rejected.json()["error"]["message"]
 
 
 def test_a_body_without_a_type_still_needs_its_key_and_its_length(triton: FakeTriton) -> None:

@@ -369,9 +369,9 @@ def test_what_cannot_be_answered_is_an_error_of_the_clients_kind(
     reported: str,
 ) -> None:
     asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED} | changes
-    with pytest.raises(error, match=reported) as refused:
+    with pytest.raises(error, match=reported) as rejected:
         claude.messages.create(**asked)
-    body: Any = refused.value.body
+    body: Any = rejected.value.body
     assert (body["type"], body["error"]["type"]) == ("error", kind)
 
 

@@ -104,9 +104,9 @@ def test_only_administrators_pull_and_delete(url: str, triton: FakeTriton, hub: 
         for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
             assert httpx.request(method, url + path, json=body, headers=headers, trust_env=False).status_code == 401
     with running_gateway(Settings(triton_address=triton.address)) as open_url:
-        refused = httpx.post(f"{open_url}/api/pull", json=body, trust_env=False)
-        assert refused.status_code == 403
-        assert "--admin-keys" in refused.json()["error"]
+        rejected = httpx.post(f"{open_url}/api/pull", json=body, trust_env=False)
+        assert rejected.status_code == 403
+        assert "--admin-keys" in rejected.json()["error"]
     assert hub.asked == []
 
 

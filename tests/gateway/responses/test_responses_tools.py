@@ -184,9 +184,9 @@ def test_records_of_tools_that_others_ran_are_left_out_of_the_conversation(
     ],
 )
 def test_a_tool_that_is_none_is_refused_by_its_place(client: openai.OpenAI, tools: Any, param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as rejected:
         client.responses.create(model=MODEL, input="Hello", tools=tools)
-    assert refused.value.param == param
+    assert rejected.value.param == param
 
 
 def test_what_codex_sends_is_taken_in_its_order(http: httpx.Client, triton: FakeTriton) -> None:

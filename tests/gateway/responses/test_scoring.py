@@ -167,24 +167,24 @@ def test_qwen3_reranker_is_asked_in_its_own_words(judge: httpx.Client, instructi
 def test_what_cannot_be_is_refused(
     classifier: httpx.Client, scorer: httpx.Client, judge: httpx.Client, http: httpx.Client
 ) -> None:
-    def refused(client: httpx.Client, path: str, **body: Any) -> str:
+    def rejected(client: httpx.Client, path: str, **body: Any) -> str:
         response = client.post(path, json=body)
         assert response.status_code == 400, response.text
         return str(response.json()["error"]["message"])
 
     ranked = {"query": "a", "documents": ["b"]}
-    assert "has no one score: its head separates 3 classes" in refused(classifier, "/v1/rerank", **ranked)
-    assert "compares no texts" in refused(http, "/v1/rerank", **ranked)
-    assert "compares no texts" in refused(http, "/v1/score", text_1="a", text_2="b")
+    assert "has no one score: its head separates 3 classes" in rejected(classifier, "/v1/rerank", **ranked)
+    assert "compares no texts" in rejected(http, "/v1/rerank", **ranked)
+    assert "compares no texts" in rejected(http, "/v1/score", text_1="a", text_2="b")
     for path in ("/v1/classify", "/v1/pooling"):
-        assert "classifies nothing" in refused(http, path, input="a")
-        assert "input or messages is required" in refused(scorer, path)
-    assert "reads no instruction" in refused(scorer, "/v1/rerank", **ranked, instruction="x")
-    assert "makes no embeddings" in refused(scorer, "/v1/embeddings", input="a")
-    assert "makes no embeddings" in refused(judge, "/v1/embeddings", input="a")
-    assert "queries and documents, are required" in refused(scorer, "/v1/score", text_1="a")
-    assert "cannot be combined" in refused(scorer, "/v1/score", queries="a", documents="b", text_1="c")
-    assert "at most 41943 characters" in refused(scorer, "/v1/rerank", query="a" * 50_000, documents=["b"] * 200)
+        assert "classifies nothing" in rejected(http, path, input="a")
+        assert "input or messages is required" in rejected(scorer, path)
+    assert "reads no instruction" in rejected(scorer, "/v1/rerank", **ranked, instruction="x")
+    assert "makes no embeddings" in rejected(scorer, "/v1/embeddings", input="a")
+    assert "makes no embeddings" in rejected(judge, "/v1/embeddings", input="a")
+    assert "queries and documents, are required" in rejected(scorer, "/v1/score", text_1="a")
+    assert "cannot be combined" in rejected(scorer, "/v1/score", queries="a", documents="b", text_1="c")
+    assert "at most 41943 characters" in rejected(scorer, "/v1/rerank", query="a" * 50_000, documents=["b"] * 200)
 
 
 @pytest.mark.parametrize(

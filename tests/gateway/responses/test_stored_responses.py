@@ -106,9 +106,9 @@ def test_a_stored_response_is_there_to_be_looked_at_until_it_is_deleted(client: 
     for gone in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
             gone(made.id)
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as rejected:
         client.responses.create(model=MODEL, input="Go on", previous_response_id=made.id)
-    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+    assert (rejected.value.code, rejected.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
 def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -117,9 +117,9 @@ def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI, triton: FakeTrit
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
     reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
-    with pytest.raises(openai.NotFoundError, match="Items are kept") as refused:
+    with pytest.raises(openai.NotFoundError, match="Items are kept") as rejected:
         client.responses.create(model=MODEL, input=reference)
-    assert refused.value.code == "item_not_found"
+    assert rejected.value.code == "item_not_found"
     triton.script = Script(fail_after=1)
     with pytest.raises(openai.APIError):
         client.responses.create(model=MODEL, input="Hello")
@@ -128,9 +128,9 @@ def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI, triton: FakeTrit
 def test_responses_of_another_key_are_as_if_they_were_not_there(storing: str, client: openai.OpenAI) -> None:
     made = client.responses.create(model=MODEL, input="Hello")
     with openai.OpenAI(base_url=f"{storing}/v1", api_key="other", max_retries=0) as other:
-        for refused in (other.responses.retrieve, other.responses.delete):
+        for rejected in (other.responses.retrieve, other.responses.delete):
             with pytest.raises(openai.NotFoundError):
-                refused(made.id)
+                rejected(made.id)
         with pytest.raises(openai.BadRequestError, match="not found"):
             other.responses.create(model=MODEL, input="Go on", previous_response_id=made.id)
         reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
@@ -245,6 +245,6 @@ def test_a_conversation_that_no_body_could_bring_is_refused(triton: FakeTriton) 
     ):
         first = client.responses.create(model=MODEL, input="x" * 500)
         second = client.responses.create(model=MODEL, input="x" * 1500, previous_response_id=first.id)
-        with pytest.raises(openai.BadRequestError, match="longer than 3000 bytes") as refused:
+        with pytest.raises(openai.BadRequestError, match="longer than 3000 bytes") as rejected:
             client.responses.create(model=MODEL, input="x", previous_response_id=second.id)
-    assert refused.value.param == "previous_response_id"
+    assert rejected.value.param == "previous_response_id"

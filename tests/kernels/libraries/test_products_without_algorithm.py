@@ -27,7 +27,7 @@ CASES = [
 
 
 @pytest.fixture
-def refused() -> Iterator[Device]:
+def rejected() -> Iterator[Device]:
     """The emulated device, whose library has no algorithm for anything."""
     with library("products", WRONG) as device:
         yield device
@@ -36,27 +36,27 @@ def refused() -> Iterator[Device]:
 
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(("kind", "rows"), CASES)
-def test_they_are_within_the_stated_bound_of_float64(kind: str, rows: int, adds: bool, refused: Device) -> None:
+def test_they_are_within_the_stated_bound_of_float64(kind: str, rows: int, adds: bool, rejected: Device) -> None:
     torch.manual_seed(rows)
     x, bias = torch.randn(rows, 200), torch.randn(70)
-    weight = weight_of_kind(refused, torch.randn(70, 200) * 1e-2, kind, 40, bias)
+    weight = weight_of_kind(rejected, torch.randn(70, 200) * 1e-2, kind, 40, bias)
     before = torch.randn(rows, 70) if adds else None
-    check(refused, refused.linear(weight, x, before), x, weight, kind, before)
+    check(rejected, rejected.linear(weight, x, before), x, weight, kind, before)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
-def test_results_of_16_bits_pass_through_a_gated_mlp(kind: str, refused: Device) -> None:
+def test_results_of_16_bits_pass_through_a_gated_mlp(kind: str, rejected: Device) -> None:
     torch.manual_seed(1)
     x = torch.randn(20, 64)
-    up, down = (weight_of_kind(refused, torch.randn(shape) * 0.1, kind) for shape in [(96, 64), (40, 48)])
+    up, down = (weight_of_kind(rejected, torch.randn(shape) * 0.1, kind) for shape in [(96, 64), (40, 48)])
     gate, linear = (x.double() @ up.exact.T).chunk(2, 1)
     expected = torch.nn.functional.silu(gate) * linear @ down.exact.T
-    y = refused.gated_mlp(up, "silu", down, x)
+    y = rejected.gated_mlp(up, "silu", down, x)
     assert (y - expected).norm() < 2.0**-7 * expected.norm()
 
 
 @pytest.mark.parametrize("block", [(128, 128), (1, 1 << 20)], ids=["blocks", "rows"])
-def test_scales_of_float8_are_applied(block: tuple[int, int], refused: Device) -> None:
+def test_scales_of_float8_are_applied(block: tuple[int, int], rejected: Device) -> None:
     torch.manual_seed(2)
     x = torch.randn(208, 320)
     codes = (torch.randn(48, 320) * 50).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -71,7 +71,7 @@ def test_scales_of_float8_are_applied(block: tuple[int, int], refused: Device) -
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("bfloat16", 90), (BLOCKS, 170)])
-def test_experts_are_multiplied(kind: str, rows: int, refused: Device, capfd: pytest.CaptureFixture[str]) -> None:
+def test_experts_are_multiplied(kind: str, rows: int, rejected: Device, capfd: pytest.CaptureFixture[str]) -> None:
     with library("experts", RIGHT) as device:
         layer = make_layer(device, rows, kind)
         chosen, weights, y = layer.run(device)
