@@ -4,9 +4,6 @@
 #include <random>
 #include <string>
 
-#include "engine/speculative/draft_head.h"
-#include "engine/speculative/draft_model.h"
-
 namespace turbomind {
 
 namespace {
@@ -28,8 +25,8 @@ const Error& overdue() {
 std::unique_ptr<Drafter> make_drafter(const EngineConfig& config, ModelRunner* runner, int vocab_size) {
   if (runner == nullptr) return nullptr;
   const int rows = drafter_rows(config.max_step_tokens);
-  if (runner->traits().head) return std::make_unique<DraftHead>(*runner, rows, vocab_size);
-  return std::make_unique<DraftModel>(*runner, rows, vocab_size);
+  return runner->traits().head ? make_draft_head(*runner, rows, vocab_size)
+                               : make_draft_model(*runner, rows, vocab_size);
 }
 
 std::unique_ptr<DiskTier> make_disk_tier(const EngineConfig& config, BlockCache& blocks, ModelRunner& runner,

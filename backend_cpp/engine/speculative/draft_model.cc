@@ -1,27 +1,54 @@
-#include "engine/speculative/draft_model.h"
-
+// A smaller draft model with the tokenizer of the target model.
+//
+// Its keys and values are a cache group (model/cache_plan.h), so a sequence always has room for them, and prefix
+// caching works as for the model.
+//
+// Used by the step thread only.
 #include <algorithm>
 #include <iterator>
 
+#include "engine/generation/sampler.h"
+#include "engine/speculative/drafter.h"
+
 namespace turbomind {
 
-DraftModel::DraftModel(ModelRunner& runner, int max_rows, int vocab_size)
-    : Drafter(runner, max_rows, vocab_size), sampler_(runner.traits().vocab_size) {}
+namespace {
 
-int DraftModel::missing_tokens(const Work& work) {
-  return static_cast<int>(work.tokens.size()) - cached_rows(work);
-}
+class DraftModel final : public Drafter {
+ public:
+  DraftModel(ModelRunner& runner, int max_rows, int vocab_size)
+      : Drafter(runner, max_rows, vocab_size), sampler_(runner.traits().vocab_size) {}
 
-void DraftModel::draft(std::span<const Work> all, int count) {
+  int missing_tokens(const Candidate& of) override { return static_cast<int>(of.tokens.size()) - cached_rows(of); }
+  void draft(std::span<const Candidate> all, int count) override;
+
+ private:
+  // A sequence in the steps of one call of draft().
+  struct Running {
+    const Candidate* of;
+    std::vector<int32_t> tokens;  // with its drafts
+    int cached;                   // leading tokens in the cache
+  };
+
+  static int cached_rows(const Candidate& of);
+  void run_all(std::vector<Running>& running);
+  // Drafts up to `count` more tokens for each.
+  void chain_from(std::vector<Running>& running, int count);
+  static void keep(const Running& done);
+
+  Sampler sampler_;
+};
+
+void DraftModel::draft(std::span<const Candidate> all, int count) {
   std::vector<Running> running;
-  for (const Work& work : all) {
-    running.push_back({&work, work.tokens, cached_rows(work)});
+  for (const Candidate& of : all) {
+    running.push_back({&of, of.tokens, cached_rows(of)});
   }
   for (int i = 0; i < count && !running.empty(); ++i) {
     run_all(running);
     std::erase_if(running, [&](const Running& one) {
       const bool is_done = one.tokens.back() >= vocab_size_ || i + 1 == count;
-      if (one.tokens.back() < vocab_size_) one.work->drafts.tokens.push_back(one.tokens.back());
+      if (one.tokens.back() < vocab_size_) one.of->drafts.tokens.push_back(one.tokens.back());
       if (is_done) keep(one);
       return is_done;
     });
@@ -32,11 +59,11 @@ void DraftModel::draft(std::span<const Work> all, int count) {
 void DraftModel::chain_from(std::vector<Running>& running, int count) {
   std::vector<Link> links;
   for (const Running& one : running) {
-    links.push_back({one.work, static_cast<int>(one.tokens.size()) - 1, static_cast<int>(one.work->tokens.size())});
+    links.push_back({one.of, static_cast<int>(one.tokens.size()) - 1, static_cast<int>(one.of->tokens.size())});
   }
   chain(links, {}, count);
   for (Running& one : running) {
-    one.tokens.insert(one.tokens.end(), one.work->drafts.tokens.begin() + 1, one.work->drafts.tokens.end());
+    one.tokens.insert(one.tokens.end(), one.of->drafts.tokens.begin() + 1, one.of->drafts.tokens.end());
     one.cached = static_cast<int>(one.tokens.size()) - 1;
     keep(one);
   }
@@ -47,29 +74,35 @@ void DraftModel::run_all(std::vector<Running>& running) {
   std::vector<Due> due;
   for (Running& one : running) {
     const int count = static_cast<int>(one.tokens.size()) - one.cached;
-    due.push_back({one.tokens.data() + one.cached, count, one.cached, &one.work->tables, true, nullptr,
-                   static_cast<int>(one.work->tokens.size())});
+    due.push_back({one.tokens.data() + one.cached, count, one.cached, one.of->tables, true, nullptr,
+                   static_cast<int>(one.of->tokens.size())});
     one.cached += count;
   }
   run(due, 0, false, [&](size_t index, float* logits, const float*) {
     Running& one = running[index];
-    const auto ahead = static_cast<int>(one.tokens.size() - one.work->tokens.size());
-    const int32_t token = sampler_.sample(logits, one.work->rule(ahead));
+    const auto ahead = static_cast<int>(one.tokens.size() - one.of->tokens.size());
+    const int32_t token = sampler_.sample(logits, one.of->generation->choice(ahead));
     one.tokens.push_back(token >= 0 ? token : vocab_size_);
   });
 }
 
 // Remembers what the tokens of a sequence are.
 void DraftModel::keep(const Running& done) {
-  done.work->drafts.cache.assign(done.tokens.begin(), done.tokens.begin() + done.cached);
-  done.work->drafts.cached = std::min(static_cast<int>(done.work->tokens.size()), done.cached);
+  done.of->drafts.cache.assign(done.tokens.begin(), done.tokens.begin() + done.cached);
+  done.of->drafts.cached = std::min(static_cast<int>(done.of->tokens.size()), done.cached);
 }
 
 // The last token always runs: what it leads to is wanted.
-int DraftModel::cached_rows(const Work& work) {
-  const auto most = std::ssize(work.tokens) - 1;
-  const auto same = std::ranges::mismatch(work.drafts.cache, work.tokens).in1 - work.drafts.cache.begin();
-  return static_cast<int>(std::min(std::max<ptrdiff_t>(same, work.cached_tokens), most));
+int DraftModel::cached_rows(const Candidate& of) {
+  const auto most = std::ssize(of.tokens) - 1;
+  const auto same = std::ranges::mismatch(of.drafts.cache, of.tokens).in1 - of.drafts.cache.begin();
+  return static_cast<int>(std::min(std::max<ptrdiff_t>(same, of.cached_tokens), most));
+}
+
+}  // namespace
+
+std::unique_ptr<Drafter> make_draft_model(ModelRunner& runner, int max_rows, int vocab_size) {
+  return std::make_unique<DraftModel>(runner, max_rows, vocab_size);
 }
 
 }  // namespace turbomind

@@ -50,7 +50,7 @@ void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int 
     for (size_t i = 0; i < links.size(); ++i) {
       const Link& link = links[i];
       // Without what needs the tokens before: a draft may differ from what the model chooses.
-      const SamplingParams& rule = link.work->rule(1 + step);
+      const SamplingParams& rule = link.of->generation->choice(1 + step);
       SamplingParams& drawn = choices[i];
       drawn.is_greedy = rule.is_greedy;
       drawn.temperature = rule.temperature;
@@ -64,10 +64,10 @@ void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int 
       input.spans.push_back({.first_row = static_cast<int>(i),
                              .count = 1,
                              .first_position = position,
-                             .tables = &link.work->tables,
+                             .tables = link.of->tables,
                              .prompt_len = link.prompt_len > 0 ? link.prompt_len : position + 1,
                              .choice = &choices[i]});
-      input.tokens.push_back(step == 0 ? link.work->drafts.tokens.back() : in_flight_token(static_cast<int>(i)));
+      input.tokens.push_back(step == 0 ? link.of->drafts.tokens.back() : in_flight_token(static_cast<int>(i)));
     }
     input.is_alongside_own = runner_.traits().head.has_value();
     if (step == 0) input.alongside = std::move(hidden);
@@ -81,7 +81,7 @@ void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int 
     for (size_t i = 0; i < links.size(); ++i) {
       const int32_t token = chosen[i].token;
       if (token < 0 || token >= vocab_size_) has_ended[i] = true;
-      if (!has_ended[i]) links[i].work->drafts.tokens.push_back(token);
+      if (!has_ended[i]) links[i].of->drafts.tokens.push_back(token);
     }
   }
 }

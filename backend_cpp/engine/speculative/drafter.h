@@ -1,4 +1,4 @@
-// The interface of draft models and draft heads.
+// What drafts for a model: draft models and draft heads.
 //
 // Used by the step thread only.
 #pragma once
@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/generation/generation.h"
 #include "engine/speculative/prompt_lookup.h"
-#include "kernels/sampling.h"
 #include "model/model_runner.h"
 
 namespace turbomind {
@@ -43,14 +43,17 @@ constexpr int drafter_rows(int max_step_tokens) {
 
 class Drafter {
  public:
-  // A sequence to draft for. `tables` has room for the tokens and all drafts but the last; the first `cached_tokens` of
-  // these were a prefix hit.
-  struct Work {
-    const std::vector<int32_t>& tokens;
-    const PageTables& tables;
-    int cached_tokens;
-    Drafts& drafts;                                  // output: tokens and cached
-    std::function<const SamplingParams&(int)> rule;  // sampling of its next token, and those after
+  // A sequence that may get drafts.
+  struct Candidate {
+    const std::vector<int32_t>& tokens;  // prompt, then response
+    int prompt_len;
+    uint64_t scope;  // of other sequences' texts that it may be drafted from
+    Drafts& drafts;  // empty; output: tokens and cached
+    int most;        // limit for this sequence
+    // For a drafter; null: it does not draft for this sequence.
+    const PageTables* tables = nullptr;  // with room for the tokens and all drafts but the last
+    int cached_tokens = 0;               // leading tokens of a prefix hit
+    Generation* generation = nullptr;
   };
   // Results of the target model for a sequence in a step.
   struct Seen {
@@ -65,9 +68,9 @@ class Drafter {
   virtual ~Drafter() = default;
 
   // The number of tokens to run before the first draft for a sequence.
-  virtual int missing_tokens(const Work& work) = 0;
+  virtual int missing_tokens(const Candidate& of) = 0;
   // Drafts `count` tokens for each; fewer after a draft outside the model's vocabulary, or without hidden states.
-  virtual void draft(std::span<const Work> all, int count) = 0;
+  virtual void draft(std::span<const Candidate> all, int count) = 0;
   // Receives a step's hidden states; token_hidden [tokens of the step, width] as in StepOutput.
   virtual void see(std::span<const Seen> /*all*/, const float* /*token_hidden*/) {}
 
@@ -89,7 +92,7 @@ class Drafter {
 
   // A sequence that has one draft.
   struct Link {
-    const Work* work;
+    const Candidate* of;
     int position;    // of the draft
     int prompt_len;  // as in StepSpan; 0: all tokens so far
   };
@@ -104,5 +107,10 @@ class Drafter {
   const int max_rows_;
   const int vocab_size_;
 };
+
+// A draft model with the tokenizer of the target model.
+std::unique_ptr<Drafter> make_draft_model(ModelRunner& runner, int max_rows, int vocab_size);
+// A draft head such as EAGLE or MTP (model/head_input.h).
+std::unique_ptr<Drafter> make_draft_head(ModelRunner& runner, int max_rows, int vocab_size);
 
 }  // namespace turbomind

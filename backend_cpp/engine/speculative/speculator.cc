@@ -165,22 +165,17 @@ int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, 
 }
 
 void Speculator::ask_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
-  std::vector<Drafter::Work> all;
   const auto count = static_cast<int>(candidates.size());
   int most = std::min(shared_.config.num_speculative_tokens, free_tokens / count);
   int missing = 0;
   for (const Candidate& candidate : candidates) {
-    all.push_back({candidate.tokens, *candidate.tables, candidate.cached_tokens, candidate.drafts,
-                   [generation = candidate.generation](int ahead) -> const SamplingParams& {
-                     return generation->choice(ahead);
-                   }});
-    missing += model_->missing_tokens(all.back());
+    missing += model_->missing_tokens(candidate);
     most = std::min(most, candidate.most);
   }
   if (shared_.config.is_adaptive) most = model_drafts_that_pay(count, missing, step_tokens, most);
   if (most <= 0) return;
   const auto start = std::chrono::steady_clock::now();
-  model_->draft(all, most);
+  model_->draft(candidates, most);
   model_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (missing == count) model_cost_.note(count, model_seconds_ / most);
 }

@@ -9,11 +9,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "engine/generation/generation.h"
 #include "engine/speculative/drafter.h"
 #include "engine/speculative/prompt_lookup.h"
 #include "engine/speculative/speculative_config.h"
@@ -43,18 +41,7 @@ class StepCost {
 
 class Speculator {
  public:
-  // A sequence that may get drafts.
-  struct Candidate {
-    const std::vector<int32_t>& tokens;  // prompt, then response
-    int prompt_len;
-    uint64_t scope;  // of other sequences' texts that it may be drafted from
-    Drafts& drafts;  // empty
-    int most;        // limit for this sequence
-    // For a draft model; null: it does not draft for this sequence.
-    const PageTables* tables = nullptr;  // with room for the tokens and `most` drafts
-    int cached_tokens = 0;               // as in Drafter::Work
-    Generation* generation = nullptr;
-  };
+  using Candidate = Drafter::Candidate;
 
   // `model`: null: none; `tokens`: null: no response has a grammar. Both must outlive this.
   explicit Speculator(const SpeculativeConfig& config, Drafter* model = nullptr, LikelyTokens* tokens = nullptr)
