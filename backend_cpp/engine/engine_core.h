@@ -18,7 +18,7 @@
 #include "engine/cache/prefix_key.h"
 #include "engine/cache_control.h"
 #include "engine/engine_config.h"
-#include "engine/generation/generation_rules.h"
+#include "engine/generation/generation.h"
 #include "engine/generation/sampler.h"
 #include "engine/generation/token_table.h"
 #include "engine/inbox.h"

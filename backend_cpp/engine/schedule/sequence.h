@@ -18,7 +18,6 @@
 #include "engine/cache/image_blocks.h"
 #include "engine/cache/sequence_memory.h"
 #include "engine/generation/generation.h"
-#include "engine/generation/generation_rules.h"
 #include "engine/request.h"
 #include "engine/speculative/speculator.h"
 
