@@ -64,7 +64,6 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
               runner_->traits().images,     config_.max_step_tokens - config_.max_batch_size,
               compiler != nullptr,          runner_->traits().reads_whole,
               config_.eos_token_ids},
-      embedding_memory_(config_.embedding_bytes, "the embeddings of open requests and of sessions"),
       adapters_(
           *runner_, config_.adapter_bytes, [this](Submission&& ready) { inbox_.deliver(std::move(ready)); },
           [this] { inbox_.wake(); }, !config_.disk.directory.empty()),
@@ -133,7 +132,16 @@ void Engine::hold_embeddings(Request& request) const {
   };
   size_t bytes = 0;
   for (const EmbeddingRange& range : request.embeddings) bytes += range.rows->data.size();
-  const std::shared_ptr<const void> share = embedding_memory_.take(bytes);
+  size_t used = *embedding_bytes_;
+  do {
+    if (bytes > config_.embedding_bytes - used) {
+      throw Error(ErrorCode::kUnavailable, "overloaded: the embeddings of open requests and of sessions may take " +
+                                               std::to_string(config_.embedding_bytes >> 20) + " MiB, and " +
+                                               std::to_string(used >> 20) + " MiB are in use");
+    }
+  } while (!embedding_bytes_->compare_exchange_weak(used, used + bytes));
+  const std::shared_ptr<const void> share(embedding_bytes_.get(),
+                                          [used = embedding_bytes_, bytes](const void*) { *used -= bytes; });
   for (EmbeddingRange& range : request.embeddings) {
     const auto held = std::make_shared<const Held>(Held{std::move(range.rows), share});
     range.rows = {held, held->rows.get()};
@@ -236,13 +244,7 @@ void Engine::publish() {
   core_.announce();
   EngineStats stats = core_.stats();
   if (events_) static_cast<EventCounts&>(stats) = events_->counts();
-  if (grammar_queue_) {
-    const GrammarQueue::Counts counts = grammar_queue_->counts();
-    stats.grammar_requests = counts.requests;
-    stats.grammar_compilations = counts.compilations;
-    stats.grammar_hits = counts.hits;
-    stats.grammar_failures = counts.failures;
-  }
+  if (grammar_queue_) stats.grammar = grammar_queue_->counts();
   inbox_.set_waiting(stats.waiting);
   {
     const std::lock_guard lock(mu_);

@@ -23,7 +23,6 @@
 #include "engine/generation/token_table.h"
 #include "engine/grammar/grammar_queue.h"
 #include "engine/inbox.h"
-#include "engine/memory_budget.h"
 #include "engine/output_queue.h"
 #include "engine/request.h"
 #include "engine/stats.h"
@@ -97,7 +96,8 @@ class Engine {
   const std::unique_ptr<ModelRunner> draft_runner_;
   const TokenTable tokens_;
   const RequestLimits limits_;
-  const MemoryBudget embedding_memory_;
+  // Of open requests and of sessions; their embeddings give theirs back, maybe after the engine has ended.
+  const std::shared_ptr<std::atomic<size_t>> embedding_bytes_ = std::make_shared<std::atomic<size_t>>(0);
   AdapterPool adapters_;  // destroyed after everything that holds requests
   Inbox inbox_;
   // Destroyed after the core, whose responses hold its grammars, and before the inbox, which it delivers to.

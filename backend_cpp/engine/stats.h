@@ -22,13 +22,26 @@ struct EvictionCounts {
   int64_t swapped_in = 0;   // and came back
 };
 
-struct DiskStats {
-  int64_t files = 0;  // known to this process
-  int64_t bytes = 0;  // of all
+// Of files of cache blocks.
+struct FileCounts {
+  int64_t files = 0;    // known to this process
+  int64_t bytes = 0;    // granted to all
+  int64_t damaged = 0;  // that failed verification
+  int64_t failures = 0;
+};
+// Of blocks to and from these.
+struct TransferCounts {
   int64_t written = 0;
   int64_t read = 0;
-  int64_t damaged = 0;
-  int64_t failures = 0;
+};
+struct DiskStats : FileCounts, TransferCounts {};
+
+// Numbers of requests with a response format, except `compilations`.
+struct GrammarCounts {
+  int64_t requests = 0;
+  int64_t compilations = 0;  // that came to an end
+  int64_t hits = 0;          // whose grammar was there, or compiled for another request
+  int64_t failures = 0;      // that were refused for their format
 };
 
 // Of the scheduler.
@@ -62,10 +75,7 @@ struct EngineStats : EvictionCounts, SchedulerCounts, EventCounts {
   int64_t tokens_computed = 0;  // tokens run
   int64_t tokens_out = 0;
   DiskStats disk;
-  int64_t grammar_requests = 0;      // that had a response format
-  int64_t grammar_compilations = 0;  // that came to an end
-  int64_t grammar_hits = 0;          // requests whose grammar was there, or compiled for another
-  int64_t grammar_failures = 0;      // requests that were refused for their response format
+  GrammarCounts grammar;
   SpeculationStats speculation;
   int64_t steps = 0;
   double step_seconds = 0;     // whole steps

@@ -341,10 +341,4 @@ void DiskTier::finish() {
   }
 }
 
-DiskStats DiskTier::stats() const {
-  const BlockFiles::Counts files = files_.counts();
-  const BlockTransfers::Counts moved = transfers_.counts();
-  return {files.files, files.bytes, moved.written, moved.read, files.damaged, files.failures};
-}
-
 }  // namespace turbomind

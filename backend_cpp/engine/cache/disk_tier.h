@@ -76,7 +76,7 @@ class DiskTier final : private CacheObserver {
   // Removes all files, in the background.
   void drop_files() { transfers_.drop_all(); }
 
-  DiskStats stats() const;
+  DiskStats stats() const { return {files_.counts(), transfers_.counts()}; }
 
  private:
   void idle(NodeId node, int group) override;

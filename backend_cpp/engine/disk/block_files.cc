@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <memory>
 #include <random>
 #include <system_error>
 #include <unordered_set>
@@ -66,15 +66,10 @@ std::string file_name(const Sha256& name) {
 }
 
 std::optional<Sha256> name_of(std::string_view file) {
-  if (file.size() != 64 + kSuffix.size() || !file.ends_with(kSuffix)) return std::nullopt;
-  const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; };
   Sha256 name{};
-  for (size_t i = 0; i < 64; ++i) {
-    const int value = digit(file[i]);
-    if (value < 0) return std::nullopt;
-    name[i / 2] = static_cast<uint8_t>(name[i / 2] << 4 | value);
-  }
-  return name;
+  if (file.size() < 2 * name.size()) return std::nullopt;
+  for (size_t i = 0; i < name.size(); ++i) std::from_chars(&file[2 * i], &file[2 * i] + 2, name[i], 16);
+  return file_name(name) == file ? std::make_optional(name) : std::nullopt;
 }
 
 std::string reason(int error) {
@@ -169,9 +164,9 @@ bool BlockFiles::knows(const BlockKey& key, int depth) {
   return true;
 }
 
-BlockFiles::Counts BlockFiles::counts() const {
+FileCounts BlockFiles::counts() const {
   const std::lock_guard lock(mu_);
-  Counts counts = counts_;
+  FileCounts counts = counts_;
   counts.files = static_cast<int64_t>(known_.size());
   return counts;
 }

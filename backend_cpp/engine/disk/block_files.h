@@ -27,6 +27,7 @@
 
 #include "base/digest/sha256.h"
 #include "base/file_descriptor.h"
+#include "engine/stats.h"
 
 namespace turbomind {
 
@@ -64,19 +65,11 @@ class BlockFiles {
   // `retry`: pause after a failed write.
   BlockFiles(std::string directory, uint64_t most_bytes, std::chrono::milliseconds retry = std::chrono::seconds(30));
 
-  const std::string& directory() const { return directory_; }
-
   // ---- any thread ----
 
   // Whether a block's file is known to exist, which then counts as used. False: it may exist.
   bool knows(const BlockKey& key, int depth);
-  struct Counts {
-    int64_t files = 0;    // known
-    int64_t bytes = 0;    // granted to all files
-    int64_t damaged = 0;  // files that failed verification
-    int64_t failures = 0;
-  };
-  Counts counts() const;
+  FileCounts counts() const;
   // Sets the label of a block whose file may be known.
   void describe(const BlockKey& key);
   // Returns the changes of labeled files since the last call, in order.
@@ -155,7 +148,7 @@ class BlockFiles {
   KnownFiles known_;
   std::vector<FileChange> changes_;
   std::vector<std::pair<Sha256, int>> used_;
-  Counts counts_;
+  FileCounts counts_;
 };
 
 }  // namespace turbomind

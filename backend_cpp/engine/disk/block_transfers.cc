@@ -82,7 +82,7 @@ bool BlockTransfers::has_read() const {
   return !parts_.empty();
 }
 
-BlockTransfers::Counts BlockTransfers::counts() const {
+TransferCounts BlockTransfers::counts() const {
   const std::lock_guard lock(mu_);
   return counts_;
 }

@@ -76,11 +76,7 @@ class BlockTransfers {
   std::optional<Part> take_read();
   bool has_read() const;
 
-  struct Counts {
-    int64_t written = 0;  // blocks
-    int64_t read = 0;
-  };
-  Counts counts() const;
+  TransferCounts counts() const;
 
  private:
   struct Write {
@@ -111,7 +107,7 @@ class BlockTransfers {
   std::function<bool()> idle_work_;  // empty: none
   size_t write_bytes_ = 0;
   size_t read_bytes_ = 0;
-  Counts counts_;
+  TransferCounts counts_;
   bool is_dropping_ = false;
   bool is_closing_ = false;
   bool is_busy_ = false;

@@ -47,7 +47,7 @@ void GrammarQueue::add(Request&& request) {
   }
 }
 
-GrammarQueue::Counts GrammarQueue::counts() const {
+GrammarCounts GrammarQueue::counts() const {
   const std::lock_guard lock(mu_);
   return counts_;
 }

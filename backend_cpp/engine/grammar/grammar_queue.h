@@ -20,6 +20,7 @@
 
 #include "engine/grammar/grammar.h"
 #include "engine/request.h"
+#include "engine/stats.h"
 
 namespace turbomind {
 
@@ -45,14 +46,7 @@ class GrammarQueue {
   // Drops a request; a compilation without requests is cancelled.
   void cancel(RequestId id);
 
-  // Numbers of requests, except `compilations`.
-  struct Counts {
-    int64_t requests = 0;
-    int64_t compilations = 0;  // successful
-    int64_t hits = 0;          // whose grammar was cached, or compiled for another request
-    int64_t failures = 0;      // whose grammar failed to compile
-  };
-  Counts counts() const;
+  GrammarCounts counts() const;
 
  private:
   struct Job {
@@ -99,7 +93,7 @@ class GrammarQueue {
   std::list<std::pair<std::string, Error>> failures_;  // latest first
   std::unordered_map<std::string_view, decltype(failures_)::iterator> failure_of_;
   size_t failure_bytes_ = 0;
-  Counts counts_;
+  GrammarCounts counts_;
   bool is_stopping_ = false;
   std::vector<std::thread> threads_;
 };

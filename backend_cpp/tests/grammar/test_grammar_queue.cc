@@ -172,7 +172,7 @@ TEST(requests_are_counted_by_what_became_of_their_formats) {
     queued.add(id, "broken");
     CHECK(queued.wait(id).failure.has_value());
   }
-  const GrammarQueue::Counts counts = queued.queue->counts();
+  const GrammarCounts counts = queued.queue->counts();
   CHECK_EQUAL(counts.requests, int64_t{6});
   CHECK_EQUAL(counts.compilations, int64_t{1});
   CHECK_EQUAL(counts.hits, int64_t{3});  // two alongside the first, and the one that was there
