@@ -204,11 +204,8 @@ void AdapterPool::serve(std::unique_lock<std::mutex>& lock) {
   submission.failure = std::move(failure);
   if (entry->is_in_memory) keep(submission.request, entry);
   lock.unlock();
-  {
-    // Where nobody waits for it any more, it ends here, and its adapter is released without the lock.
-    Submission delivered = std::move(submission);
-    deliver_(std::move(delivered));
-  }
+  // Where nobody waits for it any more, it ends here, and its adapter is released without the lock.
+  deliver_(Submission(std::move(submission)));
   lock.lock();
 }
 

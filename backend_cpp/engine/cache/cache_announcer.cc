@@ -1,7 +1,6 @@
 #include "engine/cache/cache_announcer.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "base/digest/sha256.h"
@@ -63,16 +62,17 @@ void CacheAnnouncer::stored(uint64_t content, uint64_t parent, const PrefixKey& 
   node.extra_keys = extra_keys_of(prefix, index, block_len_);
   node.can_be_found = !prefix.scope.is_cross;  // by the tokens of a prompt
   if (index > 0) {
-    const auto before = nodes_.find(parent);
     // After a window the blocks before may be gone: then nothing finds this one.
-    node.can_be_found = before != nodes_.end() && before->second.can_be_found;
-    node.is_known = before != nodes_.end() && before->second.is_known;
+    const auto before = nodes_.find(parent);
+    const bool is_there = before != nodes_.end();
+    node.can_be_found = is_there && before->second.can_be_found;
+    node.is_known = is_there && before->second.is_known;
     node.before = parent;
-    node.parent = before != nodes_.end() ? before->second.hash : 0;
+    node.parent = is_there ? before->second.hash : 0;
+    if (is_there) before->second.children.insert(content);
   }
   node.hash = hash_of(node.parent.value_or(0), tokens, node.extra_keys);
-  Node& kept = nodes_[content] = std::move(node);
-  link(content, kept);
+  const Node& kept = nodes_[content] = std::move(node);
   if (kept.can_be_found) hold(kept, tokens);
 }
 
@@ -86,13 +86,8 @@ void CacheAnnouncer::moved(uint64_t content, std::span<const int32_t> tokens, Ca
 void CacheAnnouncer::removed(uint64_t content) {
   lose(content);
   const auto node = nodes_.find(content);
-  unlink(node->second);
-  for (uint64_t child = node->second.first_child; child != 0;) {
-    Node& orphan = nodes_.at(child);
-    child = std::exchange(orphan.next, 0);
-    orphan.previous = 0;
-    orphan.before = 0;
-  }
+  const auto before = nodes_.find(node->second.before);
+  if (before != nodes_.end()) before->second.children.erase(content);
   nodes_.erase(node);
 }
 
@@ -143,22 +138,6 @@ void CacheAnnouncer::end_step(CacheSource& cache) {
   if (!events_.empty()) sink_.push(std::exchange(events_, {}));
 }
 
-void CacheAnnouncer::link(uint64_t content, Node& node) {
-  const auto parent = nodes_.find(node.before);
-  if (parent == nodes_.end()) return;
-  node.next = std::exchange(parent->second.first_child, content);
-  if (node.next != 0) nodes_.at(node.next).previous = content;
-}
-
-void CacheAnnouncer::unlink(const Node& node) {
-  if (node.next != 0) nodes_.at(node.next).previous = node.previous;
-  if (node.previous != 0) {
-    nodes_.at(node.previous).next = node.next;
-  } else if (const auto parent = nodes_.find(node.before); parent != nodes_.end()) {
-    parent->second.first_child = node.next;
-  }
-}
-
 // One more content of its hash in its tier.
 void CacheAnnouncer::hold(const Node& node, std::span<const int32_t> tokens) {
   if (holders_[node.hash][static_cast<size_t>(node.tier)]++ == 0) report_stored(node, tokens, node.tier);
@@ -178,7 +157,7 @@ void CacheAnnouncer::lose(uint64_t content) {
     if (!node.can_be_found) continue;  // nor is what follows
     let_go(node);
     node.can_be_found = false;
-    for (uint64_t child = node.first_child; child != 0; child = nodes_.at(child).next) lost.push_back(child);
+    lost.insert(lost.end(), node.children.begin(), node.children.end());
   }
 }
 
@@ -187,11 +166,8 @@ void CacheAnnouncer::report_stored(const BlockLabel& block, std::span<const int3
                        events_.back().tier == tier && block.parent == events_.back().hashes.back() &&
                        events_.back().lora_name == block.lora_name;
   if (!goes_on) {
-    CacheEvent& event = events_.emplace_back();
-    event.kind = CacheEventKind::kStored;
-    event.tier = tier;
-    event.parent = block.parent;
-    event.lora_name = block.lora_name;
+    events_.push_back(
+        {.kind = CacheEventKind::kStored, .tier = tier, .parent = block.parent, .lora_name = block.lora_name});
   }
   CacheEvent& event = events_.back();
   event.hashes.push_back(block.hash);
@@ -202,11 +178,7 @@ void CacheAnnouncer::report_stored(const BlockLabel& block, std::span<const int3
 void CacheAnnouncer::report_removed(uint64_t hash, CacheTier tier) {
   const bool goes_on =
       !events_.empty() && events_.back().kind == CacheEventKind::kRemoved && events_.back().tier == tier;
-  if (!goes_on) {
-    CacheEvent& event = events_.emplace_back();
-    event.kind = CacheEventKind::kRemoved;
-    event.tier = tier;
-  }
+  if (!goes_on) events_.push_back({.kind = CacheEventKind::kRemoved, .tier = tier});
   events_.back().hashes.push_back(hash);
 }
 

@@ -14,10 +14,10 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
+#include <set>
 #include <span>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -49,13 +49,11 @@ class CacheAnnouncer final : public CacheObserver {
   void end_step(CacheSource& cache);
 
  private:
-  // A content of the cache. Its children are a linked list of content numbers that ends with 0.
+  // A content of the cache.
   struct Node : BlockLabel {
     uint64_t before = 0;
-    bool is_known = true;  // its parent, and so its hash
-    uint64_t first_child = 0;
-    uint64_t next = 0;
-    uint64_t previous = 0;
+    bool is_known = true;                         // its parent, and so its hash
+    std::set<uint64_t, std::greater<>> children;  // contents
     CacheTier tier = CacheTier::kDevice;
     bool can_be_found = true;
   };
@@ -66,8 +64,6 @@ class CacheAnnouncer final : public CacheObserver {
   };
   using Tiers = std::array<int, 2>;  // of memory
 
-  void link(uint64_t content, Node& node);
-  void unlink(const Node& node);
   void report_stored(const BlockLabel& block, std::span<const int32_t> tokens, CacheTier tier);
   void report_removed(uint64_t hash, CacheTier tier);
   void hold(const Node& node, std::span<const int32_t> tokens);

@@ -15,14 +15,14 @@ enum class CacheEventKind { kStored, kRemoved, kCleared };
 struct CacheEvent {
   CacheEventKind kind = CacheEventKind::kCleared;
   CacheTier tier = CacheTier::kDevice;
-  std::vector<uint64_t> hashes;  // of blocks; stored ones follow each other
+  std::vector<uint64_t> hashes = {};  // of blocks; stored ones follow each other
 
   // Of stored blocks.
-  std::optional<uint64_t> parent;  // hash of the block before the first
-  std::vector<int32_t> tokens;     // of these blocks
-  std::string lora_name;           // empty: none
-  std::vector<std::string>
-      extra_keys;  // of each block, a JSON list of what distinguishes it alongside its tokens, or empty
+  std::optional<uint64_t> parent = {};  // hash of the block before the first
+  std::vector<int32_t> tokens = {};     // of these blocks
+  std::string lora_name = {};           // empty: none
+  // Of each block, a JSON list of what distinguishes it alongside its tokens, or empty.
+  std::vector<std::string> extra_keys = {};
 };
 
 class CacheEventSink {
