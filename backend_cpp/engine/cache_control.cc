@@ -7,15 +7,8 @@ namespace turbomind {
 
 int CachePins::pin(const PrefixKey& prefix) {
   PrefixTree& tree = blocks_.tree();
-  const int len = blocks_.block_len();
-  std::vector<NodeId> nodes;
-  NodeId node = tree.find_root(prefix.scope);
-  const int full = static_cast<int>(prefix.tokens.size()) / len;
-  while (node != kNoNode && static_cast<int>(nodes.size()) < full) {
-    node = tree.find(node, prefix, static_cast<int>(nodes.size()));
-    if (node != kNoNode) nodes.push_back(node);
-  }
-  const auto tokens = static_cast<int>(nodes.size()) * len;
+  std::vector<NodeId> nodes = tree.path_of(prefix, static_cast<int>(prefix.tokens.size()));
+  const auto tokens = static_cast<int>(nodes.size()) * blocks_.block_len();
   if (pages_of(nodes) == 0) throw invalid_argument("the cache has no full block of this prompt");
   std::vector<NodeId> all = nodes;
   const auto known = find(prefix);

@@ -1,7 +1,6 @@
 #include "engine/cache/block_cache.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
 
@@ -49,10 +48,6 @@ void BlockCache::release(std::vector<int32_t>& blocks, Keep keep) {
   blocks.clear();
 }
 
-void BlockCache::give_back(int32_t& block, Keep keep) {
-  drop(std::exchange(block, kNoBlock), keep);
-}
-
 void BlockCache::drop(int32_t block, Keep keep) {
   if (!pool_.drop(block)) return;
   const NodeId node = contents_.node_of(block);
@@ -68,9 +63,7 @@ void BlockCache::keep_content(NodeId node, int group) {
 }
 
 void BlockCache::touch(NodeId node, bool is_pinned) {
-  std::vector<int32_t> blocks;
-  contents_.add_idle(node, blocks);
-  for (const int32_t block : blocks) order_.touch(block, is_pinned);
+  for (const int32_t block : contents_.idle({node})) order_.touch(block, is_pinned);
 }
 
 int32_t BlockCache::restore(const PrefixKey& prefix, int index, int count, NodeId parent, int group_index) {

@@ -137,39 +137,28 @@ void CacheContents::detach(int32_t block) {
 }
 
 void CacheContents::lose(int32_t block) {
-  std::vector<int32_t> lost = {block};
+  std::vector<int32_t> lost;
   if (is_chain(pool_.group(pool_.group_of(block))) || tree_.is_part(node_of(block))) {
-    std::vector<NodeId> nodes;
-    tree_.add_subtree(node_of(block), nodes);
-    for (const NodeId node : nodes) add_idle(node, lost);
+    lost = idle(tree_.subtrees({node_of(block)}));
+    std::erase(lost, block);
   }
-  for (size_t i = 0; i < lost.size(); ++i) {
-    if (i > 0 && lost[i] == block) continue;
-    if (order_.has(lost[i])) order_.remove(lost[i]);
-    detach(lost[i]);
-    pool_.free(lost[i]);
-  }
-}
-
-void CacheContents::add_idle(NodeId node, std::vector<int32_t>& blocks) const {
-  for (int group = 0; group < std::ssize(pool_.plan().groups); ++group) {
-    const int32_t block = stored(node, group);
-    if (block != kNoBlock && order_.has(block)) blocks.push_back(block);
+  lost.insert(lost.begin(), block);
+  for (const int32_t each : lost) {
+    if (order_.has(each)) order_.remove(each);
+    detach(each);
+    pool_.free(each);
   }
 }
 
-void CacheContents::forget(NodeId node) {
-  std::vector<int32_t> lost;
-  add_idle(node, lost);
-  forget(lost);
-}
-
-void CacheContents::forget_realm(uint64_t realm) {
-  std::vector<NodeId> nodes;
-  tree_.add_realm(realm, nodes);
-  std::vector<int32_t> lost;
-  for (const NodeId node : nodes) add_idle(node, lost);
-  forget(lost);
+std::vector<int32_t> CacheContents::idle(const std::vector<NodeId>& nodes) const {
+  std::vector<int32_t> blocks;
+  for (const NodeId node : nodes) {
+    for (int group = 0; group < std::ssize(pool_.plan().groups); ++group) {
+      const int32_t block = stored(node, group);
+      if (block != kNoBlock && order_.has(block)) blocks.push_back(block);
+    }
+  }
+  return blocks;
 }
 
 void CacheContents::forget(const std::vector<int32_t>& blocks) {

@@ -54,13 +54,13 @@ class CacheContents {
   void lose(int32_t block);
 
   // Frees the idle contents of a node, of all nodes of a realm, and of all nodes.
-  void forget(NodeId node);
-  void forget_realm(uint64_t realm);
+  void forget(NodeId node) { forget(idle({node})); }
+  void forget_realm(uint64_t realm) { forget(idle(tree_.of_realm(realm))); }
   void forget_unused() { forget(order_.all()); }
   // Frees all contents; nothing may be referenced. For when the pages themselves are lost.
   void forget_all();
-  // Appends a node's idle blocks.
-  void add_idle(NodeId node, std::vector<int32_t>& blocks) const;
+  // The idle blocks of nodes, in their order.
+  std::vector<int32_t> idle(const std::vector<NodeId>& nodes) const;
 
   void observe(CacheObserver& observer) { observers_.push_back(&observer); }
   std::vector<NodeId> held() const;  // of `observed_group_`

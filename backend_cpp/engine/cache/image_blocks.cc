@@ -126,8 +126,4 @@ void ImageBlocks::add_blocks(std::vector<int32_t>& blocks) const {
   for (const Held& held : all_) blocks.insert(blocks.end(), held.blocks.begin(), held.blocks.end());
 }
 
-bool ImageBlocks::holds_any() const {
-  return std::ranges::any_of(all_, [](const Held& held) { return !held.blocks.empty(); });
-}
-
 }  // namespace turbomind

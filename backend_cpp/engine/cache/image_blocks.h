@@ -8,6 +8,7 @@
 // Used by the step thread only.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -56,7 +57,9 @@ class ImageBlocks {
   void add_looks(int begin, int end, int first_row, std::vector<ImageLook>& looks) const;
   // Appends all referenced blocks.
   void add_blocks(std::vector<int32_t>& blocks) const;
-  bool holds_any() const;
+  bool holds_any() const {
+    return std::ranges::any_of(all_, [](const Held& held) { return !held.blocks.empty(); });
+  }
 
  private:
   // Updates the page tables for blocks from index `first` on.

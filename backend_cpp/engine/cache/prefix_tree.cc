@@ -32,6 +32,16 @@ NodeId PrefixTree::find_root(const PrefixScope& scope) const {
   return it == last ? kNoNode : it->second;
 }
 
+std::vector<NodeId> PrefixTree::path_of(const PrefixKey& prefix, int limit) const {
+  std::vector<NodeId> path;
+  NodeId node = find_root(prefix.scope);
+  for (int index = 0; node != kNoNode && (index + 1) * block_len_ <= limit; ++index) {
+    node = find(node, prefix, index);
+    if (node != kNoNode) path.push_back(node);
+  }
+  return path;
+}
+
 SharedBlock PrefixTree::find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
                                      const std::function<bool(NodeId)>& is_usable) const {
   const int begin = index * block_len_;
@@ -54,12 +64,8 @@ SharedBlock PrefixTree::find_longest(NodeId parent, const PrefixKey& prefix, int
 
 PrefixParting PrefixTree::parting(const PrefixKey& prefix, int limit) const {
   PrefixParting parting;
-  NodeId last = find_root(prefix.scope);
-  for (int index = 0; last != kNoNode && (index + 1) * block_len_ <= limit; ++index) {
-    const NodeId node = find(last, prefix, index);
-    if (node == kNoNode) break;
-    parting.path.push_back(last = node);
-  }
+  parting.path = path_of(prefix, limit);
+  const NodeId last = parting.path.empty() ? find_root(prefix.scope) : parting.path.back();
   const auto index = static_cast<int>(parting.path.size());
   const int begin = index * block_len_;
   const int most = std::min(limit - begin, block_len_);
@@ -151,17 +157,18 @@ void PrefixTree::remember(Node& ending) {
   next_deleted_ = (next_deleted_ + 1) % kMaxDeleted;
 }
 
-void PrefixTree::add_subtree(NodeId node, std::vector<NodeId>& nodes) const {
-  const size_t first = nodes.size();
-  nodes.push_back(node);
-  for (size_t i = first; i < nodes.size(); ++i) {
+std::vector<NodeId> PrefixTree::subtrees(std::vector<NodeId> nodes) const {
+  for (size_t i = 0; i < nodes.size(); ++i) {
     for (NodeId child = at(nodes[i]).first_child; child != kNoNode; child = at(child).next) nodes.push_back(child);
   }
+  return nodes;
 }
 
-void PrefixTree::add_realm(uint64_t realm, std::vector<NodeId>& nodes) const {
+std::vector<NodeId> PrefixTree::of_realm(uint64_t realm) const {
+  std::vector<NodeId> nodes;
   const auto [first, last] = roots_.equal_range(realm);
-  for (auto it = first; it != last; ++it) add_subtree(it->second, nodes);
+  for (auto it = first; it != last; ++it) nodes.push_back(it->second);
+  return subtrees(std::move(nodes));
 }
 
 PrefixTree::Content PrefixTree::content_of(const PrefixKey& prefix, int index, int count) const {

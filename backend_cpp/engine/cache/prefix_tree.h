@@ -64,6 +64,8 @@ class PrefixTree {
   // The same, creating a missing node. The caller must hold a new node before it lets go of any other.
   NodeId get(NodeId parent, const PrefixKey& prefix, int index, int count = kWhole);
   NodeId get_root(const PrefixScope& scope);
+  // The nodes of the whole blocks of a prefix's first `limit` tokens, from the first on, as far as they exist.
+  std::vector<NodeId> path_of(const PrefixKey& prefix, int limit) const;
   // The child of `parent` that shares the most leading tokens with block `index` of a prefix, at most `count`, among
   // those for which `is_usable` holds. What is shared ends at the first image. Compares the latest kMaxCompared
   // children.
@@ -91,10 +93,9 @@ class PrefixTree {
     return bytes_of(content_of(prefix, index, count));
   }
   const Sha256& digest(NodeId node, const Sha256& root);
-  // Appends a node and its descendants.
-  void add_subtree(NodeId node, std::vector<NodeId>& nodes) const;
-  // Appends the nodes of a realm.
-  void add_realm(uint64_t realm, std::vector<NodeId>& nodes) const;
+  // Adds the descendants of nodes to them.
+  std::vector<NodeId> subtrees(std::vector<NodeId> nodes) const;
+  std::vector<NodeId> of_realm(uint64_t realm) const;
 
   // Upper bound of node ids.
   size_t id_bound() const { return nodes_.size(); }

@@ -67,15 +67,11 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
                            const std::vector<int>& marks) {
   begin(cache, prompt_len, marks);
   PrefixTree& tree = cache.tree();
-  std::vector<NodeId> path;
-  NodeId node = tree.find_root(prefix.scope);
-  if (node == kNoNode) return;
+  const NodeId root = tree.find_root(prefix.scope);
+  if (root == kNoNode) return;
+  std::vector<NodeId> path = tree.path_of(prefix, limit);
   // Making pages free for what the host holds must not end what is looked for.
-  NodeId last = node;
-  while (node != kNoNode && static_cast<int>(path.size() + 1) * cache.block_len() <= limit) {
-    node = tree.find(node, prefix, static_cast<int>(path.size()));
-    if (node != kNoNode) path.push_back(last = node);
-  }
+  const NodeId last = path.empty() ? root : path.back();
   tree.hold(last);
   const auto known = static_cast<int>(path.size());
   Found found;
@@ -210,11 +206,8 @@ bool SequenceMemory::take_copy(BlockCache& cache, int group, int index, NodeId n
 void SequenceMemory::set_block(const BlockCache& cache, int group, int index, int32_t block) {
   const auto place = static_cast<size_t>(index);
   const auto set = [place](std::vector<int32_t>& list, int32_t value) {
-    if (place == list.size()) {
-      list.push_back(value);
-    } else {
-      list.at(place) = value;
-    }
+    list.resize(std::max(list.size(), place + 1), -1);
+    list[place] = value;
   };
   set(groups_[static_cast<size_t>(group)].blocks, block);
   const CacheGroup& of = cache.group(group);

@@ -46,8 +46,7 @@ std::vector<int> likely_forks(const std::vector<int32_t>& tokens, const TokenTab
 
 class SequenceMemory {
  public:
-  int cached() const { return cached_; }        // leading tokens that were computed
-  int published() const { return published_; }  // leading blocks whose content is published
+  int cached() const { return cached_; }  // leading tokens that were computed
   int published_draft_rows(const BlockCache& cache) const { return published_drafts_ * cache.block_len(); }
   // For the runner. Valid until this changes.
   const PageTables& tables() const { return tables_; }
@@ -135,8 +134,8 @@ class SequenceMemory {
   void note_snapshot(BlockCache& cache, NodeId node);
 
   int cached_ = 0;
-  int matched_ = 0;  // of these, found in the cache
-  int published_ = 0;
+  int matched_ = 0;    // of these, found in the cache
+  int published_ = 0;  // leading blocks whose content is published
   int published_drafts_ = 0;
   int prompt_len_ = 0;
   int rolling_ = 0;            // block index of the snapshot that the next one replaces; 0: none
