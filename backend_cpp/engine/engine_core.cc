@@ -35,6 +35,12 @@ std::unique_ptr<DiskTier> make_disk_tier(const EngineConfig& config, BlockCache&
   return std::make_unique<DiskTier>(config.disk, blocks, runner, wake ? std::move(wake) : [] {});
 }
 
+// An exception that ended a request.
+Error as_error(const std::exception& exception) {
+  const auto* error = dynamic_cast<const Error*>(&exception);
+  return error != nullptr ? *error : internal_error(exception.what());
+}
+
 }  // namespace
 
 EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
@@ -74,17 +80,13 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
 void EngineCore::add(Submission&& submission) {
   const RequestId id = submission.request.id;
   const auto on_output = std::make_shared<const OutputCallback>(std::move(submission.request.on_output));
-  const auto refuse = [&](const Error& error) {
-    ++counts_.failed;
-    respond_at_once(id, on_output, FinishReason::kError, &error);
-  };
   try {
     if (submission.failure) throw Error(*submission.failure);
     if (!control_session(submission.request, on_output)) admit(validate(std::move(submission), on_output));
-  } catch (const Error& error) {
-    refuse(error);
-  } catch (const std::exception& error) {
-    refuse(internal_error(error.what()));
+  } catch (const std::exception& exception) {
+    const Error error = as_error(exception);
+    ++counts_.failed;
+    respond_at_once(id, on_output, FinishReason::kError, &error);
   }
 }
 
@@ -158,11 +160,7 @@ void EngineCore::limit_new_tokens(GenerationParams& params, int prompt_len,
 // Fills in what follows from the request and its tokens alone.
 void EngineCore::describe(const Request& request, const std::vector<int32_t>& tokens, SequenceGroup& group) const {
   const GenerationParams& params = request.params;
-  group.request = request.id;
-  group.session = request.session;
-  group.adapter = request.adapter;
-  group.deadline = request.deadline;
-  group.priority = request.priority;
+  static_cast<RequestInfo&>(group) = request;
   group.arrival = next_arrival_;
   group.seed = params.random_seed ? *params.random_seed : draw_seed();
   // Blocks are shared only by prompts that the model rotates alike.
@@ -179,7 +177,6 @@ void EngineCore::describe(const Request& request, const std::vector<int32_t>& to
     group.prompt = std::make_shared<const std::vector<int32_t>>(tokens);
   }
   group.accepted = Clock::now();
-  group.grammar_seconds = request.grammar_seconds;
 }
 
 void EngineCore::admit(Plan&& plan) {
@@ -195,7 +192,7 @@ void EngineCore::admit(Plan&& plan) {
   // Callers may share a prefix that both know; a draft of another caller's text would be one that only that one knows.
   if (speculator_ && is_shared) group.draft_scope = draft_scopes_.of(params.caller, group.scope.realm);
   ++next_arrival_;
-  if (group.session) sessions_.begin(*group.session, group.request, group.scope.realm, owner);
+  if (group.session) sessions_.begin(*group.session, group.id, group.scope.realm, owner);
   if (!plan.first) return finish_without_output(group, std::move(plan.tokens));
   counts_.tokens_in += plan.first->prompt_len();
   if (group.deadline) next_deadline_ = std::min(next_deadline_, *group.deadline);
@@ -204,23 +201,15 @@ void EngineCore::admit(Plan&& plan) {
 
 // Nothing to generate: the session takes the tokens, and computes them when it continues.
 void EngineCore::finish_without_output(SequenceGroup& group, std::vector<int32_t>&& tokens) {
-  Output output;
-  output.request = group.request;
-  output.finish = FinishReason::kStop;
-  output.is_final = true;
-  output.input_token_len = static_cast<int>(tokens.size()) - group.history_len;
+  const int input_len = static_cast<int>(tokens.size()) - group.history_len;
+  Output& output = respond_at_once(group.id, group.on_output, FinishReason::kStop, nullptr, input_len);
   output.history_token_len = group.history_len;
   output.prompt = group.prompt;
-  outputs_.push_back({group.on_output, std::move(output)});
-  sessions_.finish(*group.session, group.request, std::move(tokens), std::move(group.embeddings));
+  sessions_.finish(*group.session, group.id, std::move(tokens), std::move(group.embeddings));
   ++counts_.completed;
 }
 
 // ---- steps ----
-
-bool EngineCore::has_work() const {
-  return steps_.is_in_flight() || scheduler_.running_count() + scheduler_.waiting_count() > 0;
-}
 
 void EngineCore::step() {
   const auto on_output = [this](const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
@@ -239,10 +228,6 @@ void EngineCore::step() {
 
 // An error belongs to the request alone.
 void EngineCore::take(Sequence& sequence, const SpanOutput& output) {
-  const RequestId id = sequence.group->request;
-  const auto fail = [&](const Error& error) {
-    end_where([id](const Sequence& s) { return s.group->request == id; }, FinishReason::kError, &error);
-  };
   try {
     const int generated_before = sequence.generation.generated();
     const FinishReason finish = advance(sequence, output);
@@ -251,10 +236,9 @@ void EngineCore::take(Sequence& sequence, const SpanOutput& output) {
     note_tokens(sequence, generated_before);
     if (finish == FinishReason::kNone) return emit(sequence, finish, nullptr);
     end_where([&](const Sequence& s) { return &s == &sequence; }, finish, nullptr);
-  } catch (const Error& error) {
-    fail(error);
-  } catch (const std::exception& error) {
-    fail(internal_error(error.what()));
+  } catch (const std::exception& exception) {
+    const Error error = as_error(exception);
+    end_request(sequence.group->id, FinishReason::kError, &error);
   }
 }
 
@@ -320,8 +304,8 @@ void EngineCore::start_siblings(const Sequence& first) {
 
 // ---- ends ----
 
-void EngineCore::cancel(RequestId id) {
-  end_where([id](const Sequence& s) { return s.group->request == id; }, FinishReason::kCancelled, nullptr);
+void EngineCore::end_request(RequestId id, FinishReason reason, const Error* error) {
+  end_where([id](const Sequence& s) { return s.group->id == id; }, reason, error);
 }
 
 void EngineCore::respond_to_abandoned(const Inbox::Abandoned& request) {
@@ -406,7 +390,7 @@ void EngineCore::end_where(const std::function<bool(const Sequence&)>& is_wanted
     ++(error != nullptr ? counts_.failed : reason == FinishReason::kCancelled ? counts_.cancelled : counts_.completed);
     if (!group.session) continue;
     if (const int32_t token = ended->generation.stop_token(); token >= 0) ended->tokens.push_back(token);
-    sessions_.finish(*group.session, group.request, std::move(ended->tokens), std::move(group.embeddings));
+    sessions_.finish(*group.session, group.id, std::move(ended->tokens), std::move(group.embeddings));
   }
 }
 
@@ -431,7 +415,7 @@ void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* erro
   std::optional<Output> output = sequence.generation.take_output(finish);
   if (!output) return;
   const SequenceGroup& group = *sequence.group;
-  output->request = group.request;
+  output->request = group.id;
   output->is_final = finish != FinishReason::kNone && group.open_sequences == 0;
   output->input_token_len = sequence.prompt_len() - group.history_len;
   output->history_token_len = group.history_len;
@@ -448,9 +432,9 @@ void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* erro
   outputs_.push_back({group.on_output, std::move(*output)});
 }
 
-void EngineCore::respond_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
-                                 const Error* error, int input_len) {
-  Output output;
+Output& EngineCore::respond_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
+                                    const Error* error, int input_len) {
+  Output& output = outputs_.emplace_back(std::move(on_output)).output;
   output.request = id;
   output.finish = finish;
   output.is_final = true;
@@ -459,7 +443,7 @@ void EngineCore::respond_at_once(RequestId id, std::shared_ptr<const OutputCallb
     output.error_code = error->code();
     output.error = error->what();
   }
-  outputs_.push_back({std::move(on_output), std::move(output)});
+  return output;
 }
 
 // ---- metrics and checks ----

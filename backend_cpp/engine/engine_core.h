@@ -44,7 +44,7 @@ class EngineCore {
   // Adds a validated request, or responds with an error and leaves its session unchanged.
   void add(Submission&& submission);
   // Ends all responses of a request and frees their blocks immediately. Unknown ids are ignored.
-  void cancel(RequestId id);
+  void cancel(RequestId id) { end_request(id, FinishReason::kCancelled, nullptr); }
   // Responds to a request that was abandoned before it was added.
   void respond_to_abandoned(const Inbox::Abandoned& request);
   // Runs a cache control operation and reports to its caller.
@@ -63,7 +63,7 @@ class EngineCore {
     blocks_.contents().forget_all();
   }
 
-  bool has_work() const;
+  bool has_work() const { return steps_.is_in_flight() || scheduler_.running_count() + scheduler_.waiting_count() > 0; }
   // Whether step() has nothing to do until a message arrives, blocks were read from files, or next_deadline().
   bool is_idle() const { return (is_stalled_ || !has_work()) && !(disk_ && disk_->has_work()); }
   Clock::time_point next_deadline() const { return next_deadline_; }
@@ -107,10 +107,11 @@ class EngineCore {
   void note_tokens(Sequence& sequence, int generated_before);
   void start_siblings(const Sequence& first);
 
+  void end_request(RequestId id, FinishReason reason, const Error* error);
   void end_where(const std::function<bool(const Sequence&)>& is_wanted, FinishReason reason, const Error* error);
   void emit(Sequence& sequence, FinishReason finish, const Error* error);
-  void respond_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
-                       const Error* error, int input_len = 0);
+  Output& respond_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
+                          const Error* error, int input_len = 0);
 
   const EngineConfig config_;
   ModelRunner& runner_;

@@ -143,20 +143,23 @@ struct LoadedAdapter {
   std::optional<Error> failure;  // the device had no memory for it
 };
 
-struct Request {
+// What holds for a request until its last response has ended.
+struct RequestInfo {
   RequestId id = 0;
+  std::optional<SessionParams> session;
+  std::shared_ptr<const LoadedAdapter> adapter;  // that params.lora_name names; filled in by the engine; null: none
+  int priority = 0;                              // lower numbers are served first
+  std::optional<Clock::time_point> deadline;     // unfinished then: ends with an error
+  float grammar_seconds = -1;  // with a response format, from its submission until the grammar was compiled
+};
+
+struct Request : RequestInfo {
   std::vector<int32_t> input_ids;
   std::vector<EmbeddingRange> embeddings;  // in place of those of some of input_ids; ascending
   GenerationParams params;
-  std::optional<SessionParams> session;
-  std::shared_ptr<const LoadedAdapter> adapter;  // that params.lora_name names; filled in by the engine
-  int priority = 0;                              // lower numbers are admitted first
-  std::optional<Clock::time_point> deadline;     // unfinished then: ends with an error
-  bool returns_prompt = false;                   // Output::prompt is wanted; with prompt_logprobs it comes anyway
+  bool returns_prompt = false;  // Output::prompt is wanted; with prompt_logprobs it comes anyway
   OutputCallback on_output;
-  // With a response format, filled in by the engine.
-  Clock::time_point submitted;
-  float grammar_seconds = -1;  // from then until its grammar was compiled
+  Clock::time_point submitted;  // with a response format, filled in by the engine
 };
 
 }  // namespace turbomind

@@ -182,10 +182,8 @@ void Scheduler::plan_texts() {
   if (running_.empty()) return;
   std::vector<Sequence*> texts;
   for (const auto& sequence : running_) texts.push_back(sequence.get());
-  std::stable_sort(texts.begin() + 1, texts.end(), [](const Sequence* a, const Sequence* b) {
-    if (a->group->priority != b->group->priority) return a->group->priority < b->group->priority;
-    return a->tokens.size() < b->tokens.size();
-  });
+  const auto place = [](const Sequence* text) { return std::pair(text->group->priority, text->tokens.size()); };
+  std::ranges::stable_sort(texts.begin() + 1, texts.end(), {}, place);
   int budget = std::max(config_.max_step_tokens, texts.front()->pending());
   int count = 0;
   for (Sequence* text : texts) {

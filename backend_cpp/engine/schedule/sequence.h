@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,14 +25,9 @@
 namespace turbomind {
 
 // The responses to one request, and their common data.
-struct SequenceGroup {
-  RequestId request = 0;
+struct SequenceGroup : RequestInfo {
   std::shared_ptr<const GenerationRules> rules;
-  std::optional<SessionParams> session;
-  std::shared_ptr<const LoadedAdapter> adapter;  // null: none
   std::shared_ptr<const OutputCallback> on_output;
-  std::optional<Clock::time_point> deadline;
-  int priority = 0;                        // lower numbers are served first
   uint64_t arrival = 0;                    // order of arrival
   uint64_t seed = 0;                       // of the first response
   PrefixScope scope;                       // scope of its blocks in the prefix cache
@@ -44,7 +40,6 @@ struct SequenceGroup {
   bool may_match = true;                   // its prompt may use cached blocks
   bool keeps_blocks = false;               // blocks stay cached when it ends
   std::shared_ptr<const std::vector<int32_t>> prompt;  // history and input, if the caller wants them back
-  float grammar_seconds = -1;                          // as in Request
   Clock::time_point accepted;
   std::optional<Clock::time_point> admitted;  // when the first response was admitted
   int cached_len = 0;                         // prompt tokens that were found in the cache then
@@ -75,8 +70,8 @@ struct Sequence {
   int chosen() const { return generation.generated() + in_flight; }
   // Order of service: priority, then arrival, then response.
   bool is_before(const Sequence& other) const {
-    if (group->priority != other.group->priority) return group->priority < other.group->priority;
-    return group->arrival != other.group->arrival ? group->arrival < other.group->arrival : index < other.index;
+    return std::tie(group->priority, group->arrival, index) <
+           std::tie(other.group->priority, other.group->arrival, other.index);
   }
 
   std::shared_ptr<SequenceGroup> group;

@@ -23,7 +23,7 @@ std::shared_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> promp
   GenerationParams params;
   params.max_new_tokens = 6;
   auto group = std::make_shared<SequenceGroup>();
-  group->request = id;
+  group->id = id;
   group->rules = std::make_shared<const GenerationRules>(params, OutputSpace{table, kStubVocab, 1}, prompt);
   group->arrival = id;
   group->keeps_blocks = id % 3 != 0;
@@ -154,7 +154,7 @@ TEST(every_token_sees_the_rows_of_its_images_whatever_happens_to_blocks) {
         scheduler.add(make_sequence(next++, std::move(prompt), std::move(images)));
       } else if (random() % 9 == 0) {
         const RequestId id = 1 + random() % next;
-        scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; });
+        scheduler.remove_if([id](const Sequence& s) { return s.group->id == id; });
       } else {
         run(scheduler, memory, step);
         if (scheduler.running_count() + scheduler.waiting_count() > 0) CHECK(!step.is_empty());

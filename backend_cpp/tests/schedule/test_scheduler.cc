@@ -16,7 +16,7 @@ std::shared_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> promp
   GenerationParams params;
   params.max_new_tokens = 20;
   auto group = std::make_shared<SequenceGroup>();
-  group->request = id;
+  group->id = id;
   group->rules = std::make_shared<const GenerationRules>(params, OutputSpace{table, kStubVocab, 1}, prompt);
   group->priority = priority;
   group->arrival = id;
@@ -47,7 +47,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
         }
         case 1: {
           const RequestId id = 1 + random() % next;
-          scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; });
+          scheduler.remove_if([id](const Sequence& s) { return s.group->id == id; });
           break;
         }
         default: {
@@ -69,10 +69,10 @@ TEST(scheduler_invariants_hold_after_every_event) {
             if (step.input.spans[i].wanted == SpanRows::kNone) continue;
             step.sequences[i]->tokens.push_back(1);
             if (step.sequences[i]->tokens.size() >= 50 || random() % 10 == 0)
-              finished.push_back(step.sequences[i]->group->request);
+              finished.push_back(step.sequences[i]->group->id);
           }
           for (const RequestId id : finished) {
-            CHECK_EQUAL(scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; }).size(), 1u);
+            CHECK_EQUAL(scheduler.remove_if([id](const Sequence& s) { return s.group->id == id; }).size(), 1u);
           }
         }
       }
@@ -143,7 +143,7 @@ TEST(whoever_waits_for_a_prefix_goes_on_when_the_first_leaves_and_lets_others_pa
   scheduler.add(make_sequence(3, begins_alike(0, 5, 3)));
   int rows = run_step(scheduler, step);
   CHECK_EQUAL(scheduler.running_count(), 2);  // the first, and the one that shares nothing
-  scheduler.remove_if([](const Sequence& s) { return s.group->request == 1; });
+  scheduler.remove_if([](const Sequence& s) { return s.group->id == 1; });
   for (int round = 0; round < 10; ++round) rows += run_step(scheduler, step);
   CHECK_EQUAL(scheduler.waiting_count(), 0);
   CHECK_EQUAL(rows, 12 + 5 + 48);  // what the first computed is lost, as it wanted
@@ -179,7 +179,7 @@ TEST(with_enough_memory_no_block_of_prompts_is_computed_twice) {
       }
       if (random() % 12 == 0) {
         const RequestId id = 2 + 2 * (random() % next);
-        scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; });
+        scheduler.remove_if([id](const Sequence& s) { return s.group->id == id; });
         continue;
       }
       run_step(scheduler, step);
@@ -239,7 +239,7 @@ TEST(who_is_admitted_leaves_running_sequences_the_blocks_that_they_will_need) {
     run();
     CHECK_EQUAL(scheduler.running_count(), 1);
   }
-  scheduler.remove_if([](const Sequence& s) { return s.group->request == 1; });
+  scheduler.remove_if([](const Sequence& s) { return s.group->id == 1; });
   run();
   CHECK_EQUAL(scheduler.running_count(), 1);
   CHECK_EQUAL(scheduler.waiting_count(), 0);
@@ -280,12 +280,12 @@ TEST(texts_of_an_encoder_run_whole_the_first_and_then_the_shortest) {
     scheduler.check_invariants();
     std::vector<RequestId> found;
     for (size_t i = 0; i < step.sequences.size(); ++i) {
-      found.push_back(step.sequences[i]->group->request);
+      found.push_back(step.sequences[i]->group->id);
       CHECK_EQUAL(static_cast<size_t>(step.input.spans[i].count), lengths[found.back() - 1]);
       CHECK(step.input.spans[i].wanted == SpanRows::kLast);
     }
     CHECK(found == wanted);
-    scheduler.remove_if([&](const Sequence& s) { return std::ranges::count(found, s.group->request) > 0; });
+    scheduler.remove_if([&](const Sequence& s) { return std::ranges::count(found, s.group->id) > 0; });
   }
   CHECK_EQUAL(scheduler.running_count() + scheduler.waiting_count(), 0);
 }
@@ -300,9 +300,9 @@ TEST(a_lower_priority_number_is_admitted_first) {
   for (const RequestId expected : {2, 3, 1}) {
     scheduler.plan(step);
     CHECK_EQUAL(step.sequences.size(), 1u);
-    CHECK_EQUAL(step.sequences[0]->group->request, expected);
+    CHECK_EQUAL(step.sequences[0]->group->id, expected);
     scheduler.commit(step);
-    scheduler.remove_if([expected](const Sequence& s) { return s.group->request == expected; });
+    scheduler.remove_if([expected](const Sequence& s) { return s.group->id == expected; });
   }
 }
 

@@ -22,7 +22,7 @@ struct Fixture {
     GenerationParams params;
     params.max_new_tokens = max_new_tokens;
     auto group = std::make_shared<SequenceGroup>();
-    group->request = id;
+    group->id = id;
     group->arrival = id;
     group->scope = id;
     group->rules = std::make_shared<const GenerationRules>(params, stub_space(), prompt);
@@ -33,15 +33,15 @@ struct Fixture {
 
   // Takes tokens as the engine does, and ends what is finished.
   void take(Sequence& sequence, const SpanOutput& output) {
-    ++outputs[sequence.group->request];
+    ++outputs[sequence.group->id];
     const FinishReason finish = output.chosen != nullptr
                                     ? sequence.generation.advance(*output.chosen)
                                     : sequence.generation.advance(sampler, output.logits_of(output.count - 1),
                                                                   output.hidden_of(output.count - 1));
-    if (finish != FinishReason::kNone) end(sequence.group->request);
+    if (finish != FinishReason::kNone) end(sequence.group->id);
   }
   void end(RequestId id) {
-    scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; });
+    scheduler.remove_if([id](const Sequence& s) { return s.group->id == id; });
   }
   void run() {
     loop.run([this](const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) { take(*sequence, output); });
