@@ -23,15 +23,17 @@ constexpr auto kEndTimeout = std::chrono::seconds(2);
 constexpr std::chrono::milliseconds kFirstDelay{500};
 constexpr std::chrono::milliseconds kLongestDelay{30'000};
 
+// A JSON list, of items as `text_of` writes them.
+template <class Item, class TextOf>
+std::string list_of(const std::vector<Item>& items, TextOf text_of) {
+  std::string list;
+  for (const Item& item : items) list += (list.empty() ? "[" : ",") + text_of(item);
+  return list.empty() ? "[]" : list + "]";
+}
+
 template <class T>
-void append_list(std::string& line, const char* name, const std::vector<T>& numbers) {
-  line += name;
-  const char* separator = "[";
-  for (const T number : numbers) {
-    line += separator + std::to_string(number);
-    separator = ",";
-  }
-  line += numbers.empty() ? "[]" : "]";
+std::string list_of(const std::vector<T>& numbers) {
+  return list_of(numbers, [](T number) { return std::to_string(number); });
 }
 
 const char* medium_of(CacheTier tier) {
@@ -39,50 +41,27 @@ const char* medium_of(CacheTier tier) {
   return kMedia[static_cast<size_t>(tier)];
 }
 
-void append_stored(std::string& line, const CacheEvent& event, int block_len) {
-  line += R"({"type":"BlockStored")";
-  append_list(line, R"(,"block_hashes":)", event.hashes);
-  line += R"(,"parent_block_hash":)" + (event.parent ? std::to_string(*event.parent) : "null");
-  append_list(line, R"(,"token_ids":)", event.tokens);
-  line += R"(,"block_size":)" + std::to_string(block_len) + R"(,"lora_id":null)";
-  line += medium_of(event.tier);
-  line += R"(,"lora_name":)" + (event.lora_name.empty() ? "null" : quoted(event.lora_name));
-  if (std::ranges::all_of(event.extra_keys, &std::string::empty)) {
-    line += '}';
-    return;
-  }
-  const char* separator = R"(,"extra_keys":[)";
-  for (const std::string& keys : event.extra_keys) {
-    line += separator + (keys.empty() ? "null" : keys);
-    separator = ",";
-  }
-  line += "]}";
+std::string stored_event(const CacheEvent& event, int block_len) {
+  std::string text = R"({"type":"BlockStored","block_hashes":)" + list_of(event.hashes);
+  text += R"(,"parent_block_hash":)" + (event.parent ? std::to_string(*event.parent) : "null");
+  text += R"(,"token_ids":)" + list_of(event.tokens);
+  text += R"(,"block_size":)" + std::to_string(block_len) + R"(,"lora_id":null)" + medium_of(event.tier);
+  text += R"(,"lora_name":)" + (event.lora_name.empty() ? "null" : quoted(event.lora_name));
+  if (std::ranges::all_of(event.extra_keys, &std::string::empty)) return text + "}";
+  const auto keys_or_null = [](const std::string& keys) { return keys.empty() ? "null" : keys; };
+  return text + R"(,"extra_keys":)" + list_of(event.extra_keys, keys_or_null) + "}";
 }
 
-void append(std::string& line, const CacheEvent& event, int block_len) {
-  switch (event.kind) {
-    case CacheEventKind::kStored:
-      return append_stored(line, event, block_len);
-    case CacheEventKind::kRemoved:
-      append_list(line, R"({"type":"BlockRemoved","block_hashes":)", event.hashes);
-      line += medium_of(event.tier);
-      line += '}';
-      return;
-    case CacheEventKind::kCleared:
-      line += R"({"type":"AllBlocksCleared"})";
-  }
+std::string event_text(const CacheEvent& event, int block_len) {
+  if (event.kind == CacheEventKind::kStored) return stored_event(event, block_len);
+  if (event.kind == CacheEventKind::kCleared) return R"({"type":"AllBlocksCleared"})";
+  return R"({"type":"BlockRemoved","block_hashes":)" + list_of(event.hashes) + medium_of(event.tier) + "}";
 }
 
 // A JSON object in a line: what lmdeploy/kv_events/publisher.py reads.
 std::string event_line(const CacheEventBatch& batch, int block_len) {
-  std::string line = R"({"sequence":)" + std::to_string(batch.sequence) + R"(,"events":)";
-  char separator = '[';
-  for (const CacheEvent& event : batch.events) {
-    line += separator;
-    append(line, event, block_len);
-    separator = ',';
-  }
-  return line + "]}\n";
+  const auto text_of = [block_len](const CacheEvent& event) { return event_text(event, block_len); };
+  return R"({"sequence":)" + std::to_string(batch.sequence) + R"(,"events":)" + list_of(batch.events, text_of) + "}\n";
 }
 
 size_t bytes_of(const CacheEventBatch& batch) {
