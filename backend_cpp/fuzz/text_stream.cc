@@ -62,7 +62,7 @@ FUZZ_TARGET(text_stream) {
     if (!word.empty() && is_utf8(word) && words.size() < 8) words.emplace_back(word);
     at += word.size() + 1;
   }
-  const std::vector<StringPattern> stops = string_patterns(words);
+  const std::vector<StringPattern> stops(words.begin(), words.end());
   const Shown bytewise = stream(text, stops, [](size_t) { return 1; });
   const Shown whole = stream(text, stops, [&](size_t) { return text.size(); });
   const Shown cut = stream(text, stops, [&](size_t at) { return 1 + static_cast<unsigned char>(text[at]) % 5; });

@@ -25,7 +25,7 @@ bool is_whole(const std::string& piece) {
 }
 
 Streamed stream(const std::vector<std::string>& pieces, const std::vector<std::string>& stops) {
-  const std::vector<StringPattern> patterns = string_patterns(stops);
+  const std::vector<StringPattern> patterns(stops.begin(), stops.end());
   TextStream text(patterns);
   Streamed result;
   for (const std::string& piece : pieces) {
@@ -44,7 +44,7 @@ Streamed stream(const std::vector<std::string>& pieces, const std::vector<std::s
 TEST(of_stop_strings_that_end_at_one_place_the_longest_is_reported) {
   for (const std::vector<std::string>& stops :
        {std::vector<std::string>{"bc", "abc", "c"}, std::vector<std::string>{"abc", "c", "abcd"}}) {
-    const std::vector<StringPattern> patterns = string_patterns(stops);
+    const std::vector<StringPattern> patterns(stops.begin(), stops.end());
     TextStream text(patterns);
     CHECK(!text.append("xab", true));
     CHECK(text.stopped_by() == nullptr);
@@ -106,7 +106,7 @@ TEST(any_bytes_become_valid_text) {
 }
 
 TEST(stop_strings_wait_until_stopping_is_allowed) {
-  const std::vector<StringPattern> patterns = string_patterns({"no"});
+  const std::vector<StringPattern> patterns{StringPattern("no")};
   TextStream text(patterns);
   CHECK(!text.append("no, ", false));
   CHECK_EQUAL(text.take(), "no, ");
@@ -115,7 +115,7 @@ TEST(stop_strings_wait_until_stopping_is_allowed) {
 }
 
 TEST(streams_share_a_stop_string_and_match_it_apart) {
-  const std::vector<StringPattern> patterns = string_patterns({"STOP"});
+  const std::vector<StringPattern> patterns{StringPattern("STOP")};
   TextStream one(patterns);
   TextStream other(patterns);
   CHECK(!one.append("ST", true));

@@ -77,11 +77,10 @@ std::string reason(int error) {
 }
 
 // Reads or writes all of `parts`. 0, or an errno; EIO where a file ends early.
-template <class Call>
-int transfer(Call call, std::vector<iovec> parts) {
+int transfer(ssize_t (*call)(int, const iovec*, int), const FileDescriptor& file, std::vector<iovec> parts) {
   size_t first = 0;
   while (first < parts.size()) {
-    const ssize_t done = call(parts.data() + first, static_cast<int>(parts.size() - first));
+    const ssize_t done = call(file.get(), parts.data() + first, static_cast<int>(parts.size() - first));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) return errno;
     auto left = static_cast<size_t>(done);
@@ -255,9 +254,9 @@ bool BlockFiles::read(const BlockKey& key, std::span<std::byte> to, int depth) {
   Header header;
   std::string stored(key.bytes.size(), '\0');
   std::byte beyond{};
-  const auto call = [&](const iovec* parts, int count) { return ::readv(file.get(), parts, count); };
   const int error = transfer(
-      call, {part_of(&header, sizeof(header)), part_of(stored.data(), stored.size()), part_of(to.data(), to.size())});
+      ::readv, file,
+      {part_of(&header, sizeof(header)), part_of(stored.data(), stored.size()), part_of(to.data(), to.size())});
   if (error != 0) {
     remove_damaged(key.name, "it ends early");
     return false;
@@ -283,9 +282,9 @@ bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, 
   FileDescriptor file = reserve(file_bytes(key, content.size()), temporary);
   if (!file) return false;
   const Header header = header_of(key, content);
-  const auto call = [&](const iovec* parts, int count) { return ::writev(file.get(), parts, count); };
-  int error = transfer(call, {part_of(&header, sizeof(header)), part_of(key.bytes.data(), key.bytes.size()),
-                              part_of(content.data(), content.size())});
+  int error = transfer(::writev, file,
+                       {part_of(&header, sizeof(header)), part_of(key.bytes.data(), key.bytes.size()),
+                        part_of(content.data(), content.size())});
   if (close(file.release()) != 0 && error == 0) error = errno;
   if (error == 0 && renameat(folder_.get(), temporary.c_str(), folder_.get(), name.c_str()) != 0) error = errno;
   if (error != 0) {
@@ -304,11 +303,11 @@ std::vector<std::string> BlockFiles::next_keys(size_t most) {
     unread_.pop_back();
     const FileDescriptor file(openat(folder_.get(), file_name(name).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
     Header header;
-    const auto call = [&](const iovec* parts, int count) { return ::readv(file.get(), parts, count); };
-    if (!file || transfer(call, {part_of(&header, sizeof(header))}) != 0) continue;
+    if (!file || transfer(::readv, file, {part_of(&header, sizeof(header))}) != 0) continue;
     if (header.magic != Header().magic || header.key_bytes > kMaxKeyBytes) continue;
     std::string key(header.key_bytes, '\0');
-    if (transfer(call, {part_of(key.data(), key.size())}) == 0 && sha256(key) == name) keys.push_back(std::move(key));
+    const bool is_whole = transfer(::readv, file, {part_of(key.data(), key.size())}) == 0;
+    if (is_whole && sha256(key) == name) keys.push_back(std::move(key));
   }
   return keys;
 }

@@ -46,7 +46,7 @@ GenerationRules::GenerationRules(GenerationParams given, const OutputSpace& of, 
       space(of),
       prompt_len(static_cast<int>(prompt.size())),
       sampling(sampling_params(params)),
-      stop_strings(string_patterns(params.stop_words)),
+      stop_strings(params.stop_words.begin(), params.stop_words.end()),
       bad_words(params.bad_words, params.bad_tokens, space.tokens),
       prompt_tokens(sampling, prompt, space.vocab_size),
       grammar(std::move(constraint)) {}
@@ -112,10 +112,6 @@ bool Generation::needs_logits() const {
   const GenerationParams& params = rules_->params;
   return params.logits_hook || params.logits != RowsWanted::kNone || params.hidden_states != RowsWanted::kNone ||
          params.generates_nothing();
-}
-
-bool Generation::is_complete() const {
-  return matcher_ && matcher_->state().is_finished;
 }
 
 const TokenChoice& Generation::choice(int in_flight) {

@@ -94,7 +94,7 @@ class Generation {
   // Text that its grammar forces next.
   std::string forced_text() { return matcher_ ? matcher_->forced_text(kMaxForcedBytes) : std::string(); }
   // Whether its grammar lets nothing more come, not even a token that ends it.
-  bool is_complete() const;
+  bool is_complete() const { return matcher_ && matcher_->state().is_finished; }
   // Sampling instructions for a runner, for the token after the known ones and `in_flight` more. Valid until the next
   // call.
   const TokenChoice& choice(int in_flight);

@@ -50,10 +50,6 @@ PromptTokens::PromptTokens(const SamplingParams& rule, const std::vector<int32_t
   }
 }
 
-void Penalties::note(int32_t token) {
-  if (counts_tokens()) ++counts_[token];
-}
-
 void Penalties::apply(float* logits) const {
   const auto repeat = [&](int32_t token) {
     float& logit = logits[token];

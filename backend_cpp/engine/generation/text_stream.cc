@@ -52,10 +52,6 @@ int StringPattern::next(int state, char byte) const {
   return text_[static_cast<size_t>(state)] == byte ? state + 1 : 0;
 }
 
-std::vector<StringPattern> string_patterns(const std::vector<std::string>& texts) {
-  return {texts.begin(), texts.end()};
-}
-
 std::string valid_utf8(std::string_view text) {
   std::string valid;
   while (!text.empty()) {
@@ -65,9 +61,6 @@ std::string valid_utf8(std::string_view text) {
   }
   return valid;
 }
-
-TextStream::TextStream(const std::vector<StringPattern>& stop_strings)
-    : stop_strings_(stop_strings), states_(stop_strings.size(), 0) {}
 
 bool TextStream::append(std::string_view bytes, bool may_stop) {
   if (stopped_by_ != nullptr) return true;
@@ -98,10 +91,6 @@ std::string TextStream::take() {
   return release(pending_.size() - std::min(held, pending_.size()), false);
 }
 
-std::string TextStream::take_rest() {
-  return release(pending_.size(), true);
-}
-
 std::string TextStream::release(size_t count, bool at_end) {
   std::string text;
   size_t position = 0;
@@ -116,12 +105,9 @@ std::string TextStream::release(size_t count, bool at_end) {
       break;
     }
     if (position + static_cast<size_t>(decoded.bytes) > count) break;
-    if (decoded.is_valid) {
-      text.append(pending_, position, static_cast<size_t>(decoded.bytes));
-    } else {
-      text += kReplacement;
-    }
-    position += static_cast<size_t>(decoded.bytes);
+    const auto length = static_cast<size_t>(decoded.bytes);
+    text += decoded.is_valid ? std::string_view(pending_).substr(position, length) : kReplacement;
+    position += length;
   }
   pending_.erase(0, position);
   return text;

@@ -31,15 +31,14 @@ class StringPattern {
   std::vector<int> failure_;  // failure_[i]: length of the longest border of the first i + 1 bytes
 };
 
-std::vector<StringPattern> string_patterns(const std::vector<std::string>& texts);
-
 // Text with U+FFFD for each maximal ill-formed run: what quotes a caller's bytes, or was cut, can be sent.
 std::string valid_utf8(std::string_view text);
 
 class TextStream {
  public:
   // `stop_strings` must outlive the stream.
-  explicit TextStream(const std::vector<StringPattern>& stop_strings);
+  explicit TextStream(const std::vector<StringPattern>& stop_strings)
+      : stop_strings_(stop_strings), states_(stop_strings.size(), 0) {}
 
   // Adds bytes. Returns true when they complete a stop string: the text before it stays, the rest is dropped, and the
   // stream takes no more bytes. While `may_stop` is false stop strings pass through as text.
@@ -49,7 +48,7 @@ class TextStream {
   std::string take();
   // The same at the end of the response, when nothing more can follow: text held back for a stop string is released, an
   // unfinished character is dropped. Before a stop string it becomes U+FFFD: what follows does not finish it.
-  std::string take_rest();
+  std::string take_rest() { return release(pending_.size(), true); }
 
   // The stop string that ended the text, the longest of those that end there; null: none has.
   const StringPattern* stopped_by() const { return stopped_by_; }

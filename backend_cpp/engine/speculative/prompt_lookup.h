@@ -130,23 +130,22 @@ class PromptLookup {
 
   // Adds the sequence's new tokens; `tokens` only grows.
   void read(const std::vector<int32_t>& tokens);
-  bool has_draft() const { return texts_ != nullptr; }
+  bool has_draft() const { return match_.texts != nullptr; }
   // Draft token `index`; -1: the draft is shorter.
   int32_t token(int index) const;
   // The probability that draft token `index` is accepted if those before it are.
-  double chance(int index) const { return chances_.of(match_.length + index); }
+  double chance(int index) const { return chances_.of(match_.at.length + index); }
 
  private:
   void look(std::span<const int32_t> text);
-  void go_on_behind(const NgramIndex* texts, NgramIndex::Match before, std::span<const int32_t> text);
+  void go_on_behind(const RecentTexts::Match& before, std::span<const int32_t> text);
 
   SharedLookup& shared_;
   uint64_t scope_;
   int prompt_len_;
   NgramIndex own_;
   MatchChances chances_;
-  const NgramIndex* texts_ = nullptr;  // of match_; null: there is none
-  NgramIndex::Match match_;
+  RecentTexts::Match match_;
   size_t looked_ = 0;        // tokens of the text for which match_ was found
   uint64_t generation_ = 0;  // of the recent texts, when match_ was found
   int astray_ = 0;           // tokens since the last match

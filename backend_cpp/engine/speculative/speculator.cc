@@ -222,10 +222,6 @@ const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
   return *lookup;
 }
 
-void Speculator::note_hidden(std::span<const Drafter::Seen> all, const float* token_hidden) {
-  if (model_ != nullptr) model_->see(all, token_hidden);
-}
-
 void Speculator::note_drafts(Drafts& drafts, int accepted) {
   ++stats_.spans;
   stats_.drafted += drafts.count();

@@ -61,7 +61,9 @@ class Speculator {
   bool would_draft(const Candidate& candidate, int step_tokens);
 
   // Passes on a step's hidden states (Drafter::see).
-  void note_hidden(std::span<const Drafter::Seen> all, const float* token_hidden);
+  void note_hidden(std::span<const Drafter::Seen> all, const float* token_hidden) {
+    if (model_ != nullptr) model_->see(all, token_hidden);
+  }
   // Records the seconds of a step of this many tokens, drafting included.
   void note_step(int step_tokens, double seconds) { cost_.note(step_tokens, seconds - model_seconds_); }
   // Records that the first `accepted` drafts of a sequence were accepted.
