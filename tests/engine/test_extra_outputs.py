@@ -40,9 +40,9 @@ def forward(reference: Any, ids: list[int]) -> Any:
         return reference(torch.tensor([ids]), output_hidden_states=True)
 
 
-def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    assert ours.shape == theirs.shape
-    error = (ours - theirs).abs().amax(dim=-1) / theirs.abs().amax(dim=-1)
+def assert_close(ours: torch.Tensor, hf_model: torch.Tensor) -> None:
+    assert ours.shape == hf_model.shape
+    error = (ours - hf_model).abs().amax(dim=-1) / hf_model.abs().amax(dim=-1)
     assert float(error.max()) <= TOLERANCE
 
 
@@ -51,12 +51,12 @@ def test_logits_and_hidden_states_are_those_of_transformers(pipe: AsyncEngine, r
     config = GenerationConfig(max_new_tokens=10, ignore_eos=True, output_logits=rows, output_last_hidden_state=rows)
     response = pipe(PROMPT, config)
     prompt = pipe.prepare(PROMPT).ids
-    theirs = forward(reference, prompt + response.token_ids[:-1])
+    hf_model = forward(reference, prompt + response.token_ids[:-1])
     begin = len(prompt) - 1 if rows == "generation" else 0
     assert response.logits is not None
     assert response.last_hidden_state is not None
-    assert_close(response.logits, theirs.logits[0, begin:])
-    assert_close(response.last_hidden_state, theirs.hidden_states[-1][0, begin:])
+    assert_close(response.logits, hf_model.logits[0, begin:])
+    assert_close(response.last_hidden_state, hf_model.hidden_states[-1][0, begin:])
 
 
 def test_streamed_rows_join_to_those_of_the_whole_response(pipe: AsyncEngine) -> None:
@@ -88,9 +88,9 @@ def test_a_token_has_the_same_rows_whether_those_of_the_prompt_are_asked_for_too
 def test_log_probabilities_are_those_of_transformers(pipe: AsyncEngine, reference: Any) -> None:
     response = pipe(PROMPT, GenerationConfig(max_new_tokens=16, ignore_eos=True, logprobs=5))
     prompt = pipe.prepare(PROMPT).ids
-    theirs = forward(reference, prompt + response.token_ids).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
+    hf_model = forward(reference, prompt + response.token_ids).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
     assert len(response.logprobs) == len(response.token_ids) == 16
-    for token, ours, row in zip(response.token_ids, response.logprobs, theirs, strict=True):
+    for token, ours, row in zip(response.token_ids, response.logprobs, hf_model, strict=True):
         most_likely = row.topk(5).indices.tolist()
         assert set(ours) == {token, *most_likely}
         for candidate, value in ours.items():

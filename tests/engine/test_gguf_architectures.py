@@ -182,14 +182,14 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
         pytest.skip("llama.cpp is not installed; run `make peers`")
     architecture, overrides = (CASES | VARIANTS)[name]
     source = make_small(tmp_path / "source", architecture, **overrides)
-    theirs = logits_of_transformers(architecture, source) if name in BY_TRANSFORMERS else None
+    reference = logits_of_transformers(architecture, source) if name in BY_TRANSFORMERS else None
     PUBLISHERS.get(name, published.as_is)(source)
     file = converted(source, tmp_path / "model.gguf")
-    if theirs is None:
-        theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
+    if reference is None:
+        reference = logits_of_llama_cpp(file, tmp_path / "logits.npy")
     with TokenEngine(file) as engine:
         _, ours = engine.generate(PROMPT, 1, "all")
-    assert relative_error(ours, theirs) < (WITH_GELU if name.split()[0] in GELU else TOLERANCE)
+    assert relative_error(ours, reference) < (WITH_GELU if name.split()[0] in GELU else TOLERANCE)
 
 
 def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) -> None:
@@ -201,10 +201,10 @@ def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) 
     case.publish(source)
     file = converted(source, tmp_path / "model.gguf")
     assert any(tensor.dtype == "MXFP4" for tensor in read_files([file]).tensors.values())
-    theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
+    reference = logits_of_llama_cpp(file, tmp_path / "logits.npy")
     with TokenEngine(file) as engine:
         _, ours = engine.generate(PROMPT, 1, "all")
-    assert relative_error(ours, theirs) < WITH_CODES
+    assert relative_error(ours, reference) < WITH_CODES
 
 
 def test_every_architecture_is_compared() -> None:

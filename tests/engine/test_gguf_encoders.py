@@ -71,12 +71,14 @@ def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     texts: list[Any] = texts_of((1, 20, 40))
     if name == "modern-bert":  # published with a byte-level tokenizer
         texts = [[2, *(int(word[1:]) + 5 for word in text.split()), 3] for text in texts]
-    theirs = vectors_of_llama_cpp(file, texts)
+    reference = vectors_of_llama_cpp(file, texts)
     with lmdeploy.pipeline(str(file)) as pipe:
         ours = (
             unit(states_of(pipe.engine, [(ids, None) for ids in texts])) if name == "modern-bert" else pipe.embed(texts)
         )
-    assert np.abs(ours - theirs).max() <= (TOLERANCE if name == "nomic-bert" else WITH_GELU) * np.abs(theirs).max()
+    assert (
+        np.abs(ours - reference).max() <= (TOLERANCE if name == "nomic-bert" else WITH_GELU) * np.abs(reference).max()
+    )
 
 
 def test_xlm_roberta_reads_pieces_as_llama_cpp_does(tmp_path: Path) -> None:
@@ -88,10 +90,10 @@ def test_xlm_roberta_reads_pieces_as_llama_cpp_does(tmp_path: Path) -> None:
     make_encoder(source, "XLMRoberta", vocab_size=200, tokenizer=False)
     write_modules(source, "mean_tokens")
     converted(source, file)
-    theirs = vectors_of_llama_cpp(file, texts)
+    reference = vectors_of_llama_cpp(file, texts)
     with lmdeploy.pipeline(str(file)) as pipe, lmdeploy.pipeline(str(source)) as published:
         assert pipe.tokenizer.encode_bare(texts) == published.tokenizer.encode_bare(texts)
-        assert np.abs(pipe.embed(texts) - theirs).max() <= WITH_GELU * np.abs(theirs).max()
+        assert np.abs(pipe.embed(texts) - reference).max() <= WITH_GELU * np.abs(reference).max()
 
 
 @pytest.mark.parametrize("outtype", ["f32", "bf16", "q8_0"])
@@ -109,8 +111,8 @@ def test_rerankers_score_as_llama_cpp_does(outtype: str, tmp_path: Path) -> None
         frame = pipe.tokenizer.frame(is_pair=True)
         ids = [frame.pair(*pipe.tokenizer.encode_bare(list(pair)))[0] for pair in pairs]
     assert ids[0].count(2) == 3  # </s> after each text, and between them once more
-    theirs = vectors_of_llama_cpp(file, ids, "1")[:, 0]
-    assert np.abs(ours - 1 / (1 + np.exp(-theirs))).max() <= 2 * WITH_GELU
+    reference = vectors_of_llama_cpp(file, ids, "1")[:, 0]
+    assert np.abs(ours - 1 / (1 + np.exp(-reference))).max() <= 2 * WITH_GELU
     if outtype == "f32":
         with lmdeploy.pipeline(str(source)) as published:
             assert np.abs(published.score(pairs) - ours).max() <= 1e-4

@@ -217,8 +217,8 @@ def test_gpt_oss_is_described_as_it_is_published() -> None:
     published, config = GptOssConfig(num_hidden_layers=24), config_of(metadata_of("gpt-oss-20b-mxfp4"))
     names = ("num_experts_per_tok", "sliding_window", "head_dim", "num_key_value_heads", "layer_types")
     assert {name: config[name] for name in names} == {name: getattr(published, name) for name in names}
-    theirs = {name: published.rope_parameters[name] for name in config["rope_parameters"]}
-    assert config["rope_parameters"] == theirs
+    reference = {name: published.rope_parameters[name] for name in config["rope_parameters"]}
+    assert config["rope_parameters"] == reference
 
 
 UNUSED = {

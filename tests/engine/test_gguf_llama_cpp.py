@@ -41,7 +41,7 @@ def file(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def theirs(file: Path, tokens: list[int], tmp_path: Path) -> torch.Tensor:
+def reference(file: Path, tokens: list[int], tmp_path: Path) -> torch.Tensor:
     out = tmp_path / "logits.npy"
     command = [
         sys.executable,
@@ -57,13 +57,13 @@ def theirs(file: Path, tokens: list[int], tmp_path: Path) -> torch.Tensor:
     return torch.from_numpy(np.load(out))
 
 
-def test_logits_are_those_of_llama_cpp(file: Path, theirs: torch.Tensor, tokens: list[int]) -> None:
+def test_logits_are_those_of_llama_cpp(file: Path, reference: torch.Tensor, tokens: list[int]) -> None:
     with pipeline(str(file), backend_config=TurbomindEngineConfig(cache_max_entry_count=64)) as model:
         (ours,) = model.get_logits([tokens])
-    ours, theirs = (x.float() - x.float().mean(-1, keepdim=True) for x in (torch.as_tensor(ours), theirs))
-    error = (ours - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
-    kl = torch.nn.functional.kl_div(ours.log_softmax(-1), theirs.log_softmax(-1), log_target=True, reduction="none")
-    agreement = (ours.argmax(-1) == theirs.argmax(-1)).float().mean()
+    ours, reference = (x.float() - x.float().mean(-1, keepdim=True) for x in (torch.as_tensor(ours), reference))
+    error = (ours - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt()
+    kl = torch.nn.functional.kl_div(ours.log_softmax(-1), reference.log_softmax(-1), log_target=True, reduction="none")
+    agreement = (ours.argmax(-1) == reference.argmax(-1)).float().mean()
     print(f"{file.name}: error {error:.4f}, KL {kl.sum(-1).mean():.2e}, first choices {agreement:.2f}")
     assert error < 0.05
     assert kl.sum(-1).mean() < 0.02

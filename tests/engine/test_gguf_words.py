@@ -49,5 +49,5 @@ def test_words_are_cut_as_llama_cpp_cuts_them(name: str, tmp_path: Path) -> None
     done = subprocess.run(command, env=os.environ | library, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     tokenizer = Tokenizer(str(tmp_path))
-    theirs = json.loads(done.stdout.strip().splitlines()[-1])
-    assert [tokenizer.encode(text, add_bos=False) for text in TEXTS] == theirs
+    reference = json.loads(done.stdout.strip().splitlines()[-1])
+    assert [tokenizer.encode(text, add_bos=False) for text in TEXTS] == reference

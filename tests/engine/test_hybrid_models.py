@@ -338,8 +338,11 @@ def test_logits_and_hidden_states_in_chunks_are_those_of_transformers(directory:
         logits = model.get_logits([ids])[0]
     assert len(ids) > 24
     with torch.no_grad():
-        theirs = network(torch.tensor([ids]), output_hidden_states=True)
-    for ours, wanted in ((alone.logits, theirs.logits[0]), (alone.last_hidden_state, theirs.hidden_states[-1][0])):
+        reference = network(torch.tensor([ids]), output_hidden_states=True)
+    for ours, wanted in (
+        (alone.logits, reference.logits[0]),
+        (alone.last_hidden_state, reference.hidden_states[-1][0]),
+    ):
         assert relative_error(ours, wanted) < 1e-4
     assert torch.equal(batched.logits, alone.logits)
     assert torch.equal(batched.last_hidden_state, alone.last_hidden_state)

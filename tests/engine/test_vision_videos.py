@@ -143,7 +143,7 @@ def engine_of(directory: Path, **settings: Any) -> AsyncEngine:
 
 def test_logits_over_a_video_equal_transformers_in_chunks_and_after_cached_prefixes(case: tuple[Case, Path]) -> None:
     chosen, directory = case
-    theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+    reference = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     processor = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
     with engine_of(directory, enable_prefix_caching=True) as engine:
         prompt = ("what happens here, and when?", chosen.video)
@@ -151,8 +151,8 @@ def test_logits_over_a_video_equal_transformers_in_chunks_and_after_cached_prefi
         response = engine(prompt, ALL)
         whole = ids + response.token_ids
         with torch.inference_mode():
-            inputs = chosen.inputs(processor, theirs.config, chosen.video, whole)
-            expected = theirs(input_ids=torch.tensor([whole]), **inputs).logits[0]
+            inputs = chosen.inputs(processor, reference.config, chosen.video, whole)
+            expected = reference(input_ids=torch.tensor([whole]), **inputs).logits[0]
         assert relative_error(response.logits[: len(whole)], expected[: len(response.logits)]) < TOLERANCE
         wanted = GenerationConfig(max_new_tokens=6, output_logits="generation", do_sample=False, ignore_eos=True)
         engine(prompt, wanted)  # publishes its blocks

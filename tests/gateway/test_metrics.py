@@ -143,10 +143,10 @@ def test_an_interactive_turn_that_begins_again_counts_once(fake: FakeTriton, url
 def test_the_same_is_reported_under_other_servers_names_in_one_series_each(url: str) -> None:
     ask(url)
     said = scrape(url)
-    for ours, theirs in OTHER_NAMES.items():
+    for ours, reference in OTHER_NAMES.items():
         mine = said.of_family(ours)
         assert mine
-        for name in theirs:
+        for name in reference:
             renamed = {
                 (sample.replace(ours, name, 1), labels | {("engine", "0")}): value
                 for (sample, labels), value in mine.items()

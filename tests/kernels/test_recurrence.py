@@ -179,9 +179,9 @@ def test_the_gated_delta_rule_agrees_with_transformers(device: Device) -> None:
     inputs = random_inputs(rule, 25)
     assert inputs.beta is not None
     heads_first = (inputs.q, inputs.k, inputs.v, inputs.decay.log(), inputs.beta)
-    theirs, last = torch_recurrent_gated_delta_rule(*(x[None] for x in heads_first), None, True)
+    reference, last = torch_recurrent_gated_delta_rule(*(x[None] for x in heads_first), None, True)
     (out,), (state,) = recur_in_steps(device, rule, [inputs], iter([[(0, 0, 11)], [(0, 11, 14)]]))
-    torch.testing.assert_close(out / 64**0.5, theirs[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out / 64**0.5, reference[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(state, last[0], rtol=1e-5, atol=1e-6)
 
 

@@ -108,9 +108,9 @@ def test_logits_are_those_of_what_the_codes_stand_for(plain: Path, tmp_path: Pat
     values = write(plain, tmp_path / "coded", FORMS[form])
     wanted = logits_of(with_values(plain, tmp_path / "numbers", values))
     own = logits_of(tmp_path / "coded")
-    theirs = logits_of(tmp_path / "coded", by_transformers=True)
+    reference = logits_of(tmp_path / "coded", by_transformers=True)
     assert off(own, wanted) < 0.02
-    assert off(theirs, wanted) < 0.02
+    assert off(reference, wanted) < 0.02
     coded = coded_weights(tmp_path / "coded")
     assert coded is not None
     assert coded.shapes.keys() == {name.removesuffix(".weight") for name in values}

@@ -139,12 +139,12 @@ def test_tokens_are_those_of_the_engines_sampler(vocab: int, rows: int, device: 
         logits = random_logits(random, count, vocab)
         rules = [random_rule(random, vocab) for _ in range(count)]
         ours = choose(sampler, device, logits, rules)
-        theirs, adjusted = host_module().choose_on_host(rules, logits)
-        for row in np.flatnonzero(np.array(ours) != theirs):
+        reference, adjusted = host_module().choose_on_host(rules, logits)
+        for row in np.flatnonzero(np.array(ours) != reference):
             rule = rules[row]
             settings = Rule(**{name: rule[name] for name in ("is_greedy", "temperature", "top_k", "top_p", "min_p")})
             _, is_sure = draw(adjusted[row], settings, uniform(rule["seed"], rule["draw"]))
-            assert not is_sure, (ours[row], theirs[row], rule)
+            assert not is_sure, (ours[row], reference[row], rule)
             differing += 1
     assert differing <= rows / 1000
 

@@ -34,11 +34,11 @@ KINDS: dict[str, tuple[type[torch.nn.Module], Any]] = {
 def make(kind: str) -> torch.nn.Module:
     made, config = KINDS[kind]
     config._experts_implementation = "eager"
-    theirs = made(config)
+    reference = made(config)
     random = torch.Generator().manual_seed(7)
-    for parameter in theirs.parameters():
+    for parameter in reference.parameters():
         parameter.data.normal_(std=0.2, generator=random)
-    return theirs.eval().requires_grad_(False)
+    return reference.eval().requires_grad_(False)
 
 
 def choices(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -50,14 +50,14 @@ def choices(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_give_what_their_authors_do(kind: str) -> None:
-    theirs = make(kind)
-    assert is_experts(theirs)
+    reference = make(kind)
+    assert is_experts(reference)
     x, ids, weights = choices(13)
     x = x if kind != "all in one matrix" else x[None]
-    wanted = theirs(x, ids, weights)
-    whole = NativeExperts(copy.deepcopy(theirs), kernels(2), Ranks())(x, ids, weights)
+    wanted = reference(x, ids, weights)
+    whole = NativeExperts(copy.deepcopy(reference), kernels(2), Ranks())(x, ids, weights)
     torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-5)
-    parts = [NativeExperts(copy.deepcopy(theirs), kernels(2), Unmet(rank, 2))(x, ids, weights) for rank in range(2)]
+    parts = [NativeExperts(copy.deepcopy(reference), kernels(2), Unmet(rank, 2))(x, ids, weights) for rank in range(2)]
     assert (parts[0] - whole).abs().max() > 1e-2
     torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-4, atol=1e-5)
 
@@ -76,12 +76,12 @@ def test_channels_that_do_not_divide_are_refused() -> None:
 
 
 def test_products_in_modelling_code_have_the_same_bits_alone() -> None:
-    theirs = torch.nn.functional.linear
-    ours = linear_by(kernels(2), theirs)
+    reference = torch.nn.functional.linear
+    ours = linear_by(kernels(2), reference)
     x, (weight, bias) = choices(31)[0], (torch.randn(8, HIDDEN), torch.randn(8))
     together = ours(x, weight, bias)
-    torch.testing.assert_close(together, theirs(x, weight, bias), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(together, reference(x, weight, bias), rtol=1e-4, atol=1e-5)
     for row in range(len(x)):
         assert torch.equal(ours(x[row : row + 1], weight, bias)[0], together[row])
     half = x.bfloat16()
-    assert torch.equal(ours(half, weight.bfloat16()), theirs(half, weight.bfloat16()))
+    assert torch.equal(ours(half, weight.bfloat16()), reference(half, weight.bfloat16()))

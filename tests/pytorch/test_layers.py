@@ -91,8 +91,8 @@ def test_the_kernels_of_cpus_gate_and_rotate_as_pytorch_does(random: torch.Gener
     assert gate(x[:, :0]).shape == (2, 0, 37)
     for apply, expected in zip(ways, turned, strict=True):
         got = apply(query, key, cos[0], sin[0], inplace=False)
-        for mine, theirs in zip(got, expected, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-6)
+        for mine, reference in zip(got, expected, strict=True):
+            assert mine == pytest.approx(reference, abs=1e-6)
 
 
 def test_gated_activations_are_pytorchs(random: torch.Generator) -> None:
@@ -129,8 +129,8 @@ def test_angles_are_those_of_transformers(kind: str) -> None:
         build_rotary_embedding(DIM, LENGTH, BASE, **BUILT[kind]),
         build_rotary_embedding_from_config(config),
     ):
-        for mine, theirs in zip(ours(x, positions), expected, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-4)
+        for mine, reference in zip(ours(x, positions), expected, strict=True):
+            assert mine == pytest.approx(reference, abs=1e-4)
 
 
 def test_other_scalings_are_refused_by_name() -> None:
@@ -185,8 +185,8 @@ def test_heads_are_rotated_in_part_or_whole(
     apply = ApplyRotaryEmb(is_interleaved=is_interleaved)
     got = apply(query, key, cos[0], sin[0], inplace=False)
     assert torch.equal(query, before)
-    for mine, theirs in zip(got, expected, strict=True):
-        assert mine.double() == pytest.approx(theirs, abs=tolerance)
+    for mine, reference in zip(got, expected, strict=True):
+        assert mine.double() == pytest.approx(reference, abs=tolerance)
     apply(query, key, cos[0], sin[0])
     assert query.double() == pytest.approx(expected[0], abs=tolerance)
 

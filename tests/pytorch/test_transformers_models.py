@@ -88,9 +88,9 @@ def reference(model: Any, tokens: list[int]) -> np.ndarray:
     return logits
 
 
-def off(ours: np.ndarray, theirs: np.ndarray) -> float:
+def off(ours: np.ndarray, hf_model: np.ndarray) -> float:
     """Return the largest difference, relative to the largest logit."""
-    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+    return float(np.abs(ours - hf_model).max() / np.abs(hf_model).max())
 
 
 def in_chunks(driver: StepDriver, tokens: list[int]) -> np.ndarray:
@@ -176,11 +176,11 @@ def test_what_cannot_work_is_refused_by_name(tmp_path: Path, name: str, more: di
 def test_replaced_modules_keep_what_modelling_code_knows_of_them(
     tmp_path: Path, name: str, more: dict[str, Any]
 ) -> None:
-    theirs = make(tmp_path, name, **more)
+    hf_model = make(tmp_path, name, **more)
     runner: Any = StepDriver(tmp_path, VOCAB, HIDDEN, by_transformers=True).runner
     ours = runner._model._model
     replaced = 0
-    for path, module in theirs.named_modules():
+    for path, module in hf_model.named_modules():
         own = ours.get_submodule(path)
         if type(own) is type(module):
             continue

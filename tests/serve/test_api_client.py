@@ -142,10 +142,12 @@ def test_a_server_that_is_not_there_or_wants_a_key_is_said_in_a_line(url: str) -
 
 
 def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTriton) -> None:
-    ours, theirs = pty.openpty()
+    ours, reference = pty.openpty()
     command = [sys.executable, "-m", "lmdeploy", "serve", "api_client", url, "--api-key", "k"]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"})
-    os.close(theirs)
+    process = subprocess.Popen(
+        command, stdin=reference, stdout=reference, stderr=reference, env={**os.environ, "TERM": "dumb"}
+    )
+    os.close(reference)
     shown = bytearray()
     seen = threading.Condition()
 

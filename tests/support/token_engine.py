@@ -61,7 +61,7 @@ class TokenEngine:
         return self.engine.metrics()["prefix_cache_hits_total"]
 
 
-def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the largest difference, row by row, relative to the row's largest value."""
-    assert ours.shape == theirs.shape
-    return float(((ours - theirs).abs().amax(dim=-1) / theirs.abs().amax(dim=-1)).max())
+    assert ours.shape == reference.shape
+    return float(((ours - reference).abs().amax(dim=-1) / reference.abs().amax(dim=-1)).max())

@@ -53,12 +53,12 @@ def test_the_default_models_own_file_holds_the_numbers_of_its_converted_form(
     assert engine.spec.max_position_embeddings == 8192
     assert engine.spec.eos_token_ids == (2, 0)  # <|im_end|>, <|endoftext|>
     with safe_open(str(default_model_dir / "model.safetensors"), "pt") as converted:
-        for ours, theirs in {
+        for ours, reference in {
             "token_embedding": ["model.embed_tokens"],
             "layers.7.attention.qkv.weight": [f"model.layers.7.self_attn.{part}_proj" for part in "qkv"],
             "layers.29.mlp.gate_up.weight": [f"model.layers.29.mlp.{part}_proj" for part in ("gate", "up")],
         }.items():
-            expected = torch.cat([converted.get_tensor(f"{name}.weight") for name in theirs])
+            expected = torch.cat([converted.get_tensor(f"{name}.weight") for name in reference])
             found = device.read_tensor(engine.path, ours, list(expected.shape))
             assert torch.equal(found.to(torch.bfloat16), expected)
 
@@ -73,10 +73,10 @@ def test_the_header_is_what_the_package_reads(tmp_path: Path) -> None:
     kept = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     assert header.metadata == kept
     assert values.items() <= header.metadata.items()
-    (theirs,) = reader.tensors
-    ours = header.tensors[theirs.name]
-    assert (ours.dtype, ours.offset) == (theirs.tensor_type.name, theirs.data_offset)
-    assert list(ours.shape) == list(reversed(theirs.shape.tolist()))
+    (reference,) = reader.tensors
+    ours = header.tensors[reference.name]
+    assert (ours.dtype, ours.offset) == (reference.tensor_type.name, reference.data_offset)
+    assert list(ours.shape) == list(reversed(reference.shape.tolist()))
 
 
 def test_a_folder_with_one_file_is_that_file(file: Path) -> None:

@@ -39,8 +39,8 @@ def write(folder: Path, content: object) -> Path:
 def test_published_recommendations_are_those_that_transformers_reads(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, PUBLISHED[name])
     # vLLM's rule: values that differ from the defaults of transformers.
-    theirs = transformers.GenerationConfig.from_pretrained(model).to_diff_dict()
-    want = NEUTRAL | {field: theirs[field] for field in NEUTRAL if theirs.get(field) is not None}
+    reference = transformers.GenerationConfig.from_pretrained(model).to_diff_dict()
+    want = NEUTRAL | {field: reference[field] for field in NEUTRAL if reference.get(field) is not None}
     assert sampling_defaults(AUTO, model) == want
     assert sampling_defaults(str(model), None) == want
     assert sampling_defaults(NONE, model) == {}

@@ -32,13 +32,13 @@ def test_llava_onevision_counts_as_its_processor(most: int) -> None:
     processor = LlavaOnevisionImageProcessorPil()
     config = LlavaOnevisionConfig(vision_aspect_ratio=f"anyres_max_{most}")
     part = VisionPart(config, processor)
-    theirs = SimpleNamespace(
+    reference = SimpleNamespace(
         image_processor=processor, num_image_tokens=729, vision_aspect_ratio=config.vision_aspect_ratio
     )
-    theirs._get_unpadded_features = lambda *given: LlavaOnevisionProcessor._get_unpadded_features(theirs, *given)
+    reference._get_unpadded_features = lambda *given: LlavaOnevisionProcessor._get_unpadded_features(reference, *given)
     for width, height in SIZES:
         written = llava.llava_onevision_expansion(part, (width, height), {"several": False})
-        expected = LlavaOnevisionProcessor._get_number_of_features(theirs, height, width, 384, 384)
+        expected = LlavaOnevisionProcessor._get_number_of_features(reference, height, width, 384, 384)
         assert written == "<image>" * expected, (width, height)
     assert llava.llava_onevision_expansion(part, SIZES[0], {"several": True}) == "<image>" * 730
 

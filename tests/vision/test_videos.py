@@ -132,12 +132,12 @@ def test_frames_of_a_container_are_those_that_transformers_reads(tmp_path: Path)
     file = tmp_path / "video.mp4"
     file.write_bytes(contained("mp4", "libx264"))
     sampling = Sampling(7)
-    theirs, metadata = load_their_video(
+    reference, metadata = load_their_video(
         str(file), sample_indices_fn=lambda metadata: sampling.chosen(metadata.total_num_frames), backend="pyav"
     )
     ours = load_frames(str(file), sampling, ANYTHING)
     assert metadata.total_num_frames == 40
-    assert (np.stack([np.asarray(frame) for frame in ours.frames]) == theirs).all()
+    assert (np.stack([np.asarray(frame) for frame in ours.frames]) == reference).all()
 
 
 def test_another_process_decodes_containers() -> None:
@@ -267,11 +267,13 @@ def test_glm_writes_times_as_its_processor_does(tmp_path: Path) -> None:
     data = {"data": FRAMES[:5], "fps": 0.5}
     message = [{"role": "user", "content": [{"type": "video_data", "video_data": data}]}]
     ids = preparer(directory, template).prepare(message).ids
-    theirs = SimpleNamespace(video_processor=SimpleNamespace(merge_size=2), image_token="<|image|>")
-    theirs.replace_frame_token_id = lambda *given, **more: Glm4vProcessor.replace_frame_token_id(theirs, *given, **more)
+    reference = SimpleNamespace(video_processor=SimpleNamespace(merge_size=2), image_token="<|image|>")
+    reference.replace_frame_token_id = lambda *given, **more: Glm4vProcessor.replace_frame_token_id(
+        reference, *given, **more
+    )
     metadata = SimpleNamespace(fps=0.5, timestamps=[0.0, 2.0, 4.0, 6.0, 8.0])
     inputs = {"video_grid_thw": torch.tensor([[3, 2, 4]]), "video_metadata": [metadata]}
-    expected = Glm4vProcessor.replace_video_token(theirs, inputs, 0)
+    expected = Glm4vProcessor.replace_video_token(reference, inputs, 0)
     assert Tokenizer(str(directory)).decode(ids, skip_special_tokens=False) == expected
 
 
@@ -283,13 +285,13 @@ def test_smolvlm_introduces_videos_as_its_processor_does(tmp_path: Path, monkeyp
     data = {"data": Video(tuple(FRAMES[:3]), tuple(times))}
     ids = ours.prepare([{"role": "user", "content": [{"type": "video_data", "video_data": data}]}]).ids
     monkeypatch.setattr(processing_smolvlm, "num2words", {3: "three"}.__getitem__)
-    theirs = SimpleNamespace(
+    reference = SimpleNamespace(
         image_seq_len=1, image_token="<image>", fake_image_token="<fake_token_around_image>",
         global_image_token="<global-img>",
     )  # fmt: skip
     metadata = SimpleNamespace(fps=1, timestamps=times, duration=61.2)
     inputs = {"pixel_values": np.zeros((1, 3)), "video_metadata": [metadata]}
-    expected = processing_smolvlm.SmolVLMProcessor.replace_video_token(theirs, inputs, 0)
+    expected = processing_smolvlm.SmolVLMProcessor.replace_video_token(reference, inputs, 0)
     assert Tokenizer(str(directory)).decode(ids, skip_special_tokens=False) == expected
     assert [idefics3.in_words(n) for n in (0, 11, 32, 64, 100, 128)] == [
         "zero", "eleven", "thirty-two", "sixty-four", "one hundred", "one hundred and twenty-eight",

@@ -139,11 +139,11 @@ def test_a_librarys_products_are_left_out(kind: str, rows: int, reason: str, mon
         monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "experts=own")
     with library("experts", WRONG if reason == "it is wrong" else RIGHT) as device:
         layer = make_layer(device, rows, kind)
-        *_, theirs = layer.run(device)
+        *_, reference = layer.run(device)
         tried = device.module.library_launches("experts")
         device.module.set_library("experts", NONE)
         *_, ours = layer.run(Device("emulated"))
-    assert torch.equal(theirs, ours)
+    assert torch.equal(reference, ours)
     assert tried == (TRIAL if reason == "it is wrong" else 0)
 
 

@@ -167,11 +167,11 @@ def test_a_librarys_attention_is_left_out(
         batch = latent_batch(device, [70], 32)
         batch.bits = 8 if reason == "the cache is int8" else 16
         steps = [[(0, 0, 66)], [(0, 66, 1)]]
-        theirs = batch.run(steps)
+        reference = batch.run(steps)
         tried = device.module.library_launches("latents")
         device.module.set_library("latents", NONE)
         batch.device = Device("emulated")
         ours = batch.run(steps)
-    assert torch.equal(theirs[0], ours[0])
+    assert torch.equal(reference[0], ours[0])
     assert tried == (1 if reason == "it is wrong" else 0)
     assert ("DIFFERS from ours" in capfd.readouterr().err) == (reason == "it is wrong")

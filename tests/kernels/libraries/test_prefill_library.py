@@ -105,12 +105,12 @@ def test_a_librarys_attention_is_left_out(
     }.get(reason, PLAIN)
     with library("prompts", WRONG if reason == "it is wrong" else RIGHT) as device:
         batch = prompts(device, [75], 32 if reason == "no kernel has such heads" else 64, 32, rule)
-        theirs = batch.run([[(0, 0, 75)]])
+        reference = batch.run([[(0, 0, 75)]])
         tried = device.module.library_launches("prompts")
         device.module.set_library("prompts", NONE)
         batch.device = Device("emulated")
         ours = batch.run([[(0, 0, 75)]])
-    assert torch.equal(theirs[0], ours[0])
+    assert torch.equal(reference[0], ours[0])
     assert tried == (TRIAL if reason == "it is wrong" else 0)
     assert ("DIFFERS from ours" in capfd.readouterr().err) == (reason == "it is wrong")
 

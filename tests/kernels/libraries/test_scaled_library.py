@@ -107,9 +107,9 @@ def test_a_librarys_product_is_left_out(block: tuple[int, int], reason: str, mon
     x = torch.randn(100 if reason == "rows are few" else ROWS, INPUTS)
     with library("scales", WRONG if reason == "it is wrong" else RIGHT) as device:
         weight = make_codes(device, block, torch.randn(OUTPUTS) if reason == "there is a bias" else None)
-        theirs = device.linear(weight, x)
+        reference = device.linear(weight, x)
         tried = device.module.library_launches("scales")
         device.module.set_library("scales", NONE)
         ours = Device("emulated").linear(weight, x)
-    assert torch.equal(theirs, ours)
+    assert torch.equal(reference, ours)
     assert tried == (1 if reason == "it is wrong" else 0)

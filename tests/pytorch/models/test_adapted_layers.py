@@ -46,10 +46,10 @@ CASES = {
 }
 
 
-def off(ours: np.ndarray, theirs: np.ndarray) -> float:
+def off(ours: np.ndarray, reference: np.ndarray) -> float:
     """Return the largest difference, relative to the largest logit."""
-    assert ours.shape == theirs.shape
-    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+    assert ours.shape == reference.shape
+    return float(np.abs(ours - reference).max() / np.abs(reference).max())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -88,9 +88,9 @@ def test_a_text_part_may_be_codes(name: str, form: str, tmp_path: Path) -> None:
     values = quantize_text(plain, tmp_path / "coded", FORMS[form])
     assert values
     expected = logits_of(with_values(plain, tmp_path / "numbers", values))
-    got, theirs = (logits_of(tmp_path / "coded", backend) for backend in ("pytorch", "turbomind"))
+    got, reference = (logits_of(tmp_path / "coded", backend) for backend in ("pytorch", "turbomind"))
     assert float((got - expected).norm() / expected.norm()) < 0.1  # activations of 8 bits cost hundredths
-    assert relative_error(got, theirs) < 1e-3
+    assert relative_error(got, reference) < 1e-3
 
 
 @pytest.mark.parametrize("scales", ["block", "expert"])
@@ -100,9 +100,9 @@ def test_a_stack_of_experts_may_be_codes(scales: str, tmp_path: Path) -> None:
     stacks = quantize_stacks(tmp_path / "coded", STACKS, scales)
     assert stacks
     expected = logits_of(with_values(plain, tmp_path / "numbers", values | stacks))
-    got, theirs = (logits_of(tmp_path / "coded", backend) for backend in ("pytorch", "turbomind"))
+    got, reference = (logits_of(tmp_path / "coded", backend) for backend in ("pytorch", "turbomind"))
     assert float((got - expected).norm() / expected.norm()) < 0.1  # activations of 8 bits cost hundredths
-    assert relative_error(got, theirs) < 1e-3
+    assert relative_error(got, reference) < 1e-3
 
 
 def test_a_stack_without_scales_is_refused_with_the_tensor(tmp_path: Path) -> None:

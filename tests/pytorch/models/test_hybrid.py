@@ -78,9 +78,9 @@ def alone(directory: Path) -> Iterator[list[Any]]:
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = make(name, tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     length: Any = {"min_new_tokens": CONFIG.max_new_tokens, "max_new_tokens": CONFIG.max_new_tokens}
-    expected = theirs.generate(torch.tensor([PROMPT]), do_sample=False, **length)
+    expected = reference.generate(torch.tensor([PROMPT]), do_sample=False, **length)
     assert tokens_of(model, max_prefill_token_num=32) == expected[0, len(PROMPT) :].tolist()
 
 

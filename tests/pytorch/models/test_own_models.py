@@ -57,8 +57,8 @@ def change_config(directory: Path, **fields: Any) -> None:
 def test_the_manuals_llama_gives_the_logits_of_transformers(llama: Path) -> None:
     model = PatchedModel(llama, kernels=kernels(1), custom_module_map=str(MANUAL))
     assert type(model._model).__module__ == "own_llama"
-    for ours, theirs in zip(run_chunks(model, PROMPTS, CHUNKS), expected_logits(llama), strict=True):
-        assert (ours - theirs).abs().max() < TOLERANCE * theirs.abs().max()
+    for ours, reference in zip(run_chunks(model, PROMPTS, CHUNKS), expected_logits(llama), strict=True):
+        assert (ours - reference).abs().max() < TOLERANCE * reference.abs().max()
 
 
 def whole_step(tokens: list[int], **fields: Any) -> StepContext:

@@ -81,9 +81,9 @@ def test_responses_about_images_are_those_of_turbomind(name: str, tmp_path: Path
     with pipeline(str(directory), config_for("pytorch", **SETTINGS)) as pipe:
         alone = [pipe(prompt, ALL) for prompt in prompts]
         together = pipe(prompts, ALL)  # after cached prefixes
-    for one, other, theirs in zip(alone, together, expected, strict=True):
-        assert one.token_ids == other.token_ids == theirs.token_ids
-        assert relative_error(one.logits, theirs.logits) < TOLERANCE
+    for one, other, reference in zip(alone, together, expected, strict=True):
+        assert one.token_ids == other.token_ids == reference.token_ids
+        assert relative_error(one.logits, reference.logits) < TOLERANCE
         assert relative_error(other.logits[-8:], one.logits[-8:]) == 0
 
 
