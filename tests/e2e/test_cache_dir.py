@@ -54,11 +54,10 @@ async def administer(server: TritonServer, messages: list[dict[str, str]]) -> No
         await eventually(are_gone)
 
 
-def test_a_restarted_server_finds_what_the_one_before_computed(tmp_path: Path) -> None:
-    with running_triton(enable_prefix_caching=False) as server:
-        first = asked(server, [QUESTION])
-        turns = [QUESTION, {"role": "assistant", "content": first["text_output"]}, {"role": "user", "content": "Why?"}]
-        second = asked(server, turns)
+def test_a_restarted_server_finds_what_the_one_before_computed(triton_server: TritonServer, tmp_path: Path) -> None:
+    first = asked(triton_server, [QUESTION])
+    turns = [QUESTION, {"role": "assistant", "content": first["text_output"]}, {"role": "user", "content": "Why?"}]
+    second = asked(triton_server, turns)
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
         assert asked(server, [QUESTION])["text_output"] == first["text_output"]
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
