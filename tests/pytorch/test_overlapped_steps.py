@@ -37,8 +37,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(directory: Path) -> Iterator[Pair]:
-    with opened(directory, "worker") as ours, opened(directory, "engine") as reference:
-        yield ours, reference
+    with opened(directory, "worker") as native, opened(directory, "engine") as reference:
+        yield native, reference
 
 
 def all_requests() -> tuple[list[str], list[GenerationConfig]]:
@@ -47,10 +47,10 @@ def all_requests() -> tuple[list[str], list[GenerationConfig]]:
 
 
 def test_a_crowd_gets_the_same_tokens_and_log_probabilities(pair: Pair) -> None:
-    ours, reference = (pipe(prompts, gen_config=chosen) for pipe in pair for prompts, chosen in [all_requests()])
-    assert [response.token_ids for response in ours] == [response.token_ids for response in reference]
+    native, reference = (pipe(prompts, gen_config=chosen) for pipe in pair for prompts, chosen in [all_requests()])
+    assert [response.token_ids for response in native] == [response.token_ids for response in reference]
     reported = 0
-    for one, other in zip(ours, reference, strict=True):
+    for one, other in zip(native, reference, strict=True):
         assert one.finish_reason == other.finish_reason
         for mine, its in zip(one.logprobs or [], other.logprobs or [], strict=True):
             assert list(mine) == list(its)
@@ -112,8 +112,8 @@ def test_drafts_from_the_text_leave_tokens_as_they_are(directory: Path, pair: Pa
 
 def test_several_responses_of_a_request(pair: Pair) -> None:
     several = GenerationConfig(max_new_tokens=8, n=3, do_sample=True, top_k=0, random_seed=5, ignore_eos=True)
-    ours, reference = ([response.token_ids for response in pipe(PROMPTS[0], gen_config=several)] for pipe in pair)
-    assert ours == reference
+    native, reference = ([response.token_ids for response in pipe(PROMPTS[0], gen_config=several)] for pipe in pair)
+    assert native == reference
 
 
 def test_responses_keep_to_a_response_format(pair: Pair) -> None:
@@ -121,8 +121,8 @@ def test_responses_keep_to_a_response_format(pair: Pair) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 999}}, "required": ["n"]}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     chosen = GenerationConfig(max_new_tokens=40, do_sample=True, random_seed=3, response_format=form)
-    ours, reference = ([response.token_ids for response in pipe(PROMPTS, gen_config=chosen)] for pipe in pair)
-    assert ours == reference
+    native, reference = ([response.token_ids for response in pipe(PROMPTS, gen_config=chosen)] for pipe in pair)
+    assert native == reference
 
 
 class Answer:
@@ -153,12 +153,12 @@ class Answer:
 
 
 def test_cancelled_requests_end_and_the_others_go_on(pair: Pair) -> None:
-    ours, reference = (pipe.engine for pipe in pair)
+    native, reference = (pipe.engine for pipe in pair)
     expected = [Answer(reference, seed).wait().tokens for seed in range(8)]
-    answers = [Answer(ours, seed, cancel_after=seed % 2 * (1 + seed)) for seed in range(8)]
+    answers = [Answer(native, seed, cancel_after=seed % 2 * (1 + seed)) for seed in range(8)]
     for seed, answer in enumerate(answers):
         answer.wait()
         assert answer.tokens == expected[seed][: len(answer.tokens)]
         if seed % 2 == 0:
             assert (len(answer.tokens), answer.reason) == (60, "length")
-    assert Answer(ours, 3).wait().tokens == expected[3]
+    assert Answer(native, 3).wait().tokens == expected[3]
