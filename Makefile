@@ -130,11 +130,11 @@ browser:
 	@tools/install/browser.sh
 
 # Servers that tests start would compile every module again.
-test: export PYTHONDONTWRITEBYTECODE :=
+check test: export PYTHONDONTWRITEBYTECODE :=
 test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
 	$(say) 'running the tests (about 20 minutes on 2 quiet cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
-	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile --no-loadscope-reorder $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
+	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile --no-loadscope-reorder --durations=30 $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
 test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of, with other clients, and with the floor of coverage
 	@$(MAKE) install-clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"
