@@ -19,11 +19,11 @@ class Person(BaseModel):
     age: int
 
 
-ours = OpenAIProvider(base_url=sys.argv[1], api_key="k")
+provider = OpenAIProvider(base_url=sys.argv[1], api_key="k")
 anthropic = AsyncAnthropic(base_url=sys.argv[1].removesuffix("/v1"), api_key="k", max_retries=0)
 MODELS = {
-    "chat": OpenAIChatModel("fake-model", provider=ours),
-    "responses": OpenAIResponsesModel("fake-model", provider=ours),
+    "chat": OpenAIChatModel("fake-model", provider=provider),
+    "responses": OpenAIResponsesModel("fake-model", provider=provider),
     "messages": AnthropicModel("fake-model", provider=AnthropicProvider(anthropic_client=anthropic)),
 }
 out = {}

@@ -45,8 +45,8 @@ def apart() -> list[str]:
 def environment() -> dict[str, str]:
     """Return the environment of a reader's shell: our programs first, and nothing of pytest or make."""
     left_out = ("PYTEST", "MAKE", "MFLAGS")
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    return ours | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    return environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
 
 
 class Shell:

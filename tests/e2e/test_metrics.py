@@ -44,7 +44,7 @@ def test_the_engine_reports_all_that_the_backend_names(page: Metrics) -> None:
 
 def test_other_servers_names_say_what_ours_say(page: Metrics) -> None:
     served = {"model_name": DEFAULT_MODEL_NAME, "engine": "0"}
-    for ours, reference in (
+    for native, reference in (
         ("turbomind_requests_running", "vllm:num_requests_running"),
         ("turbomind_requests_waiting", "vllm:num_requests_waiting"),
         ("turbomind_tokens_in_total", "vllm:prompt_tokens_total"),
@@ -53,7 +53,7 @@ def test_other_servers_names_say_what_ours_say(page: Metrics) -> None:
         ("turbomind_requests_waiting", "lmdeploy:num_requests_waiting"),
         ("turbomind_tokens_out_total", "lmdeploy:generation_tokens_total"),
     ):
-        assert page.one(reference, **served) == page.one(ours, model="turbomind")
+        assert page.one(reference, **served) == page.one(native, model="turbomind")
     assert page.one("vllm:generation_tokens_total") >= 8
     assert page.one("vllm:kv_cache_usage_perc", **served) == 0
     blocks = page.one("turbomind_cache_blocks_total")

@@ -220,10 +220,10 @@ def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_bac
 ) -> None:
     as_tensors = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["7"], "temperature": 0.0}
     expected = post(triton_server, "ensemble/generate", as_tensors).json()["text_output"]
-    ours = {"max_new_tokens": 12, "stop": "7", "temperature": 0.0}
+    native = {"max_new_tokens": 12, "stop": "7", "temperature": 0.0}
     reference = {"max_tokens": 12, "stop": "7", "temperature": 0.0, "seed": 5}
     as_json = {"sampling_parameters": json.dumps({"max_tokens": 12, "stop": ["7"], "temperature": 0})}
-    for parameters in (ours, reference, as_json):
+    for parameters in (native, reference, as_json):
         body = {"text_input": "1, 2, 3,", "parameters": parameters}
         assert post(triton_server, "ensemble/generate", body).json()["text_output"] == expected
     assert expected

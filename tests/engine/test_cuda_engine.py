@@ -115,12 +115,12 @@ def check_library(operator: str, directory: Path, prompt: list[int], chunk: int,
 
     try:
         exact = logits(0, device="cpu", dtype="float32")
-        ours = logits(0, device="cuda", dtype="bfloat16")
+        native = logits(0, device="cuda", dtype="bfloat16")
         reference = logits(1, device="cuda", dtype="bfloat16")
         assert module.library_launches(operator) >= launches
     finally:
         module.set_library(operator, 0)
-    for exactly, own, other in zip(exact, ours, reference, strict=True):
+    for exactly, own, other in zip(exact, native, reference, strict=True):
         assert relative_error(other, exactly) < 1.5 * relative_error(own, exactly) + 0.01
 
 
@@ -340,7 +340,7 @@ def test_adapters_add_what_they_add_on_the_cpu(tmp_path: Path, on_cuda: int) -> 
         with TokenEngine(directory, device=device, adapters=adapters) as engine:
             # Steps without adapters are launched as graphs in between.
             found[device] = [engine.generate(prompt, 5, adapter=name) for name in (None, "a", "b", None, "a")]
-    for ours, reference in zip(found["cuda"], found["cpu"], strict=True):
-        assert ours[0] == reference[0]
-        assert relative_error(ours[1], reference[1]) < 1e-4
+    for native, reference in zip(found["cuda"], found["cpu"], strict=True):
+        assert native[0] == reference[0]
+        assert relative_error(native[1], reference[1]) < 1e-4
     assert relative_error(found["cuda"][1][1][: len(prompt)], found["cuda"][0][1][: len(prompt)]) > 0.01

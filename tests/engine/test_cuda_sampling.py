@@ -79,10 +79,10 @@ def test_tokens_are_those_that_the_cpu_chooses(name: str, tiny: Path, on_cuda: N
     there = responses(tiny, "cpu", requests)
     assert [response.token_ids for response in here] == [response.token_ids for response in there]
     if name == "log probabilities":
-        for ours, reference in zip(here, there, strict=True):
-            assert ours.logprobs is not None
+        for native, reference in zip(here, there, strict=True):
+            assert native.logprobs is not None
             assert reference.logprobs is not None
-            for one, other in zip(ours.logprobs, reference.logprobs, strict=True):
+            for one, other in zip(native.logprobs, reference.logprobs, strict=True):
                 assert list(one) == list(other)
                 assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-4)
 
@@ -128,8 +128,8 @@ def test_several_responses_and_stop_words(tiny: Path, on_cuda: None) -> None:
         text = there(PROMPTS[1], gen_config=plain).text
         stop = next(character for character in text[3:] if character != "\ufffd")  # which stands for broken bytes
         stops = GenerationConfig(max_new_tokens=12, ignore_eos=True, stop_words=[stop])
-        ours, reference = here(PROMPTS[1], gen_config=stops), there(PROMPTS[1], gen_config=stops)
-        assert (ours.text, ours.finish_reason) == (reference.text, "stop")
+        native, reference = here(PROMPTS[1], gen_config=stops), there(PROMPTS[1], gen_config=stops)
+        assert (native.text, native.finish_reason) == (reference.text, "stop")
         # A step that was begun behind the stop word leaves nothing behind.
         assert here(PROMPTS[1], gen_config=plain).text == text
 

@@ -40,9 +40,9 @@ def forward(reference: Any, ids: list[int]) -> Any:
         return reference(torch.tensor([ids]), output_hidden_states=True)
 
 
-def assert_close(ours: torch.Tensor, hf_model: torch.Tensor) -> None:
-    assert ours.shape == hf_model.shape
-    error = (ours - hf_model).abs().amax(dim=-1) / hf_model.abs().amax(dim=-1)
+def assert_close(native: torch.Tensor, hf_model: torch.Tensor) -> None:
+    assert native.shape == hf_model.shape
+    error = (native - hf_model).abs().amax(dim=-1) / hf_model.abs().amax(dim=-1)
     assert float(error.max()) <= TOLERANCE
 
 
@@ -90,10 +90,10 @@ def test_log_probabilities_are_those_of_transformers(pipe: AsyncEngine, referenc
     prompt = pipe.prepare(PROMPT).ids
     hf_model = forward(reference, prompt + response.token_ids).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
     assert len(response.logprobs) == len(response.token_ids) == 16
-    for token, ours, row in zip(response.token_ids, response.logprobs, hf_model, strict=True):
+    for token, native, row in zip(response.token_ids, response.logprobs, hf_model, strict=True):
         most_likely = row.topk(5).indices.tolist()
-        assert set(ours) == {token, *most_likely}
-        for candidate, value in ours.items():
+        assert set(native) == {token, *most_likely}
+        for candidate, value in native.items():
             assert value == pytest.approx(float(row[candidate]), rel=TOLERANCE, abs=TOLERANCE)
 
 

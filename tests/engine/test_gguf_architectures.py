@@ -188,8 +188,8 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     if reference is None:
         reference = logits_of_llama_cpp(file, tmp_path / "logits.npy")
     with TokenEngine(file) as engine:
-        _, ours = engine.generate(PROMPT, 1, "all")
-    assert relative_error(ours, reference) < (WITH_GELU if name.split()[0] in GELU else TOLERANCE)
+        _, native = engine.generate(PROMPT, 1, "all")
+    assert relative_error(native, reference) < (WITH_GELU if name.split()[0] in GELU else TOLERANCE)
 
 
 def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) 
     assert any(tensor.dtype == "MXFP4" for tensor in read_files([file]).tensors.values())
     reference = logits_of_llama_cpp(file, tmp_path / "logits.npy")
     with TokenEngine(file) as engine:
-        _, ours = engine.generate(PROMPT, 1, "all")
-    assert relative_error(ours, reference) < WITH_CODES
+        _, native = engine.generate(PROMPT, 1, "all")
+    assert relative_error(native, reference) < WITH_CODES
 
 
 def test_every_architecture_is_compared() -> None:

@@ -73,11 +73,11 @@ def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
         texts = [[2, *(int(word[1:]) + 5 for word in text.split()), 3] for text in texts]
     reference = vectors_of_llama_cpp(file, texts)
     with lmdeploy.pipeline(str(file)) as pipe:
-        ours = (
+        native = (
             unit(states_of(pipe.engine, [(ids, None) for ids in texts])) if name == "modern-bert" else pipe.embed(texts)
         )
     assert (
-        np.abs(ours - reference).max() <= (TOLERANCE if name == "nomic-bert" else WITH_GELU) * np.abs(reference).max()
+        np.abs(native - reference).max() <= (TOLERANCE if name == "nomic-bert" else WITH_GELU) * np.abs(reference).max()
     )
 
 
@@ -107,15 +107,15 @@ def test_rerankers_score_as_llama_cpp_does(outtype: str, tmp_path: Path) -> None
     converted(source, file, outtype)
     pairs = list(zip(texts[:3], texts[3:6], strict=True))
     with lmdeploy.pipeline(str(file)) as pipe:
-        ours = pipe.score(pairs)
+        native = pipe.score(pairs)
         frame = pipe.tokenizer.frame(is_pair=True)
         ids = [frame.pair(*pipe.tokenizer.encode_bare(list(pair)))[0] for pair in pairs]
     assert ids[0].count(2) == 3  # </s> after each text, and between them once more
     reference = vectors_of_llama_cpp(file, ids, "1")[:, 0]
-    assert np.abs(ours - 1 / (1 + np.exp(-reference))).max() <= 2 * WITH_GELU
+    assert np.abs(native - 1 / (1 + np.exp(-reference))).max() <= 2 * WITH_GELU
     if outtype == "f32":
         with lmdeploy.pipeline(str(source)) as published:
-            assert np.abs(published.score(pairs) - ours).max() <= 1e-4
+            assert np.abs(published.score(pairs) - native).max() <= 1e-4
 
 
 def test_a_decoder_makes_vectors_as_its_file_says(tmp_path: Path) -> None:

@@ -59,11 +59,13 @@ def reference(file: Path, tokens: list[int], tmp_path: Path) -> torch.Tensor:
 
 def test_logits_are_those_of_llama_cpp(file: Path, reference: torch.Tensor, tokens: list[int]) -> None:
     with pipeline(str(file), backend_config=TurbomindEngineConfig(cache_max_entry_count=64)) as model:
-        (ours,) = model.get_logits([tokens])
-    ours, reference = (x.float() - x.float().mean(-1, keepdim=True) for x in (torch.as_tensor(ours), reference))
-    error = (ours - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt()
-    kl = torch.nn.functional.kl_div(ours.log_softmax(-1), reference.log_softmax(-1), log_target=True, reduction="none")
-    agreement = (ours.argmax(-1) == reference.argmax(-1)).float().mean()
+        (native,) = model.get_logits([tokens])
+    native, reference = (x.float() - x.float().mean(-1, keepdim=True) for x in (torch.as_tensor(native), reference))
+    error = (native - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt()
+    kl = torch.nn.functional.kl_div(
+        native.log_softmax(-1), reference.log_softmax(-1), log_target=True, reduction="none"
+    )
+    agreement = (native.argmax(-1) == reference.argmax(-1)).float().mean()
     print(f"{file.name}: error {error:.4f}, KL {kl.sum(-1).mean():.2e}, first choices {agreement:.2f}")
     assert error < 0.05
     assert kl.sum(-1).mean() < 0.02

@@ -150,9 +150,9 @@ def test_texts_are_read_as_llama_cpp_reads_them(
     prompt = [(37 * i * i + 11 * i) % 250 + 2 for i in range(40)]
     file = made(kind)[1] / "model.gguf"
     with TokenEngine(file) as engine:
-        _, ours = engine.generate(prompt, 1, "all")
+        _, native = engine.generate(prompt, 1, "all")
     reference = logits_of_llama_cpp(file, tmp_path / "logits.npy", prompt)
-    assert relative_error(ours, reference) < (WITH_GELU if kind == "gemma3" else IN_FLOAT32)
+    assert relative_error(native, reference) < (WITH_GELU if kind == "gemma3" else IN_FLOAT32)
 
 
 def test_a_tower_alone_is_refused_and_one_that_is_not_read_is_named(

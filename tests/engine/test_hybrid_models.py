@@ -339,11 +339,11 @@ def test_logits_and_hidden_states_in_chunks_are_those_of_transformers(directory:
     assert len(ids) > 24
     with torch.no_grad():
         reference = network(torch.tensor([ids]), output_hidden_states=True)
-    for ours, wanted in (
+    for native, wanted in (
         (alone.logits, reference.logits[0]),
         (alone.last_hidden_state, reference.hidden_states[-1][0]),
     ):
-        assert relative_error(ours, wanted) < 1e-4
+        assert relative_error(native, wanted) < 1e-4
     assert torch.equal(batched.logits, alone.logits)
     assert torch.equal(batched.last_hidden_state, alone.last_hidden_state)
     assert torch.equal(logits, alone.logits)

@@ -115,6 +115,6 @@ def test_tasks_have_the_points_of_sentence_transformers(pipe: Any, embedder: Pat
         means = (states * mask).sum(1) / mask.sum(1)
         return torch.nn.functional.normalize(means).numpy()
 
-    ours, reference = points_of(pipe.embed, words), points_of(embed, words)
-    assert ours == pytest.approx(reference, abs=0.1)
+    native, reference = points_of(pipe.embed, words), points_of(embed, words)
+    assert native == pytest.approx(reference, abs=0.1)
     assert all(20 < points < 99.5 for points in reference.values())  # neither hopeless nor too easy to differ

@@ -60,14 +60,14 @@ def test_the_logits_are_those_of_the_stored_numbers(name: str, source: Path, tmp
 
 def test_the_logits_are_those_of_weights_that_transformers_widens(source: Path, tmp_path: Path) -> None:
     form = FORMS["fp8 in small blocks"]
-    ours = quantize_checkpoint(source, tmp_path / "model", form)
+    quantized = quantize_checkpoint(source, tmp_path / "model", form)
     # `transformers` runs such a checkpoint with the package accelerate alone; its arithmetic needs nothing.
     stored = load_file(tmp_path / "model" / WEIGHTS)
     values = {
         name: _dequantize_fp8_weight(
             stored[name], stored[name.replace(".weight", ".weight_scale_inv")], list(form.block), torch.float32
         )
-        for name in ours
+        for name in quantized
     }
     assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < LIMITS[FLOAT8]
 

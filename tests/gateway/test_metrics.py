@@ -143,12 +143,12 @@ def test_an_interactive_turn_that_begins_again_counts_once(fake: FakeTriton, url
 def test_the_same_is_reported_under_other_servers_names_in_one_series_each(url: str) -> None:
     ask(url)
     said = scrape(url)
-    for ours, reference in OTHER_NAMES.items():
-        mine = said.of_family(ours)
+    for native, reference in OTHER_NAMES.items():
+        mine = said.of_family(native)
         assert mine
         for name in reference:
             renamed = {
-                (sample.replace(ours, name, 1), labels | {("engine", "0")}): value
+                (sample.replace(native, name, 1), labels | {("engine", "0")}): value
                 for (sample, labels), value in mine.items()
             }
             assert said.of_family(name) == renamed

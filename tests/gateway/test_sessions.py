@@ -110,9 +110,9 @@ def test_what_a_caller_sends_never_begins_a_line_of_the_log(fake: FakeTriton, ca
         httpx.get(url + "/v1/none%0AINFO%20forged%1b", trust_env=False)
         body = {"model": MODEL, "prompt": forged}
         assert httpx.post(f"{url}/v1/completions", json=body, trust_env=False).status_code == 200
-    ours = [record.getMessage() for record in caplog.records if record.name.startswith("openai_gateway")]
-    assert sum("forged" in line for line in ours) == 2
-    assert all(line.isprintable() for line in ours)
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("openai_gateway")]
+    assert sum("forged" in line for line in messages) == 2
+    assert all(line.isprintable() for line in messages)
 
 
 def test_a_line_shows_what_it_escapes() -> None:

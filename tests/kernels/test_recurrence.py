@@ -169,8 +169,8 @@ def test_a_sequence_has_the_same_bits_alone_and_in_chunks_and_with_others(device
     inputs = sequences_of(rule, seed)
     whole = recur_in_steps(device, rule, inputs, whole_steps(LENGTHS))
     parts = recur_in_steps(device, rule, inputs, random_steps(LENGTHS, seed))
-    for ours, others in zip(whole, parts, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=True))
+    for native, others in zip(whole, parts, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(native, others, strict=True))
 
 
 def test_the_gated_delta_rule_agrees_with_transformers(device: Device) -> None:

@@ -138,13 +138,13 @@ def test_tokens_are_those_of_the_engines_sampler(vocab: int, rows: int, device: 
         count = min(HISTORIES, rows - first)
         logits = random_logits(random, count, vocab)
         rules = [random_rule(random, vocab) for _ in range(count)]
-        ours = choose(sampler, device, logits, rules)
+        native = choose(sampler, device, logits, rules)
         reference, adjusted = host_module().choose_on_host(rules, logits)
-        for row in np.flatnonzero(np.array(ours) != reference):
+        for row in np.flatnonzero(np.array(native) != reference):
             rule = rules[row]
             settings = Rule(**{name: rule[name] for name in ("is_greedy", "temperature", "top_k", "top_p", "min_p")})
             _, is_sure = draw(adjusted[row], settings, uniform(rule["seed"], rule["draw"]))
-            assert not is_sure, (ours[row], reference[row], rule)
+            assert not is_sure, (native[row], reference[row], rule)
             differing += 1
     assert differing <= rows / 1000
 
@@ -173,9 +173,9 @@ def test_what_was_chosen_counts_for_the_next_token_before_the_host_knows_it(devi
         logits = random.standard_normal((rows, vocab)).astype(np.float32)
         for rule in rules:
             rule["draw"] = step
-        ours = choose(sampler, device, logits, rules, histories=[7, 3, 5, 0, 63, 1], goes_on=step > 0)
-        assert ours == host_module().choose_on_host(rules, logits)[0]
-        for rule, token in zip(rules, ours, strict=True):
+        native = choose(sampler, device, logits, rules, histories=[7, 3, 5, 0, 63, 1], goes_on=step > 0)
+        assert native == host_module().choose_on_host(rules, logits)[0]
+        for rule, token in zip(rules, native, strict=True):
             rule["response"].append(token)
 
 

@@ -77,11 +77,11 @@ def test_channels_that_do_not_divide_are_refused() -> None:
 
 def test_products_in_modelling_code_have_the_same_bits_alone() -> None:
     reference = torch.nn.functional.linear
-    ours = linear_by(kernels(2), reference)
+    native = linear_by(kernels(2), reference)
     x, (weight, bias) = choices(31)[0], (torch.randn(8, HIDDEN), torch.randn(8))
-    together = ours(x, weight, bias)
+    together = native(x, weight, bias)
     torch.testing.assert_close(together, reference(x, weight, bias), rtol=1e-4, atol=1e-5)
     for row in range(len(x)):
-        assert torch.equal(ours(x[row : row + 1], weight, bias)[0], together[row])
+        assert torch.equal(native(x[row : row + 1], weight, bias)[0], together[row])
     half = x.bfloat16()
-    assert torch.equal(ours(half, weight.bfloat16()), reference(half, weight.bfloat16()))
+    assert torch.equal(native(half, weight.bfloat16()), reference(half, weight.bfloat16()))

@@ -125,11 +125,11 @@ def test_angles_are_those_of_transformers(kind: str) -> None:
     positions = torch.arange(0, 200, 7)[None]
     x = torch.zeros(1, 1, DIM)
     expected = LlamaRotaryEmbedding(config)(x, positions)
-    for ours in (
+    for native in (
         build_rotary_embedding(DIM, LENGTH, BASE, **BUILT[kind]),
         build_rotary_embedding_from_config(config),
     ):
-        for mine, reference in zip(ours(x, positions), expected, strict=True):
+        for mine, reference in zip(native(x, positions), expected, strict=True):
             assert mine == pytest.approx(reference, abs=1e-4)
 
 

@@ -88,9 +88,9 @@ def reference(model: Any, tokens: list[int]) -> np.ndarray:
     return logits
 
 
-def off(ours: np.ndarray, hf_model: np.ndarray) -> float:
+def off(native: np.ndarray, hf_model: np.ndarray) -> float:
     """Return the largest difference, relative to the largest logit."""
-    return float(np.abs(ours - hf_model).max() / np.abs(hf_model).max())
+    return float(np.abs(native - hf_model).max() / np.abs(hf_model).max())
 
 
 def in_chunks(driver: StepDriver, tokens: list[int]) -> np.ndarray:
@@ -178,10 +178,10 @@ def test_replaced_modules_keep_what_modelling_code_knows_of_them(
 ) -> None:
     hf_model = make(tmp_path, name, **more)
     runner: Any = StepDriver(tmp_path, VOCAB, HIDDEN, by_transformers=True).runner
-    ours = runner._model._model
+    native = runner._model._model
     replaced = 0
     for path, module in hf_model.named_modules():
-        own = ours.get_submodule(path)
+        own = native.get_submodule(path)
         if type(own) is type(module):
             continue
         replaced += 1

@@ -53,10 +53,10 @@ def pods() -> dict[str, Document]:
     """Return the two pods there are, as Kubernetes would get them."""
     service, runtime = manifest("kserve/inferenceservice")["spec"], manifest("kserve/servingruntime")["spec"]
     not_of_pods = ("model", "minReplicas", "maxReplicas")
-    ours = {key: value for key, value in service["predictor"].items() if key not in not_of_pods}
+    predictor = {key: value for key, value in service["predictor"].items() if key not in not_of_pods}
     return {
         "base": manifest("base/deployment")["spec"]["template"]["spec"],
-        "kserve": {**ours, "containers": runtime["containers"], "volumes": runtime["volumes"]},
+        "kserve": {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"]},
     }
 
 

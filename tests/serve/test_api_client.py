@@ -142,19 +142,19 @@ def test_a_server_that_is_not_there_or_wants_a_key_is_said_in_a_line(url: str) -
 
 
 def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTriton) -> None:
-    ours, reference = pty.openpty()
+    controller, terminal = pty.openpty()
     command = [sys.executable, "-m", "lmdeploy", "serve", "api_client", url, "--api-key", "k"]
     process = subprocess.Popen(
-        command, stdin=reference, stdout=reference, stderr=reference, env={**os.environ, "TERM": "dumb"}
+        command, stdin=terminal, stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "dumb"}
     )
-    os.close(reference)
+    os.close(terminal)
     shown = bytearray()
     seen = threading.Condition()
 
     def read() -> None:
         while True:
             try:
-                data = os.read(ours, 4096)
+                data = os.read(controller, 4096)
             except OSError:
                 return
             with seen:
@@ -169,19 +169,19 @@ def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTr
     reader.start()
     try:
         wait_for(b">>> ")
-        os.write(ours, b"Hexlo\x1b[D\x1b[D\x1b[D\x04l\n")  # left, left, left, delete, l
+        os.write(controller, b"Hexlo\x1b[D\x1b[D\x1b[D\x04l\n")  # left, left, left, delete, l
         wait_for(REPLY.encode())
         wait_for(b">>> ", 2)
-        os.write(ours, b"\x1b[A\n")  # the last line again
+        os.write(controller, b"\x1b[A\n")  # the last line again
         wait_for(REPLY.encode(), 2)
         wait_for(b">>> ", 3)
-        os.write(ours, b"exit\n")
+        os.write(controller, b"exit\n")
         assert process.wait(180) == 0
     finally:
         process.kill()
         process.wait()
         reader.join(180)
-        os.close(ours)
+        os.close(controller)
     asked = [json.loads(request.inputs["messages"])[0]["content"] for request in triton.requests]
     assert set(asked) == {"Hello"}
 

@@ -61,7 +61,7 @@ class TokenEngine:
         return self.engine.metrics()["prefix_cache_hits_total"]
 
 
-def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
+def relative_error(native: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the largest difference, row by row, relative to the row's largest value."""
-    assert ours.shape == reference.shape
-    return float(((ours - reference).abs().amax(dim=-1) / reference.abs().amax(dim=-1)).max())
+    assert native.shape == reference.shape
+    return float(((native - reference).abs().amax(dim=-1) / reference.abs().amax(dim=-1)).max())

@@ -119,8 +119,8 @@ def test_peers_take_turns_with_our_engine(model: Path, tmp_path: Path, monkeypat
         assert all(len(values) == 2 and min(values) > 0 for values in sides.values())
     rated = {(row["workload"], row["alongside"]): row for row in result["rows"]}
     row = rated["prefill of 512, 8-bit", "llama.cpp Q4_0"]
-    ours = result["rounds"]["prefill of 512, 8-bit"][OURS]
-    assert row["ratio"] == pytest.approx(sum(ours) / 2 / 101.0)
+    rates = result["rounds"]["prefill of 512, 8-bit"][OURS]
+    assert row["ratio"] == pytest.approx(sum(rates) / 2 / 101.0)
     assert row["target"] == 2.0
     assert ("decode, 1 stream, 4-bit", LIMIT) in rated
     assert result["not_measured"] == []

@@ -37,8 +37,8 @@ def test_a_kernel_that_never_waits_is_named(
     wait: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listing = tmp_path / "listing"
-    ours = LISTING.replace("plain", "_ZN9turbomind5plainEv").replace("LDC R1, c[0x0][0x28]", wait)
-    listing.write_text(ours)
+    listing_read = LISTING.replace("plain", "_ZN9turbomind5plainEv").replace("LDC R1, c[0x0][0x28]", wait)
+    listing.write_text(listing_read)
     program = tmp_path / "bin" / "cuobjdump"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nif [ "$1" = -sass ]; then cat {listing}; else touch kernel.sm_90a.cubin; fi\n')

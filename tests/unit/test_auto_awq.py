@@ -133,8 +133,8 @@ def test_an_interrupted_run_continues_and_ends_the_same(source: Path, tmp_path: 
 def test_rounding_is_that_of_the_tests_own_encoder() -> None:
     torch.manual_seed(0)
     weight = torch.randn(24, 64)
-    ours = round_matrix(weight, Grid(4, 16, is_symmetric=False)).numbers()
-    torch.testing.assert_close(ours, quantize(weight, Scheme(group_size=16)).dequantized(), rtol=0, atol=2e-3)
+    native = round_matrix(weight, Grid(4, 16, is_symmetric=False)).numbers()
+    torch.testing.assert_close(native, quantize(weight, Scheme(group_size=16)).dequantized(), rtol=0, atol=2e-3)
 
 
 def test_symmetric_codes_are_within_half_a_step() -> None:

@@ -53,13 +53,13 @@ def test_the_default_models_own_file_holds_the_numbers_of_its_converted_form(
     assert engine.spec.max_position_embeddings == 8192
     assert engine.spec.eos_token_ids == (2, 0)  # <|im_end|>, <|endoftext|>
     with safe_open(str(default_model_dir / "model.safetensors"), "pt") as converted:
-        for ours, reference in {
+        for stored, reference in {
             "token_embedding": ["model.embed_tokens"],
             "layers.7.attention.qkv.weight": [f"model.layers.7.self_attn.{part}_proj" for part in "qkv"],
             "layers.29.mlp.gate_up.weight": [f"model.layers.29.mlp.{part}_proj" for part in ("gate", "up")],
         }.items():
             expected = torch.cat([converted.get_tensor(f"{name}.weight") for name in reference])
-            found = device.read_tensor(engine.path, ours, list(expected.shape))
+            found = device.read_tensor(engine.path, stored, list(expected.shape))
             assert torch.equal(found.to(torch.bfloat16), expected)
 
 
@@ -74,9 +74,9 @@ def test_the_header_is_what_the_package_reads(tmp_path: Path) -> None:
     assert header.metadata == kept
     assert values.items() <= header.metadata.items()
     (reference,) = reader.tensors
-    ours = header.tensors[reference.name]
-    assert (ours.dtype, ours.offset) == (reference.tensor_type.name, reference.data_offset)
-    assert list(ours.shape) == list(reversed(reference.shape.tolist()))
+    stored = header.tensors[reference.name]
+    assert (stored.dtype, stored.offset) == (reference.tensor_type.name, reference.data_offset)
+    assert list(stored.shape) == list(reversed(reference.shape.tolist()))
 
 
 def test_a_folder_with_one_file_is_that_file(file: Path) -> None:

@@ -81,7 +81,7 @@ def by_transformers(template: Template, messages: list[dict[str, Any]], tools: A
     return ValueError
 
 
-def ours(template: Template, messages: list[dict[str, Any]], tools: Any, generation: bool) -> Any:
+def rendered(template: Template, messages: list[dict[str, Any]], tools: Any, generation: bool) -> Any:
     try:
         return JinjaChatTemplate(template, SPECIAL).render(messages, tools, generation)
     except ValueError:
@@ -96,9 +96,9 @@ def test_a_published_template_is_rendered_as_transformers_does_and_takes_tools(n
         if name == "kimi_k2":
             shown = json.loads(json.dumps(messages).replace("call00001", KIMI_ID))
         for generation in (True, False):
-            assert ours(template, messages, None, generation) == by_transformers(template, shown, None, generation)
+            assert rendered(template, messages, None, generation) == by_transformers(template, shown, None, generation)
         if "tools" in template and name != "glm4":  # GLM-4's reads those of a message
-            assert ours(template, messages, TOOLS, True) == by_transformers(template, shown, TOOLS, True)
+            assert rendered(template, messages, TOOLS, True) == by_transformers(template, shown, TOOLS, True)
     prompt = JinjaChatTemplate(template, SPECIAL).render(CONVERSATIONS["calls"], TOOLS)
     for reported in ("Does.", "42") if name == "smollm3" else ("Does.", "ü", "42"):  # SmolLM3's writes no calls
         assert reported in prompt
@@ -109,7 +109,7 @@ def test_the_language_of_templates_is_that_of_transformers(construct: str) -> No
     messages = CONVERSATIONS["turns"]
     expected = by_transformers(CONSTRUCTS[construct], messages, None, True)
     assert isinstance(expected, str)
-    assert ours(CONSTRUCTS[construct], messages, None, True) == expected
+    assert rendered(CONSTRUCTS[construct], messages, None, True) == expected
 
 
 @pytest.mark.parametrize("construct", REFUSED)
@@ -122,7 +122,7 @@ def test_a_template_is_kept_from_what_is_not_its_own(construct: str) -> None:
 def test_of_several_templates_the_one_for_tools_is_for_tools() -> None:
     templates = {"default": "plain", "tool_use": "with {{ tools | tojson }}"}
     for tools in (None, TOOLS):
-        assert ours(templates, [USER], tools, True) == by_transformers(templates, [USER], tools, True)
+        assert rendered(templates, [USER], tools, True) == by_transformers(templates, [USER], tools, True)
     assert JinjaChatTemplate(templates).render([USER], TOOLS) == f"with {json.dumps(TOOLS, ensure_ascii=False)}"
     with pytest.raises(ValueError, match="no default, only other, tool_use"):
         JinjaChatTemplate({"other": "x", "tool_use": "y"}).render([USER])

@@ -60,10 +60,10 @@ def test_errors_that_are_made_up_for_change_outputs_less_than_rounding_to_neares
     made = round_compensated(weight, x.T @ x / len(x), grid, by_importance=by_importance)
     codes, zeros, scales = made.rounded.codes, made.rounded.zeros, made.rounded.scales
     values = (codes - zeros[:, made.groups]) * scales.float()[:, made.groups]
-    ours, nearest = (
+    native, nearest = (
         (x @ (found - weight).T).square().mean() for found in (values, round_matrix(weight, grid).numbers())
     )
-    assert ours < 0.5 * nearest
+    assert native < 0.5 * nearest
 
 
 def test_the_text_that_comes_along_is_long_enough_for_the_default_pieces() -> None:

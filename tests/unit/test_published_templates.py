@@ -46,7 +46,7 @@ def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_clocks(monkeypatch)
 
 
-def ours(name: str, messages: list[dict[str, Any]], tools: Any = None) -> str:
+def rendered(name: str, messages: list[dict[str, Any]], tools: Any = None) -> str:
     """Return the prompt the built-in template writes, without what the tokenizer puts before every text."""
     return MODELS.get(name)().render(messages, tools).removeprefix(INDEX[PUBLISHED[name]]["bos"])
 
@@ -57,7 +57,7 @@ def test_a_conversation_without_system_prompt_is_written_as_published(
     name: str, messages: list[dict[str, Any]]
 ) -> None:
     reported = [{"role": "system", "content": MODELS.get(name)().meta_instruction}] if name in OWN_SYSTEM else []
-    assert ours(name, messages) == published(PUBLISHED[name], [*reported, *messages])
+    assert rendered(name, messages) == published(PUBLISHED[name], [*reported, *messages])
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED) - NO_SYSTEM))
@@ -65,15 +65,15 @@ def test_a_conversation_without_system_prompt_is_written_as_published(
 def test_a_system_prompt_is_written_as_published(name: str, messages: list[dict[str, Any]]) -> None:
     if name in SYSTEM_IN_LAST_TURN and messages is TURNS:
         first = {"role": "user", "content": f"{SYSTEM['content']}\n\n{USER['content']}"}
-        assert ours(name, [SYSTEM, *TURNS]) == published(PUBLISHED[name], [first, *TURNS[1:]])
+        assert rendered(name, [SYSTEM, *TURNS]) == published(PUBLISHED[name], [first, *TURNS[1:]])
     else:
-        assert ours(name, [SYSTEM, *messages]) == published(PUBLISHED[name], [SYSTEM, *messages])
+        assert rendered(name, [SYSTEM, *messages]) == published(PUBLISHED[name], [SYSTEM, *messages])
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED) - STRIPS_ANSWERS))
 def test_white_space_around_contents_is_kept_or_stripped_as_published(name: str) -> None:
     reported = [{"role": "system", "content": MODELS.get(name)().meta_instruction}] if name in OWN_SYSTEM else []
-    assert ours(name, SPACES) == published(PUBLISHED[name], [*reported, *SPACES])
+    assert rendered(name, SPACES) == published(PUBLISHED[name], [*reported, *SPACES])
 
 
 TOOL = {
@@ -110,11 +110,11 @@ def test_tools_calls_and_results_are_written_as_published(name: str, has_system:
         expected = published(name, [*system, *messages], [TOOL, OTHER_TOOL])
         # Llama's published template quotes a result that is a string, which Meta's description of the format does not.
         expected = expected.replace('\n\n"1"<|eot_id|>', "\n\n1<|eot_id|>")
-        assert ours(name, [*system, *messages], [TOOL, OTHER_TOOL]) == expected
+        assert rendered(name, [*system, *messages], [TOOL, OTHER_TOOL]) == expected
 
 
 def test_what_a_tool_says_in_words_becomes_a_json_string_for_mistral() -> None:
-    prompt = ours("mistral-v3", [USER, {"role": "tool", "content": 'It is "5".', "tool_call_id": "callid000"}])
+    prompt = rendered("mistral-v3", [USER, {"role": "tool", "content": 'It is "5".', "tool_call_id": "callid000"}])
     assert prompt.endswith('[TOOL_RESULTS] {"content": "It is \\"5\\".", "call_id": "callid000"}[/TOOL_RESULTS]')
 
 
@@ -125,19 +125,19 @@ def test_glm4_writes_tools_as_published() -> None:
     expected = published("glm4", [tools, SYSTEM, USER, made, {"role": "observation", "content": "1"}])
     # `transformers` drops a line end after a block of Jinja; the authors' code, tokenization_chatglm.py, has it.
     expected = expected.replace("\n## ", "\n\n## ")
-    assert ours("glm4", [SYSTEM, *with_calls(1)], [TOOL, OTHER_TOOL]) == expected
+    assert rendered("glm4", [SYSTEM, *with_calls(1)], [TOOL, OTHER_TOOL]) == expected
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
 def test_reasoning_before_the_last_question_is_left_out_as_published(name: str) -> None:
     thought = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nHello!"}
     messages = [USER, thought, USER]
-    assert ours(name, messages) == published(name, messages)
-    assert "Hm." not in ours(name, messages)
+    assert rendered(name, messages) == published(name, messages)
+    assert "Hm." not in rendered(name, messages)
 
 
 def test_reasoning_after_a_call_is_kept_until_the_next_question_as_published() -> None:
     asked, made, *returned = with_calls(1)
     messages = [asked, {**made, "content": "<think>\nHm.\n</think>\n\nI add."}, *returned]
-    assert ours("qwen3", messages, [TOOL]) == published("qwen3", messages, [TOOL])
-    assert "Hm." in ours("qwen3", messages, [TOOL])
+    assert rendered("qwen3", messages, [TOOL]) == published("qwen3", messages, [TOOL])
+    assert "Hm." in rendered("qwen3", messages, [TOOL])

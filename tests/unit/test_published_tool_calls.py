@@ -101,8 +101,8 @@ def template_of(name: str) -> JinjaChatTemplate:
 def test_a_conversation_with_calls_is_rendered_as_by_transformers(name: str) -> None:
     messages, tools = conversation(name), None if name in REPORTS_NO_TOOLS else [WEATHER, TIME]
     options = {"date_string": "26 Jul 2024"}
-    ours = template_of(name).with_options(options).render(messages, tools)
-    assert ours.removeprefix(INDEX[name]["bos"]) == published(name, messages, tools, **options)
+    native = template_of(name).with_options(options).render(messages, tools)
+    assert native.removeprefix(INDEX[name]["bos"]) == published(name, messages, tools, **options)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -20,7 +20,7 @@ def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_clocks(monkeypatch)
 
 
-def ours(name: str, messages: list[dict[str, Any]], tools: Any = None) -> str:
+def rendered(name: str, messages: list[dict[str, Any]], tools: Any = None) -> str:
     prompt: str = MODELS.get(name)().render(messages, tools)
     return prompt
 
@@ -74,7 +74,7 @@ reported = schemas.map(lambda s: s | {"default": "x"} if "default" in s and ("en
 @given(properties=st.dictionaries(names, reported, max_size=3), required=st.lists(names, max_size=2))
 def test_gpt_oss_declares_tools_as_published(properties: dict[str, Any], required: list[str]) -> None:
     tools = [tool("first", objects(properties, required)), tool("second", {"type": "object"})]
-    assert ours("gpt-oss", [USER], tools) == published("gpt-oss", [USER], tools)
+    assert rendered("gpt-oss", [USER], tools) == published("gpt-oss", [USER], tools)
 
 
 @pytest.mark.parametrize("fields", [{"content": "I add."}, {"content": "", "thinking": "I add."}, {"content": ""}])
@@ -90,8 +90,8 @@ def test_gpt_oss_keeps_what_it_thought_before_calls_until_it_answered(
     ]
     if is_answered:
         messages += [{"role": "assistant", "content": "2", "thinking": "So."}, USER]
-    assert ours("gpt-oss", messages, [ADD]) == published("gpt-oss", messages, [ADD])
-    assert ("I add." in ours("gpt-oss", messages)) == (not is_answered and fields != {"content": ""})
+    assert rendered("gpt-oss", messages, [ADD]) == published("gpt-oss", messages, [ADD])
+    assert ("I add." in rendered("gpt-oss", messages)) == (not is_answered and fields != {"content": ""})
 
 
 def test_results_for_gpt_oss_are_named_after_their_own_calls() -> None:
@@ -104,7 +104,7 @@ def test_results_for_gpt_oss_are_named_after_their_own_calls() -> None:
     ]
     asked = '<|channel|>commentary json<|message|>{"a": 1, "b": "½"}<|call|>'
     returned = " to=assistant<|channel|>commentary<|message|>"
-    assert ours("gpt-oss", messages).endswith(
+    assert rendered("gpt-oss", messages).endswith(
         f"<|start|>assistant to=functions.add{asked}<|start|>assistant to=functions.now{asked}"
         f'<|start|>functions.now{returned}"noon"<|end|><|start|>functions.add{returned}"2"<|end|><|start|>assistant'
     )
@@ -113,8 +113,8 @@ def test_results_for_gpt_oss_are_named_after_their_own_calls() -> None:
 def test_a_result_that_gpt_oss_did_not_ask_for_is_refused_unless_it_is_named() -> None:
     result = {"role": "tool", "content": "2", "tool_call_id": "1"}
     with pytest.raises(ValueError, match="must follow the call it answers, or report the function's name"):
-        ours("gpt-oss", [USER, result])
-    assert "<|start|>functions.add to=assistant" in ours("gpt-oss", [USER, {**result, "name": "add"}])
+        rendered("gpt-oss", [USER, result])
+    assert "<|start|>functions.add to=assistant" in rendered("gpt-oss", [USER, {**result, "name": "add"}])
 
 
 SYSTEMS = ["", "Be brief.  ", "/no_think", "Be brief. /no_think", "/think Be /no_think brief.", "Be brief./think"]
@@ -126,17 +126,17 @@ TURNS = [USER, {"role": "assistant", "content": "\n\nHello!"}, {"role": "tool", 
 @pytest.mark.parametrize("tools", [None, [ADD, tool("now", {"type": "object"})]], ids=["no tools", "tools"])
 def test_smollm3_writes_modes_and_tools_as_published(system: str, tools: Any) -> None:
     messages = [{"role": "system", "content": system}, *TURNS]
-    assert ours("smollm3", messages, tools) == published("smollm3", messages, tools)
+    assert rendered("smollm3", messages, tools) == published("smollm3", messages, tools)
 
 
 def test_smollm3_lists_tools_without_a_system_prompt_as_published() -> None:
-    assert ours("smollm3", TURNS, [ADD]) == published("smollm3", TURNS, [ADD])
+    assert rendered("smollm3", TURNS, [ADD]) == published("smollm3", TURNS, [ADD])
 
 
 def test_calls_of_smollm3_are_written_as_it_is_reported_to_make_them() -> None:
     """The published template leaves them out."""
     messages = [USER, {"role": "assistant", "content": "I add.", "tool_calls": [call("add", "1")]}]
-    assert ours("smollm3", messages, [ADD]).endswith(
+    assert rendered("smollm3", messages, [ADD]).endswith(
         'assistant\nI add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "½"}}\n</tool_call><|im_end|>\n'
         "<|im_start|>assistant\n"
     )

@@ -135,9 +135,9 @@ def test_frames_of_a_container_are_those_that_transformers_reads(tmp_path: Path)
     reference, metadata = load_their_video(
         str(file), sample_indices_fn=lambda metadata: sampling.chosen(metadata.total_num_frames), backend="pyav"
     )
-    ours = load_frames(str(file), sampling, ANYTHING)
+    native = load_frames(str(file), sampling, ANYTHING)
     assert metadata.total_num_frames == 40
-    assert (np.stack([np.asarray(frame) for frame in ours.frames]) == reference).all()
+    assert (np.stack([np.asarray(frame) for frame in native.frames]) == reference).all()
 
 
 def test_another_process_decodes_containers() -> None:
@@ -281,9 +281,9 @@ def test_smolvlm_introduces_videos_as_its_processor_does(tmp_path: Path, monkeyp
     directory = tiny.make_tiny_idefics3(tmp_path / "model", kind="SmolVLM")
     times = [0.0, 59.6, 61.2]
     template = "{% for c in messages[0].content if c.type != 'text' %}<{{ c.type }}>{% endfor %}"
-    ours = preparer(directory, JinjaChatTemplate(template))
+    native = preparer(directory, JinjaChatTemplate(template))
     data = {"data": Video(tuple(FRAMES[:3]), tuple(times))}
-    ids = ours.prepare([{"role": "user", "content": [{"type": "video_data", "video_data": data}]}]).ids
+    ids = native.prepare([{"role": "user", "content": [{"type": "video_data", "video_data": data}]}]).ids
     monkeypatch.setattr(processing_smolvlm, "num2words", {3: "three"}.__getitem__)
     reference = SimpleNamespace(
         image_seq_len=1, image_token="<image>", fake_image_token="<fake_token_around_image>",

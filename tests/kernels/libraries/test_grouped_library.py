@@ -142,8 +142,8 @@ def test_a_librarys_products_are_left_out(kind: str, rows: int, reason: str, mon
         *_, reference = layer.run(device)
         tried = device.module.library_launches("experts")
         device.module.set_library("experts", NONE)
-        *_, ours = layer.run(Device("emulated"))
-    assert torch.equal(reference, ours)
+        *_, native = layer.run(Device("emulated"))
+    assert torch.equal(reference, native)
     assert tried == (TRIAL if reason == "it is wrong" else 0)
 
 

@@ -109,8 +109,8 @@ def test_a_librarys_attention_is_left_out(
         tried = device.module.library_launches("prompts")
         device.module.set_library("prompts", NONE)
         batch.device = Device("emulated")
-        ours = batch.run([[(0, 0, 75)]])
-    assert torch.equal(reference[0], ours[0])
+        native = batch.run([[(0, 0, 75)]])
+    assert torch.equal(reference[0], native[0])
     assert tried == (TRIAL if reason == "it is wrong" else 0)
     assert ("DIFFERS from ours" in capfd.readouterr().err) == (reason == "it is wrong")
 

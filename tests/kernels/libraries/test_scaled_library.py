@@ -110,6 +110,6 @@ def test_a_librarys_product_is_left_out(block: tuple[int, int], reason: str, mon
         reference = device.linear(weight, x)
         tried = device.module.library_launches("scales")
         device.module.set_library("scales", NONE)
-        ours = Device("emulated").linear(weight, x)
-    assert torch.equal(reference, ours)
+        native = Device("emulated").linear(weight, x)
+    assert torch.equal(reference, native)
     assert tried == (1 if reason == "it is wrong" else 0)

@@ -119,6 +119,6 @@ def drivers(
 def check(cpu: StepDriver, gpu: StepDriver, *parts: Part) -> list[np.ndarray]:
     """Compare the logits of a step, and return them."""
     shown = gpu.step(*parts)
-    for ours, reference in zip(shown, cpu.step(*parts), strict=True):
-        assert ours == pytest.approx(reference, abs=1e-4 * np.abs(reference).max())
+    for native, reference in zip(shown, cpu.step(*parts), strict=True):
+        assert native == pytest.approx(reference, abs=1e-4 * np.abs(reference).max())
     return shown

@@ -39,5 +39,5 @@ def test_logits_are_those_of_what_the_codes_stand_for(
     model: Any = gpu.runner._model
     names = [name.removesuffix(".weight") for name in values]
     assert {type(model._model.get_submodule(name)) for name in names} == {layer_class}
-    for ours, reference in zip(gpu.step(*PARTS), cpu.step(*PARTS), strict=True):
-        assert off(ours, reference) < limit
+    for native, reference in zip(gpu.step(*PARTS), cpu.step(*PARTS), strict=True):
+        assert off(native, reference) < limit

@@ -38,8 +38,8 @@ def test_steps_of_the_engine_bring_the_logits_of_the_cpu(
         runs_kernels = False
         expected = cpu.step(*parts)
         runs_kernels = True
-        for ours, reference in zip(gpu.step(*parts), expected, strict=True):
-            assert ours == pytest.approx(reference, abs=1e-4 * np.abs(reference).max())
+        for native, reference in zip(gpu.step(*parts), expected, strict=True):
+            assert native == pytest.approx(reference, abs=1e-4 * np.abs(reference).max())
 
 
 @pytest.mark.parametrize("name", ["OPTForCausalLM", "Qwen2ForCausalLM", "Cohere2ForCausalLM"])

@@ -42,5 +42,5 @@ def test_logits_are_those_of_transformers(
     cache.allocate(len(PROMPTS), LONGEST)
     monkeypatch.setattr(nn_device, "runs_kernels", lambda _: True)
     most = TOLERANCE[case.overrides.get("dtype", "float32")]
-    for ours, reference in zip(run_chunks(model, PROMPTS, CHUNKS, cache, device), expected, strict=True):
-        assert (ours.cpu() - reference).abs().max() < most * reference.abs().max()
+    for native, reference in zip(run_chunks(model, PROMPTS, CHUNKS, cache, device), expected, strict=True):
+        assert (native.cpu() - reference).abs().max() < most * reference.abs().max()

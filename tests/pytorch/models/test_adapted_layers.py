@@ -46,10 +46,10 @@ CASES = {
 }
 
 
-def off(ours: np.ndarray, reference: np.ndarray) -> float:
+def off(native: np.ndarray, reference: np.ndarray) -> float:
     """Return the largest difference, relative to the largest logit."""
-    assert ours.shape == reference.shape
-    return float(np.abs(ours - reference).max() / np.abs(reference).max())
+    assert native.shape == reference.shape
+    return float(np.abs(native - reference).max() / np.abs(reference).max())
 
 
 @pytest.mark.parametrize("name", CASES)

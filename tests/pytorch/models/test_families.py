@@ -64,10 +64,10 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     for used in (kernels(1), None):  # the engine's operators, and plain PyTorch
         tolerance = ROUNDED_TOLERANCE if rounds and used is not None else TOLERANCE
         got = run_chunks(PatchedModel(tmp_path, kernels=used), PROMPTS, CHUNKS)
-        for ours, reference in zip(got, expected, strict=True):
+        for native, reference in zip(got, expected, strict=True):
             most = tolerance * reference.abs().max()
-            assert (ours - reference).abs().max() < most
-            chosen = reference.gather(-1, ours.argmax(-1, keepdim=True)).squeeze(-1)
+            assert (native - reference).abs().max() < most
+            chosen = reference.gather(-1, native.argmax(-1, keepdim=True)).squeeze(-1)
             assert (chosen > reference.amax(-1) - 2 * most).all()
 
 

@@ -57,8 +57,8 @@ def change_config(directory: Path, **fields: Any) -> None:
 def test_the_manuals_llama_gives_the_logits_of_transformers(llama: Path) -> None:
     model = PatchedModel(llama, kernels=kernels(1), custom_module_map=str(MANUAL))
     assert type(model._model).__module__ == "own_llama"
-    for ours, reference in zip(run_chunks(model, PROMPTS, CHUNKS), expected_logits(llama), strict=True):
-        assert (ours - reference).abs().max() < TOLERANCE * reference.abs().max()
+    for native, reference in zip(run_chunks(model, PROMPTS, CHUNKS), expected_logits(llama), strict=True):
+        assert (native - reference).abs().max() < TOLERANCE * reference.abs().max()
 
 
 def whole_step(tokens: list[int], **fields: Any) -> StepContext:
@@ -127,9 +127,9 @@ def test_a_class_of_the_users_comes_before_ours(given: Any) -> None:
     found = model_class_for(config_of("LlamaForCausalLM"), {"LlamaForCausalLM": given})
     assert found is not None
     assert found.__name__ == "OfMine"
-    ours = model_class_for(config_of("LlamaForCausalLM"))
-    assert ours is not None
-    assert ours.__module__ == "lmdeploy.pytorch.models.llama"
+    native = model_class_for(config_of("LlamaForCausalLM"))
+    assert native is not None
+    assert native.__module__ == "lmdeploy.pytorch.models.llama"
     assert model_class_for(config_of("NobodyKnows")) is None
 
 
