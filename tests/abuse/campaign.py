@@ -240,9 +240,9 @@ def _warm(attacks: Sequence[Shot], servers: Servers, seed: int) -> None:
     """
     for number in range(CACHED_GRAMMARS):
         schema = {"type": "object", "properties": {f"field_{number}": {"type": "string"}}}
-        wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        requested = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
         message = {"role": "user", "content": "a"}
-        body = {"model": MODEL, "messages": [message], "max_tokens": 1, "response_format": wanted}
+        body = {"model": MODEL, "messages": [message], "max_tokens": 1, "response_format": requested}
         headers = {"authorization": f"Bearer {KEY}"}
         url = f"{servers.gateway.url}/v1/chat/completions"
         httpx.post(url, json=body, headers=headers, trust_env=False, timeout=60).raise_for_status()
@@ -429,12 +429,12 @@ def memory_of(pids: Sequence[int]) -> dict[str, float]:
     return dict(found)
 
 
-def _settled(pid: int, wanted: float) -> dict[str, float]:
+def _settled(pid: int, requested: float) -> dict[str, float]:
     """Return the memory of a server once it is back, or has had the time for it."""
     end = time.monotonic() + _IDLE_SECONDS
     while True:
         memory = memory_of([pid])
-        if sum(memory.values()) <= wanted or time.monotonic() > end:
+        if sum(memory.values()) <= requested or time.monotonic() > end:
             return memory
         time.sleep(1)
 

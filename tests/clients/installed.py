@@ -41,10 +41,10 @@ class Package:
         if self.environment == "node":
             file = NODE_MODULES / self.name / "package.json"
             return json.loads(file.read_text())["version"] if file.is_file() else None
-        wanted = _normal(self.name)
+        expected = _normal(self.name)
         for path in self._folder.glob("lib/*/site-packages/*.dist-info"):
             name, _, version = path.name.removesuffix(".dist-info").partition("-")
-            if _normal(name) == wanted:
+            if _normal(name) == expected:
                 return version
         return None
 

@@ -95,8 +95,8 @@ def streamed_text(http: httpx.Client, model: str) -> str:
 
 
 def load(http: httpx.Client, name: str, folder: Path, **engine: Any) -> httpx.Response:
-    wanted = {"model_name": name, "model_path": str(folder), "engine": {"cache_max_entry_count": 64} | engine}
-    return http.post("/v1/load_model", json=wanted, headers=ADMIN)
+    requested = {"model_name": name, "model_path": str(folder), "engine": {"cache_max_entry_count": 64} | engine}
+    return http.post("/v1/load_model", json=requested, headers=ADMIN)
 
 
 def unload(http: httpx.Client, name: str) -> httpx.Response:

@@ -131,9 +131,9 @@ def test_the_oldest_release_samples_and_leaves_in_peace(server: TritonServer) ->
 def test_the_old_benchmark_gets_as_many_tokens_as_it_asks_for(server: TritonServer) -> None:
     counts = OldClient("0.5.1").run_script(BENCHMARK, server.grpc_address)
     assert len(counts) == 12
-    for status, wanted, tokens in counts:
+    for status, requested, tokens in counts:
         assert status == 0
-        assert tokens in (wanted, wanted + 1)
+        assert tokens in (requested, requested + 1)
     eventually_sync(lambda: engine_metrics(server)["cache_blocks_used"] == 0)
 
 

@@ -91,8 +91,8 @@ def test_a_trace_goes_through_gateway_triton_and_its_models(tmp_path: Path) -> N
         response = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
         assert response.status_code == 200
         assert httpx.post(f"{server.url}/v1/completions", json=body | {"model": "?"}).status_code == 404
-        wanted = {"POST /v1/completions", "ensemble", "preprocessing", "turbomind", "queue", "prompt", "answer"}
-        eventually_sync(lambda: wanted <= {span.name for span in reported if span.trace == TRACE})
+        expected = {"POST /v1/completions", "ensemble", "preprocessing", "turbomind", "queue", "prompt", "answer"}
+        eventually_sync(lambda: expected <= {span.name for span in reported if span.trace == TRACE})
     spans = [span for span in reported if span.trace == TRACE]
     by_id = {span.id: span for span in spans}
 

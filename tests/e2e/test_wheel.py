@@ -64,7 +64,7 @@ def offline(base: Environment, model: Path) -> dict[str, object]:
 def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for wanted in (
+    for expected in (
         "lmdeploy/backends/turbomind/libtriton_turbomind.so",
         "lmdeploy/backends/turbomind/libprivate_files.so",
         "lmdeploy/turbomind_grammar.so",
@@ -75,7 +75,7 @@ def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tes
         "webui/browser.js",
         "webui/style.css",
     ):
-        assert wanted in names
+        assert expected in names
     assert any(name.startswith("lmdeploy/_turbomind.") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "tools/", "backend_cpp/"))]
     # Compiled files are where they are built; everything else is a file that git keeps.

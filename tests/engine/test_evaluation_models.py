@@ -57,9 +57,9 @@ def model(tiny: Path) -> Iterator[ScoredModel]:
 
 def test_continuations_are_scored_as_transformers_scores_them(model: ScoredModel, reference: Reference) -> None:
     scores = model.score([model.pair(*pair) for pair in PAIRS])
-    wanted = [reference.score(*pair) for pair in PAIRS]
+    expected = [reference.score(*pair) for pair in PAIRS]
     # Float32 sums in another order.
-    assert [total for total, _ in scores] == pytest.approx(wanted, rel=1e-3)
+    assert [total for total, _ in scores] == pytest.approx(expected, rel=1e-3)
 
 
 def test_what_the_model_would_say_itself_is_greedy(model: ScoredModel) -> None:
@@ -80,14 +80,14 @@ def test_texts_longer_than_the_session_are_scored_once_a_token(model: ScoredMode
     text = "A long text about ships and the sea. " * 12
     ids = [model.beginning, *reference.tokenizer(text)["input_ids"]]
     assert len(ids) > 64
-    wanted = 0.0
+    expected = 0.0
     done = 1
     while done < len(ids):  # by hand: at most 63 tokens at a time
         end = min(len(ids), done + 62)
         begin = max(0, end - 63)
-        wanted += reference.log_probabilities(ids[begin:end])[done - begin - 1 :].sum().item()
+        expected += reference.log_probabilities(ids[begin:end])[done - begin - 1 :].sum().item()
         done = end
-    assert model.score_text(text) == pytest.approx(wanted, rel=1e-3)
+    assert model.score_text(text) == pytest.approx(expected, rel=1e-3)
 
 
 def test_logits_are_held_for_a_few_texts_at_a_time(model: ScoredModel, monkeypatch: pytest.MonkeyPatch) -> None:

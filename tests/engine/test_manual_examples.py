@@ -74,9 +74,9 @@ def test_engine_settings_of_the_examples(
 ) -> None:
     with pipeline(str(default_model_dir), backend_config=config, **keywords) as pipe:
         assert all(one.generate_token_len for one in pipe(PROMPTS, max_new_tokens=2))
-        wanted = config or TurbomindEngineConfig(tp=1, session_len=1024, max_batch_size=2)
-        assert pipe.backend_config == wanted
-        assert pipe.session_len == (wanted.session_len or pipe.session_len)
+        correct = config or TurbomindEngineConfig(tp=1, session_len=1024, max_batch_size=2)
+        assert pipe.backend_config == correct
+        assert pipe.session_len == (correct.session_len or pipe.session_len)
         assert pipe.model_name == keywords.get("model_name", "SmolLM2-135M-Instruct")
         assert pipe.backend == "turbomind"
 
@@ -242,12 +242,12 @@ def test_a_session_is_called_for_each_turn_streamed_or_whole(pipe: AsyncEngine) 
 
 
 def test_infer_gives_an_iterator_a_prompt_or_all_as_one(pipe: AsyncEngine) -> None:
-    wanted = [one.text for one in pipe(PROMPTS, SHORT)]
+    correct = [one.text for one in pipe(PROMPTS, SHORT)]
     streams = pipe.infer(PROMPTS, SHORT, stream_response=True)
-    assert ["".join(piece.text for piece in stream) for stream in streams] == wanted
+    assert ["".join(piece.text for piece in stream) for stream in streams] == correct
     both = list(pipe.infer(PROMPTS, SHORT))
-    assert [one.text for stream in reversed(both) for one in stream] == wanted[::-1]
-    assert joined(pipe.infer(PROMPTS, SHORT, multiplex=True, stream_response=True)) == dict(enumerate(wanted))
+    assert [one.text for stream in reversed(both) for one in stream] == correct[::-1]
+    assert joined(pipe.infer(PROMPTS, SHORT, multiplex=True, stream_response=True)) == dict(enumerate(correct))
 
 
 async def test_generate_takes_either_messages_or_ids(pipe: AsyncEngine) -> None:

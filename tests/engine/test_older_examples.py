@@ -43,9 +43,9 @@ def test_a_pipeline_generates_as_its_gen_config_says_where_a_call_does_not(pipe:
 
 def test_a_chat_template_of_one_call(pipe: AsyncEngine) -> None:
     base = ChatTemplateConfig("base")
-    wanted = pipe(PROMPTS, do_preprocess=False)
-    assert [one.text for one in pipe.batch_infer(PROMPTS, chat_template_config=base)] == [one.text for one in wanted]
-    assert pipe(PROMPTS[1]).text != wanted[1].text
+    expected = pipe(PROMPTS, do_preprocess=False)
+    assert [one.text for one in pipe.batch_infer(PROMPTS, chat_template_config=base)] == [one.text for one in expected]
+    assert pipe(PROMPTS[1]).text != expected[1].text
     with pytest.raises(ValueError, match="chat_template_config must be a ChatTemplateConfig, got str"):
         pipe.batch_infer(PROMPTS, chat_template_config="base")
 
@@ -116,13 +116,13 @@ def test_more_than_one_image_a_batch_is_answered_with_a_sentence(caplog: pytest.
 
 def test_an_instance_of_turbomind_streams_token_ids(pipe: AsyncEngine, instance: TurboMindInstance) -> None:
     ids, config = pipe.prepare(PROMPTS[0]).ids, GenerationConfig(max_new_tokens=6)
-    wanted = pipe(PROMPTS[0], config).token_ids
+    expected = pipe(PROMPTS[0], config).token_ids
     outputs = list(instance.stream_infer(1, ids, config, sequence_end=True, stream_output=True))
     assert [output.status for output in outputs] == [ResponseType.SUCCESS] * (len(outputs) - 1) + [ResponseType.FINISH]
-    assert all(wanted[: output.num_token] == output.token_ids for output in outputs)
-    assert outputs[-1].token_ids == wanted
+    assert all(expected[: output.num_token] == output.token_ids for output in outputs)
+    assert outputs[-1].token_ids == expected
     [whole] = instance.stream_infer(2, ids, config, sequence_end=True)
-    assert (whole.status, whole.token_ids) == (ResponseType.FINISH, wanted)
+    assert (whole.status, whole.token_ids) == (ResponseType.FINISH, expected)
 
 
 def test_an_instance_of_turbomind_says_by_its_status_why_there_is_nothing(instance: TurboMindInstance) -> None:

@@ -94,8 +94,8 @@ def test_each_task_has_the_vectors_of_its_merged_model(checkpoints: tuple[Path, 
         for number, task in enumerate(TASKS):
             model = merged(base, published, number, tmp_path / task)
             alone[task] = pipe.embed(TEXTS, task=task)
-            wanted = expected(model, pipe, [PROMPTS[task] + text for text in TEXTS])
-            assert np.abs(alone[task] - wanted).max() < 1e-4
+            correct = expected(model, pipe, [PROMPTS[task] + text for text in TEXTS])
+            assert np.abs(alone[task] - correct).max() < 1e-4
             assert np.abs(alone[task] - pipe.embed(TEXTS)).max() > 1e-2
             for text, vector in zip(TEXTS, alone[task], strict=True):
                 assert pipe.embed(text, task=task).tobytes() == vector.tobytes()

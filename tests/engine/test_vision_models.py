@@ -78,8 +78,8 @@ def best_canvas(width: int, height: int) -> tuple[int, int]:
         for columns in range(1, MOST // rows + 1)
     }
     holding = [scale for scale in fits.values() if scale >= 1]
-    wanted = min(holding) if holding else max(fits.values())
-    return min((rows * columns, rows, columns) for (rows, columns), scale in fits.items() if scale == wanted)[1:]
+    best = min(holding) if holding else max(fits.values())
+    return min((rows * columns, rows, columns) for (rows, columns), scale in fits.items() if scale == best)[1:]
 
 
 def _resized(pixels: torch.Tensor, width: int, height: int) -> torch.Tensor:

@@ -154,10 +154,10 @@ def test_logits_over_a_video_equal_transformers_in_chunks_and_after_cached_prefi
             inputs = chosen.inputs(processor, reference.config, chosen.video, whole)
             expected = reference(input_ids=torch.tensor([whole]), **inputs).logits[0]
         assert relative_error(response.logits[: len(whole)], expected[: len(response.logits)]) < TOLERANCE
-        wanted = GenerationConfig(max_new_tokens=6, output_logits="generation", do_sample=False, ignore_eos=True)
-        engine(prompt, wanted)  # publishes its blocks
+        settings = GenerationConfig(max_new_tokens=6, output_logits="generation", do_sample=False, ignore_eos=True)
+        engine(prompt, settings)  # publishes its blocks
         before = engine.engine.metrics()["prefix_cache_hits_total"]
-        again = engine(prompt, wanted)
+        again = engine(prompt, settings)
         assert engine.engine.metrics()["prefix_cache_hits_total"] > before
         assert relative_error(again.logits, expected[len(ids) - 1 :][: len(again.logits)]) < TOLERANCE
 

@@ -228,8 +228,8 @@ def test_a_schema_nested_too_deeply_is_refused_by_name(http: httpx.Client) -> No
     schema: dict[str, Any] = {}
     for _ in range(200):
         schema = {"not": schema}
-    wanted = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
-    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "response_format": wanted})
+    requested = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "response_format": requested})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "response_format.json_schema.schema"
 
@@ -426,8 +426,8 @@ async def test_others_have_a_turn_while_log_probabilities_are_written() -> None:
 SPLIT_PARROT = [*"🦜".encode()]  # in the fake tokenizer a token a byte
 
 
-@pytest.mark.parametrize("wanted", [0, 3])
-async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, wanted: int) -> None:
+@pytest.mark.parametrize("requested", [0, 3])
+async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, requested: int) -> None:
     """In the table, two more tokens have the text `a`; one of them is special."""
     TokenBytes((*(bytes([byte]) for byte in range(256)), b"a", b"a"), (False,) * 257 + (True,)).write(
         tmp_path / "token_bytes.bin"
@@ -435,8 +435,8 @@ async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, 
     texts, place = TokenTexts(cast(Any, None), tmp_path), TextCursor()
     most_likely = [(97, -0.5), (0xF0, -1.0), (256, -2.0)]
     scored = [Scored(token, -3.0, most_likely) for token in (97, 257, 256, *SPLIT_PARROT, 98)]
-    pieces = [await completion_logprobs([one], texts, wanted, place) for one in scored]
-    report = await completion_logprobs(scored, texts, wanted, TextCursor())
+    pieces = [await completion_logprobs([one], texts, requested, place) for one in scored]
+    report = await completion_logprobs(scored, texts, requested, TextCursor())
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert getattr(report, field) == [value for piece in pieces for value in getattr(piece, field)]
     assert report.tokens == ["a", "a", "a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x9c", "b"]
@@ -444,6 +444,6 @@ async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, 
     for token, text, top in zip(scored, report.tokens, report.top_logprobs, strict=True):
         assert top is not None
         assert top[text] == -3.0
-        assert len(top) == len({token.token, *(other for other, _ in most_likely[:wanted])})
-    if wanted:
+        assert len(top) == len({token.token, *(other for other, _ in most_likely[:requested])})
+    if requested:
         assert report.top_logprobs[0] == {"a": -3.0, "bytes:\\xf0": -1.0, "token_id:256": -2.0}

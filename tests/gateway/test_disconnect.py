@@ -73,9 +73,9 @@ async def test_a_client_that_leaves_is_no_error_of_the_server(
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
 
         async def until_open(count: int) -> None:
-            wanted = f"lmdeploy_gateway_requests_open {count + 1}.0"  # and the one that asks
+            expected = f"lmdeploy_gateway_requests_open {count + 1}.0"  # and the one that asks
             async with asyncio.timeout(60):
-                while wanted not in (await http.get("/metrics")).text:
+                while expected not in (await http.get("/metrics")).text:
                     pass
 
         reader, writer = await asyncio.open_connection(address.hostname, address.port)

@@ -100,10 +100,10 @@ def test_a_task_is_an_adapter_with_the_prompt_of_its_name(tmp_path: Path) -> Non
 
 
 def test_tei_clients_say_whether_vectors_have_length_one(embedder: str) -> None:
-    for normalizes, wanted in ((True, expected("one")), (False, struct.unpack("<4f", embedding_of(token_ids("one"))))):
+    for normalizes, correct in ((True, expected("one")), (False, struct.unpack("<4f", embedding_of(token_ids("one"))))):
         body = {"inputs": "one", "normalize": normalizes}
         (vector,) = httpx.post(f"{embedder}/embed", json=body).raise_for_status().json()
-        np.testing.assert_allclose(vector, wanted, rtol=1e-6)
+        np.testing.assert_allclose(vector, correct, rtol=1e-6)
 
 
 def test_tokens_are_texts_too_and_vectors_can_be_cut(openai_client: openai.OpenAI) -> None:

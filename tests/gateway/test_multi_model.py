@@ -57,10 +57,12 @@ def gateway(triton: FakeTriton, registry: Registry) -> Iterator[TestClient]:
 
 @pytest.fixture(autouse=True)
 def _no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def prepared(wanted: RequestedModel) -> PreparedModel:
-        if "nowhere" in wanted.path:
-            raise ValueError(f"{wanted.path}: no such directory")
-        return PreparedModel(wanted.name, wanted.path, "llama2", wanted.chat_template, wanted.engine, "cpu", 1, 1, 8)
+    async def prepared(requested: RequestedModel) -> PreparedModel:
+        if "nowhere" in requested.path:
+            raise ValueError(f"{requested.path}: no such directory")
+        return PreparedModel(
+            requested.name, requested.path, "llama2", requested.chat_template, requested.engine, "cpu", 1, 1, 8
+        )
 
     monkeypatch.setattr(administration, "_prepared", prepared)
 

@@ -87,9 +87,9 @@ def with_experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 def test_experts_are_codes_too(with_experts: Path, tmp_path: Path, form: str) -> None:
     values = write(with_experts, tmp_path / "coded", FORMS[form])
     assert any(".experts." in name for name in values)
-    wanted = logits_of(with_values(with_experts, tmp_path / "numbers", values))
-    assert off(logits_of(tmp_path / "coded"), wanted) < 0.05
-    assert off(logits_of(tmp_path / "coded", by_transformers=True), wanted) < 0.05
+    expected = logits_of(with_values(with_experts, tmp_path / "numbers", values))
+    assert off(logits_of(tmp_path / "coded"), expected) < 0.05
+    assert off(logits_of(tmp_path / "coded", by_transformers=True), expected) < 0.05
 
 
 def test_an_expert_that_is_no_code_is_named(tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_an_expert_that_is_no_code_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_are_those_of_what_the_codes_stand_for(plain: Path, tmp_path: Path, form: str) -> None:
     values = write(plain, tmp_path / "coded", FORMS[form])
-    wanted = logits_of(with_values(plain, tmp_path / "numbers", values))
+    expected = logits_of(with_values(plain, tmp_path / "numbers", values))
     own = logits_of(tmp_path / "coded")
     reference = logits_of(tmp_path / "coded", by_transformers=True)
-    assert off(own, wanted) < 0.02
-    assert off(reference, wanted) < 0.02
+    assert off(own, expected) < 0.02
+    assert off(reference, expected) < 0.02
     coded = coded_weights(tmp_path / "coded")
     assert coded is not None
     assert coded.shapes.keys() == {name.removesuffix(".weight") for name in values}
@@ -198,8 +198,8 @@ def test_layers_that_mix_codes_and_numbers(plain: Path, tmp_path: Path, by_trans
         with pytest.raises(CheckpointError, match=r"mlp.gate_up_proj: 128 of a layer's 256 outputs are codes"):
             logits_of(tmp_path / "coded")
         return
-    wanted = logits_of(with_values(plain, tmp_path / "numbers", values))
-    assert off(logits_of(tmp_path / "coded", by_transformers=True), wanted) < 0.02
+    expected = logits_of(with_values(plain, tmp_path / "numbers", values))
+    assert off(logits_of(tmp_path / "coded", by_transformers=True), expected) < 0.02
 
 
 GPT_OSS = {"head_dim": 16, "sliding_window": 8}
@@ -209,8 +209,8 @@ def test_stacks_of_experts_may_be_mxfp4(tmp_path: Path) -> None:
     model = make(tmp_path / "coded", "GptOssForCausalLM", **GPT_OSS)
     published.mxfp4(tmp_path / "coded")
     with torch.inference_mode():
-        wanted = published.mxfp4_forward(model, TOKENS).numpy()
-    assert off(logits_of(tmp_path / "coded", dtype="float32"), wanted) < 1e-4
+        expected = published.mxfp4_forward(model, TOKENS).numpy()
+    assert off(logits_of(tmp_path / "coded", dtype="float32"), expected) < 1e-4
 
 
 def test_a_stack_without_scales_is_refused_with_the_tensor(tmp_path: Path) -> None:

@@ -191,14 +191,14 @@ def test_log_probabilities_are_the_engines(top: int, device: torch.device) -> No
     logits = random.standard_normal((5, 300)).astype(np.float32) * 4
     logits[1] = logits[1].round()  # equal ones
     logits[2, ::2] = -np.inf
-    wanted = [0, 2, 3]
-    rules = [{"logprobs": top if row in wanted else -1, "biases": [(5 + row, 100.0)]} for row in range(5)]
+    requested = [0, 2, 3]
+    rules = [{"logprobs": top if row in requested else -1, "biases": [(5 + row, 100.0)]} for row in range(5)]
     chosen = DeviceSampler(300, device).choose(
         torch.from_numpy(logits).to(device),
         DeviceSampler(300, device).stage(*write_choices(rules), Uploads(device)),
     )
     assert chosen.tokens.tolist() == [5, 6, 7, 8, 9]
-    for entry, row in enumerate(wanted):
+    for entry, row in enumerate(requested):
         of_token, most_likely = host_module().host_log_probabilities(logits[row], 5 + row, top)
         assert chosen.logprobs[entry].item() == pytest.approx(of_token, rel=2.0**-22)
         assert chosen.top_tokens[entry].tolist() == [token for token, _ in most_likely]

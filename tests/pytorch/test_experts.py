@@ -54,9 +54,9 @@ def test_experts_give_what_their_authors_do(kind: str) -> None:
     assert is_experts(reference)
     x, ids, weights = choices(13)
     x = x if kind != "all in one matrix" else x[None]
-    wanted = reference(x, ids, weights)
+    expected = reference(x, ids, weights)
     whole = NativeExperts(copy.deepcopy(reference), kernels(2), Ranks())(x, ids, weights)
-    torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-5)
     parts = [NativeExperts(copy.deepcopy(reference), kernels(2), Unmet(rank, 2))(x, ids, weights) for rank in range(2)]
     assert (parts[0] - whole).abs().max() > 1e-2
     torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-4, atol=1e-5)

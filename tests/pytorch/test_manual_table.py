@@ -108,11 +108,11 @@ def test_a_row_of_the_table(name: str, tmp_path: Path) -> None:
     # All experts of a layer, so that no rounding chooses others.
     make(plain, row.architecture, **{"num_experts_per_tok": 4, "moe_k": 4} | row.more)
     fill_biases(plain)
-    wanted = logits_of(plain, dtype="float32")
+    expected = logits_of(plain, dtype="float32")
     lost = {
-        FLOAT: off(logits_of(plain, dtype="bfloat16"), wanted),
-        KV8: off(logits_of(plain, quant_policy=8), wanted),
-        KV4: off(logits_of(plain, quant_policy=4), wanted),
+        FLOAT: off(logits_of(plain, dtype="bfloat16"), expected),
+        KV8: off(logits_of(plain, quant_policy=8), expected),
+        KV4: off(logits_of(plain, quant_policy=4), expected),
     }
     for column in row.columns[3:]:
         coded, numbers = tmp_path / column, tmp_path / f"numbers of {column}"

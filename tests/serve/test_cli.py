@@ -71,8 +71,8 @@ def test_check_env_says_what_is_not_there(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setitem(check_env._PACKAGES, "gradio", "no-such-package")
     assert main(["check_env"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    wanted = ["NVCC: Not Found", "GCC: Not Found", "gradio: Not Found", "NVIDIA Topology: Not Found"]
-    assert [line for line in lines if line in wanted] == wanted
+    expected = ["NVCC: Not Found", "GCC: Not Found", "gradio: Not Found", "NVIDIA Topology: Not Found"]
+    assert [line for line in lines if line in expected] == expected
     assert "CUDA available: False" in lines
 
 

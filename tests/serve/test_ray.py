@@ -122,7 +122,7 @@ def test_a_body_of_more_values_than_the_gateway_takes_is_not_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "waiting", "wanted"),
+    ("requests", "waiting", "expected"),
     [
         (0, 0, 0),  # Ray's lower bound holds
         (10, 0, 1),
@@ -134,11 +134,11 @@ def test_a_body_of_more_values_than_the_gateway_takes_is_not_parsed() -> None:
         (100, 50, 10),
     ],
 )
-def test_replicas_are_wanted_for_open_requests_and_for_queues(requests: float, waiting: float, wanted: int) -> None:
+def test_replicas_are_wanted_for_open_requests_and_for_queues(requests: float, waiting: float, expected: int) -> None:
     pytest.importorskip("ray", reason="needs the extra [ray]")
     from lmdeploy.serve.ray.autoscaling import desired_replicas
 
-    assert desired_replicas(2, requests, waiting, target_requests=10, waiting_per_replica=4) == wanted
+    assert desired_replicas(2, requests, waiting, target_requests=10, waiting_per_replica=4) == expected
 
 
 def test_the_example_of_a_configuration_file_is_what_ray_and_the_application_take() -> None:

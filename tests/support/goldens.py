@@ -40,8 +40,8 @@ def digest_of(name: str, directory: Path, backend: str) -> str:
 def digests(report: Callable[[str], None], part: int, parts: int) -> dict[str, str]:
     """Return the digest of each case, by engine and name; of every `parts`-th from number `part` on."""
     found = {}
-    wanted = [("turbomind", name) for name in CASES] + [("pytorch", name) for name in PYTORCH]
-    for backend, name in wanted[part::parts]:
+    cases = [("turbomind", name) for name in CASES] + [("pytorch", name) for name in PYTORCH]
+    for backend, name in cases[part::parts]:
         with tempfile.TemporaryDirectory() as folder:
             found[f"{backend}: {name}"] = digest_of(name, Path(folder) / "model", backend)
         report(f"{backend}: {name}")

@@ -155,11 +155,11 @@ def _wave(position: int) -> list[float]:
 def _views(image: Image.Image) -> list[np.ndarray]:
     """Return the views of an image: the whole, then its slices in reading order."""
     width, height = image.size
-    wanted = min(math.ceil(width * height / _SIDE**2), _MOST)
-    if wanted <= 1:
+    expected = min(math.ceil(width * height / _SIDE**2), _MOST)
+    if expected <= 1:
         return [_pixels(image.resize(_fitting(width, height), Image.Resampling.BICUBIC))]
     best, error = (1, 1), math.inf
-    for count in (wanted - 1, wanted, wanted + 1):
+    for count in (expected - 1, expected, expected + 1):
         if count == 1 or count > _MOST:
             continue
         for columns in range(1, count + 1):

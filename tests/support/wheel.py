@@ -77,10 +77,10 @@ class Environment:
             for included in requirement.extras:
                 self.add(included)
             return
-        for wanted in ("", *requirement.extras):
-            if (name, wanted) in self._there:
+        for correct in ("", *requirement.extras):
+            if (name, correct) in self._there:
                 continue
-            self._there.add((name, wanted))
+            self._there.add((name, correct))
             found = metadata.distribution(name)
             for file in found.files or []:
                 if file.parts[0] != ".." and file.parts[0] != "__pycache__":
@@ -88,7 +88,7 @@ class Environment:
                     if not link.exists():
                         link.symlink_to(Path(str(found.locate_file(file.parts[0]))))
             for text in found.requires or []:
-                self._add(Requirement(text), wanted)
+                self._add(Requirement(text), correct)
 
     def run(self, *command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment, somewhere else than in the checkout."""

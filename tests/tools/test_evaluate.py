@@ -34,12 +34,12 @@ def test_agreement_is_what_torch_computes() -> None:
         for _ in range(2)
     )
     found = compare(texts, reference, measured)
-    wanted, got = torch.cat(reference).double(), torch.cat(measured).double()
+    expected, got = torch.cat(reference).double(), torch.cat(measured).double()
     following = torch.tensor([token for ids in texts for token in ids[1:]])
-    divergence = torch.nn.functional.kl_div(got, wanted, reduction="batchmean", log_target=True)
+    divergence = torch.nn.functional.kl_div(got, expected, reduction="batchmean", log_target=True)
     assert found.divergence == pytest.approx(divergence.item(), rel=1e-5)
     assert found.perplexity == pytest.approx(torch.nn.functional.nll_loss(got, following).exp().item(), rel=1e-5)
-    assert found.same_top == sum(a.argmax() == b.argmax() for a, b in zip(wanted, got, strict=True)) / 5
+    assert found.same_top == sum(a.argmax() == b.argmax() for a, b in zip(expected, got, strict=True)) / 5
     assert compare(texts, reference, reference).divergence == 0
 
 

@@ -20,8 +20,8 @@ def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) 
     directory = write_apart("tiny", tmp_path / "tiny")
     model, report = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    wanted = SHAPES["tiny"].config
-    assert {name: getattr(model.config, name) for name in wanted} == wanted
+    expected = SHAPES["tiny"].config
+    assert {name: getattr(model.config, name) for name in expected} == expected
     text = "Größe, 大小"
     tokenizer = AutoTokenizer.from_pretrained(directory)
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text

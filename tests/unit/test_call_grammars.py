@@ -124,8 +124,8 @@ def test_calls_in_text_are_held_to_their_schemas(compiler: xgrammar.GrammarCompi
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_response_is_a_text_that_is_held_or_a_call(compiler: xgrammar.GrammarCompiler, name: str) -> None:
     calls = FORMATS[name].grammar(FUNCTIONS).calls(several=False)
-    wanted = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}}
-    held = or_calls(wanted, calls, None)
+    requested = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}}
+    held = or_calls(requested, calls, None)
     assert held is not None
     either = compiled(compiler, held["structural_tag"])
     call = babbled(compiled(compiler, calls), random.Random(3))

@@ -31,11 +31,11 @@ def test_a_workspace_with_a_copy_of_the_weights_serves_where_it_is_moved_to(
     tiny_llama: Path, copy_of: CopyOf, tmp_path: Path
 ) -> None:
     source = copy_of(tiny_llama)
-    wanted = read_output(source)
+    expected = read_output(source)
     assert main(["convert", str(source), "--copy", "--dst-path", str(tmp_path / "workspace")]) == 0
     shutil.rmtree(source)
     (tmp_path / "workspace").rename(tmp_path / "moved")
-    assert read_output(tmp_path / "moved") == wanted
+    assert read_output(tmp_path / "moved") == expected
 
 
 def read_output(path: Path) -> list[int]:

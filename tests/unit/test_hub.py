@@ -171,10 +171,10 @@ def test_a_record_of_files_that_are_gone_or_shorter_counts_for_nothing(hub: Fake
     ],
 )
 def test_what_the_hub_does_not_have_is_said(hub: FakeHub, name: str, revision: str | None, message: str) -> None:
-    wanted = hub_name(name)
-    assert wanted is not None
+    correct = hub_name(name)
+    assert correct is not None
     with pytest.raises(HubError) as caught:
-        pulled(wanted, revision=revision)
+        pulled(correct, revision=revision)
     assert str(caught.value) == message
     with pytest.raises(CheckpointError, match="the download from Hugging Face failed"):
         locate_model(name, revision)
@@ -258,11 +258,11 @@ def test_a_name_of_nothing_is_refused_with_where_was_looked_and_what_is_there(
     hub: FakeHub, tmp_path: Path, name: str, message: str
 ) -> None:
     (tmp_path / "cache/models/made").mkdir(parents=True)
-    wanted = [PLAIN, QUANTIZED]
+    correct = [PLAIN, QUANTIZED]
     if name == "several":
         hub.files |= {f"{owner}/several": hub.files["owner/plain"] for owner in "ab"}
-        wanted = [HubName("a/several"), HubName("b/several")]
-    for each in wanted:
+        correct = [HubName("a/several"), HubName("b/several")]
+    for each in correct:
         pulled(each)
     with pytest.raises(CheckpointError) as caught:
         locate_model(name)

@@ -20,7 +20,7 @@ def test_the_page_shows_the_engines_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "expected"),
     [
         ("", {}),
         (
@@ -46,11 +46,11 @@ def test_the_page_shows_the_engines_table() -> None:
     ],
 )
 def test_the_environment_names_kernels(
-    value: str, wanted: dict[tuple[str, str], str], monkeypatch: pytest.MonkeyPatch
+    value: str, expected: dict[tuple[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", value)
     overrides = {key: _turbomind.wanted_kernels(*key) for key in OPERATORS}
-    assert {key: kernels for key, kernels in overrides.items() if kernels is not None} == wanted
+    assert {key: kernels for key, kernels in overrides.items() if kernels is not None} == expected
 
 
 @pytest.mark.parametrize(

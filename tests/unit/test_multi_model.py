@@ -62,9 +62,9 @@ def test_a_length_for_all_models_is_what_each_can_have(tmp_path: Path) -> None:
     positions = resolve(tmp_path).spec.learned_positions
     assert 0 < positions < 65536
     for length in (65536, positions, positions - 1):
-        wanted = RequestedModel("encoder", str(tmp_path), engine={"session_len": length})
-        assert prepare(wanted, length).engine["session_len"] == min(length, positions)
-        assert prepare(wanted).engine["session_len"] == length  # its own, which the engine may refuse
+        requested = RequestedModel("encoder", str(tmp_path), engine={"session_len": length})
+        assert prepare(requested, length).engine["session_len"] == min(length, positions)
+        assert prepare(requested).engine["session_len"] == length  # its own, which the engine may refuse
 
 
 @pytest.mark.parametrize("backend", ["turbomind", "pytorch"])

@@ -119,9 +119,9 @@ def contained(kind: str, codec: str, count: int = 40, size: tuple[int, int] = (6
     ("kind", "codec"), [("mp4", "mpeg4"), ("webm", "libvpx"), ("avi", "mpeg4"), ("mp4", "libx264")]
 )
 def test_frames_of_a_container_are_those_of_their_times(kind: str, codec: str) -> None:
-    for wanted in (1, 5, 40):
-        video = load_frames(data_url(contained(kind, codec), f"video/{kind}"), Sampling(wanted), DATA_ONLY)
-        places = Sampling(wanted).chosen(40)
+    for correct in (1, 5, 40):
+        video = load_frames(data_url(contained(kind, codec), f"video/{kind}"), Sampling(correct), DATA_ONLY)
+        places = Sampling(correct).chosen(40)
         assert [round(10 * time) for time in video.times] == places
         for place, frame in zip(places, video.frames, strict=True):
             assert frame.size == (64, 48)

@@ -421,11 +421,11 @@ def test_a_json_schema_holds_the_response(claude: anthropic.Anthropic, triton: F
 
     triton.script = Script(texts=['{"location": ', '"Boston"}'])
     asked: Any = {"model": MODEL, "max_tokens": 33, "messages": ASKED}
-    wanted: Any = {"type": "json_schema", "schema": SCHEMA}
+    options: Any = {"type": "json_schema", "schema": SCHEMA}
     if place == "parse":
         assert claude.messages.parse(**asked, output_format=Place).parsed_output == Place(location="Boston")
     else:
-        body = {"output_config": {"format": wanted}} if place == "output_config" else {"output_format": wanted}
+        body = {"output_config": {"format": options}} if place == "output_config" else {"output_format": options}
         (text,) = claude.messages.create(**asked, extra_body=body).content
         assert text.type == "text"
         assert text.text == '{"location": "Boston"}'

@@ -200,8 +200,8 @@ def test_a_request_without_a_prompt_loads_and_keep_alive_0_says_that_models_stay
 def test_log_probabilities_come_with_their_tokens(
     client: ollama.Client, triton: FakeTriton, kind: str, is_streamed: bool
 ) -> None:
-    wanted: Any = {"stream": is_streamed, "logprobs": True, "top_logprobs": 2}
-    response: Any = client.chat(MODEL, HELLO, **wanted) if kind == "chat" else client.generate(MODEL, "Hello", **wanted)
+    fields: Any = {"stream": is_streamed, "logprobs": True, "top_logprobs": 2}
+    response: Any = client.chat(MODEL, HELLO, **fields) if kind == "chat" else client.generate(MODEL, "Hello", **fields)
     pieces = list(response) if is_streamed else [response]
     entries = [entry for piece in pieces for entry in piece.logprobs or ()]
     # the fake engine's tokens: two a response, with these log probabilities

@@ -349,7 +349,7 @@ def test_where_reasoning_begins_is_known_by_the_published_template(name: str) ->
     )
     thinking = thinking_of("auto", template)
     assert thinking is not None
-    found = [thinking.begins_inside(thinking_options(None, wanted)) for wanted in (None, True, False)]
+    found = [thinking.begins_inside(thinking_options(None, option)) for option in (None, True, False)]
     assert (thinking.marks, *found, thinking.begins_inside({}, after_tool=True)) == PUBLISHED[name]
 
 

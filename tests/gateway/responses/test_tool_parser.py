@@ -531,17 +531,17 @@ def test_calls_of_strict_tools_are_held_to_their_schemas_after_their_marks() -> 
 def test_a_response_format_holds_text_and_leaves_calls_to_the_model() -> None:
     parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     tools = tools_of([{"name": "a", "parameters": parameters, "strict": True}, {"name": "b", "parameters": parameters}])
-    wanted = GIVEN | {"response_format": {"type": "json_object"}}
+    requested = GIVEN | {"response_format": {"type": "json_object"}}
     for thinking in (None, Thinking(THINK)):
-        held = tool_inputs(tools, [], wanted, GENERIC, several=False, thinking=thinking)["response_format"]
+        held = tool_inputs(tools, [], requested, GENERIC, several=False, thinking=thinking)["response_format"]
         text, call = held["structural_tag"]["elements"]
         assert text["json_schema"] == {"type": "object"}
         strict, loose = call["elements"]
         assert strict["content"]["json_schema"] == enforceable(parameters)
         assert loose["content"]["json_schema"] == {"type": "object"}
-    unknown = tool_inputs(tools, [], wanted)
+    unknown = tool_inputs(tools, [], requested)
     assert "response_format" not in unknown  # the text alone is held: it is not known how calls look
-    apart = tool_inputs(tools, [], wanted, GENERIC, thinking=Thinking(HARMONY))
+    apart = tool_inputs(tools, [], requested, GENERIC, thinking=Thinking(HARMONY))
     assert "response_format" not in apart  # what comes before a text is not what comes before a call
     lark = GIVEN | {"response_format": {"type": "lark", "lark": 'start: "a"'}}
     assert "response_format" not in tool_inputs(tools, [], lark, GENERIC)

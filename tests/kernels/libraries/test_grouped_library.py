@@ -148,10 +148,10 @@ def test_a_librarys_products_are_left_out(kind: str, rows: int, reason: str, mon
 
 
 @pytest.mark.parametrize(
-    ("wanted", "is_used"), [("", True), ("own,experts=library", True), ("latents=library,experts=own", False)]
+    ("requested", "is_used"), [("", True), ("own,experts=library", True), ("latents=library,experts=own", False)]
 )
-def test_the_user_says_what_libraries_are_for(wanted: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", wanted)
+def test_the_user_says_what_libraries_are_for(requested: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", requested)
     with library("experts", RIGHT) as device:
         make_layer(device, 90).run(device)
         assert device.module.library_launches("experts") == (TRIAL + PRODUCTS if is_used else 0)

@@ -94,7 +94,7 @@ def test_what_cannot_run_on_a_gpu_runs_on_the_cpu_or_is_refused(
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_takes_the_gpu_of_its_number(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: True, device_count=lambda: 2))
-    for wanted in ("auto", "cuda"):
-        chosen = step_device(wanted, rank, 2, kernels(1))
+    for device in ("auto", "cuda"):
+        chosen = step_device(device, rank, 2, kernels(1))
         assert chosen.device == torch.device("cuda", rank)
         assert chosen.kernels is None
