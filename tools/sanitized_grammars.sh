@@ -11,7 +11,9 @@ cp --remove-destination "$sanitized" "$product"
 # Each process writes its report to a file; leaks are not reported: the processes are ended by a signal.
 export ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}log_path=$reports/report:detect_leaks=0:abort_on_error=1"
 echo "-- running the tests of structured output (about 3 minutes on 2 cores)"
-LD_PRELOAD=$("${CXX:-c++}" -print-file-name=libasan.so) \
+compiler=${CXX:-c++}
+# The runtime, and what it intercepts, come before Python.
+LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so)" \
     .venv/bin/python -m pytest -q tests/engine/test_grammar_masks.py tests/engine/test_grammar_processes.py \
     tests/engine/test_structured_output.py "${@:2}"
 if compgen -G "$reports/report.*" > /dev/null; then
