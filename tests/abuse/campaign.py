@@ -351,10 +351,10 @@ def _probing(targets: Sequence[Target], report: Report) -> Iterator[None]:
 @contextmanager
 def _asking_texts(target: Target, servers: Servers, report: Report, attack: str) -> Iterator[None]:
     """Ask a server for a short text again and again, with a key of its own; the gateway, for the chat page."""
-    asked = servers.gateway if target.name == "page" else target
+    requested = servers.gateway if target.name == "page" else target
     times = report.texts.setdefault(target.name, {}).setdefault(attack, [])
 
-    command = [sys.executable, "-m", "tests.abuse.probe", str(asked.port), OTHER_KEY, MODEL]
+    command = [sys.executable, "-m", "tests.abuse.probe", str(requested.port), OTHER_KEY, MODEL]
     with tempfile.TemporaryFile("w+") as printed:
         probe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=printed)
         try:

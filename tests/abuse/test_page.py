@@ -61,10 +61,10 @@ def _kind_of(request: PageRequest) -> tuple[str, str]:
 def test_no_field_of_any_event_reads_a_file_or_asks_a_host(
     http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, all_cases: bool
 ) -> None:
-    asked: list[str] = []
+    hosts: list[str] = []
 
     async def note(url: str, cache_dir: str) -> str:
-        asked.append(url)
+        hosts.append(url)
         return str(tmp_path / "secret.txt")
 
     monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", note)
@@ -81,7 +81,7 @@ def test_no_field_of_any_event_reads_a_file_or_asks_a_host(
         if word in text or f"{get_upload_folder()}/" in text or "root:" in text:
             leaks.append((request.name, request.path, json.loads(request.make()), status))
     assert leaks == []
-    assert asked == []
+    assert hosts == []
     kept = [file for file in Path(get_upload_folder()).rglob("*") if file.is_file()]
     assert [file for file in kept if word in file.read_text(errors="replace")] == []
     assert [file for file in kept if file.name in ("passwd", "environ")] == []

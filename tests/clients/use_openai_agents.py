@@ -15,7 +15,7 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-asked = []
+cities = []
 
 
 class Person(BaseModel):
@@ -28,7 +28,7 @@ class Person(BaseModel):
 @function_tool
 def get_weather(location: str) -> str:
     """Tell the weather."""
-    asked.append(location)
+    cities.append(location)
     return "Sunny"
 
 
@@ -40,10 +40,10 @@ async def main() -> None:
     for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
         model = kind(model="fake-model", openai_client=client)
         agent = Agent(name="weather", tools=[get_weather], model=model)
-        asked.clear()
+        cities.clear()
         response = (await Runner.run(agent, "Weather?", max_turns=3)).final_output
         person = (await Runner.run(Agent(name="person", output_type=Person, model=model), "Who?")).final_output
-        results[kind.__name__] = [list(asked), response, person.model_dump()]
+        results[kind.__name__] = [list(cities), response, person.model_dump()]
     print(json.dumps(results))
 
 

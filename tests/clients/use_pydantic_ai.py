@@ -28,15 +28,15 @@ MODELS = {
 }
 out = {}
 for name, model in MODELS.items():
-    agent, asked = Agent(model), []
+    agent, cities = Agent(model), []
 
     @agent.tool_plain
     def get_weather(location: str) -> str:
         """Report the weather."""
-        asked.append(location)  # noqa: B023 - called before the next model
+        cities.append(location)  # noqa: B023 - called before the next model
         return "Sunny"
 
-    out[name] = {"answer": Agent(model).run_sync("Hello").output, "agent": [agent.run_sync("Weather?").output, asked]}
+    out[name] = {"answer": Agent(model).run_sync("Hello").output, "agent": [agent.run_sync("Weather?").output, cities]}
     out[name]["person"] = Agent(model, output_type=Person).run_sync("Who?").output.model_dump()
     if name != "messages":
         out[name]["native"] = Agent(model, output_type=NativeOutput(Person)).run_sync("Who?").output.model_dump()

@@ -72,9 +72,9 @@ def test_greedy_choices_are_equal_and_the_prompt_counts_once(client: openai.Open
 def test_other_apis_answer_as_openais_does(url: str) -> None:
     tool: Any = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
-        asked: Any = {"model": MODEL, "messages": CAPITAL, "max_tokens": 32, "extra_body": {"temperature": 0}}
+        request: Any = {"model": MODEL, "messages": CAPITAL, "max_tokens": 32, "extra_body": {"temperature": 0}}
         for more in ({}, {"tools": [tool], "tool_choice": {"type": "none"}}):
-            (block,) = claude.messages.create(**asked, **more).content
+            (block,) = claude.messages.create(**request, **more).content
             assert (block.type, getattr(block, "text", "")) == ("text", REPLY)
         # A response that was begun continues as the whole one does, and its prompt is counted as it is used.
         begun, reminder = "The capital of France", {"role": "system", "content": "Be brief."}
@@ -82,7 +82,7 @@ def test_other_apis_answer_as_openais_does(url: str) -> None:
             ([*CAPITAL, {"role": "assistant", "content": begun}], REPLY.removeprefix(begun)),
             ([*CAPITAL, reminder], None),
         ):
-            response = claude.messages.create(**asked | {"messages": said})
+            response = claude.messages.create(**request | {"messages": said})
             assert rest in (None, getattr(response.content[0], "text", ""))
             used = response.usage.input_tokens + (response.usage.cache_read_input_tokens or 0)
             assert claude.messages.count_tokens(model=MODEL, messages=said).input_tokens == used
@@ -102,9 +102,9 @@ def test_reasoning_ends_when_its_budget_is_spent(triton_server: TritonServer, to
         running_gateway(settings) as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as own,
     ):
-        asked: Any = {"model": MODEL, "messages": story, "temperature": 0, "max_tokens": 40}
-        whole: Any = own.chat.completions.create(**asked).choices[0].message
-        cut = own.chat.completions.create(**asked, extra_body={"thinking_budget": 8})
+        request: Any = {"model": MODEL, "messages": story, "temperature": 0, "max_tokens": 40}
+        whole: Any = own.chat.completions.create(**request).choices[0].message
+        cut = own.chat.completions.create(**request, extra_body={"thinking_budget": 8})
     message: Any = cut.choices[0].message
     assert message.reasoning_content == tokenizer.decode(tokenizer.encode(whole.reasoning_content)[:8]).strip()
     assert (whole.content, bool(message.content)) == ("", True)
@@ -207,20 +207,20 @@ def test_a_call_that_a_model_chooses_to_make_is_held_to_the_schema_of_a_strict_t
         said += [{"role": "tool", "tool_call_id": town, "content": "Rain."}, {"role": "assistant", "content": "Rain."}]
     tool: Any = {"type": "function", "function": {**WEATHER["function"], "strict": strict}}
     messages: Any = [*said, {"role": "user", "content": "The weather in Rome?"}]
-    asked: Any = {"model": MODEL, "messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 100}
-    (call,) = client.chat.completions.create(**asked).choices[0].message.tool_calls or []
+    request: Any = {"model": MODEL, "messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 100}
+    (call,) = client.chat.completions.create(**request).choices[0].message.tool_calls or []
     assert call.type == "function"
     assert set(json.loads(call.function.arguments)) == ({"city", "unit"} if strict else {"town"})
 
 
 def test_a_model_that_knows_no_tools_is_reported_of_them_and_of_what_they_returned(client: openai.OpenAI) -> None:
-    asked: Any = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 8}
+    request: Any = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 8}
     plain = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=8).usage
-    reported = client.chat.completions.create(messages=CAPITAL, **asked).usage
+    reported = client.chat.completions.create(messages=CAPITAL, **request).usage
     function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
     called: Any = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
     returned: Any = [*CAPITAL, called, {"role": "tool", "tool_call_id": "1", "content": "Rain."}]
-    answered = client.chat.completions.create(messages=returned, **asked).usage
+    answered = client.chat.completions.create(messages=returned, **request).usage
     assert plain is not None
     assert reported is not None
     assert answered is not None
@@ -283,8 +283,8 @@ def test_a_cache_report_names_the_part_that_changed_and_tells_other_salts_nothin
 
     def report(messages: list[dict[str, str]], of_tool: str, salt: str = "report") -> Any:
         body = {"model": MODEL, "messages": messages, "tools": [tool(of_tool)], "cache_salt": salt, "temperature": 0}
-        asked = body | {"max_tokens": 4, "include_cache_report": True}
-        usage = httpx.post(f"{url}/v1/chat/completions", json=asked, trust_env=False).json()["usage"]
+        request = body | {"max_tokens": 4, "include_cache_report": True}
+        usage = httpx.post(f"{url}/v1/chat/completions", json=request, trust_env=False).json()["usage"]
         told = usage["cache_report"]
         assert told["found"] == told["device"] == usage["prompt_tokens_details"]["cached_tokens"]
         return told

@@ -189,15 +189,15 @@ def test_a_response_is_streamed_and_counts_the_images_tokens(client: openai.Open
 
 
 def test_images_and_texts_at_once_get_their_own_responses(client: openai.OpenAI, offline: dict[str, str]) -> None:
-    asked = {
+    request = {
         "one": content("what?", data_url(ONE)),
         "two": content("what?", data_url(TWO)),
         "both": content("what?", data_url(ONE), data_url(TWO)),
         "text": [{"role": "user", "content": "only a text"}],
     }
-    names = list(asked) * 4
+    names = list(request) * 4
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda name: ask(client, asked[name]), names)) == [offline[name] for name in names]
+        assert list(pool.map(lambda name: ask(client, request[name]), names)) == [offline[name] for name in names]
 
 
 def test_a_second_question_finds_the_image_in_the_cache(client: openai.OpenAI, triton: TritonServer) -> None:

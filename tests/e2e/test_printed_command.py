@@ -53,8 +53,8 @@ def test_the_printed_line_serves_the_model_from_a_shell_with_nothing_set(tmp_pat
     with shell_with_nothing_set(line, log) as shell:
         eventually_sync(lambda: is_ready() or shell.poll() is not None, timeout=START)
         assert shell.poll() is None, log.read_text()
-        asked = {"messages": '[{"role": "user", "content": "Hi"}]', "max_new_tokens": 4, "ignore_eos": True}
-        response = httpx.post(f"{url}/models/ensemble/generate", json=asked, trust_env=False)
+        request = {"messages": '[{"role": "user", "content": "Hi"}]', "max_new_tokens": 4, "ignore_eos": True}
+        response = httpx.post(f"{url}/models/ensemble/generate", json=request, trust_env=False)
         assert response.status_code == 200, response.text
         assert response.json()["generate_token_len"] == 4
         assert httpx.get(f"{url}/logging", trust_env=False).status_code == 403  # closed, as with `lmdeploy serve`

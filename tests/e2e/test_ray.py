@@ -136,9 +136,9 @@ def ask(url: str, text: str, **more: Any) -> httpx.Response:
 def test_two_replicas_answer_an_openai_client_whole_and_streamed(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="sk-ray", max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny", "verses"]
-    asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "seed": 1}
-    whole = client.chat.completions.create(**asked)
-    events = list(client.chat.completions.create(**asked, stream=True))
+    request: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "seed": 1}
+    whole = client.chat.completions.create(**request)
+    events = list(client.chat.completions.create(**request, stream=True))
     assert "".join(event.choices[0].delta.content or "" for event in events) == whole.choices[0].message.content
     assert len(events) > 3
     replicas = {ask(url, f"number {number}").headers["x-replica"] for number in range(32)}

@@ -231,9 +231,9 @@ def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_bac
 
 
 def test_the_stop_word_that_ended_a_response_is_reported(triton_server: TritonServer) -> None:
-    asked = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["zzz", "7", ", 7"], "temperature": 0.0}
-    assert post(triton_server, "ensemble/generate", asked).json()["stop_string"] == ", 7"
-    assert post(triton_server, "ensemble/generate", asked | {"stop_words": ["zzz"]}).json()["stop_string"] == ""
+    request = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["zzz", "7", ", 7"], "temperature": 0.0}
+    assert post(triton_server, "ensemble/generate", request).json()["stop_string"] == ", 7"
+    assert post(triton_server, "ensemble/generate", request | {"stop_words": ["zzz"]}).json()["stop_string"] == ""
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ def test_streamed_rows_join_to_those_of_the_whole_response(pipe: AsyncEngine) ->
 
 
 def test_a_token_has_the_same_rows_whether_those_of_the_prompt_are_asked_for_too(pipe: AsyncEngine) -> None:
-    def rows(asked: Any) -> torch.Tensor:
+    def rows(requested: Any) -> torch.Tensor:
         config = GenerationConfig(
-            max_new_tokens=4, ignore_eos=True, output_logits=asked, output_last_hidden_state=asked
+            max_new_tokens=4, ignore_eos=True, output_logits=requested, output_last_hidden_state=requested
         )
         response = pipe(PROMPT, config)
         assert response.logits is not None

@@ -251,12 +251,12 @@ def test_a_pipeline_chats_with_a_file(tmp_path: Path) -> None:
     source = make_small(tmp_path / "source", "LlamaForCausalLM")
     write_gguf(source, tmp_path / "some-model.gguf", "llama")
     config = TurbomindEngineConfig(session_len=128, cache_max_entry_count=8, dtype="float32", model_format="gguf")
-    asked = GenerationConfig(max_new_tokens=6, do_sample=False)
+    requested = GenerationConfig(max_new_tokens=6, do_sample=False)
     responses = []
     for path, backend in (
         (source, TurbomindEngineConfig(**vars(config) | {"model_format": None})),
         (tmp_path / "some-model.gguf", config),
     ):
         with pipeline(str(path), backend_config=backend) as model:
-            responses.append(model("What are the 12 months?", asked).token_ids)
+            responses.append(model("What are the 12 months?", requested).token_ids)
     assert responses[0] == responses[1]

@@ -122,10 +122,10 @@ def test_a_shared_prefix_over_32_requests_costs_a_tenth_and_changes_no_response(
     prompts = [f"{prefix}\nQuestion {index}: who baked?" for index in range(32)]
     config = GenerationConfig(max_new_tokens=4, ignore_eos=True)
 
-    def computed(model: AsyncEngine, asked: list[str]) -> tuple[list[Response], float]:
+    def computed(model: AsyncEngine, requested: list[str]) -> tuple[list[Response], float]:
         before = model.engine.metrics()["tokens_computed_total"]
-        first = model(asked[0], config)  # the cache learns the prefix from the first
-        responses = [first, *model(asked[1:], config)]
+        first = model(requested[0], config)  # the cache learns the prefix from the first
+        responses = [first, *model(requested[1:], config)]
         return responses, model.engine.metrics()["tokens_computed_total"] - before
 
     cached, cost = computed(keeping, prompts)

@@ -91,8 +91,8 @@ def test_a_router_knows_after_ten_thousand_requests_what_the_engine_will_find(
     engine = Engine(str(directory), config)
     try:
         with index_of(events) as index:
-            asked = prompts(1)
-            ask(engine, [next(asked) for _ in range(REQUESTS)])
+            requested = prompts(1)
+            ask(engine, [next(requested) for _ in range(REQUESTS)])
             check(index, engine)
             measurements = engine.metrics()
             assert measurements["requests_completed_total"] == REQUESTS
@@ -101,7 +101,7 @@ def test_a_router_knows_after_ten_thousand_requests_what_the_engine_will_find(
             assert measurements["kv_event_losses_total"] == 0
             hits = 0
             for _ in range(PROBES):
-                prompt, adapter = next(asked)
+                prompt, adapter = next(requested)
                 expected = index.found(prompt, BLOCK, adapter)
                 before = engine.metrics()["prefix_cache_hits_total"]
                 ask(engine, [(prompt, adapter)])
@@ -123,8 +123,8 @@ def test_the_pytorch_engine_reports_the_same(directory: Path, events: dict[str, 
     engine = Engine(str(directory), config)
     try:
         with index_of(events) as index:
-            asked = prompts(2)
-            ask(engine, [(next(asked)[0], None) for _ in range(40)])
+            requested = prompts(2)
+            ask(engine, [(next(requested)[0], None) for _ in range(40)])
             check(index, engine)
             assert index.hashes_checked > 40
     finally:
@@ -151,16 +151,16 @@ def test_a_publisher_that_is_killed_costs_nothing_but_a_beginning_again(
     )
     engine = Engine(str(directory), config)
     try:
-        asked = prompts(3)
-        ask(engine, [(next(asked)[0], None) for _ in range(20)])
+        requested = prompts(3)
+        ask(engine, [(next(requested)[0], None) for _ in range(20)])
         os.kill(publisher_of(events), signal.SIGKILL)
 
         def is_reported_again() -> bool:
-            ask(engine, [(next(asked)[0], None)])
+            ask(engine, [(next(requested)[0], None)])
             return engine.metrics()["kv_event_losses_total"] == 1 and publishes(events)
 
         eventually_sync(is_reported_again)
-        ask(engine, [(next(asked)[0], None)])
+        ask(engine, [(next(requested)[0], None)])
         with index_of(events) as index:
             check(index, engine)
             assert index.clears == 1

@@ -27,8 +27,8 @@ def traces(directory: Path, *, one_by_one: bool = False, **settings: Any) -> lis
         | settings
     )
     with pipeline(str(directory), backend_config=config) as model:
-        asked = [[conversation] for conversation in CONVERSATIONS] if one_by_one else [CONVERSATIONS]
-        answers = [answer for some in asked for answer in model(some, SAMPLED)]
+        batches = [[conversation] for conversation in CONVERSATIONS] if one_by_one else [CONVERSATIONS]
+        answers = [answer for some in batches for answer in model(some, SAMPLED)]
         preempted = model.engine.metrics()["preemptions_total"]
     return [[(answer.token_ids, answer.logprobs) for answer in answers], preempted]
 

@@ -203,8 +203,8 @@ def test_threads_are_served_by_one_event_loop_through_queues(pipe: AsyncEngine) 
     questions: list[Queue[str]] = [Queue(), Queue()]
     responses: list[Queue[Response]] = [Queue(), Queue()]
 
-    async def respond(asked: "Queue[str]", given: "Queue[Response]") -> None:
-        prompt = await asyncio.to_thread(asked.get)
+    async def respond(request: "Queue[str]", given: "Queue[Response]") -> None:
+        prompt = await asyncio.to_thread(request.get)
         given.put(await pipe.async_batch_infer(prompt, SHORT))
 
     async def serve() -> None:
@@ -212,8 +212,8 @@ def test_threads_are_served_by_one_event_loop_through_queues(pipe: AsyncEngine) 
 
     server = threading.Thread(target=asyncio.run, args=(serve(),))
     server.start()
-    for asked, prompt in zip(questions, PROMPTS, strict=True):
-        asked.put(prompt)
+    for request, prompt in zip(questions, PROMPTS, strict=True):
+        request.put(prompt)
     server.join(180)
     assert [given.get(timeout=180).text for given in responses] == [one.text for one in pipe(PROMPTS, SHORT)]
 

@@ -100,22 +100,22 @@ def test_a_session_goes_on_looking_at_its_image(directory: Path) -> None:
         session = pipe.chat(("what is it?", shown), gen_config=config)
         ids = [*pipe.prepare(("what is it?", shown)).ids, *session.response.token_ids]
         session = pipe.chat("and where?", session=session, gen_config=config)
-        asked = pipe.tokenizer.encode(" USER: and where? ASSISTANT:", add_bos=False)
+        prompts = pipe.tokenizer.encode(" USER: and where? ASSISTANT:", add_bos=False)
     response = session.response
-    assert (response.history_token_len, response.input_token_len) == (len(ids), len(asked))
-    ids += asked
+    assert (response.history_token_len, response.input_token_len) == (len(ids), len(prompts))
+    ids += prompts
     expected = MllamaReference(directory)([*ids, *response.token_ids], [shown])[len(ids) - 1 : -1]
     assert relative_error(response.logits, expected[: len(response.logits)]) < TOLERANCE
 
 
 def test_images_swapped_to_the_host_come_back(directory: Path) -> None:
-    asked = [turn(make_image(60, 40, seed), "what is it?") for seed in range(6)]
+    prompts = [turn(make_image(60, 40, seed), "what is it?") for seed in range(6)]
     with engine_of(directory) as plenty:
-        expected = [plenty(messages, GREEDY).token_ids for messages in asked]
+        expected = [plenty(messages, GREEDY).token_ids for messages in prompts]
     short = {"session_len": 96, "cache_max_entry_count": 10, "num_cpu_blocks": 64, "enable_prefix_caching": True}
     with engine_of(directory, **short) as pipe:
         for _ in range(2):
-            assert [pipe(messages, GREEDY).token_ids for messages in asked] == expected
+            assert [pipe(messages, GREEDY).token_ids for messages in prompts] == expected
         assert pipe.engine.metrics()["swapped_in_total"] > 0
 
 

@@ -73,8 +73,8 @@ def test_top_p_of_nothing_is_the_most_likely_token(pipe: AsyncEngine) -> None:
 
 
 def test_a_result_of_the_role_ipython_is_that_of_a_tool(pipe: AsyncEngine) -> None:
-    asked = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "call"}]
-    ids = [pipe.prepare([*asked, {"role": role, "content": "4"}]).ids for role in ("ipython", "tool")]
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "call"}]
+    ids = [pipe.prepare([*messages, {"role": role, "content": "4"}]).ids for role in ("ipython", "tool")]
     assert ids[0] == ids[1]
 
 

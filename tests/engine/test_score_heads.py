@@ -29,9 +29,9 @@ def numbers_of(checkpoint: Path, prompts: list[str]) -> tuple[ScoreHead, np.ndar
     head = read_score_head(resolve(checkpoint).path)
     assert head is not None
     assert not head.refusal
-    asked = GenerationConfig(max_new_tokens=1, output_last_hidden_state="generation")
+    requested = GenerationConfig(max_new_tokens=1, output_last_hidden_state="generation")
     with pipeline(str(checkpoint), backend_config=TurbomindEngineConfig(dtype="float32", session_len=512)) as pipe:
-        states = [response.last_hidden_state[0].numpy() for response in pipe(prompts, asked, do_preprocess=False)]
+        states = [response.last_hidden_state[0].numpy() for response in pipe(prompts, requested, do_preprocess=False)]
     return head, head.numbers(np.stack(states))
 
 

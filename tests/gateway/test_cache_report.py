@@ -79,14 +79,14 @@ APIS: dict[str, tuple[str, dict[str, Any], Callable[[httpx.Response], Any]]] = {
 def test_every_usage_has_the_report_that_was_asked_for(triton: FakeTriton, http: httpx.Client, api: str) -> None:
     path, body, usage_of = APIS[api]
     triton.script = Script(cache_report=numbers(3, 60, 40))
-    asked = {"model": MODEL, **body}
-    usage = usage_of(http.post(path, json=asked | {"include_cache_report": True}))
+    request = {"model": MODEL, **body}
+    usage = usage_of(http.post(path, json=request | {"include_cache_report": True}))
     assert usage["cache_report"] == FOUND | {"token": 60, "reason": "was evicted 40 s ago from token 60 on"}
     assert "cache_report" in triton.requests[-1].outputs
-    for without in (asked, asked | {"include_cache_report": False}):
+    for without in (request, request | {"include_cache_report": False}):
         assert "cache_report" not in usage_of(http.post(path, json=without))
         assert "cache_report" not in triton.requests[-1].outputs
-    rejected = http.post(path, json=asked | {"include_cache_report": "all"})
+    rejected = http.post(path, json=request | {"include_cache_report": "all"})
     assert rejected.status_code in (400, 422)
     assert "include_cache_report" in rejected.text
 

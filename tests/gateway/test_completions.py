@@ -44,7 +44,7 @@ def test_a_stream_of_several_prompts_distinguishes_them(client: openai.OpenAI, t
 
 
 def test_lmdeploy_s_benchmark_request_is_accepted(http: httpx.Client, triton: FakeTriton) -> None:
-    asked = {
+    requested = {
         "model": MODEL,
         "prompt": "a",
         "temperature": 0.0,
@@ -53,7 +53,7 @@ def test_lmdeploy_s_benchmark_request_is_accepted(http: httpx.Client, triton: Fa
         "stream": True,
         "ignore_eos": True,
     }
-    response = http.post("/v1/completions", json=asked, headers={"authorization": "Bearer None"})
+    response = http.post("/v1/completions", json=requested, headers={"authorization": "Bearer None"})
     assert response.status_code == 200
     assert triton.requests[0].inputs["ignore_eos"] is True
 

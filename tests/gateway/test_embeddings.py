@@ -138,8 +138,8 @@ def test_documents_are_ranked_by_their_nearness_to_the_query(embedder: str) -> N
         np.testing.assert_allclose(
             [result["relevance_score"] for result in response["results"]], sorted(scores)[::-1], rtol=1e-5
         )
-    asked = {"query": "ababab", "documents": documents, "top_n": 1, "return_documents": False}
-    (best,) = httpx.post(f"{embedder}/v1/rerank", json=asked, trust_env=False).json()["results"]
+    request = {"query": "ababab", "documents": documents, "top_n": 1, "return_documents": False}
+    (best,) = httpx.post(f"{embedder}/v1/rerank", json=request, trust_env=False).json()["results"]
     assert (best["index"], best["document"]) == (order[0], None)
 
 

@@ -129,8 +129,8 @@ def test_encode_counts_tokens(http: httpx.Client) -> None:
 
 
 def test_tokenize_and_detokenize_are_inverse(http: httpx.Client) -> None:
-    asked = {"model": MODEL, "prompt": "h🦜", "add_special_tokens": False}
-    tokens = http.post("/tokenize", json=asked).json()
+    requested = {"model": MODEL, "prompt": "h🦜", "add_special_tokens": False}
+    tokens = http.post("/tokenize", json=requested).json()
     assert tokens["count"] == len(tokens["tokens"]) == 5
     assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "h🦜"}
     of_messages = http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()

@@ -93,10 +93,10 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", REQUESTS)
 def test_a_request_goes_to_the_model_it_names(triton: FakeTriton, gateway: TestClient, path: str) -> None:
-    for name, asked in (("small", "small"), ("big@1", "big_1"), ("big@2", "big_2"), ("big", "big_2")):
+    for name, request in (("small", "small"), ("big@1", "big_1"), ("big@2", "big_2"), ("big", "big_2")):
         response = gateway.post(path, json=REQUESTS[path] | {"model": name})
         assert response.json()["model"] == name
-        assert triton.requests[-1].model == f"ensemble.{asked}"
+        assert triton.requests[-1].model == f"ensemble.{request}"
     unknown = gateway.post(path, json=REQUESTS[path] | {"model": "bigger"})
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 

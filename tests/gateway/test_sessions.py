@@ -121,10 +121,10 @@ def test_a_line_shows_what_it_escapes() -> None:
 
 
 def test_keys_share_no_cached_prompts_where_that_is_asked_for(fake: FakeTriton) -> None:
-    def salts(settings: Settings, *asked: tuple[str | None, str | None]) -> list[str | None]:
+    def salts(settings: Settings, *requested: tuple[str | None, str | None]) -> list[str | None]:
         fake.requests.clear()
         with running_gateway(settings) as url:
-            for key, salt in asked:
+            for key, salt in requested:
                 turn(url, key, **({} if salt is None else {"cache_salt": salt}))
         return [request.inputs.get("cache_salt") for request in fake.requests]
 

@@ -229,7 +229,7 @@ def test_callers_of_a_proxy_stay_apart_at_its_nodes(stack: ExitStack) -> None:
     assert proxy.post("/nodes/add", json={"url": node}, headers=alice).status_code == 200
     made = proxy.post("/v1/responses", json={"model": "m", "input": "Hello"}, headers=alice).json()
     of_alice = digest_for_node("nodes", "alice")
-    asked = {"model": "m", "input": "And?", "previous_response_id": made["id"]}
+    request = {"model": "m", "input": "And?", "previous_response_id": made["id"]}
     for url, key, named, status in (
         (str(proxy.base_url), "bob", None, 400),
         (str(proxy.base_url), "bob", of_alice, 400),  # only proxies say who calls
@@ -241,7 +241,7 @@ def test_callers_of_a_proxy_stay_apart_at_its_nodes(stack: ExitStack) -> None:
         (node, "bob", of_alice, 401),
     ):
         headers = {"authorization": f"Bearer {key}"} | ({} if named is None else {CALLER: named})
-        response = httpx.post(f"{url.rstrip('/')}/v1/responses", json=asked, headers=headers, trust_env=False)
+        response = httpx.post(f"{url.rstrip('/')}/v1/responses", json=request, headers=headers, trust_env=False)
         assert response.status_code == status, (url, key, named, response.text)
     marks = {}
     for key in ("alice", "bob"):

@@ -123,9 +123,9 @@ def test_a_pod_starts_our_server_and_asks_its_health(which: str) -> None:
     (port,) = container["ports"]
     assert port["containerPort"] == parsed.server_port
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        asked = container[probe]["httpGet"]
-        assert asked["path"] == "/health"
-        assert asked["port"] in (port["name"], port["containerPort"])
+        probed = container[probe]["httpGet"]
+        assert probed["path"] == "/health"
+        assert probed["port"] in (port["name"], port["containerPort"])
 
 
 @pytest.mark.parametrize("which", ["base", "kserve"])

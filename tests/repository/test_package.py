@@ -73,20 +73,21 @@ def test_every_pinned_release_is_one_that_the_wheel_allows() -> None:
             if "==" in line and not line.startswith("#"):
                 package, _, version = line.partition("==")
                 pins[canonicalize_name(package)] = version
-    asked = [Requirement(text) for text in requirements_of(PROJECT, USERS)]
-    held = [requirement for requirement in asked if canonicalize_name(requirement.name) in pins]
+    requested = [Requirement(text) for text in requirements_of(PROJECT, USERS)]
+    held = [requirement for requirement in requested if canonicalize_name(requirement.name) in pins]
     assert len(held) > 25
     for requirement in held:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
 def test_every_import_is_of_a_package_that_the_wheel_asks_for() -> None:
-    asked = others(requirements_of(PROJECT, USERS))
+    requested = others(requirements_of(PROJECT, USERS))
     unknown = {
         (file, module)
         for folder in OWN
         for file, module in imported(folder)
-        if module not in ELSEWHERE and not asked & {canonicalize_name(name) for name in DISTRIBUTIONS.get(module, [])}
+        if module not in ELSEWHERE
+        and not requested & {canonicalize_name(name) for name in DISTRIBUTIONS.get(module, [])}
     }
     assert not unknown
 

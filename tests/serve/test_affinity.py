@@ -71,8 +71,8 @@ def test_what_is_remembered_is_bounded_and_the_latest_stays() -> None:
 
 
 def ask(**body: object) -> tuple[int | None, tuple[int, ...]]:
-    asked = with_routing(RoutedRequest("POST", "/v1/chat/completions", "", (), json.dumps(body).encode()), None)
-    return asked.session, asked.keys
+    request = with_routing(RoutedRequest("POST", "/v1/chat/completions", "", (), json.dumps(body).encode()), None)
+    return request.session, request.keys
 
 
 def test_a_longer_conversation_has_the_keys_of_the_shorter_one() -> None:
@@ -89,8 +89,8 @@ def test_sessions_are_known_by_header_and_field_and_bad_bodies_have_none() -> No
     assert with_routing(RoutedRequest("POST", "/", "", (), b"{}"), "5").session == session_key("5")
     assert ask(session_id=-1)[0] is None
     for body in (b"", b"{", b"[1]", b'"x"', b'{"messages": 5, "session_id": []}', b"\xff", b"[" * 30_000):
-        asked = with_routing(RoutedRequest("POST", "/", "", (), body), None)
-        assert (asked.session, asked.keys, asked.body) == (None, (), body)
+        request = with_routing(RoutedRequest("POST", "/", "", (), body), None)
+        assert (request.session, request.keys, request.body) == (None, (), body)
 
 
 def test_random_traffic_is_only_sent_where_it_may_go() -> None:

@@ -121,8 +121,8 @@ def test_the_terminal_streams_responses_starts_again_and_leaves(url: str, triton
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(REPLY) == 3
     turns = [json.loads(request.inputs["messages"]) for request in triton.requests]
-    asked = list(dict.fromkeys(turn[0]["content"] for turn in turns))
-    assert asked == ["Hello\nthere", "Again", "Once more"]
+    requested = list(dict.fromkeys(turn[0]["content"] for turn in turns))
+    assert requested == ["Hello\nthere", "Again", "Once more"]
     begins = [request.inputs["sequence_start"] for request in triton.requests]
     assert begins == [False, True, False, False, True]  # the engine did not know the session at first, and after `end`
     assert triton.sessions == set()
@@ -182,8 +182,8 @@ def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTr
         process.wait()
         reader.join(180)
         os.close(controller)
-    asked = [json.loads(request.inputs["messages"])[0]["content"] for request in triton.requests]
-    assert set(asked) == {"Hello"}
+    requested = [json.loads(request.inputs["messages"])[0]["content"] for request in triton.requests]
+    assert set(requested) == {"Hello"}
 
 
 @pytest.mark.parametrize(

@@ -137,10 +137,10 @@ def test_rows_have_vectors_and_scores(tmp_path: Path) -> None:
     embedder = tmp_path / "embedder"
     make_encoder(embedder, "Bert")
     query, *texts = texts_of((5, 9, 30))
-    asked = {"model": "embedder", "query": query, "documents": texts}
+    requested = {"model": "embedder", "query": query, "documents": texts}
     requests = [
         request("vectors", "") | {"url": "/v1/embeddings", "body": {"model": "embedder", "input": texts}},
-        request("ranks", "") | {"url": "/v1/rerank", "body": asked},
+        request("ranks", "") | {"url": "/v1/rerank", "body": requested},
         request("scores", "") | {"url": "/v1/score", "body": {"model": "embedder", "text_1": query, "text_2": texts}},
         request("classes", "") | {"url": "/v1/classify", "body": {"model": "embedder", "input": texts}},
     ]

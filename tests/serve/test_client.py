@@ -112,11 +112,11 @@ async def test_only_the_outputs_that_are_needed_are_asked_for(client: TritonClie
     await run(client, GenerateRequest(text_input="a", n=2))
     await run(client, GenerateRequest(text_input="a", session_id=5, sequence_start=True))
     await run(client, GenerateRequest(text_input="a", logprobs=0))
-    asked = [set(request.outputs) for request in triton.requests]
-    assert asked[0] == basic
-    assert asked[1] == basic | {"index"}
-    assert asked[2] == basic | {"history_token_len"}
-    assert asked[3] == basic | {"token_ids", "token_logprobs", "top_token_ids", "top_logprobs"}
+    requested = [set(request.outputs) for request in triton.requests]
+    assert requested[0] == basic
+    assert requested[1] == basic | {"index"}
+    assert requested[2] == basic | {"history_token_len"}
+    assert requested[3] == basic | {"token_ids", "token_logprobs", "top_token_ids", "top_logprobs"}
 
 
 async def test_several_choices_interleave_and_each_ends_once(client: TritonClient, triton: FakeTriton) -> None:

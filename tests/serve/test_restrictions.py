@@ -96,8 +96,8 @@ async def test_what_clients_need_stays_open(server: TritonServer) -> None:
     async with httpx.AsyncClient(base_url=f"http://{server.http_address}/v2/", trust_env=False) as http:
         for path in ("health/ready", "models/turbomind", "models/turbomind/config", "models/turbomind/stats"):
             assert (await http.get(path)).status_code == 200
-        asked = await http.post("models/ensemble/generate_stream", json={"text_input": "hello"})
-        assert '"text_output":"hello"' in asked.text
+        requested = await http.post("models/ensemble/generate_stream", json={"text_input": "hello"})
+        assert '"text_output":"hello"' in requested.text
 
 
 def test_every_start_has_a_key_of_its_own() -> None:
@@ -138,5 +138,5 @@ def test_the_keys_on_the_command_line_open_nothing(server: TritonServer) -> None
     assert key not in shown
     with httpx.Client(base_url=f"http://{server.http_address}/v2/", trust_env=False) as client:
         for tried, status in [*((each, 403) for each in shown), (key, 200)]:
-            asked = client.get("systemsharedmemory/status", headers={"lmdeploy-admin": tried})
-            assert asked.status_code == status
+            requested = client.get("systemsharedmemory/status", headers={"lmdeploy-admin": tried})
+            assert requested.status_code == status

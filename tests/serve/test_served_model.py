@@ -93,10 +93,10 @@ def test_an_adapter_that_is_not_there_is_refused_before_anything_is_started(work
 def test_revision_and_download_dir_say_which_model_is_served(
     default_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[Any, ...]] = []
+    requested: list[tuple[Any, ...]] = []
 
     def locate(*where: Any) -> Path:
-        asked.append(where)
+        requested.append(where)
         return default_model_dir
 
     monkeypatch.setattr(resolved_model, "locate_model", locate)
@@ -104,7 +104,7 @@ def test_revision_and_download_dir_say_which_model_is_served(
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", json.dumps(config))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # what another program downloaded is taken
     reported("owner/name")
-    assert asked == [("owner/name", "v2", str(tmp_path))]
+    assert requested == [("owner/name", "v2", str(tmp_path))]
 
 
 def test_a_server_that_other_machines_reach_is_warned_of(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

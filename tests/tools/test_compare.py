@@ -69,14 +69,14 @@ def test_what_was_promised_and_not_measured_is_named() -> None:
 
 
 def test_a_prompt_s_rate_ends_at_its_first_token() -> None:
-    asked: list[tuple[int, int, int]] = []
+    requested: list[tuple[int, int, int]] = []
 
     def respond(requests: Any, concurrency: int) -> list[Record]:
-        asked.extend((len(request.input_ids), request.output_len, concurrency) for request in requests)
+        requested.extend((len(request.input_ids), request.output_len, concurrency) for request in requests)
         return [Record(1.0, [(1.5, 1)]), Record(1.5, [(3.0, 1)])]
 
     assert Match("prefill", 4, 1, 512, 1).rate(respond) == 2 * 512 / 2.0
-    assert asked == [(512, 1, 1)] * 2
+    assert requested == [(512, 1, 1)] * 2
 
 
 def test_our_engine_answers_tokens_with_exactly_as_many_as_asked_for(model: Path) -> None:

@@ -83,16 +83,16 @@ def test_results_are_a_table_and_lines_of_json(url: str, fake: FakeTriton, tmp_p
     assert [result["request_rate"] for result in results] == [200, 400]
     assert all((result["requests"], result["output_tokens"], result["failed"]) == (10, 60, 0) for result in results)
     assert "tokens/s" in printed
-    asked = fake.requests[-1].inputs
-    assert (asked["text_input"], asked["ignore_eos"], asked["temperature"]) == ("hello", True, 0.0)
+    request = fake.requests[-1].inputs
+    assert (request["text_input"], request["ignore_eos"], request["temperature"]) == ("hello", True, 0.0)
 
 
 def test_other_fields_and_whole_responses(url: str, fake: FakeTriton) -> None:
     profile(
         url, "--num-prompts", "3", "--disable-stream", "--disable-ignore-eos", "--extra-request-body", '{"top_k": 7}'
     )
-    asked = fake.requests[-1].inputs
-    assert (asked["stream"], asked["ignore_eos"], asked["top_k"]) == (False, False, 7)
+    request = fake.requests[-1].inputs
+    assert (request["stream"], request["ignore_eos"], request["top_k"]) == (False, False, 7)
 
 
 @pytest.mark.parametrize("flags", [(), ("--disable-tqdm",)])

@@ -299,15 +299,15 @@ def test_bad_texts_are_refused_with_the_default(name: str, tmp_path: Path) -> No
 
 
 def test_data_sets_are_loaded_where_their_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
 
     def load_dataset(**arguments: Any) -> list[dict[str, str]]:
-        asked.append(arguments)
+        requested.append(arguments)
         return [{"sentence": "first"}, {"sentence": "second"}]
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     assert load_text("ptb") == "first\n\nsecond"
-    assert asked == [{"path": "ptb_text_only", "name": "penn_treebank", "split": "train"}]
+    assert requested == [{"path": "ptb_text_only", "name": "penn_treebank", "split": "train"}]
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"c4: needs the package `datasets`, which is not installed; give a text file"):
         load_text("c4")
@@ -355,16 +355,16 @@ def test_the_command_says_what_is_wrong_in_one_line(
 def test_the_command_searches_where_it_is_asked_to(
     method: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     def note(model_dir: Path, work_dir: Path, settings: Any, **_: Any) -> Path:
-        asked.append(settings)
+        requested.append(settings)
         return work_dir
 
     monkeypatch.setattr(f"lmdeploy.lite.{method}.{method}", note)
     for options in ([], ["--search-scale"]):
         assert run_cli(["lite", method, str(source), "--work-dir", str(tmp_path / "out"), *options]) == 0
-    assert [settings.search_scale for settings in asked] == [False, True]
+    assert [settings.search_scale for settings in requested] == [False, True]
 
 
 @pytest.mark.parametrize("method", ["auto_awq", "auto_gptq", "smooth_quant", "calibrate"])

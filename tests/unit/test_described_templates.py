@@ -109,11 +109,11 @@ _INFILLING = {
 @pytest.mark.parametrize("name", _INFILLING)
 def test_the_missing_middle_of_a_text_is_asked_for_as_described(name: str) -> None:
     template = MODELS.get(name)(capability="infilling")
-    asked: list[dict[str, Any]] = [{"role": "user", "content": "def f(x):\n    <FILL>\n    return y"}]
-    assert template.render(asked) == _INFILLING[name]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "def f(x):\n    <FILL>\n    return y"}]
+    assert template.render(messages) == _INFILLING[name]
     assert ("<EOT>" in template.stop_words) is (name == "codellama")
     for text, count in (("x", 0), ("<FILL>x<FILL>", 2)):
         with pytest.raises(ValueError, match=f"must hold <FILL> once, .*got it {count} times"):
             template.render([{"role": "user", "content": text}])
     with pytest.raises(ValueError, match="nothing to continue"):
-        template.render_continuation(asked)
+        template.render_continuation(messages)

@@ -67,11 +67,11 @@ def test_a_model_is_pulled_whole_and_then_found_without_the_hub(hub: FakeHub) ->
 
 def test_what_is_there_is_not_fetched_again(hub: FakeHub) -> None:
     pulled()
-    asked = len(hub.asked)
+    requested = len(hub.asked)
     hub.commit = "b" * 40
     hub.files["owner/plain"]["config.json"] = b'{"new": true}'
     assert (pulled() / "config.json").read_bytes() == b'{"new": true}'
-    assert [name for name, _ in hub.asked[asked:]] == ["config.json"]
+    assert [name for name, _ in hub.asked[requested:]] == ["config.json"]
 
 
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: FakeHub) -> None:

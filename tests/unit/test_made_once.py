@@ -46,8 +46,8 @@ def test_who_comes_meanwhile_waits_and_makes_it_only_if_the_first_could_not(
         (path / "content").write_text(f"of {len(made)}")
 
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(made_once, folder, fill) for _ in range(2)]
-        failures = [future.exception() for future in asked]
+        futures = [pool.submit(made_once, folder, fill) for _ in range(2)]
+        failures = [future.exception() for future in futures]
     assert sorted(map(str, failures)) == (["None", "broken"] if first_fails else ["None", "None"])
     assert len(made) == (2 if first_fails else 1)
     assert (folder / "content").read_text() == f"of {len(made)}"

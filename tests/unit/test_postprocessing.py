@@ -62,12 +62,12 @@ def test_a_client_that_holds_back_broken_characters_shows_the_whole_text(model: 
 
 def test_a_client_may_have_the_bytes_of_every_token(model: Any, reference: Any) -> None:
     ids = reference.encode(TEXT)
-    asked = Request(
+    request = Request(
         TOKENS_BATCH=np.array([[[token] for token in ids]], dtype=np.uint32),
         sequence_length=np.zeros((1, len(ids)), dtype=np.uint32),
     )
-    asked.reported = {"as_bytes": "true"}
-    [response] = model.execute([asked])
+    request.reported = {"as_bytes": "true"}
+    [response] = model.execute([request])
     pieces = response.array("OUTPUT").tolist()
     assert len(pieces) == len(ids)
     assert b"".join(pieces) == TEXT.encode()

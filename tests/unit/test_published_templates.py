@@ -137,7 +137,7 @@ def test_reasoning_before_the_last_question_is_left_out_as_published(name: str) 
 
 
 def test_reasoning_after_a_call_is_kept_until_the_next_question_as_published() -> None:
-    asked, made, *returned = with_calls(1)
-    messages = [asked, {**made, "content": "<think>\nHm.\n</think>\n\nI add."}, *returned]
+    question, made, *returned = with_calls(1)
+    messages = [question, {**made, "content": "<think>\nHm.\n</think>\n\nI add."}, *returned]
     assert rendered("qwen3", messages, [TOOL]) == published("qwen3", messages, [TOOL])
     assert "Hm." in rendered("qwen3", messages, [TOOL])

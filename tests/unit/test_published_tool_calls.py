@@ -86,9 +86,9 @@ def conversation(name: str) -> list[dict[str, Any]]:
     results = [
         {"role": "tool", "content": f"{number}°", "tool_call_id": call["id"]} for number, call in enumerate(calls)
     ]
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How is the weather?"}]
+    question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How is the weather?"}]
     content = "" if name in SAYS_NOTHING else "I look."
-    return [*asked, {"role": "assistant", "content": content, "tool_calls": calls}, *results]
+    return [*question, {"role": "assistant", "content": content, "tool_calls": calls}, *results]
 
 
 def template_of(name: str) -> JinjaChatTemplate:
@@ -113,8 +113,8 @@ def test_the_format_is_known_by_the_template(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_are_written_and_read_as_published(name: str) -> None:
     calls = calls_of(name)
-    asked, *_ = conversation(name)[1:]
-    prompt = published(name, [asked, conversation(name)[2]], [WEATHER, TIME])
+    question, *_ = conversation(name)[1:]
+    prompt = published(name, [question, conversation(name)[2]], [WEATHER, TIME])
     turn = prompt.rpartition("How is the weather?")[2]
     written = TOOL_CALL_FORMATS[FORMATS[name]].formats[0].write(calls)
     assert written in turn
@@ -128,10 +128,10 @@ def test_calls_are_written_and_read_as_published(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["kimi_k2", "mistral-nemo", "mistral-small3_2"])
 def test_ids_of_other_servers_are_written_as_the_template_wants_them(name: str) -> None:
-    asked, made, *results = conversation(name)[1:]
+    question, made, *results = conversation(name)[1:]
     calls = [{**call, "id": f"toolu_{number}-{'x' * 20}"} for number, call in enumerate(made["tool_calls"])]
     answered = [{**result, "tool_call_id": call["id"]} for call, result in zip(calls, results, strict=True)]
-    prompt = template_of(name).render([asked, {**made, "tool_calls": calls}, *answered], [WEATHER, TIME])
+    prompt = template_of(name).render([question, {**made, "tool_calls": calls}, *answered], [WEATHER, TIME])
     assert "toolu" not in prompt
     if name == "kimi_k2":
         assert "## Return of functions.get_time:1" in prompt

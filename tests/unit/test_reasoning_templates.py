@@ -102,10 +102,10 @@ def test_results_for_gpt_oss_are_named_after_their_own_calls() -> None:
         {"role": "tool", "content": "noon", "tool_call_id": "2"},
         {"role": "tool", "content": "2", "tool_call_id": "1"},
     ]
-    asked = '<|channel|>commentary json<|message|>{"a": 1, "b": "½"}<|call|>'
+    requested = '<|channel|>commentary json<|message|>{"a": 1, "b": "½"}<|call|>'
     returned = " to=assistant<|channel|>commentary<|message|>"
     assert rendered("gpt-oss", messages).endswith(
-        f"<|start|>assistant to=functions.add{asked}<|start|>assistant to=functions.now{asked}"
+        f"<|start|>assistant to=functions.add{requested}<|start|>assistant to=functions.now{requested}"
         f'<|start|>functions.now{returned}"noon"<|end|><|start|>functions.add{returned}"2"<|end|><|start|>assistant'
     )
 

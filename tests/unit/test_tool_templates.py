@@ -168,9 +168,9 @@ READ = [
 def test_what_a_template_writes_the_parser_reads(name: str) -> None:
     template = MODELS.get(name)()
     whole = template.render(CONVERSATION[:3], [TOOL], add_generation_prompt=False)
-    asked = template.render(CONVERSATION[:2], [TOOL])
-    assert whole.startswith(asked)
-    response = whole.removeprefix(asked)
+    requested = template.render(CONVERSATION[:2], [TOOL])
+    assert whole.startswith(requested)
+    response = whole.removeprefix(requested)
     for end in ("<|im_end|>\n", "<|eot_id|>", "</s>", " ", "<｜end▁of▁sentence｜>"):
         response = response.removesuffix(end)
     found = parse(response, frozenset({"add"}))

@@ -49,11 +49,11 @@ $\\\\includegraphics{{{0}/latex}}$
 @pytest.fixture
 def listener() -> Iterator[tuple[str, list[str]]]:
     """A host that notes what it is asked for: its URL, and the paths."""
-    asked: list[str] = []
+    hosts: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            hosts.append(self.path)
             self.send_response(404)
             self.end_headers()
 
@@ -63,7 +63,7 @@ def listener() -> Iterator[tuple[str, list[str]]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
+    yield f"http://127.0.0.1:{server.server_port}", hosts
     server.shutdown()
     thread.join()
 
@@ -71,9 +71,9 @@ def listener() -> Iterator[tuple[str, list[str]]]:
 def test_no_host_hears_of_what_a_model_writes(
     driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton, listener: tuple[str, list[str]]
 ) -> None:
-    url, asked = listener
+    url, hosts = listener
     driver.get(f"{url}/hello")
-    assert "/hello" in asked
+    assert "/hello" in hosts
     page = ChatPage(driver, page_url)
     try:
         fake_triton.script = Script(texts=[WRITTEN.format(url)])
@@ -82,7 +82,7 @@ def test_no_host_hears_of_what_a_model_writes(
         time.sleep(2)  # in which a browser asks for what it shows
     finally:
         page.close()
-    assert [path for path in asked if path not in ("/hello", "/favicon.ico")] == []
+    assert [path for path in hosts if path not in ("/hello", "/favicon.ico")] == []
 
 
 def test_a_key_is_shown_in_a_browser_and_nothing_on_the_page_is_missing(

@@ -19,8 +19,8 @@ from tests.support.waiting import eventually_sync
 
 def begin(client: openai.OpenAI, content: bytes, **more: object) -> openai.types.Batch:
     file = client.files.create(file=("requests.jsonl", content), purpose="batch")
-    asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h", **more}
-    return client.batches.create(input_file_id=file.id, **asked)  # type: ignore[arg-type]
+    requested = {"endpoint": "/v1/chat/completions", "completion_window": "24h", **more}
+    return client.batches.create(input_file_id=file.id, **requested)  # type: ignore[arg-type]
 
 
 def echo(received: Received) -> Script:

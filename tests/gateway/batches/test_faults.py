@@ -76,11 +76,11 @@ def owned_with_batch(store: Store) -> tuple[Owned, str]:
 
 async def run(store: Store, owned: Owned, batch_id: str) -> Counter[str]:
     """Run a batch to its end; return what was asked how often."""
-    asked = Counter[str]()
+    requested = Counter[str]()
 
     async def ask(request: BatchRequest) -> httpx.Response:
         await asyncio.sleep(0)
-        asked[request.custom_id] += 1
+        requested[request.custom_id] += 1
         return httpx.Response(200, content=b'{"object":"chat.completion"}')
 
     def asking(key: str | None) -> Dispatch:
@@ -96,7 +96,7 @@ async def run(store: Store, owned: Owned, batch_id: str) -> Counter[str]:
     assert record is not None
     assert record.status == "completed"
     assert record.request_counts.model_dump() == {"total": REQUESTS, "completed": 16, "failed": 4}
-    return asked
+    return requested
 
 
 @pytest.mark.parametrize("moment", ["before", "within", "after"])
@@ -108,14 +108,14 @@ async def test_a_crash_at_any_transaction_leaves_a_batch_that_can_be_ended(
     owned, batch_id = owned_with_batch(store)
     crashing = Crashing(tmp_path, at, moment)
     monkeypatch.setattr(store, "of", lambda key: Owned(crashing, tmp_path / "everybody", store.limits))
-    asked = await run(store, owned, batch_id)
+    requested = await run(store, owned, batch_id)
     assert crashing.calls > at
     record = owned.batch(batch_id)
     assert record is not None
     outputs = [name or "" for name in (record.output_file_id, record.error_file_id)]
     found = [json.loads(line)["custom_id"] for name in outputs for line in owned.content(name).read_text().splitlines()]
     assert sorted(found) == sorted(f"request {n}" for n in range(REQUESTS))
-    assert set(asked.values()) == {1}
+    assert set(requested.values()) == {1}
     assert {file.id for file in owned.files()} == contents(tmp_path) == {record.input_file_id, *outputs}
 
 

@@ -150,7 +150,7 @@ def calls(**function: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "content", "arguments"),
+    ("requested", "content", "arguments"),
     [
         (of_chat({"content": [REFUSED]}), "No.", None),
         (of_chat({"content": [{"type": "text", "text": "Well. "}, REFUSED]}), "Well. No.", None),
@@ -171,9 +171,9 @@ def calls(**function: Any) -> dict[str, Any]:
     ],
 )
 def test_what_the_assistant_said_may_have_any_api_s_empty_form(
-    http: httpx.Client, triton: FakeTriton, asked: Any, content: str | None, arguments: Any
+    http: httpx.Client, triton: FakeTriton, requested: Any, content: str | None, arguments: Any
 ) -> None:
-    path, body = asked
+    path, body = requested
     response = http.post(path, json={"model": MODEL} | body)
     assert response.status_code == 200, response.text
     messages = [each for each in json.loads(triton.requests[-1].inputs["messages"]) if each["role"] == "assistant"]
@@ -212,8 +212,8 @@ def test_what_the_user_said_may_not(http: httpx.Client, path: str, content: Any)
 def test_sampling_values_that_turn_a_filter_off(
     http: httpx.Client, triton: FakeTriton, path: str, fields: dict[str, Any], expected: tuple[float, int]
 ) -> None:
-    asked = {"messages": HELLO} if "chat" in path else {"prompt": "Hi"}
-    response = http.post(path, json={"model": MODEL} | asked | fields)
+    requested = {"messages": HELLO} if "chat" in path else {"prompt": "Hi"}
+    response = http.post(path, json={"model": MODEL} | requested | fields)
     assert response.status_code == 200, response.text
     inputs = triton.requests[-1].inputs
     assert (inputs["top_p"], inputs["top_k"]) == expected

@@ -40,16 +40,16 @@ def coder(tmp_path_factory: pytest.TempPathFactory, default_model_dir: Path) -> 
 def test_a_prompt_with_a_suffix_is_written_with_the_models_marks(coder: tuple[FakeTriton, str]) -> None:
     fake, url = coder
     fake.reset()
-    asked = {"model": MODEL, "prompt": "def f({x}):", "suffix": "    return y{0}"}
+    request = {"model": MODEL, "prompt": "def f({x}):", "suffix": "    return y{0}"}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        response = client.completions.create(**asked, stop=["\n\n"])
+        response = client.completions.create(**request, stop=["\n\n"])
     assert response.choices[0].text == "The capital of France is Paris."
     inputs = fake.requests[0].inputs
     assert (inputs["text_input"], inputs["stop_words"]) == (WHOLE, ["\n\n"])
-    (rendered,) = httpx.post(f"{url}/v1/completions/render", json=asked, trust_env=False).json()
+    (rendered,) = httpx.post(f"{url}/v1/completions/render", json=request, trust_env=False).json()
     assert rendered["token_ids"] == token_ids(WHOLE)
     for wrong in ({"prompt": [1, 2]}, {"echo": True}):
-        rejected = httpx.post(f"{url}/v1/completions", json=asked | wrong, trust_env=False)
+        rejected = httpx.post(f"{url}/v1/completions", json=request | wrong, trust_env=False)
         assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "suffix")
 
 

@@ -45,8 +45,8 @@ def sent(triton: FakeTriton) -> Any:
 
 def test_a_response_with_a_system_prompt(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     more = {"temperature": 0.5, "top_k": 3}
-    asked: Any = {"model": MODEL, "max_tokens": 33, "system": "Be brief.", "messages": ASKED}
-    response = claude.messages.create(**asked, stop_sequences=["END"], extra_body=more)
+    request: Any = {"model": MODEL, "max_tokens": 33, "system": "Be brief.", "messages": ASKED}
+    response = claude.messages.create(**request, stop_sequences=["END"], extra_body=more)
     (text,) = response.content
     assert (text.type, response.stop_reason, response.role) == ("text", "end_turn", "assistant")
     assert text.type == "text"
@@ -72,14 +72,14 @@ def test_a_stream_builds_the_same_message(claude: anthropic.Anthropic, triton: F
 @pytest.mark.parametrize("stream", [False, True])
 def test_tokens_of_the_cache_are_counted_apart(claude: anthropic.Anthropic, triton: FakeTriton, stream: bool) -> None:
     triton.script = Script(input_token_len=7, cached_token_len=4)
-    asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED}
+    request: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED}
     if stream:
-        with claude.messages.stream(**asked) as events:
+        with claude.messages.stream(**request) as events:
             (last,) = (event.usage for event in events if event.type == "message_delta")
             assert (last.cache_creation_input_tokens, last.cache_read_input_tokens) == (0, 4)
             usage = events.get_final_message().usage
     else:
-        usage = claude.messages.create(**asked).usage
+        usage = claude.messages.create(**request).usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 4, 0)
 
 
@@ -96,13 +96,13 @@ def test_of_stop_sequences_the_one_that_ended_the_response_is_reported_and_the_t
     claude: anthropic.Anthropic, triton: FakeTriton, reported: str, expected: tuple[str, str | None]
 ) -> None:
     triton.script = Script(stop_string=reported)
-    asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED, "stop_sequences": ["no", "END"]}
-    whole = claude.messages.create(**asked)
-    with claude.messages.stream(**asked) as stream:
+    request: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED, "stop_sequences": ["no", "END"]}
+    whole = claude.messages.create(**request)
+    with claude.messages.stream(**request) as stream:
         final = stream.get_final_message()
     assert [(message.stop_reason, message.stop_sequence) for message in (whole, final)] == [expected] * 2
-    del asked["stop_sequences"]
-    assert claude.messages.create(**asked).stop_sequence is None
+    del request["stop_sequences"]
+    assert claude.messages.create(**request).stop_sequence is None
     assert "stop_string" not in triton.requests[-1].outputs  # each output costs time at every token
 
 
@@ -171,9 +171,9 @@ def test_each_of_several_calls_keeps_its_arguments(claude: anthropic.Anthropic, 
     cities = ["Boston", "Zürich", "Kyoto"]
     text = CALL + "".join("\n" + CALL.removeprefix("Let me see.").replace("Boston", city) for city in cities[1:])
     triton.script = Script(texts=[text[i : i + size] for i in range(0, len(text), size)])
-    asked: Any = {"model": MODEL, "max_tokens": 99, "messages": ASKED, "tools": [WEATHER]}
-    whole = claude.messages.create(**asked)
-    with claude.messages.stream(**asked) as stream:
+    request: Any = {"model": MODEL, "max_tokens": 99, "messages": ASKED, "tools": [WEATHER]}
+    whole = claude.messages.create(**request)
+    with claude.messages.stream(**request) as stream:
         streamed = stream.get_final_message()
     for message in (whole, streamed):
         calls = [block for block in message.content if block.type == "tool_use"]
@@ -368,9 +368,9 @@ def test_what_cannot_be_answered_is_an_error_of_the_clients_kind(
     kind: str,
     reported: str,
 ) -> None:
-    asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED} | changes
+    request: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED} | changes
     with pytest.raises(error, match=reported) as rejected:
-        claude.messages.create(**asked)
+        claude.messages.create(**request)
     body: Any = rejected.value.body
     assert (body["type"], body["error"]["type"]) == ("error", kind)
 
@@ -420,13 +420,13 @@ def test_a_json_schema_holds_the_response(claude: anthropic.Anthropic, triton: F
         location: str
 
     triton.script = Script(texts=['{"location": ', '"Boston"}'])
-    asked: Any = {"model": MODEL, "max_tokens": 33, "messages": ASKED}
+    request: Any = {"model": MODEL, "max_tokens": 33, "messages": ASKED}
     options: Any = {"type": "json_schema", "schema": SCHEMA}
     if place == "parse":
-        assert claude.messages.parse(**asked, output_format=Place).parsed_output == Place(location="Boston")
+        assert claude.messages.parse(**request, output_format=Place).parsed_output == Place(location="Boston")
     else:
         body = {"output_config": {"format": options}} if place == "output_config" else {"output_format": options}
-        (text,) = claude.messages.create(**asked, extra_body=body).content
+        (text,) = claude.messages.create(**request, extra_body=body).content
         assert text.type == "text"
         assert text.text == '{"location": "Boston"}'
     (held,) = schemas_in(json.loads(triton.requests[-1].inputs["response_format"]))

@@ -253,12 +253,12 @@ def test_options_of_another_type_are_refused_by_name(client: ollama.Client, opti
 def test_texts_that_are_too_long_lose_their_end_unless_that_is_refused(
     embedder: str, monkeypatch: pytest.MonkeyPatch, truncate: bool | None
 ) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
     monkeypatch.setattr(
-        "tests.support.fake_triton.embedding_of", lambda ids: asked.append(len(ids)) or bytes([0, 0, 128, 63] * 4)
+        "tests.support.fake_triton.embedding_of", lambda ids: requested.append(len(ids)) or bytes([0, 0, 128, 63] * 4)
     )
     ollama.Client(embedder, trust_env=False).embed(MODEL, ["one", "x" * (2 * CONTEXT_LEN)], truncate=truncate)
-    assert max(asked) == (1 + 2 * CONTEXT_LEN if truncate is False else CONTEXT_LEN)
+    assert max(requested) == (1 + 2 * CONTEXT_LEN if truncate is False else CONTEXT_LEN)
 
 
 def test_texts_become_vectors(embedder: str) -> None:

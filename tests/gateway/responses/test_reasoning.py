@@ -79,20 +79,20 @@ def test_reasoning_is_separate_whole_and_streamed(client: openai.OpenAI, triton:
 def test_the_tokens_of_reasoning_and_of_the_cache_are_counted(client: openai.OpenAI, triton: FakeTriton) -> None:
     # Two tokens a text; the reasoning ends within the fifth.
     triton.script = Script(texts=THOUGHT, input_token_len=7, cached_token_len=4)
-    asked: Any = {"model": "fake-model", "messages": ASKED}
-    usage: Any = client.chat.completions.create(**asked).usage
+    requested: Any = {"model": "fake-model", "messages": ASKED}
+    usage: Any = client.chat.completions.create(**requested).usage
     more: Any = {"stream": True, "stream_options": {"include_usage": True}}
-    reported: Any = list(client.chat.completions.create(**asked, **more))[-1].usage
+    reported: Any = list(client.chat.completions.create(**requested, **more))[-1].usage
     response: Any = client.responses.create(model="fake-model", input="2 + 2?").usage
     assert usage == reported
     assert usage.completion_tokens == response.output_tokens == 14
     assert usage.completion_tokens_details.reasoning_tokens == response.output_tokens_details.reasoning_tokens == 10
     assert usage.prompt_tokens_details.cached_tokens == response.input_tokens_details.cached_tokens == 4
     triton.script = Script(texts=("Four.",))
-    plain: Any = client.chat.completions.create(**asked).usage
+    plain: Any = client.chat.completions.create(**requested).usage
     assert (plain.completion_tokens_details.reasoning_tokens, plain.prompt_tokens_details.cached_tokens) == (0, 0)
     triton.script = Script(texts=("<think>Tw", "o", " and"), finish_reason="length")
-    cut: Any = client.chat.completions.create(**asked).usage
+    cut: Any = client.chat.completions.create(**requested).usage
     assert cut.completion_tokens_details.reasoning_tokens == cut.completion_tokens == 6
 
 
@@ -217,12 +217,12 @@ def test_an_effort_there_is_not_is_refused(client: openai.OpenAI, triton: FakeTr
 
 def test_responses_have_reasoning_as_an_item_of_their_own(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=THOUGHT)
-    asked: Any = {"model": "fake-model", "input": "2 + 2?", "reasoning": {"effort": "low"}}
-    reasoning, message = client.responses.create(**asked).output
+    requested: Any = {"model": "fake-model", "input": "2 + 2?", "reasoning": {"effort": "low"}}
+    reasoning, message = client.responses.create(**requested).output
     assert reasoning.type == "reasoning"
     assert [part.text for part in reasoning.content or ()] == ["Two and two."]
     assert message.type == "message"
-    with client.responses.stream(**asked) as stream:
+    with client.responses.stream(**requested) as stream:
         events = list(stream)
         final = stream.get_final_response()
     assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == "Two and two."

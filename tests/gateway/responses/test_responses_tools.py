@@ -45,12 +45,12 @@ def offered(triton: FakeTriton) -> list[str]:
 def test_what_the_client_does_not_run_is_left_out_and_the_response_says_so(
     client: openai.OpenAI, triton: FakeTriton, stream: bool
 ) -> None:
-    asked: Any = {"model": MODEL, "input": "Hello", "tools": OFFERED}
+    request: Any = {"model": MODEL, "input": "Hello", "tools": OFFERED}
     if stream:
-        response: Any = list(client.responses.create(**asked, stream=True))[-1]
+        response: Any = list(client.responses.create(**request, stream=True))[-1]
         response = response.response
     else:
-        response = client.responses.create(**asked)
+        response = client.responses.create(**request)
     assert response.unsupported_tools == LEFT_OUT
     assert [tool.type for tool in response.tools] == ["function", "namespace", "namespace", "custom"]
     # a function has its own name where no other has it

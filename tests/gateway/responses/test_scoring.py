@@ -146,8 +146,8 @@ def test_a_pair_is_one_text_after_the_other(scorer: httpx.Client) -> None:
         body = {"query": "who", "documents": documents, "top_n": top_n}
         assert len(scorer.post("/v1/rerank", json=body).json()["results"]) == count
     for names in (("text_1", "text_2"), ("queries", "documents")):
-        asked = dict(zip(names, (["who", "what"], ["zz", "abc"]), strict=True))
-        data = scorer.post("/v1/score", json=asked).json()["data"]
+        request = dict(zip(names, (["who", "what"], ["zz", "abc"]), strict=True))
+        data = scorer.post("/v1/score", json=request).json()["data"]
         want = [expected("who", "zz"), expected("what", "abc")]
         assert [each["score"] for each in data] == pytest.approx(want, rel=1e-5)
 

@@ -48,8 +48,8 @@ def test_flex_attention_brings_what_float64_brings(
             max_q_len=300, v_dim=16, k_scales=cache.k_scales, v_scales=cache.v_scales, bits=bits, **rule,
         )  # fmt: skip
     for span, rows in enumerate(got.cpu().double().split(step.q_lens)):
-        asked = query.split(step.q_lens)[span]
-        assert rows == pytest.approx(attention_of(asked, *step.cached(span, bits), **rule), abs=2e-5)
+        queries = query.split(step.q_lens)[span]
+        assert rows == pytest.approx(attention_of(queries, *step.cached(span, bits), **rule), abs=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
