@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 from lmdeploy.json_schema.errors import Budget, SchemaError
 
@@ -46,7 +47,11 @@ class Document:
         self._root = root
         self.budget = budget
         self._known: dict[str, Place] = {}
-        self._anchors: dict[str, str] | None = None
+        # Schemas with an URI (`$id`) by their pointers, and the other way round; the root has an empty one otherwise.
+        self._uris: dict[str, str] = {}
+        self._pointers: dict[str, str] = {}
+        self._anchors: dict[tuple[str, str], str] = {}  # pointer of the schema with an URI, name -> pointer
+        self._dynamic = Counter[str]()  # names of `$dynamicAnchor`
 
     def place(self, schema: Any, pointer: str) -> Place:
         """Return the place of a schema; raise `SchemaError` where there is none."""
@@ -56,10 +61,6 @@ class Document:
             raise SchemaError(pointer, f"a schema must be an object or a boolean, got {shown(schema)}")
         if isinstance(schema, dict):
             self.budget.spend(1 + len(schema) // 8, pointer)
-            if pointer and "$id" in schema:
-                raise SchemaError(
-                    f"{pointer}/$id", "schemas inside of others that have their own $id are not supported"
-                )
         self._known[pointer] = place = Place(len(self._known), schema, pointer, self)
         return place
 
@@ -68,17 +69,22 @@ class Document:
         reference = place.schema[keyword]
         if not isinstance(reference, str):
             raise place.refuse(keyword, f"must be a string, got {shown(reference)}")
-        base, _, fragment = reference.partition("#")
-        own = self._root.get("$id") if isinstance(self._root, dict) else None
-        if base and base != (own.partition("#")[0] if isinstance(own, str) else None):
+        if not self._uris:
+            self._find_names()
+        uri, _, fragment = reference.partition("#")
+        resource = place.pointer
+        while resource not in self._uris:
+            resource = resource.rpartition("/")[0]
+        target = _joined(self._uris[resource], uri) if uri else self._uris[resource]
+        if (resource := self._pointers.get(target, "#")) == "#":
             raise place.refuse(keyword, f"references to other documents are not followed, got {shown(reference)}")
-        fragment = unquote(fragment)
+        pointer = resource + (fragment := unquote(fragment))
         if fragment and not fragment.startswith("/"):
-            pointer = self._anchored().get(fragment)
-            if pointer is None:
+            if keyword == "$dynamicRef" and self._dynamic[fragment] > 1:
+                raise place.refuse(keyword, f"there are several dynamic anchors {shown(fragment)}: is not enforced")
+            if (resource, fragment) not in self._anchors:
                 raise place.refuse(keyword, f"there is no anchor {shown(fragment)}")
-        else:
-            pointer = fragment
+            pointer = self._anchors[resource, fragment]
         value, found = self._root, ""
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -89,34 +95,66 @@ class Document:
                 value = value[int(name)]
             else:
                 raise place.refuse(keyword, f"points to nothing: {shown(reference)}")
+            is_named = isinstance(value, dict) and isinstance(value.get("$id"), str) and value["$id"][:1] != "#"
+            if is_named and found not in self._uris:
+                raise place.refuse(keyword, "an $id below a keyword that is not known is not supported")
         try:
             return self.place(value, found)
         except SchemaError as error:
             raise place.refuse(keyword, f"points to no schema: {error.reason}") from None
 
-    def _anchored(self) -> Mapping[str, str]:
-        """Return the pointer to each anchor."""
-        if self._anchors is not None:
-            return self._anchors
-        self._anchors = {}
-        waiting = [(self._root, "")]
+    def _is_recent(self) -> bool:
+        """Whether the document is surely of draft 2019-09 or 2020-12."""
+        return isinstance(self._root, dict) and "draft/20" in str(self._root.get("$schema"))
+
+    def _find_names(self) -> None:
+        """Find the URIs and anchors of all schemas."""
+        waiting = [(self._root, "", "")]
         while waiting:
-            schema, pointer = waiting.pop()
+            schema, pointer, resource = waiting.pop()
             if not isinstance(schema, dict):
-                continue
+                schema = {}
             self.budget.spend(1, pointer)
-            for keyword in ("$anchor", "$dynamicAnchor"):
-                name = schema.get(keyword)
-                if isinstance(name, str) and self._anchors.setdefault(name, pointer) != pointer:
-                    raise SchemaError(f"{pointer}/{keyword}", f"there is another anchor {shown(name)}")
-            waiting += [(schema.get(keyword), f"{pointer}/{keyword}") for keyword in _ONE]
-            for keyword in _LIST:
-                if isinstance(members := schema.get(keyword), list):
-                    waiting += [(each, f"{pointer}/{keyword}/{number}") for number, each in enumerate(members)]
-            for keyword in _NAMED:
-                if isinstance(named := schema.get(keyword), dict):
-                    waiting += [(each, f"{pointer}/{keyword}/{escaped(name)}") for name, each in named.items()]
-        return self._anchors
+            uri, _, anchor = _text(schema, pointer, "$id").partition("#")
+            if uri and "$ref" in schema and pointer and not self._is_recent():
+                reason = "hides behind $ref in older drafts: name a newer one in $schema"
+                raise SchemaError(f"{pointer}/$id", reason)
+            if uri or not pointer:
+                uri = _joined(self._uris.get(resource, ""), uri)
+                resource = pointer
+                self._uris[pointer] = uri
+                _add(self._pointers, uri, pointer, "$id")
+            for keyword in ("$anchor", "$dynamicAnchor", "$id"):  # an $id of a fragment is an older draft's anchor
+                name = anchor if keyword == "$id" else _text(schema, pointer, keyword)
+                if name:
+                    _add(self._anchors, (resource, name), pointer, keyword)
+            self._dynamic[_text(schema, pointer, "$dynamicAnchor")] += 1
+            for keyword in schema:
+                below = f"{pointer}/{keyword}"
+                if keyword in _ONE and isinstance(schema[keyword], dict):
+                    waiting.append((schema[keyword], below, resource))
+                elif keyword in _LIST and isinstance(members := schema[keyword], list):
+                    waiting += [(each, f"{below}/{number}", resource) for number, each in enumerate(members)]
+                elif keyword in _NAMED and isinstance(named := schema[keyword], dict):
+                    waiting += [(each, f"{below}/{escaped(name)}", resource) for name, each in named.items()]
+
+
+def _joined(base: str, uri: str) -> str:
+    try:
+        return urljoin(base, uri)
+    except ValueError:  # it is none
+        return uri
+
+
+def _text(schema: Mapping[str, Any], pointer: str, keyword: str) -> str:
+    if isinstance(value := schema.get(keyword, ""), str):
+        return value
+    raise SchemaError(f"{pointer}/{keyword}", f"must be a string, got {shown(value)}")
+
+
+def _add(names: dict[Any, str], name: Any, pointer: str, keyword: str) -> None:
+    if names.setdefault(name, pointer) != pointer:
+        raise SchemaError(f"{pointer}/{keyword}", f"there is another {shown(name)}")
 
 
 def escaped(part: str | int) -> str:

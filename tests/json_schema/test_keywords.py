@@ -82,6 +82,7 @@ SHAPES = {
     "type": "object",
 }
 
+NAMED = {"$dynamicAnchor": "n", "enum": [2]}
 # Schema, values that are valid and can be written, values that are not valid.
 ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": ["integer", "null"]}, [1, None], [1.5, "x"]),
@@ -270,6 +271,38 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
         [{"a": {"title": "x"}, "b": {"title": 1}}],
         [{"a": {"title": "x"}, "b": {"title": "x"}}],
     ),
+    # Schemas with URIs of their own.
+    (
+        {
+            "$id": "https://example.com/a/root",
+            "$ref": "b/item#/$defs/x",
+            "$defs": {"i": {"$id": "b/item", "$defs": {"x": {"$ref": "../c"}}}, "c": {"$id": "c", "enum": [1, 2]}},
+        },
+        [1, 2],
+        [3, "c"],
+    ),
+    (
+        {
+            "anyOf": [{"$ref": "urn:x:1#n"}, {"$ref": "#n"}],
+            "$defs": {"a": {"$id": "urn:x:1", "$defs": {"b": {"$anchor": "n", "const": 1}}}, "c": NAMED},
+        },
+        [1, 2],
+        [3],
+    ),
+    (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$ref": "n",
+            "$defs": {"n": {"$id": "n", "$ref": "#/$defs/m", "$defs": {"m": {"enum": [1]}}}, "m": {"enum": [2]}},
+        },
+        [1],
+        [2],
+    ),
+    (
+        {"$dynamicRef": "#n", "$defs": {"a": {"$id": "a", "$anchor": "n", "enum": [1]}, "c": NAMED}},
+        [2],
+        [1],
+    ),
     # Older drafts.
     (
         {"items": [{"type": "null"}], "additionalItems": {"type": "integer"}, "type": "array"},
@@ -371,7 +404,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "#none"}, "/$ref"),
     ({"$ref": "#"}, ""),
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, ""),
-    ({"properties": {"a": {"$id": "https://example.com/a"}}}, "/properties/a/$id"),
+    ({"properties": {"a": {"$id": "https://example.com/a", "$ref": "#/x"}}}, "/properties/a/$id"),
+    ({"$ref": "b", "$defs": {"a": {"$id": "b"}, "b": {"$id": "b"}}}, "/$defs/a/$id"),
+    ({"$dynamicRef": "#n", "$dynamicAnchor": "n", "$defs": {"a": {"$id": "b", "$dynamicAnchor": "n"}}}, "/$dynamicRef"),
+    ({"$ref": "#/x/y", "x": {"y": {"$id": "z", "type": "null"}}}, "/$ref"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$id": 3}}}, "/$defs/a/$id"),
     ({"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}, "/oneOf"),
     ({"type": "object", "minProperties": 3, "additionalProperties": {"type": "null"}}, "/minProperties"),
     ({"enum": [2**60]}, "/enum"),
