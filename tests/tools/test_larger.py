@@ -113,13 +113,13 @@ def played(choice: Choice, rounds: int) -> dict[str, tuple[dict[str, list[float]
     return {title: (sides, share) for title, sides, share in found}
 
 
-@pytest.mark.alone  # streams of a tiny model begin one after the other where others work
 def test_peers_read_the_same_file_and_one_that_cannot_is_named(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Streams that are long enough to be there together.
-    few = [Match("decode", 4, 1, 64, 64), Match("streams", 4, 2, 64, 1500), Match("prefill", 4, 1, 1024, 1, prompts=1)]
+    few = [Match("decode", 4, 1, 64, 64), Match("streams", 4, 2, 64, 64), Match("prefill", 4, 1, 1024, 1, prompts=1)]
     monkeypatch.setattr(matches, "larger_matches", lambda bits: few)
+    # One stream of a tiny model may end before the other begins: their rate is any number.
+    monkeypatch.setattr(matches, "steady_rate", lambda records: float(sum(record.output_len for record in records)))
     fake_peers.install(Path("none"))
     fake_peers.write_program(openvino_python(), fake_peers.FAILING)
     found = played(Choice(["moe"], models=["qwen3-30b-a3b"]), 2)
