@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "grammar/format_text.h"
 #include "grammar/grammar_program.h"
 #include "tvm/ffi/container/array.h"
 #include "tvm/ffi/container/tensor.h"
@@ -61,7 +60,7 @@ struct Methods {
 
 class Xgrammar {
  public:
-  explicit Xgrammar(wire::Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}
+  explicit Xgrammar(const wire::Vocabulary& vocabulary) : vocabulary_(vocabulary) {}
   Xgrammar(const Xgrammar&) = delete;
 
   Format read(const std::string& response_format) const {
@@ -97,10 +96,8 @@ class Xgrammar {
       return {program_of(methods_.read_lark(text(), nullptr, no_names, no_grammars))};
     }
     if (type == "structural_tag") {
-      const Json& tags = format.at("structural_tag");
-      const FormatText read = format_text(tags, [this](const std::string& token) { return number_of(token); });
-      const ffi::String tag(R"({"type":"structural_tag","format":)" + read.text + "}");
-      return {program_of(methods_.read_tags(tag), bounds_of(read)), marks_in(tags.dump())};
+      const ffi::String tag(R"({"type":"structural_tag","format":)" + format.at(type).dump() + "}");
+      return {program_of(methods_.read_tags(tag), bounds_of(format)), marks_in(format.at("names").as_string())};
     }
     throw invalid_argument(
         "response_format.type must be json_object, json_schema, regex_schema, grammar, lark or structural_tag, got " +
@@ -115,28 +112,18 @@ class Xgrammar {
   }
 
   // The rules of a tag's schemas are told from those of its other parts only by what they read.
-  Bounds bounds_of(const FormatText& tags) const {
+  Bounds bounds_of(const Json& format) const {
     const auto is_endless = [this](const ffi::Any& grammar) {
       return has_endless_number(source_of(grammar), parse_regex_);
     };
-    const bool is_basic = std::ranges::any_of(tags.regexes,
-                                              [&](const std::string& each) {
-                                                return is_endless(methods_.read_regex(ffi::String(each), false));
-                                              }) ||
-                          std::ranges::any_of(tags.grammars, [&](const std::string& each) {
-                            return is_endless(methods_.read_ebnf(ffi::String(each), ffi::String("root")));
-                          });
+    const auto text = [](const Json& each) { return ffi::String(each.as_string()); };
+    const bool is_basic =
+        std::ranges::any_of(format.at("regexes").as_array(),
+                            [&](const Json& each) { return is_endless(methods_.read_regex(text(each), false)); }) ||
+        std::ranges::any_of(format.at("grammars").as_array(), [&](const Json& each) {
+          return is_endless(methods_.read_ebnf(text(each), ffi::String("root")));
+        });
     return is_basic ? Bounds::kBasic : Bounds::kAll;
-  }
-
-  int32_t number_of(const std::string& token) const {
-    const std::vector<std::string>& tokens = vocabulary_.tokens;
-    for (const auto& [number, text] : vocabulary_.special) {
-      if (text == token) return number;
-    }
-    const auto known = token.empty() ? tokens.end() : std::find(tokens.begin(), tokens.end(), token);
-    if (known == tokens.end()) throw invalid_argument("response_format: there is no token " + quoted(token));
-    return static_cast<int32_t>(known - tokens.begin());
   }
 
   // Those special tokens whose texts a structural tag names. No others may come: a text in the tag could otherwise hold
@@ -162,14 +149,14 @@ class Xgrammar {
   const RegexParser parse_regex_ = [this](const std::string& regex) {
     return source_of(methods_.read_regex(ffi::String(regex), false));
   };
-  const wire::Vocabulary vocabulary_;
+  const wire::Vocabulary& vocabulary_;
 };
 
 }  // namespace
 
-FormatReader load_xgrammar(wire::Vocabulary vocabulary) {
+FormatReader load_xgrammar(const wire::Vocabulary& vocabulary) {
   load_library();
-  const auto reader = std::make_shared<const Xgrammar>(std::move(vocabulary));
+  const auto reader = std::make_shared<const Xgrammar>(vocabulary);
   return [reader](const std::string& response_format) { return reader->read(response_format); };
 }
 

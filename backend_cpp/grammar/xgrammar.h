@@ -19,7 +19,7 @@ struct Format {
 // Reads the JSON text of a format as lmdeploy/grammars translates it. May take long. Throws Error(kInvalidArgument).
 using FormatReader = std::function<Format(const std::string& format)>;
 
-// Loads xgrammar. Throws Error.
-FormatReader load_xgrammar(wire::Vocabulary vocabulary);
+// Loads xgrammar. Throws Error. `vocabulary` outlives what is returned.
+FormatReader load_xgrammar(const wire::Vocabulary& vocabulary);
 
 }  // namespace turbomind

@@ -7,7 +7,8 @@ counts. This runs where formats are compiled, in a process whose time and memory
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmdeploy.grammars.texts import GrammarError, GrammarText, ebnf_text, lark_text
@@ -47,11 +48,25 @@ class Translation:
         return f"response_format: {self.grammar.explain(message)}"
 
 
-def translated(response_format: str) -> Translation:
-    """Return a format for xgrammar, from the user's JSON; raise `RefusedFormatError`."""
+def translated(response_format: str, number_of: Callable[[str], int] | None = None) -> Translation:
+    """Return a format for xgrammar.
+
+    Parameters
+    ----------
+    response_format
+        The user's, as JSON.
+    number_of
+        Returns the number of the token that has a text, or -1. None: texts of tokens stay, which take xgrammar a
+        vocabulary of its own.
+
+    Raises
+    ------
+    RefusedFormatError
+        There is none.
+    """
     try:
         given = json.loads(response_format)
-        return _translated(given) if isinstance(given, dict) else Translation(given)
+        return _translated(given, number_of) if isinstance(given, dict) else Translation(given)
     except RefusedFormatError:
         raise
     except SchemaError as error:
@@ -64,7 +79,7 @@ def translated(response_format: str) -> Translation:
         raise RefusedFormatError(f"it is no JSON: {error}") from None
 
 
-def _translated(given: dict[str, Any]) -> Translation:
+def _translated(given: dict[str, Any], number_of: Callable[[str], int] | None) -> Translation:
     match given:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return Translation(given | {"json_schema": {"schema": _schema(schema)}})
@@ -76,8 +91,10 @@ def _translated(given: dict[str, Any]) -> Translation:
             grammar = (ebnf_text if kind == "grammar" else lark_text)(_sized(given[kind]))
             return Translation(given | {kind: grammar.read}, grammar)
         case {"type": "structural_tag", "structural_tag": tag}:
-            _sized(json.dumps(tag, ensure_ascii=False))
-            return Translation(given | {"structural_tag": _tag(tag)})
+            names = _sized(json.dumps(tag, ensure_ascii=False))
+            parts = _TagParts(number_of)
+            read = {"structural_tag": parts.read(tag), "regexes": parts.regexes, "grammars": parts.grammars}
+            return Translation(given | read | {"names": names})
     return Translation(given)
 
 
@@ -99,20 +116,52 @@ def _expression(pattern: str) -> str:
         raise RefusedFormatError(f"the expression {shown(pattern)} {error}") from None
 
 
-def _tag(value: Any) -> Any:
-    """Return a part of a structural tag."""
-    match value:
-        case {"json_schema": schema, "is_enforced": True}:
-            rest = {name: each for name, each in value.items() if name != "is_enforced"}
-            return rest | {"json_schema": without_lengths(schema)}
-        case {"json_schema": schema}:
-            return value | {"json_schema": without_lengths(_schema(schema))}
-        case {"type": "regex", "pattern": str(pattern)}:
-            return value | {"pattern": _expression(pattern)}
-        case {"type": "grammar", "grammar": str(grammar)}:
-            return value | {"grammar": ebnf_text(grammar).read}
-        case dict():
-            return {name: _tag(each) for name, each in value.items()}
-        case list():
-            return [_tag(each) for each in value]
-    return value
+@dataclass(slots=True)
+class _TagParts:
+    """Parts of a structural tag; collects expressions and grammars that are no schemas."""
+
+    number_of: Callable[[str], int] | None
+    regexes: list[str] = field(default_factory=list)
+    grammars: list[str] = field(default_factory=list)
+
+    def read(self, value: Any) -> Any:
+        """Return a part as xgrammar is to read it."""
+        match value:
+            case {"json_schema": schema, "is_enforced": True}:
+                rest = {name: each for name, each in value.items() if name != "is_enforced"}
+                return rest | {"json_schema": without_lengths(schema)}
+            case {"json_schema": schema}:
+                return value | {"json_schema": without_lengths(_schema(schema))}
+            case {"type": "regex", "pattern": str(pattern)}:
+                self.regexes.append(_expression(pattern))
+                return value | {"pattern": self.regexes[-1]}
+            case {"type": "grammar", "grammar": str(grammar)}:
+                self.grammars.append(ebnf_text(grammar).read)
+                return value
+            case {"type": "token", "token": token}:
+                return value | {"token": self._token(token)}
+            case {"type": "token_dispatch", "rules": list(rules)}:
+                value = value | {
+                    "rules": [self._tokens(rule[:1]) + rule[1:] for rule in rules if isinstance(rule, list)]
+                }
+        match value:
+            case dict():
+                of_tokens = ("exclude_tokens", "trigger_tokens")
+                return {
+                    name: self._tokens(each) if name in of_tokens and isinstance(each, list) else self.read(each)
+                    for name, each in value.items()
+                }
+            case list():
+                return [*map(self.read, value)]
+        return value
+
+    def _tokens(self, tokens: list[Any]) -> list[Any]:
+        return [*map(self._token, tokens)]
+
+    def _token(self, token: Any) -> Any:
+        """Return the number of a token, since xgrammar would want the vocabulary for texts."""
+        if self.number_of is None or not isinstance(token, str):
+            return token
+        if (number := self.number_of(token)) < 0:
+            raise RefusedFormatError(f"there is no token {json.dumps(token, ensure_ascii=False)}")
+        return number

@@ -21,14 +21,18 @@ _EXPLAIN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 class Callbacks:
     """What the library calls; returned texts stay where they are until the next call. None: there is no memory left."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         self._last = Translation(None)
         self._kept = ctypes.create_string_buffer(0)
 
     def translate(self, text: int, size: int) -> int | None:
         """Return the place of a JSON object of the format for xgrammar, or of why there is none."""
         try:
-            self._last = translated(ctypes.string_at(text, size).decode(errors="replace"))
+            self._last = translated(
+                ctypes.string_at(text, size).decode(errors="replace"),
+                lambda token: int(self._library.turbomind_grammar_token(token.encode(errors="replace"))),
+            )
             return self._place_of(json.dumps({"format": self._last.read}))
         except RefusedFormatError as error:
             return self._place_of(json.dumps({"refusal": str(error)}))
@@ -46,8 +50,9 @@ class Callbacks:
 
 def main() -> None:
     """Compile formats until the engine closes its socket."""
-    calls = Callbacks()
-    ctypes.CDLL(str(_LIBRARY)).turbomind_grammar_run(_TRANSLATE(calls.translate), _EXPLAIN(calls.explain))
+    library = ctypes.CDLL(str(_LIBRARY))
+    calls = Callbacks(library)
+    library.turbomind_grammar_run(_TRANSLATE(calls.translate), _EXPLAIN(calls.explain))
 
 
 if __name__ == "__main__":
