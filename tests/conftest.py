@@ -14,7 +14,6 @@ import pytest
 # where two workers and their servers share the processors.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from tests.support.exclusive import place_on_the_machine
 from tests.support.flaky import allow_reruns, begin_afresh, report_flaky
 from tests.support.order import order
 from tests.support.samples import OPTION, leave_out
@@ -25,12 +24,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Every engine, also one inside a server that a test starts, checks itself whenever it goes idle.
 os.environ["LMDEPLOY_CHECK_INVARIANTS"] = "1"
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before a test's time is counted
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with place_on_the_machine(item):
-        return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
