@@ -244,6 +244,29 @@ def test_an_error_about_a_grammar_names_the_field_that_it_came_from(
     assert (error["param"], error["message"]) == (field, words.replace("response_format", field))
 
 
+SCHEMA_FORM = {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        ("/v1/responses", {"input": "a", "text": {"format": SCHEMA_FORM}}, "text.format"),
+        ("/v1/messages", {"max_tokens": 9, "output_config": {"format": SCHEMA_FORM}}, "output_config.format"),
+        ("/api/chat", {"format": SCHEMA_FORM["schema"]}, "format"),
+    ],
+)
+def test_a_schema_that_the_engine_refuses_is_named_as_the_api_has_it(
+    http: httpx.Client, triton: FakeTriton, path: str, fields: dict[str, Any], field: str, stream: bool
+) -> None:
+    words = "refused at #/uniqueItems: is enforced where items are from an enum alone, and few"
+    triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, f"response_format: {words}"))
+    messages = {} if "input" in fields else {"messages": HELLO}
+    response = http.post(path, json={"model": MODEL, "stream": stream, **messages, **fields})
+    assert response.status_code == 400
+    assert f"{field}: {words}" in response.text
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_beyond_the_limit_is_a_413(http: httpx.Client, chunked: bool) -> None:
     body = b" " * (MAX_BODY + 1)
