@@ -62,20 +62,21 @@ def complement(ranges: Ranges) -> Ranges:
 
 def in_any_case(ranges: Ranges) -> Ranges:
     """Return these characters, and those that differ from them in their case alone."""
-    others = _other_cases()
-    codes = sorted(others)
+    codes, others = _other_cases()
     found = [code for low, high in ranges for code in codes[bisect_left(codes, low) : bisect_right(codes, high)]]
     return union(ranges, *(others[code] for code in found))
 
 
 @cache
-def _other_cases() -> dict[int, Ranges]:
+def _other_cases() -> tuple[list[int], dict[int, Ranges]]:
+    """Return characters that have other cases, in order, and these."""
     classes: dict[str, list[str]] = {}
     for code in (code for low, high in _CASED for code in range(low, high)):
         upper = chr(code).upper()
         lower = (upper if len(upper) == 1 else chr(code)).lower()
         classes.setdefault(lower if len(lower) == 1 else chr(code), []).append(chr(code))
-    return {ord(one): of(each) for each in classes.values() if len(each) > 1 for one in each}
+    found = {ord(one): of(each) for each in classes.values() if len(each) > 1 for one in each}
+    return sorted(found), found
 
 
 def of(characters: Iterable[str]) -> Ranges:

@@ -94,14 +94,15 @@ def _written(language: Language, *, is_rule: bool = False) -> str:
             return f"{blank}|{blank}".join(_written(option, is_rule=is_rule) for option in options)
         case Repeat(body, low, high):
             is_one = isinstance(body, Chars)
-            inner = _written(body, is_rule=is_rule) if is_one else grouped(body)
+            bare = _written(body, is_rule=is_rule)
+            inner = bare if is_one else f"({bare})"
             match low, high:
                 case 0, None:
                     return inner + "*"
                 case 1, None:
                     return inner + "+"
                 case 0, 1:  # not `(...)?`, of which xgrammar 0.2.8 also takes beginnings
-                    return inner + "?" if is_one else f"({_written(body, is_rule=is_rule)}{blank}|{blank}{empty})"
+                    return inner + "?" if is_one else f"({bare}{blank}|{blank}{empty})"
                 case _ if low == high:
                     return f"{inner}{{{low}}}"
                 case _, None if is_rule or not is_one:  # nor `(...){2,}`, which it gets wrong as well

@@ -488,6 +488,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "matching": {"pattern": "^" + "(a?)" * 300 + "a{300}$", "enum": ["a" * length for length in range(250, 300)]},
     "formats": {"format": "uri-reference", "enum": [f"https://example.com/a/b/c?d=e&f=g{i}" for i in range(1400)]},
     "patterns": {"anyOf": [{"type": "string", "pattern": f"^({'a?' * 1500}){i}$"} for i in range(18)]},
+    "options of options": {"type": "string", "pattern": f"^{'(' * 39}a{')?' * 39}$"},
     "alike": {"type": "string", "pattern": "^(a{1000}b|a{1000}c)$"},
     "loops": {
         "type": "string",
