@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmdeploy.pytorch.kernels.cache_layout import cache_channels, slots_of_rows
+from lmdeploy.pytorch.kernels.cache_layout import cache_channels, slot_mapping
 from lmdeploy.pytorch.kernels.decoding_attention import decoding_attention
 from lmdeploy.pytorch.kernels.fill_cache import fill_cache
 from lmdeploy.pytorch.kernels.prompt_attention import prompt_attention
@@ -37,7 +37,7 @@ class _LayerTensors:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _AttentionMetadata:
     """Per-step tensors that all layers share."""
 
     slots: torch.Tensor
@@ -107,12 +107,12 @@ class GpuPagedCache:
     def attend(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Write the step's keys and values, and return what its queries see: ``[rows, heads, value size]``."""
+        """Write the step's keys and values, and return what its queries see: ``[tokens, heads, value size]``."""
         step = get_step_ctx_manager().current_context()
         stored = self._layers[layer]
-        rows = self._rows_of(step, stored.k.shape[1])
+        metadata = self._metadata_of(step, stored.k.shape[1])
         scales: dict[str, Any] = {"k_scales": stored.k_scales, "v_scales": stored.v_scales, "bits": self._bits}
-        fill_cache(key, value, stored.k, stored.v, rows.slots, **scales)
+        fill_cache(key, value, stored.k, stored.v, metadata.slots, **scales)
         served = served_by(self._shapes[layer], self._dtype, self._device)
         library = served.library if not step.is_decoding else served.library_tokens if step.plans is not None else None
         if library is not None and flashinfer.can_attend(call, self._bits):
@@ -124,10 +124,10 @@ class GpuPagedCache:
             "sinks": call.sinks, **scales,
         }  # fmt: skip
         if not served.is_native:
-            return flex_prompt_attention(*tensors, *spans, max_q_len=rows.max_q_len, **rule)
+            return flex_prompt_attention(*tensors, *spans, max_q_len=metadata.max_q_len, **rule)
         if step.is_decoding:
             return decoding_attention(*tensors, *spans[2:], **rule)
-        return prompt_attention(*tensors, *spans, max_q_len=rows.max_q_len, **rule)
+        return prompt_attention(*tensors, *spans, max_q_len=metadata.max_q_len, **rule)
 
     def _tier(self, block_count: int, block_len: int, device: torch.device) -> dict[int, _LayerTensors]:
         layers = {}
@@ -147,17 +147,17 @@ class GpuPagedCache:
         codes = torch.empty(*shape, cache_channels(dim, self._bits), dtype=torch.uint8, **where)
         return codes, torch.empty(*shape, 2, dtype=torch.float16, **where)
 
-    def _rows_of(self, step: StepContext, block_len: int) -> _Rows:
-        """Return where a step's rows go, found out by its first layer."""
+    def _metadata_of(self, step: StepContext, block_len: int) -> _AttentionMetadata:
+        """Return where a step's tokens go, found out by its first layer."""
         found = step.extras.get("gpu_cache_rows")
         if found is None:
-            rows = step.input_ids.shape[-1]
-            slots = slots_of_rows(
-                step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets, rows, block_len
+            tokens = step.input_ids.shape[-1]
+            slots = slot_mapping(
+                step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets, tokens, block_len
             )
             # Decoding, which graphs capture, needs no number on the host.
             longest = 1 if step.is_decoding else step.max_q_len or int(step.q_seqlens.max())
-            found = _Rows(slots, longest)
+            found = _AttentionMetadata(slots, longest)
             step.extras["gpu_cache_rows"] = found
-        assert isinstance(found, _Rows)
+        assert isinstance(found, _AttentionMetadata)
         return found

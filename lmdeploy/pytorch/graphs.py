@@ -17,7 +17,7 @@ from lmdeploy.pytorch.step_context import HostSpans, StepContext
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS = 256
+MAX_TOKENS = 256
 _MIN_BLOCKS = 8
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
@@ -106,9 +106,9 @@ class DecodingGraphs:
     def forward(self, step: StepContext) -> Outputs:
         """Return the output of the model's ``forward``."""
         spans, blocks = step.block_offsets.shape
-        if not step.is_decoding or spans > MAX_ROWS or self._has_failed:
+        if not step.is_decoding or spans > MAX_TOKENS or self._has_failed:
             return self._model.forward(step)
-        size = rows_for(spans), self._min_blocks if blocks <= self._min_blocks else blocks_for(blocks)
+        size = padded_tokens(spans), self._min_blocks if blocks <= self._min_blocks else blocks_for(blocks)
         if size not in self._graphs:
             self._graphs[size] = self._make(size, step)
         graph = self._graphs[size]
@@ -127,9 +127,9 @@ class DecodingGraphs:
         return graph
 
 
-def rows_for(rows: int) -> int:
+def padded_tokens(tokens: int) -> int:
     """Return the tokens of the graph that takes this many: powers of two up to 8, then multiples of 8."""
-    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
+    return 1 << (tokens - 1).bit_length() if tokens <= 8 else -(-tokens // 8) * 8
 
 
 def blocks_for(blocks: int) -> int:
@@ -140,16 +140,16 @@ def blocks_for(blocks: int) -> int:
 class _Graph:
     """A graph of one size, and the tensors that it reads."""
 
-    def __init__(self, rows: int, blocks: int, like: StepContext) -> None:
+    def __init__(self, tokens: int, blocks: int, like: StepContext) -> None:
         device = like.input_ids.device
-        everything = torch.arange(rows, device=device)
+        indices = torch.arange(tokens, device=device)
         self._cache = like.kv_caches
-        self._rows = everything
-        self._tokens = torch.zeros(1, rows, dtype=torch.int64, device=device)
+        self._indices = indices
+        self._tokens = torch.zeros(1, tokens, dtype=torch.int64, device=device)
         self._positions = torch.zeros_like(self._tokens)
-        self._counts = torch.zeros_like(everything)  # 0: a row that fills up
-        self._contexts = torch.ones_like(everything)
-        self._blocks = torch.zeros(rows, blocks, dtype=torch.int64, device=device)
+        self._counts = torch.zeros_like(indices)  # 0: padding
+        self._contexts = torch.ones_like(indices)
+        self._blocks = torch.zeros(tokens, blocks, dtype=torch.int64, device=device)
         self._plans: dict[Any, Any] | None = None if like.host_spans is None else {}
         self._host_spans: HostSpans | None = None
         self._fill(like)
@@ -172,9 +172,9 @@ class _Graph:
     def _step(self) -> StepContext:
         """Return the step, a new one each time: layers keep in it what they find out."""
         return StepContext(
-            input_ids=self._tokens, position_ids=self._positions, q_start_loc=self._rows, q_seqlens=self._counts,
+            input_ids=self._tokens, position_ids=self._positions, q_start_loc=self._indices, q_seqlens=self._counts,
             kv_seqlens=self._contexts, block_offsets=self._blocks, kv_caches=self._cache, is_decoding=True,
-            logits_indices=self._rows, host_spans=self._host_spans, plans=self._plans,
+            logits_indices=self._indices, host_spans=self._host_spans, plans=self._plans,
         )  # fmt: skip
 
     def _fill(self, step: StepContext) -> None:
@@ -185,6 +185,6 @@ class _Graph:
         self._contexts[:spans], self._contexts[spans:] = step.kv_seqlens, 1
         self._blocks[:spans, :blocks] = step.block_offsets
         if step.host_spans is not None:
-            lengths, table = np.ones(len(self._rows), np.int64), np.zeros(self._blocks.shape, np.int64)
+            lengths, table = np.ones(len(self._indices), np.int64), np.zeros(self._blocks.shape, np.int64)
             lengths[:spans], table[:spans, :blocks] = step.host_spans
             self._host_spans = lengths, table

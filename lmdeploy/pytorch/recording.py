@@ -39,14 +39,14 @@ class RecordingCache:
         starts = [0, neighbour] if neighbour else [0]
         if kernels is not None:
             spans = [
-                [start, rows, 0, rows, i, 0, rows, -1]
-                for i, (start, rows) in enumerate(zip(starts, lengths, strict=True))
+                [start, count, 0, count, i, 0, count, -1]
+                for i, (start, count) in enumerate(zip(starts, lengths, strict=True))
             ]
             kernels.set_states(np.array(spans, dtype=np.int32), np.arange(len(lengths), dtype=np.int32), 1)
         counts = torch.tensor(lengths, device=tokens.device)
         return StepContext(
             input_ids=tokens[None],
-            position_ids=torch.cat([torch.arange(rows, device=tokens.device) for rows in lengths])[None],
+            position_ids=torch.cat([torch.arange(count, device=tokens.device) for count in lengths])[None],
             q_start_loc=torch.tensor(starts, device=tokens.device), q_seqlens=counts, kv_seqlens=counts,
             block_offsets=torch.zeros_like(counts)[:, None], kv_caches=self, is_decoding=False,
             logits_indices=logits_indices,
@@ -159,13 +159,13 @@ def attend_within(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, v
     query, key, value
         ``[tokens, heads, size]``; a key and value head serves as many query heads as there are more of those.
     """
-    rows, heads, _ = query.shape
+    tokens, heads, _ = query.shape
     group = heads // key.shape[1]
     q, k, v = (x.to(torch.float32).transpose(0, 1) for x in (query, key, value))
     scores = q @ k.repeat_interleave(group, 0).transpose(1, 2) * call.scale
     if call.softcap:
         scores = call.softcap * torch.tanh(scores / call.softcap)
-    position = torch.arange(rows, device=query.device)
+    position = torch.arange(tokens, device=query.device)
     distance = position[:, None] - position[None, :]
     if call.alibi_slopes is not None:
         scores = scores - call.alibi_slopes.to(scores.device)[:, None, None] * distance
@@ -174,7 +174,7 @@ def attend_within(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, v
         hidden |= distance >= call.window
     scores = scores.masked_fill(hidden, float("-inf"))
     if call.sinks is not None:
-        sinks = call.sinks.to(torch.float32).reshape(-1, 1, 1).expand(-1, rows, 1)
+        sinks = call.sinks.to(torch.float32).reshape(-1, 1, 1).expand(-1, tokens, 1)
         scores = torch.cat([scores, sinks], dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., :rows]
+    weights = torch.softmax(scores, dim=-1)[..., :tokens]
     return (weights @ v.repeat_interleave(group, 0)).transpose(0, 1)

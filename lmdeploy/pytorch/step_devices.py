@@ -17,7 +17,7 @@ from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.paged import LayerShape, PagedCache, StateShape
 
 # Columns of the channel's spans (backend_cpp/model/worker/step_channel.h).
-FIRST_ROW, COUNT, POSITION, PROMPT_LEN, FIRST_BLOCK, BLOCKS, LOGITS_FROM, ADAPTER = range(8)
+FIRST_TOKEN, COUNT, POSITION, PROMPT_LEN, FIRST_BLOCK, BLOCKS, LOGITS_FROM, ADAPTER = range(8)
 
 logger = logging.getLogger(__name__)
 

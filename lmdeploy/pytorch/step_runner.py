@@ -25,7 +25,7 @@ from lmdeploy.pytorch.step_context import StepContext
 from lmdeploy.pytorch.step_devices import (
     ADAPTER,
     COUNT,
-    FIRST_ROW,
+    FIRST_TOKEN,
     LOGITS_FROM,
     POSITION,
     PROMPT_LEN,
@@ -163,8 +163,8 @@ class StepRunner:
         if self._captures:  # again for each cache: graphs read the one they were captured with
             self._forward = DecodingGraphs(self._model, cuda_capture(), sequence_blocks).forward
         if self._device.kernels is None and not is_skipped():
-            rows = len(self._areas[0].tokens)
-            sizes = StepSizes(rows, sequences, sequence_blocks, self._block_count, self._block_len)
+            tokens = len(self._areas[0].tokens)
+            sizes = StepSizes(tokens, sequences, sequence_blocks, self._block_count, self._block_len)
             warm_up(self._forward, sizes, self._cache, self._device.device)
 
     def move_blocks(self, count: int, area: int) -> None:
@@ -204,15 +204,15 @@ class StepRunner:
         return _deliver(chosen, staged, area)
 
     def _context(self, order: Any, area: Any, spans: Ints, choices: Ints) -> StepContext:
-        first_rows, counts, positions = spans[:, FIRST_ROW], spans[:, COUNT], spans[:, POSITION]
-        rows = np.arange(order.rows)
-        position_ids = rows + np.repeat(positions - first_rows, counts)
-        within = rows - np.repeat(first_rows, counts)
+        first_tokens, counts, positions = spans[:, FIRST_TOKEN], spans[:, COUNT], spans[:, POSITION]
+        token_indices = np.arange(order.rows)
+        position_ids = token_indices + np.repeat(positions - first_tokens, counts)
+        within = token_indices - np.repeat(first_tokens, counts)
         logits_rows = np.flatnonzero(within >= np.repeat(spans[:, LOGITS_FROM], counts))
         tokens = area.tokens[: order.rows]
         in_flight = np.flatnonzero(tokens < 0)  # the last step's, which may not have come to the host
         arrays = {
-            "input_ids": tokens[None].clip(0), "position_ids": position_ids[None], "q_start_loc": first_rows,
+            "input_ids": tokens[None].clip(0), "position_ids": position_ids[None], "q_start_loc": first_tokens,
             "q_seqlens": counts, "kv_seqlens": positions + counts,
             "block_offsets": self._device.block_offsets(spans, area.blocks, self._block_len),
             "logits_indices": np.concatenate([choices["row"], logits_rows]), "prompt_lens": spans[:, PROMPT_LEN],

@@ -26,23 +26,23 @@ def cache_channels(head_dim: int, bits: int) -> int:
     return head_dim // 2 if bits == 4 else head_dim
 
 
-def slots_of_rows(
+def slot_mapping(
     q_start_loc: torch.Tensor,
     q_seqlens: torch.Tensor,
     kv_seqlens: torch.Tensor,
     block_offsets: torch.Tensor,
-    rows: int,
+    num_tokens: int,
     block_len: int,
 ) -> torch.Tensor:
-    """Return the slot of the cache that each row of a step writes, once a step for all layers.
+    """Return the slot of the cache that each token of a step writes, once a step for all layers.
 
     Parameters
     ----------
     q_start_loc, q_seqlens, kv_seqlens
-        ``[spans]``: a span's first row, its rows, and its tokens in the cache after this step.
+        ``[spans]``: a span's first token, its tokens, and those in the cache after this step.
     block_offsets
         ``[spans, blocks]``: the cache blocks of each span, in order of positions.
-    rows
+    num_tokens
         Of the step; spans cover the first of them, in order. Rows of none (padding) get slot -1.
     block_len
         Tokens a block.
@@ -50,14 +50,14 @@ def slots_of_rows(
     Returns
     -------
     torch.Tensor
-        ``[rows]`` int64: ``block * block_len + place in the block``.
+        ``[tokens]`` int64: ``block * block_len + place in the block``.
     """
-    row = torch.arange(rows, device=q_start_loc.device)
-    span = torch.searchsorted(q_start_loc.contiguous(), row, right=True).sub(1).clamp(min=0)
-    position = row - q_start_loc[span] + (kv_seqlens - q_seqlens)[span]
+    token = torch.arange(num_tokens, device=q_start_loc.device)
+    span = torch.searchsorted(q_start_loc.contiguous(), token, right=True).sub(1).clamp(min=0)
+    position = token - q_start_loc[span] + (kv_seqlens - q_seqlens)[span]
     block = block_offsets[span, (position // block_len).clamp(0, block_offsets.shape[1] - 1)]
     slot = block.long() * block_len + position % block_len
-    return torch.where(row < q_start_loc[span] + q_seqlens[span], slot, -1)
+    return torch.where(token < q_start_loc[span] + q_seqlens[span], slot, -1)
 
 
 @triton.jit

@@ -163,7 +163,7 @@ def decoding_attention(
     k_cache, v_cache, k_scales, v_scales, bits
         The cache as `cache_layout` describes it, with the rows' own keys and values in it.
     kv_seqlens, block_offsets
-        As `slots_of_rows` takes them.
+        As `slot_mapping` takes them.
     v_dim, scale, window, softcap, sinks, out
         As in `prompt_attention`.
     splits

@@ -123,17 +123,17 @@ def fill_cache(
     Parameters
     ----------
     key, value
-        ``[rows, kv_heads, head_dim]``, channels adjacent; head dimensions are even.
+        ``[tokens, kv_heads, head_dim]``, channels adjacent; head dimensions are even.
     k_cache, v_cache, k_scales, v_scales
         The cache as `cache_layout` describes it.
     slots
-        ``[rows]`` int64 of `slots_of_rows`; a row of slot -1 is not written.
+        ``[tokens]`` int64 of `slot_mapping`; a token of slot -1 is not written.
     bits
         Of the cache: 16 stands for any floating type.
     """
-    rows, kv_heads, k_dim = key.shape
+    tokens, kv_heads, k_dim = key.shape
     v_dim = value.shape[-1]
-    _fill_kernel[(rows,)](
+    _fill_kernel[(tokens,)](
         key,
         value,
         k_cache,

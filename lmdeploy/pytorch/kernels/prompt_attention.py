@@ -57,28 +57,28 @@ def _prompt_kernel(
     tile = tl.program_id(0)
     head = tl.program_id(1)
     span = tl.program_id(2)
-    rows = tl.load(q_seqlens + span)
-    if tile * BLOCK_M >= rows:
+    q_len = tl.load(q_seqlens + span)
+    if tile * BLOCK_M >= q_len:
         return
     context = tl.load(kv_seqlens + span)
-    first_row = tl.load(q_start_loc + span).to(tl.int64)
+    first_token = tl.load(q_start_loc + span).to(tl.int64)
     in_span = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = in_span < rows
-    position = context - rows + in_span
+    is_query = in_span < q_len
+    position = context - q_len + in_span
     k_channels = tl.arange(0, BLOCK_K)
     v_channels = tl.arange(0, BLOCK_V)
     q = tl.load(
-        query + (first_row + in_span)[:, None] * q_row_stride + head * q_head_stride + k_channels[None, :],
-        is_row[:, None] & (k_channels < K_DIM)[None, :],
+        query + (first_token + in_span)[:, None] * q_row_stride + head * q_head_stride + k_channels[None, :],
+        is_query[:, None] & (k_channels < K_DIM)[None, :],
         other=0.0,
     )
 
     begin = 0
     end = context
     if IS_CAUSAL:
-        end = tl.minimum(context, context - rows + (tile + 1) * BLOCK_M)
+        end = tl.minimum(context, context - q_len + (tile + 1) * BLOCK_M)
     if HAS_WINDOW:
-        begin = tl.maximum(context - rows + tile * BLOCK_M - window + 1, 0) // BLOCK_N * BLOCK_N
+        begin = tl.maximum(context - q_len + tile * BLOCK_M - window + 1, 0) // BLOCK_N * BLOCK_N
 
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -92,7 +92,7 @@ def _prompt_kernel(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if HAS_SOFTCAP:
             scores = soft_capped(scores, softcap)
-        visible = is_row[:, None] & is_key[None, :]
+        visible = is_query[:, None] & is_key[None, :]
         if IS_CAUSAL:
             visible = visible & (key_position[None, :] <= position[:, None])
         if HAS_WINDOW:
@@ -115,9 +115,9 @@ def _prompt_kernel(
         acc = acc * decay[:, None]
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(
-        out + (first_row + in_span)[:, None] * out_row_stride + head * out_head_stride + v_channels[None, :],
+        out + (first_token + in_span)[:, None] * out_row_stride + head * out_head_stride + v_channels[None, :],
         result.to(out.dtype.element_ty),
-        is_row[:, None] & (v_channels < V_DIM)[None, :],
+        is_query[:, None] & (v_channels < V_DIM)[None, :],
     )
 
 
@@ -142,16 +142,16 @@ def prompt_attention(
     bits: int = 16,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention of a step's rows over all that is cached of their sequences.
+    """Return the attention of a step's tokens over all that is cached of their sequences.
 
     Parameters
     ----------
     query
-        ``[rows, heads, head_dim]``, channels adjacent.
+        ``[tokens, heads, head_dim]``, channels adjacent.
     k_cache, v_cache, k_scales, v_scales, bits
         The cache as `cache_layout` describes it, with the step's own keys and values in it.
     q_start_loc, q_seqlens, kv_seqlens, block_offsets
-        As `slots_of_rows` takes them.
+        As `slot_mapping` takes them.
     max_q_len
         At least the largest of ``q_seqlens``.
     v_dim
@@ -172,12 +172,12 @@ def prompt_attention(
     Returns
     -------
     torch.Tensor
-        ``[rows, heads, v_dim]`` of the query's type.
+        ``[tokens, heads, v_dim]`` of the query's type.
     """
-    rows, heads, k_dim = query.shape
+    tokens, heads, k_dim = query.shape
     kv_heads = k_cache.shape[2]
     if out is None:
-        out = query.new_empty(rows, heads, v_dim)
+        out = query.new_empty(tokens, heads, v_dim)
     is_wide = max(k_dim, v_dim) > 128 or query.dtype == torch.float32
     block_m = 16 if max_q_len <= 16 else 32 if is_wide else 64
     _prompt_kernel[(triton.cdiv(max_q_len, block_m), heads, q_seqlens.shape[0])](

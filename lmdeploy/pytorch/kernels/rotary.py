@@ -86,18 +86,18 @@ def apply_rotary(
     Parameters
     ----------
     query, key
-        ``[rows, heads, head_dim]``, channels adjacent.
+        ``[tokens, heads, head_dim]``, channels adjacent.
     cos, sin
-        ``[rows, pairs]``, channels adjacent and with equal strides.
+        ``[tokens, pairs]``, channels adjacent and with equal strides.
     is_interleaved
         Whether a pair is of neighbours, or of channels ``pairs`` apart.
     """
-    rows, q_heads, _ = query.shape
+    tokens, q_heads, _ = query.shape
     k_heads = key.shape[1]
     pairs = cos.shape[-1]
     block_h = min(8, triton.next_power_of_2(max(q_heads, k_heads)))
     q_tiles = triton.cdiv(q_heads, block_h)
-    _rotary_kernel[(rows, q_tiles + triton.cdiv(k_heads, block_h))](
+    _rotary_kernel[(tokens, q_tiles + triton.cdiv(k_heads, block_h))](
         query,
         key,
         cos,

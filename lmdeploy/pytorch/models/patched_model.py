@@ -168,7 +168,7 @@ class PatchedModel:
 
 
 @contextmanager
-def _called_with(rows: int, model: nn.Module) -> Iterator[list[Linear]]:
+def _called_with(tokens: int, model: nn.Module) -> Iterator[list[Linear]]:
     """Yield what has, after the block, the linear layers that were always called with this many tokens in it."""
     counts: dict[Linear, set[int]] = {module: set() for module in model.modules() if isinstance(module, Linear)}
 
@@ -183,7 +183,7 @@ def _called_with(rows: int, model: nn.Module) -> Iterator[list[Linear]]:
     finally:
         for hook in hooks:
             hook.remove()
-        found += [module for module, seen in counts.items() if seen == {rows}]
+        found += [module for module, seen in counts.items() if seen == {tokens}]
 
 
 def _type_of(config: Any, dtype: str) -> torch.dtype:

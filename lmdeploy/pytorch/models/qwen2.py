@@ -55,9 +55,9 @@ class RoutedExperts(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return ``[1, tokens, hidden]``."""
-        rows = hidden_states.flatten(0, -2)
-        weights, ids = self.softmax_topk(self.gate(rows))
-        return self.experts(rows, weights, ids).view_as(hidden_states)
+        tokens = hidden_states.flatten(0, -2)
+        weights, ids = self.softmax_topk(self.gate(tokens))
+        return self.experts(tokens, weights, ids).view_as(hidden_states)
 
 
 class Qwen2MoeSparseBlock(RoutedExperts):

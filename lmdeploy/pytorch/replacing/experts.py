@@ -115,9 +115,9 @@ class NativeExperts(nn.Module):
         self._has_gate = has_gate
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
-        """Return float32 of the shape of ``hidden_states``, for ids and weights ``[rows, chosen]``."""
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        total = sum_of_chosen(rows.float(), top_k_weights, top_k_index, self._run)
+        """Return float32 of the shape of ``hidden_states``, for ids and weights ``[tokens, chosen]``."""
+        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        total = sum_of_chosen(tokens.float(), top_k_weights, top_k_index, self._run)
         return self._ranks.sum(total).view_as(hidden_states)
 
     def _run(self, expert: int, x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from lmdeploy.pytorch.paged import StateShape
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.step_context import get_step_ctx_manager
 
-_TRIED_ROWS, _TOLERANCE = 24, 1e-3  # of the largest output
+_TRIED_TOKENS, _TOLERANCE = 24, 1e-3  # of the largest output
 
 
 class RecurrentLayer(nn.Module):
@@ -222,9 +222,9 @@ def recurrent_layer_of(hf_module: Any, kernels: Kernels) -> nn.Module:
         raise ValueError(f"the activation {hf_module.activation} of its recurrent layers is not supported")
     wide = copy.deepcopy(hf_module).float()
     width = next(getattr(wide, name).in_features for name in _PROJECTIONS if hasattr(wide, name))
-    x = torch.randn(1, _TRIED_ROWS, width, generator=torch.Generator().manual_seed(0))
-    rows = torch.arange(_TRIED_ROWS)
-    step = RecordingCache().step(rows, rows, kernels)
+    x = torch.randn(1, _TRIED_TOKENS, width, generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(_TRIED_TOKENS)
+    step = RecordingCache().step(tokens, tokens, kernels)
     with torch.inference_mode(), get_step_ctx_manager().context(step):
         expected, got = _parts(wide(x, **kind.given)), _parts(kind(wide, kernels)(x))
     off = max(

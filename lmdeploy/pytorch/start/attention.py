@@ -16,7 +16,7 @@ from lmdeploy.pytorch.start import flashinfer
 from lmdeploy.pytorch.start.trust import Check, first_trusted
 from lmdeploy.pytorch.step_context import StepContext
 
-# For each sequence: rows of the step, and tokens with them. Prompts, the rest of one, and a token.
+# For each sequence: tokens of the step, and all with them. Prompts, the rest of one, and a token.
 _SPANS = ((20, 20), (5, 37), (1, 48))
 _BLOCK_LEN = 16
 Attend = Callable[[StepContext, AttentionCall, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -102,7 +102,7 @@ def flex_prompts(
 
 
 class _Problem:
-    """A step over a cache of random numbers, with what its rows see in float64."""
+    """A step over a cache of random numbers, with what its tokens see in float64."""
 
     def __init__(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> None:
         random = torch.Generator().manual_seed(1)
@@ -111,8 +111,8 @@ class _Problem:
         table = torch.randperm(len(_SPANS) * blocks, generator=random).view(len(_SPANS), blocks)
         pool_shape = (table.numel(), _BLOCK_LEN, shape.heads)
         k, v = (torch.randn(*pool_shape, dim, generator=random).to(dtype) for dim in (shape.key_dim, shape.value_dim))
-        rows = int(lengths[:, 0].sum())
-        query = torch.randn(rows, 2 * shape.heads, shape.key_dim, generator=random).to(dtype)
+        tokens = int(lengths[:, 0].sum())
+        query = torch.randn(tokens, 2 * shape.heads, shape.key_dim, generator=random).to(dtype)
         self._call = AttentionCall(scale=shape.key_dim**-0.5)
         self._query, self._k, self._v = (tensor.to(device) for tensor in (query, k, v))
         self._lengths, self._table, self._device = lengths, table, device
@@ -164,14 +164,14 @@ class _Problem:
 
     def _step(self) -> StepContext:
         counts, tokens = self._lengths.T.contiguous().to(self._device)
-        rows = len(self._query)
+        num_tokens = len(self._query)
         nothing: Any = None
         return StepContext(
-            input_ids=torch.zeros(1, rows, dtype=torch.int64, device=self._device),
-            position_ids=torch.zeros(1, rows, dtype=torch.int64, device=self._device),
+            input_ids=torch.zeros(1, num_tokens, dtype=torch.int64, device=self._device),
+            position_ids=torch.zeros(1, num_tokens, dtype=torch.int64, device=self._device),
             q_start_loc=counts.cumsum(0) - counts, q_seqlens=counts, kv_seqlens=tokens,
             block_offsets=self._table.to(self._device), kv_caches=nothing, is_decoding=False,
-            logits_indices=torch.arange(rows, device=self._device), max_q_len=max(count for count, _ in _SPANS),
+            logits_indices=torch.arange(num_tokens, device=self._device), max_q_len=max(count for count, _ in _SPANS),
         )  # fmt: skip
 
     def _difference(self, attended: torch.Tensor, expected: torch.Tensor) -> str:
@@ -184,6 +184,6 @@ def _attended(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
     group = query.shape[1] // keys.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (keys, values))
     scores = torch.einsum("ihd,jhd->hij", query.double() * scale, k)
-    row = torch.arange(len(keys) - len(query), len(keys))[:, None]
-    weights = scores.masked_fill(torch.arange(len(keys)) > row, float("-inf")).softmax(-1)
+    query_position = torch.arange(len(keys) - len(query), len(keys))[:, None]
+    weights = scores.masked_fill(torch.arange(len(keys)) > query_position, float("-inf")).softmax(-1)
     return torch.einsum("hij,jhd->ihd", weights, v)

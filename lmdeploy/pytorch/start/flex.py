@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-_ROWS_AT_ONCE = 256
+_TOKENS_AT_ONCE = 256
 
 
 def heads_of(
@@ -44,8 +44,8 @@ def flex_prompt_attention(
     v_scales: torch.Tensor | None = None,
     bits: int = 16,
 ) -> torch.Tensor:
-    """Return the attention of a step's rows; parameters and result are those of our ``prompt_attention``."""
-    rows = len(query)
+    """Return the attention of a step's tokens; parameters and result are those of our ``prompt_attention``."""
+    tokens = len(query)
     keys = heads_of(k_cache, k_scales, block_offsets, bits, query.dtype)
     values = heads_of(v_cache, v_scales, block_offsets, bits, query.dtype)
     is_written = torch.arange(values.shape[1], device=query.device) < kv_seqlens[:, None]
@@ -53,18 +53,18 @@ def flex_prompt_attention(
     before = kv_seqlens - q_seqlens  # tokens of each sequence in earlier steps
 
     def attend(begin: int, end: int) -> torch.Tensor:
-        """Return the results of these rows of each sequence: ``[spans, end - begin, heads, v_dim]``."""
+        """Return the results of these tokens of each sequence: ``[spans, end - begin, heads, v_dim]``."""
 
         def score(
-            given: torch.Tensor, span: torch.Tensor, _: torch.Tensor, row: torch.Tensor, position: torch.Tensor
+            given: torch.Tensor, span: torch.Tensor, _: torch.Tensor, token: torch.Tensor, position: torch.Tensor
         ) -> torch.Tensor:
             if softcap:
                 given = torch.tanh(given / softcap) * softcap
-            distance = before[span] + begin + row - position
+            distance = before[span] + begin + token - position
             is_seen = (distance >= 0) & (distance < window) if window else distance >= 0
             return torch.where(is_seen, given, float("-inf"))
 
-        index = (q_start_loc[:, None] + torch.arange(begin, end, device=query.device)).clamp(max=rows - 1)
+        index = (q_start_loc[:, None] + torch.arange(begin, end, device=query.device)).clamp(max=tokens - 1)
         out, more = flex_attention(
             query[index].transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), score, scale=scale,
             enable_gqa=True, return_aux=AuxRequest(lse=True),
@@ -73,7 +73,7 @@ def flex_prompt_attention(
             out = out * torch.sigmoid(more.lse - sinks.float()[:, None])[..., None].to(out.dtype)
         return out.transpose(1, 2)
 
-    parts = [attend(begin, min(begin + _ROWS_AT_ONCE, max_q_len)) for begin in range(0, max_q_len, _ROWS_AT_ONCE)]
-    row = torch.arange(rows, device=query.device)
-    span = torch.searchsorted(q_start_loc.contiguous(), row, right=True).sub(1).clamp(min=0)
-    return torch.cat(parts, 1)[span, (row - q_start_loc[span]).clamp(max=max_q_len - 1)]
+    parts = [attend(begin, min(begin + _TOKENS_AT_ONCE, max_q_len)) for begin in range(0, max_q_len, _TOKENS_AT_ONCE)]
+    token = torch.arange(tokens, device=query.device)
+    span = torch.searchsorted(q_start_loc.contiguous(), token, right=True).sub(1).clamp(min=0)
+    return torch.cat(parts, 1)[span, (token - q_start_loc[span]).clamp(max=max_q_len - 1)]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmdeploy.pytorch.graphs import MAX_ROWS, rows_for
+from lmdeploy.pytorch.graphs import MAX_TOKENS, padded_tokens
 from lmdeploy.pytorch.step_context import StepContext
 from lmdeploy.pytorch.step_devices import memory_for
 
@@ -32,7 +32,7 @@ class StepSizes:
 
     Parameters
     ----------
-    rows, sequences
+    tokens, sequences
         Of a step.
     sequence_blocks
         Blocks of a sequence: those that its tokens take, and one.
@@ -40,7 +40,7 @@ class StepSizes:
         Blocks of the cache, and tokens of a block.
     """
 
-    rows: int
+    tokens: int
     sequences: int
     sequence_blocks: int
     block_count: int
@@ -54,23 +54,23 @@ def is_skipped() -> bool:
 
 def decoding_sizes(sequences: int) -> list[int]:
     """Return how many sequences the steps of decoding have that are run, the largest first."""
-    captured = {rows_for(count) for count in range(1, min(sequences, MAX_ROWS) + 1)}
+    captured = {padded_tokens(count) for count in range(1, min(sequences, MAX_TOKENS) + 1)}
     return sorted(captured | {sequences}, reverse=True)
 
 
-def prompt_sizes(rows: int) -> list[int]:
+def prompt_sizes(tokens: int) -> list[int]:
     """Return how many tokens the steps with a prompt have that are run: all, then powers of two."""
-    powers = (1 << power for power in range(rows.bit_length() - 1, 0, -1))
-    return [rows, *(size for size in powers if size < rows)]
+    powers = (1 << power for power in range(tokens.bit_length() - 1, 0, -1))
+    return [tokens, *(size for size in powers if size < tokens)]
 
 
 def steps_of(sizes: StepSizes, cache: Any, device: torch.device) -> Iterator[StepContext]:
     """Yield steps of every kind; they write to the first blocks of an empty cache."""
     context = sizes.sequence_blocks * sizes.block_len
-    for size in prompt_sizes(min(sizes.rows, sizes.sequences * context)):
+    for size in prompt_sizes(min(sizes.tokens, sizes.sequences * context)):
         counts = [min(context, size - begin) for begin in range(0, size, context)]
         yield _step(counts, sizes, cache, device)
-    for sequences in decoding_sizes(min(sizes.sequences, sizes.rows)):
+    for sequences in decoding_sizes(min(sizes.sequences, sizes.tokens)):
         yield _step([1] * sequences, sizes, cache, device)
 
 
@@ -110,22 +110,22 @@ def _step(counts: list[int], sizes: StepSizes, cache: Any, device: torch.device)
     """Return a step of sequences that begin with it; ``counts``: their tokens."""
     lengths = torch.tensor(counts, device=device)
     starts = lengths.cumsum(0) - lengths
-    rows = sum(counts)
+    tokens = sum(counts)
     # A table of learned positions may end where a sequence must.
-    position = (torch.arange(rows, device=device) - starts.repeat_interleave(lengths)).clamp(
+    position = (torch.arange(tokens, device=device) - starts.repeat_interleave(lengths)).clamp(
         max=max(0, sizes.sequence_blocks - 2) * sizes.block_len
     )
     # As wide as the longest sequence makes it, whose place may be any.
     blocks = (torch.arange(-(-max(counts) // sizes.block_len)) % sizes.block_count).expand(len(counts), -1).contiguous()
     return StepContext(
-        input_ids=torch.zeros(1, rows, dtype=torch.int64, device=device),
+        input_ids=torch.zeros(1, tokens, dtype=torch.int64, device=device),
         position_ids=position[None],
         q_start_loc=starts,
         q_seqlens=lengths,
         kv_seqlens=lengths,
         block_offsets=blocks.to(device),
         kv_caches=cache,
-        is_decoding=rows == len(counts),
+        is_decoding=tokens == len(counts),
         logits_indices=starts + lengths - 1,
         prompt_lens=lengths,
         max_q_len=max(counts),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmdeploy.pytorch.kernels.cache_layout import slots_of_rows
+from lmdeploy.pytorch.kernels.cache_layout import slot_mapping
 from lmdeploy.pytorch.kernels.fill_cache import fill_cache
 from tests.kernels.reference import round_heads
 from tests.pytorch.kernels.steps import Cache
@@ -11,7 +11,7 @@ from tests.pytorch.kernels.steps import Cache
 
 def test_rows_go_to_the_slots_of_their_positions(device: torch.device) -> None:
     # Two spans of blocks of 4: three rows after 3 cached tokens, two rows of a new one; then padding.
-    slots = slots_of_rows(
+    slots = slot_mapping(
         torch.tensor([0, 3], device=device),
         torch.tensor([3, 2], device=device),
         torch.tensor([6, 2], device=device),

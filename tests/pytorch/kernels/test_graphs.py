@@ -87,6 +87,6 @@ def test_a_model_that_cannot_be_captured_runs_as_it_is(
 
 
 def test_sizes_are_few() -> None:
-    assert sorted({graphs.rows_for(rows) for rows in range(1, 41)}) == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert sorted({graphs.padded_tokens(rows) for rows in range(1, 41)}) == [1, 2, 4, 8, 16, 24, 32, 40]
     assert sorted({graphs.blocks_for(blocks) for blocks in range(1, 100)}) == [8, 16, 32, 64, 128]
-    assert all(graphs.rows_for(n) >= n and graphs.blocks_for(n) >= n for n in range(1, 300))
+    assert all(graphs.padded_tokens(n) >= n and graphs.blocks_for(n) >= n for n in range(1, 300))

@@ -107,7 +107,7 @@ def test_sizes_reach_the_largest_steps() -> None:
 @pytest.mark.parametrize("session_len", [1, 16, 40, 48])
 def test_positions_are_those_of_a_session_and_blocks_those_of_the_cache(session_len: int) -> None:
     sizes = warm_up.StepSizes(
-        rows=100, sequences=3, sequence_blocks=-(-session_len // 16) + 1, block_count=2, block_len=16
+        tokens=100, sequences=3, sequence_blocks=-(-session_len // 16) + 1, block_count=2, block_len=16
     )
     for step in warm_up.steps_of(sizes, None, torch.device("cpu")):
         assert int(step.position_ids.max()) < session_len
