@@ -20,6 +20,11 @@ __device__ __forceinline__ float sigmoid_linear(float v, float slope) {
   return v / (1.0f + expf(-v * slope));
 }
 
+// log(1 + e^v)
+__device__ __forceinline__ float softplus(float v) {
+  return at_least(v, 0.0f) + log1pf(expf(-fabsf(v)));
+}
+
 // max(v, 0) - |v| erfc(|v| / sqrt 2) / 2, so that the tail keeps its precision.
 __device__ __forceinline__ float gelu(float v) {
   const float magnitude = fabsf(v);

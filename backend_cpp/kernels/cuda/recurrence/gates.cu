@@ -10,11 +10,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// log(1 + e^v)
-__device__ __forceinline__ float softplus(float v) {
-  return at_least(v, 0.0f) + log1pf(expf(-fabsf(v)));
-}
-
 // A thread has one decay, and the first of a head its beta.
 __global__ void __launch_bounds__(kThreads)
     gates_kernel(GateParams params, StridedRows a, StridedRows b, size_t count, float* decay, float* beta) {
