@@ -12,6 +12,6 @@ namespace turbomind {
 
 using AllOperations =
     OperationList<CausalConv, ChooseKeys, CorrectStreams, CutRows, HeadLinear, LoraExpand, LoraGather, LoraShrink,
-                  MatchRms, MixStreams, Recurrence, RecurrenceGates, ScaledSum, SparseAttention, Xielu>;
+                  MatchRms, MixStreams, Recurrence, RecurrenceGates, ScaledSum, SelectiveScan, SparseAttention, Xielu>;
 
 }  // namespace turbomind

@@ -148,6 +148,32 @@ struct Recurrence {
   void run(CudaStream stream) const;
 };
 
+inline constexpr int kMaxScanKeyDim = 16;
+
+// The selective scan of Mamba (Gu & Dao, 2023), whose decays differ in each channel. For each channel, whose state is a
+// column h of key_dim numbers:
+//
+//   dt = softplus(step)
+//   h[n] = exp(rates[n] dt) h[n] + key[n] dt x
+//   out = skip x + sum over n, in ascending order, of query[n] h[n]
+struct SelectiveScan {
+  static constexpr std::string_view kName = "selective_scan";
+
+  StateMemory state;  // [key_dim, channels]
+  int channels = 0;
+  int key_dim = 0;               // 1 .. kMaxScanKeyDim
+  const float* rates = nullptr;  // [key_dim, channels], negative
+  const float* skip = nullptr;   // [channels]
+  const float* steps = nullptr;  // [rows, channels]
+  StridedRows keys;              // [rows, key_dim]
+  StridedRows queries;           // [rows, key_dim]
+  const float* x = nullptr;      // [rows, channels]
+  float* out = nullptr;          // [rows, channels]; x, or apart from it
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
+
 // The gates of a mixer's results.
 enum class GateKind : uint8_t { kSigmoid, kSilu, kLinear };
 

@@ -48,6 +48,21 @@ class RecurrenceInputs:
     skip: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class ScanInputs:
+    """Of some rows: ``steps``, ``x`` ``[rows, channels]``, ``keys``, ``queries`` ``[rows, key_dim]``; and the layer's.
+
+    These are ``rates`` ``[key_dim, channels]`` and ``skip`` ``[channels]``.
+    """
+
+    rates: torch.Tensor
+    skip: torch.Tensor
+    steps: torch.Tensor
+    keys: torch.Tensor
+    queries: torch.Tensor
+    x: torch.Tensor
+
+
 class States:
     """The states of one layer in pages, all of which is NaN at first: what was never written must never be read.
 
@@ -105,6 +120,15 @@ class States:
             inputs.decay, rule.decay_width if inputs.decay.ndim > 1 else 0, inputs.beta, inputs.skip,
         )  # fmt: skip
         self._native.recurrence(params, spread(inputs.q), spread(inputs.k), spread(inputs.v), out)
+        return out
+
+    def scan(self, inputs: ScanInputs, spans: Sequence[StateSpan]) -> torch.Tensor:
+        """Return the selective scan's results ``[rows, channels]``; those of rows of no span are NaN."""
+        out = torch.full_like(inputs.x, torch.nan)
+        wide = torch.nn.functional.pad(torch.cat([inputs.keys, inputs.queries], dim=1), (0, 3), value=float("nan"))
+        size, channels = inputs.rates.shape
+        own = (self._memory(spans), channels, size, inputs.rates, inputs.skip)
+        self._native.selective_scan(*own, inputs.steps, wide, wide[:, size:], inputs.x, out)
         return out
 
 

@@ -9,7 +9,16 @@ import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from tests.kernels.device import Device
-from tests.kernels.states import GATES, Recurrence, RecurrenceInputs, States, StateSpan, gate_heads, recurrence_gates
+from tests.kernels.states import (
+    GATES,
+    Recurrence,
+    RecurrenceInputs,
+    ScanInputs,
+    States,
+    StateSpan,
+    gate_heads,
+    recurrence_gates,
+)
 
 DELTA = Recurrence(heads=4, key_heads=2, key_dim=24, value_dim=37, has_delta=True, decay_width=1)
 RULES = {
@@ -227,6 +236,43 @@ def test_convolutions_in_random_steps_agree_with_float64_and_with_whole_ones(
         last = padded[len(padded) - (kernel - 1) :].flatten().float()
         assert torch.equal(states.state(i + 1), last)
         assert torch.equal(after_whole.state(i + 1), last)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 1), (37, 4), (64, 16), (150, 16)])
+def test_selective_scans_in_random_steps_agree_with_float64_and_with_whole_ones(
+    device: Device, channels: int, size: int
+) -> None:
+    torch.manual_seed(channels)
+    count = sum(LENGTHS)
+    firsts = [sum(LENGTHS[:i]) for i in range(len(LENGTHS))]
+    rates, skip = -torch.rand(size, channels) * size - 0.01, torch.randn(channels)
+    steps, x = torch.randn(count, channels) * 4, torch.randn(count, channels)
+    keys, queries = torch.randn(count, size), torch.randn(count, size)
+
+    def scanned(spans: Iterator[Step]) -> tuple[list[torch.Tensor], States]:
+        states = States(device, len(LENGTHS) + 2, size * channels)
+
+        def compute(rows: list[tuple[int, int]], spans: list[StateSpan]) -> torch.Tensor:
+            at = [firsts[s] + t for s, t in rows]
+            return states.scan(ScanInputs(rates, skip, steps[at], keys[at], queries[at], x[at]), spans)
+
+        out = run_steps(spans, LENGTHS, compute)
+        assert states.is_rest_untouched
+        return out, states
+
+    parts, states = scanned(random_steps(LENGTHS, size))
+    whole, after_whole = scanned(whole_steps(LENGTHS))
+    for i, (first, length) in enumerate(zip(firsts, LENGTHS, strict=True)):
+        state = torch.zeros(size, channels, dtype=torch.float64)
+        for t in range(length):
+            step = torch.nn.functional.softplus(steps[first + t].double(), threshold=1e9)
+            written = keys[first + t].double()[:, None] * step * x[first + t].double()
+            state = torch.exp(rates.double() * step) * state + written
+            exact = queries[first + t].double() @ state + skip.double() * x[first + t].double()
+            torch.testing.assert_close(parts[i][t].double(), exact, rtol=0, atol=1e-5 * size)
+        torch.testing.assert_close(states.state(i + 1).view(size, channels).double(), state, rtol=0, atol=1e-5)
+        assert torch.equal(parts[i], whole[i])
+        assert torch.equal(states.state(i + 1), after_whole.state(i + 1))
 
 
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (16, 1), (37, 1), (3, 24), (2, 128)])

@@ -76,6 +76,8 @@ struct KernelTable {
   // All tokens of a span over one head's columns [first, first + recurrence_columns()), or, with first -1, all columns.
   void (*recur)(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
                 const StateSpan& span, int head, int first, float* out);
+  // Channels [first, last) of a span.
+  void (*scan)(const SelectiveScan& op, const StateSpan& span, int first, int last);
   int32_t (*argmax)(const float* logits, int size);
   void (*chunk_maxima)(const float* logits, int size, float* maxima);
   void (*exp_weights)(const float* logits, int size, float maximum, float factor, float* weights, float* sums);

@@ -16,6 +16,7 @@
 #include "kernels/cpu/recurrence/conv_block.h"
 #include "kernels/cpu/recurrence/gate_rows.h"
 #include "kernels/cpu/recurrence/recur.h"
+#include "kernels/cpu/recurrence/scan.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/sampling.h"
 
@@ -110,6 +111,7 @@ constinit const KernelTable kTable = [] {
                        .recurrence_gate_row = recurrence_gate_row,
                        .recurrence_columns = recurrence_columns,
                        .recur = recur,
+                       .scan = scan,
                        .argmax = argmax,
                        .chunk_maxima = chunk_maxima,
                        .exp_weights = exp_weights};

@@ -48,4 +48,14 @@ void Recurrence::run(ThreadPool& pool) const {
   });
 }
 
+void SelectiveScan::run(ThreadPool& pool) const {
+  constexpr int kBlock = 64;  // channels: whole cache lines
+  const int blocks = (channels + kBlock - 1) / kBlock;
+  pool.parallel_for(state.span_count * blocks, [&](int chunk) {
+    const StateSpan& span = state.spans[chunk / blocks];
+    const int first = chunk % blocks * kBlock;
+    if (span.count > 0) kernels().scan(*this, span, first, std::min(channels, first + kBlock));
+  });
+}
+
 }  // namespace turbomind
