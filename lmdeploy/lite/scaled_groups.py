@@ -195,7 +195,7 @@ def rows_left_whole(spec: ModelSpec, layer: int, name: str) -> int:
     These meet in a product, where cutting weights off on both sides adds up.
     """
     if name == "recurrence.in" and spec.recurrence is not None:
-        if spec.recurrence.kind == "short_convolution":
+        if spec.recurrence.kind in {"mamba", "short_convolution"}:
             return 0
         return 2 * spec.recurrence.num_key_heads * spec.recurrence.key_dim
     if name == "attention.qkv":

@@ -39,7 +39,7 @@ PROMPT = within(VOCAB, LARGE_TOKENS)
 VARIED = [
     *("Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"),
     *("OLMo 3", "Hunyuan", "GPT-2", "StableLM 12B", "Llama 4"),
-    *("Qwen3.5", "Kimi Linear", "Mamba2", "Falcon-H1", "Nemotron 3", "MiniMax-Text-01", "LFM2"),
+    *("Qwen3.5", "Kimi Linear", "Mamba2", "Jamba", "Falcon-H1", "Nemotron 3", "MiniMax-Text-01", "LFM2"),
     *("Gemma 3n", "Gemma 4 E2B", "Gemma 4 26B", "Apertus"),
 ]
 

@@ -217,7 +217,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "MiniMaxAI--MiniMax-M3",
         "Salesforce--codegen-2B-multi--cut",
         "Salesforce--xgen-mm-phi3-mini-instruct",
-        "ai21labs--Jamba-v0.1--cut",
         "deepseek-ai--DeepSeek-OCR-2",
         "deepseek-ai--DeepSeek-V4-Flash",
         "inclusionAI--Ming-Lite-Omni",
@@ -252,7 +251,10 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
         "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
     ),
-    "config.json: hidden_size must be a whole number >= 1, got None": ("nvidia--NVIDIA-Nemotron-Nano-9B-v2--mock",),
+    "config.json: hidden_size must be a whole number >= 1, got None": (
+        "ai21labs--Jamba-v0.1--cut",
+        "nvidia--NVIDIA-Nemotron-Nano-9B-v2--mock",
+    ),
     "modelopt weights with quant_algo 'MIXED_PRECISION' are not supported": (
         "nvidia--Qwen3.6-27B-NVFP4",
         "nvidia--Qwen3.6-35B-A3B-NVFP4",

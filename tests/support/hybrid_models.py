@@ -95,6 +95,16 @@ MINIMAX: dict[str, Any] = {
     "num_local_experts": 4,
     "block_size": 16,
 } | {f"{half}_alpha_factor": 1.7 for half in ("full_attn", "linear_attn", "mlp")}
+SCAN: dict[str, Any] = {"state_size": 4, "time_step_rank": 6, "num_hidden_layers": 2}
+JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 6,
+    "num_experts": 1,
+    "tie_word_embeddings": False,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-Next": (
         "Qwen3NextForCausalLM",
@@ -142,6 +152,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mamba2ForCausalLM",
         {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "chunk_size": 16, "num_hidden_layers": 2},
     ),
+    "Mamba": ("MambaForCausalLM", SCAN),
+    "Falcon Mamba": ("FalconMambaForCausalLM", SCAN | {"use_bias": True}),
+    "Jamba": ("JambaForCausalLM", JAMBA),
+    "Jamba with experts": ("JambaForCausalLM", JAMBA | {"num_experts": 4, "mamba_proj_bias": True}),
 }
 PUBLISHERS = {"Kimi Linear": published.kimi_linear, "OLMo Hybrid": published.olmo_hybrid}
 

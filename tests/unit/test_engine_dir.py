@@ -263,7 +263,7 @@ def test_a_model_that_turbomind_does_not_know_is_the_pytorch_engines_and_said_so
     ("changes", "reason"),
     [
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "weights of method 'bitsandbytes'"),
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported"),
+        ({"architectures": ["RwkvForCausalLM"]}, "RwkvForCausalLM is not supported"),
         ({"architectures": ["GPTJForCausalLM"]}, "GPTJForCausalLM is not supported"),  # its model_type is Llama's
     ],
 )

@@ -84,6 +84,61 @@ struct Mamba2 : RecurrenceRule {
   }
 };
 
+// Steps come out of vectors of gate_rank.
+struct Mamba : RecurrenceRule {
+  explicit Mamba(const RecurrenceSpec& spec) : RecurrenceRule(spec) {
+    if (own.gate_rank > 0 && own.key_dim <= kMaxScanKeyDim) return;
+    throw invalid_argument("recurrence.gate_rank and key_dim do not fit mamba");
+  }
+  int channels() const override { return values(); }
+  bool is_selective() const override { return true; }
+  Slice inputs(const Slice&, const Slice& values, const Slice&) const override {
+    return Slice::joined({values, values});
+  }
+  void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
+    const int size = tensors.values.size();
+    weights.further.push_back(tensors.linear("step_down", own.gate_rank, tensors.values));
+    weights.further.push_back(tensors.linear("step_up", tensors.values, own.gate_rank, true));
+    weights.further.push_back(tensors.linear("keys_queries", 2 * own.key_dim, tensors.values));
+    weights.skip = tensors.read.vector(tensors.prefix + "skip", tensors.values);
+    const LinearStorage logs =
+        tensors.read.matrix(tensors.prefix + "a_log", tensors.values, own.key_dim, DType::kFloat32);
+    weights.rates = AlignedBuffer(static_cast<size_t>(size) * static_cast<size_t>(own.key_dim) * sizeof(float));
+    for (int i = 0; i < size * own.key_dim; ++i) {
+      weights.rates.as<float>()[i % own.key_dim * size + i / own.key_dim] = -std::exp(logs.data.as<float>()[i]);
+    }
+  }
+  std::vector<int> workspaces() const override { return {own.gate_rank, values(), 2 * own.key_dim}; }
+  SelectiveScan scan(const StepContext& step, const RecurrenceWeights& weights, const float* values,
+                     const RecurrenceRows& rows) const override {
+    auto* low = rows.own[0].as<float>();
+    auto* steps = rows.own[1].as<float>();
+    auto* pairs = rows.own[2].as<float>();
+    const auto stride = static_cast<size_t>(2 * own.key_dim);
+    step.linear(weights.further[0], values, low, false);
+    step.linear(weights.further[2], values, pairs, false);
+    if (own.norm != RecurrenceNorm::kNone) {
+      NormWeight norm = weights.norm.view;
+      step.ops.norm_heads(norm, rows_view(low, step.rows, own.gate_rank));
+      norm.weight += own.gate_rank;
+      step.ops.norm_heads(norm, rows_view(pairs, step.rows, own.key_dim, stride));
+      norm.weight += own.key_dim;
+      step.ops.norm_heads(norm, rows_view(pairs + own.key_dim, step.rows, own.key_dim, stride));
+    }
+    step.linear(weights.further[1], low, steps, false);
+    return {.state = {},
+            .channels = channels(),
+            .key_dim = own.key_dim,
+            .rates = weights.rates.as<float>(),
+            .skip = weights.skip.as<float>(),
+            .steps = steps,
+            .keys = {pairs, stride},
+            .queries = {pairs + own.key_dim, stride},
+            .x = values,
+            .out = nullptr};
+  }
+};
+
 struct Lightning : RecurrenceRule {
   using RecurrenceRule::RecurrenceRule;
   std::vector<float> constant_decays(int layer) const override {
@@ -131,6 +186,8 @@ std::unique_ptr<RecurrenceRule> RecurrenceRule::make(const RecurrenceSpec& own) 
       return std::make_unique<GatedDelta>(own);
     case RecurrenceKind::kKimiDelta:
       return std::make_unique<KimiDelta>(own);
+    case RecurrenceKind::kMamba:
+      return std::make_unique<Mamba>(own);
     case RecurrenceKind::kMamba2:
       return std::make_unique<Mamba2>(own);
     case RecurrenceKind::kLightning:
@@ -149,7 +206,7 @@ RecurrenceWeights RecurrenceWeights::load(const Shard& shard, const WeightReader
   const RecurrenceRule::Tensors tensors{
       read, prefix, spec.hidden_size, heads, shard.state_key_heads.times(own.key_dim), heads.times(own.value_dim)};
   const auto& [keys, values] = std::tie(tensors.keys, tensors.values);
-  const bool has_keys = rule->keys() > 0;
+  const bool has_keys = rule->channels() > rule->values();
   const Slice channels = has_keys ? Slice::joined({keys, keys, values}) : values;
   RecurrenceWeights weights;
   rule->load(tensors, weights);
@@ -161,10 +218,17 @@ RecurrenceWeights RecurrenceWeights::load(const Shard& shard, const WeightReader
     weights.dt_bias = read.vector(prefix + "dt_bias", heads.times(rule->decay_width()));
   }
   if (own.norm != RecurrenceNorm::kNone) {
-    const Slice groups = shares_norm(shard) ? Slice(values.whole()) : values;
-    const Slice size = own.norm == RecurrenceNorm::kHead ? Slice(own.value_dim) : groups;
+    Slice size = shares_norm(shard) ? Slice(values.whole()) : values;
+    if (own.norm == RecurrenceNorm::kHead) size = own.value_dim;
+    if (rule->is_selective()) size = own.gate_rank + 2 * own.key_dim;
     const float eps = own.norm_eps > 0 ? own.norm_eps : spec.norm.eps;
-    weights.norm = NormStorage::load(read, prefix + "norm", size, {eps}, false);
+    if (own.norm == RecurrenceNorm::kPlainInputs) {
+      weights.norm.weight = AlignedBuffer(static_cast<size_t>(size.size()) * sizeof(float));
+      std::fill_n(weights.norm.weight.as<float>(), size.size(), 1.0f);
+      weights.norm.view = {.eps = eps, .weight = weights.norm.weight.as<float>()};
+    } else {
+      weights.norm = NormStorage::load(read, prefix + "norm", size, {eps}, false);
+    }
   }
   weights.out = tensors.linear("out", spec.hidden_size, values, own.bias);
   return weights;

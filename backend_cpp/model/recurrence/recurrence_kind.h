@@ -21,11 +21,13 @@ struct RecurrenceWeights {
   AlignedBuffer conv_bias;             // float32 [channels], or empty
   AlignedBuffer a_log;                 // float32 [heads], or empty
   AlignedBuffer dt_bias;               // float32 [heads, RecurrenceRule::decay_width], or empty
-  AlignedBuffer skip;                  // float32 [heads], or empty
-  // Of what comes out: [value_dim], of groups [heads, value_dim], of all ranks where these share one.
+  AlignedBuffer skip;                  // float32 [heads], or [heads, value_dim] of a selective scan, or empty
+  AlignedBuffer rates;                 // float32 [key_dim, heads, value_dim] of a selective scan
+  // Of what comes out: [value_dim], of groups [heads, value_dim], of all ranks where these share one; or of what a
+  // selective scan's steps, keys and queries are made from: [gate_rank + 2 key_dim].
   NormStorage norm;
   LinearStorage out;
-  WEIGHT_MEMBERS(in, gates, further, conv, conv_bias, a_log, dt_bias, skip, norm, out)
+  WEIGHT_MEMBERS(in, gates, further, conv, conv_bias, a_log, dt_bias, skip, rates, norm, out)
 
   static RecurrenceWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
 };
@@ -62,7 +64,8 @@ class RecurrenceRule {
   virtual ~RecurrenceRule() = default;
 
   int values() const { return own.num_heads * own.value_dim; }  // numbers of a row that are values
-  int channels() const { return 2 * keys() + values(); }        // those that the convolution mixes over tokens
+  // Numbers of a row that the convolution mixes over tokens.
+  virtual int channels() const { return 2 * keys() + values(); }
   // Numbers of a row that are keys, and as many queries; 0: there is a convolution alone, and no matrix.
   virtual int keys() const { return own.num_key_heads * own.key_dim; }
   // Rows of `in`.
@@ -78,10 +81,16 @@ class RecurrenceRule {
   virtual int decay_width() const { return 1; }
   // Those of a layer's heads where they are the same in all rows.
   virtual std::vector<float> constant_decays(int /*layer*/) const { return {}; }
-  bool has_gates() const { return keys() > 0 && constant_decays(0).empty(); }
+  virtual bool is_selective() const { return false; }
+  bool has_gates() const { return keys() > 0 && !is_selective() && constant_decays(0).empty(); }
   // Their operands a and b, made of x [rows, hidden], and what else not all kinds have.
   virtual RecurrenceGates gates(const StepContext&, const RecurrenceWeights&, const float* /*x*/,
                                 const RecurrenceRows&) const {
+    return {};
+  }
+  // A selective scan's operands besides state and out, made of convolved values [rows, values()].
+  virtual SelectiveScan scan(const StepContext&, const RecurrenceWeights&, const float* /*values*/,
+                             const RecurrenceRows&) const {
     return {};
   }
   // The rows whose gate what comes out is multiplied by.

@@ -37,6 +37,7 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
     : convolve_(ops.operations().require<CausalConv>()),
       compute_gates_(ops.operations().require<RecurrenceGates>()),
       recur_(ops.operations().require<Recurrence>()),
+      scan_(ops.operations().require<SelectiveScan>()),
       rule_(RecurrenceRule::make(*shard.spec.recurrence)),
       own_(rule_->own),
       values_(rule_->values()),
@@ -163,6 +164,12 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
 }
 
 void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceWeights& weights) {
+  if (rule_->is_selective()) {
+    SelectiveScan scan = rule_->scan(step, weights, mixed_, rows_);
+    scan.state = memory(step, layer, conv_bytes_);
+    scan.out = outputs_;
+    return scan_(step.ops, scan);
+  }
   const auto part = [&](int first, int count, int head_dim) {
     const auto width = static_cast<size_t>(rule_->channels());
     return step.of(heads({mixed_ + first, width}, count, head_dim));

@@ -41,6 +41,7 @@ class RecurrentMixer final : public LayerMemory {
   OperationFunction<CausalConv> convolve_;
   OperationFunction<RecurrenceGates> compute_gates_;
   OperationFunction<Recurrence> recur_;
+  OperationFunction<SelectiveScan> scan_;
   std::unique_ptr<RecurrenceRule> rule_;
   const RecurrenceSpec& own_;
   int values_;  // numbers of a row of what comes out
@@ -56,7 +57,7 @@ class RecurrentMixer final : public LayerMemory {
 
   Staged spans_;  // StateSpan [pages of a state][max_rows]
   RecurrenceRows rows_;
-  FloatRows mixed_;                             // [max_rows, channels]: queries, keys and values, convolved
+  FloatRows mixed_;                             // [max_rows, channels]: queries, keys, values, or values, convolved
   FloatRows outputs_;                           // [max_rows, values]
   FloatRows parts_;                             // [ranks, max_rows, values], where ranks share a norm
   FloatRows whole_rows_;                        // [max_rows, ranks, values], likewise

@@ -19,6 +19,9 @@ def recurrence(spec: ModelSpec, own: RecurrenceSpec, weights: LayerWeights, laye
     if own.kind == "short_convolution":
         mixed, first_gate, gate = inputs.chunk(3, dim=-1)
         found = _convolved(own, weights, mixed * _gate(own, first_gate))
+    elif own.kind == "mamba":
+        mixed, gate = inputs.chunk(2, dim=-1)
+        found = _scan(spec, own, weights, functional.silu(_convolved(own, weights, mixed)))
     else:
         mixed, *rest = inputs.split((2 * keys + values, *_rest_of(own)), dim=-1)
         factors = torch.tensor((own.query_scale, own.key_scale, own.value_scale), device=x.device)
@@ -101,6 +104,28 @@ def _finished(spec: ModelSpec, own: RecurrenceSpec, weights: LayerWeights, found
         normed = functional.rms_norm(parts, parts.shape[-1:], eps=eps)
         found = normed.flatten(2) * weights.weight("recurrence.norm")
     return found if own.norms_gated else found * gate
+
+
+def _scan(spec: ModelSpec, own: RecurrenceSpec, weights: LayerWeights, x: Tensor) -> Tensor:
+    """Return the selective scan of ``[batch, tokens, values]``."""
+    parts = [weights.linear("recurrence.step_down", x), *weights.linear("recurrence.keys_queries", x).chunk(2, dim=-1)]
+    if own.norm != "none":
+        parts = [functional.rms_norm(part, part.shape[-1:], eps=own.norm_eps or spec.norm.eps) for part in parts]
+    if own.norm == "inputs":
+        sizes = (own.gate_rank, own.key_dim, own.key_dim)
+        parts = [
+            part * weight for part, weight in zip(parts, weights.weight("recurrence.norm").split(sizes), strict=True)
+        ]
+    low, keys, queries = parts
+    steps = functional.softplus(weights.linear("recurrence.step_up", low))
+    rates = -weights.tensors["recurrence.a_log"].exp()
+    state = torch.zeros(len(x), *rates.shape, device=x.device)
+    found = []
+    for token in range(x.shape[1]):
+        step = steps[:, token, :, None]
+        state = (rates * step).exp() * state + step * x[:, token, :, None] * keys[:, token, None]
+        found.append((state * queries[:, token, None]).sum(-1))
+    return torch.stack(found, dim=1) + weights.tensors["recurrence.skip"] * x
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
-"""Mamba-2 mixers of hybrid families, and Mamba-2 itself."""
+"""Mamba and Mamba-2: mixers of hybrid families, models of nothing else, and Jamba."""
 
+import dataclasses
 import math
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec, reject_unless
-from lmdeploy.turbomind.families.gated_delta import recurrence_of
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
+from lmdeploy.turbomind.families.experts import ExpertNames
+from lmdeploy.turbomind.families.gated_delta import MIXERS, recurrence_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
-from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec, RecurrenceSpec
+from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, MoeSpec, NormSpec, RecurrenceSpec, RouterSpec
 
 
 # Where checkpoints keep a layer of Mamba-2 (Granite 4, Falcon-H1, Nemotron-H, Mamba2), and its sizes.
@@ -71,19 +73,9 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
 MAX_LEN = 1 << 20  # tokens of a sequence: nothing in the model depends on it
 
 
-def mamba2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def recurrent_spec(config: Any, checkpoint: Checkpoint, recurrence: RecurrenceSpec) -> ModelSpec:
     """Return the spec. No layer has the heads and the MLP that must have a size."""
     config.num_attention_heads, config.head_dim, config.max_position_embeddings = 1, 2, MAX_LEN
-    recurrence = mamba_spec(
-        config,
-        num_heads=config.num_heads,
-        num_key_heads=config.n_groups,
-        key_dim=config.state_size,
-        value_dim=config.hidden_size * config.expand // config.num_heads,
-        conv_kernel=config.conv_kernel,
-        conv_bias=config.use_conv_bias,
-        bias=config.use_bias,
-    )
     return decoder_spec(
         config,
         checkpoint,
@@ -98,6 +90,21 @@ def mamba2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
+def mamba2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    recurrence = mamba_spec(
+        config,
+        num_heads=config.num_heads,
+        num_key_heads=config.n_groups,
+        key_dim=config.state_size,
+        value_dim=config.hidden_size * config.expand // config.num_heads,
+        conv_kernel=config.conv_kernel,
+        conv_bias=config.use_conv_bias,
+        bias=config.use_bias,
+    )
+    return recurrent_spec(config, checkpoint, recurrence)
+
+
 MAMBA2_LAYOUT = Layout(
     embedding="backbone.embeddings",
     final_norm="backbone.norm_f",
@@ -105,6 +112,111 @@ MAMBA2_LAYOUT = Layout(
     attention_norm="norm",
     recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mixer."),
 )
-MAMBA2 = Family(
-    ("Mamba2ForCausalLM",), mamba2_spec, MAMBA2_LAYOUT.tensors, sizes=("vocab_size", "hidden_size", "num_hidden_layers")
+MAMBA_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+MAMBA2 = Family(("Mamba2ForCausalLM",), mamba2_spec, MAMBA2_LAYOUT.tensors, sizes=MAMBA_SIZES)
+
+
+# Mamba, the first: one head whose channels each have decays of their own.
+def scan_spec(config: Any, values: int, **fields: Any) -> RecurrenceSpec:
+    """Return the recurrence of ``values`` channels."""
+    reject_unless(config.hidden_act in {"silu", "swish"}, f"a convolution followed by {config.hidden_act}")
+    return RecurrenceSpec("mamba", num_heads=1, num_key_heads=1, value_dim=values, **fields)
+
+
+def scan_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer whose tensors begin with ``prefix``."""
+    own, hidden = recurrence_of(spec), spec.hidden_size
+    values, rank, size = own.value_dim, own.gate_rank, own.key_dim
+    inputs = Load(f"{prefix}x_proj.weight", (rank + 2 * size, values))
+    engine: dict[str, Expression] = {
+        "recurrence.in.weight": Load(f"{prefix}in_proj.weight", (2 * values, hidden)),
+        "recurrence.conv": reshape(
+            Load(f"{prefix}conv1d.weight", (values, 1, own.conv_kernel)), values, own.conv_kernel
+        ),
+        "recurrence.step_down.weight": rows_of(inputs, 0, rank),
+        "recurrence.keys_queries.weight": rows_of(inputs, rank, rank + 2 * size),
+        "recurrence.step_up.weight": Load(f"{prefix}dt_proj.weight", (values, rank)),
+        "recurrence.step_up.bias": Load(f"{prefix}dt_proj.bias", (values,)),
+        "recurrence.a_log": Load(f"{prefix}A_log", (values, size)),
+        "recurrence.skip": Load(f"{prefix}D", (values,)),
+        "recurrence.out.weight": Load(f"{prefix}out_proj.weight", (hidden, values)),
+    }
+    if own.norm == "inputs":
+        sizes = {"dt": rank, "b": size, "c": size}
+        norms = (Load(f"{prefix}{name}_layernorm.weight", (length,)) for name, length in sizes.items())
+        engine["recurrence.norm.weight"] = concat(*norms)
+    if own.conv_bias:
+        engine["recurrence.conv_bias"] = Load(f"{prefix}conv1d.bias", (values,))
+    if own.bias:
+        engine["recurrence.in.bias"] = Load(f"{prefix}in_proj.bias", (2 * values,))
+        engine["recurrence.out.bias"] = Load(f"{prefix}out_proj.bias", (hidden,))
+    return engine
+
+
+def first_mamba_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec of Mamba, or of Falcon Mamba, which norms what steps, keys and queries come out of."""
+    is_falcon = checkpoint.architecture == "FalconMambaForCausalLM"
+    recurrence = scan_spec(
+        config,
+        config.intermediate_size,
+        key_dim=config.state_size,
+        gate_rank=config.time_step_rank,
+        conv_kernel=config.conv_kernel,
+        conv_bias=config.use_conv_bias,
+        bias=config.use_bias,
+        norm="plain_inputs" if is_falcon else "none",
+        norm_eps=config.mixer_rms_eps if is_falcon else 0.0,
+    )
+    return recurrent_spec(config, checkpoint, recurrence)
+
+
+MAMBA_LAYOUT = dataclasses.replace(MAMBA2_LAYOUT, recurrence=lambda spec, prefix: scan_tensors(spec, prefix + "mixer."))
+MAMBA = Family(
+    ("MambaForCausalLM", "FalconMambaForCausalLM"), first_mamba_spec, MAMBA_LAYOUT.tensors, sizes=MAMBA_SIZES
 )
+
+
+# Jamba: Mamba in most layers, attention without rotation in some, and experts in every other one.
+def jamba_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    experts = tuple(count > 1 for count in config.layers_num_experts)
+    moe = MoeSpec(
+        config.num_experts, config.num_experts_per_tok, config.intermediate_size, RouterSpec(), layers=experts
+    )
+    mixers = tuple(MIXERS[kind] for kind in config.layer_types)
+    recurrence = scan_spec(
+        config,
+        config.mamba_expand * config.hidden_size,
+        key_dim=config.mamba_d_state,
+        gate_rank=config.mamba_dt_rank,
+        conv_kernel=config.mamba_d_conv,
+        conv_bias=config.mamba_conv_bias,
+        bias=config.mamba_proj_bias,
+        norm="inputs",
+    )
+    return decoder_spec(
+        config,
+        checkpoint,
+        attention=attention_spec(config, windows=()),
+        ropes=(),
+        moe=moe if any(experts) else None,
+        layer_mixers=mixers,
+        recurrence=recurrence if "recurrence" in mixers else None,
+    )
+
+
+JAMBA_LAYOUT = Layout(
+    final_norm="model.final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    experts=ExpertNames(
+        router="feed_forward.router",
+        gate="feed_forward.experts.{}.gate_proj",
+        up="feed_forward.experts.{}.up_proj",
+        down="feed_forward.experts.{}.down_proj",
+    ).tensors,
+    recurrence=lambda spec, prefix: scan_tensors(spec, prefix + "mamba."),
+)
+JAMBA = Family(("JambaForCausalLM",), jamba_spec, JAMBA_LAYOUT.tensors)

@@ -24,7 +24,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")
 ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 POOLINGS = ("first", "last", "mean", "mean_sqrt", "max", "weighted_mean")
-RECURRENCE_KINDS = ("gated_delta", "kimi_delta", "mamba2", "lightning", "short_convolution")
+RECURRENCE_KINDS = ("gated_delta", "kimi_delta", "mamba", "mamba2", "lightning", "short_convolution")
+_SCAN_KEY_DIM = 16  # kMaxScanKeyDim of backend_cpp/kernels/recurrence.h
 
 
 @dataclass(frozen=True)
@@ -405,8 +406,10 @@ class RecurrenceSpec:
     kind
         ``gated_delta``: the gated delta rule (Yang et al., 2024, arXiv 2412.06464), with queries and keys of length 1;
         ``kimi_delta``: the same with a decay for each channel of a key (Kimi Team, 2025, arXiv 2510.26692);
-        ``mamba2``: state space duality (Dao & Gu, 2024, arXiv 2405.21060), whose C are the queries, B the keys and x
-        the values; ``lightning``: decays that are constants (Qin et al., 2024, arXiv 2401.04658);
+        ``mamba``: a selective scan (Gu & Dao, 2023, arXiv 2312.00752), whose C, the queries, and B, the keys, all
+        channels of x, the values, share, and whose decays differ in each; ``mamba2``: state space duality (Dao & Gu,
+        2024, arXiv 2405.21060), whose C are the queries, B the keys and x the values;
+        ``lightning``: decays that are constants (Qin et al., 2024, arXiv 2401.04658);
         ``short_convolution``: nothing but a gated convolution of values (LFM2).
     num_heads, num_key_heads
         Heads of values, each with a state, and of queries and keys, which neighbouring value heads share.
@@ -419,7 +422,8 @@ class RecurrenceSpec:
         Whether the convolution has a bias, and the linear layers before and after it.
     norm
         Of what comes out: ``head`` (each head, one weight for all), ``groups`` (equal parts of all heads, with a weight
-        of their own) or ``none``.
+        of their own) or ``none``; in ``mamba`` also of what steps, keys and queries come out
+        of: ``inputs``, or ``plain_inputs`` without weights.
     norm_groups
         How many parts.
     norm_eps
@@ -433,7 +437,7 @@ class RecurrenceSpec:
     write_scale
         Factor of the strength that is written with in ``gated_delta``.
     gate_rank
-        Of ``kimi_delta``: size of the vectors that decays and the gate come out of.
+        Size of the vectors that decays and the gate of ``kimi_delta`` and steps of ``mamba`` come out of.
     slopes, slope_factors
         Of ``lightning``: for each head, and for each layer; the logarithm of a decay is minus their product.
     query_scale, key_scale, value_scale, gate_scale, step_scale, output_scale
@@ -448,7 +452,7 @@ class RecurrenceSpec:
     conv_kernel: Annotated[int, Whole(1, 8)]
     conv_bias: bool = False
     bias: bool = False
-    norm: Annotated[str, OneOf(("head", "groups", "none"), "RecurrenceNorm")] = "head"
+    norm: Annotated[str, OneOf(("head", "groups", "inputs", "plain_inputs", "none"), "RecurrenceNorm")] = "head"
     norm_groups: Size = 1
     norm_eps: Cap = 0.0
     gate: Annotated[str, OneOf(("sigmoid", "silu", "linear"), "GateKind", "kernels/recurrence.h")] = "silu"
@@ -468,8 +472,12 @@ class RecurrenceSpec:
 
     def problems(self) -> Iterator[str]:
         """Yield how fields contradict each other."""
-        if (self.kind == "kimi_delta") != (self.gate_rank > 0):
-            yield "recurrence.gate_rank must be there in kimi_delta, and only there"
+        if (self.kind in {"kimi_delta", "mamba"}) != (self.gate_rank > 0):
+            yield "recurrence.gate_rank must be there in kimi_delta and mamba, and only there"
+        if self.kind == "mamba" and self.key_dim > _SCAN_KEY_DIM:
+            yield f"recurrence.key_dim must be at most {_SCAN_KEY_DIM} in mamba, got {self.key_dim}"
+        if self.norm not in {"none", *(("inputs", "plain_inputs") if self.kind == "mamba" else ("head", "groups"))}:
+            yield f"recurrence.norm {self.norm} is not for {self.kind}"
         if self.kind == "kimi_delta" and self.num_key_heads != self.num_heads:
             yield f"recurrence.num_key_heads must be {self.num_heads} in kimi_delta, got {self.num_key_heads}"
         if len(self.slopes) != (self.num_heads if self.kind == "lightning" else 0):
