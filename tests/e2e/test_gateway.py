@@ -78,14 +78,14 @@ def test_other_apis_answer_as_openais_does(url: str) -> None:
             assert (block.type, getattr(block, "text", "")) == ("text", REPLY)
         # A response that was begun continues as the whole one does, and its prompt is counted as it is used.
         begun, reminder = "The capital of France", {"role": "system", "content": "Be brief."}
-        for said, rest in (
+        for messages, rest in (
             ([*CAPITAL, {"role": "assistant", "content": begun}], REPLY.removeprefix(begun)),
             ([*CAPITAL, reminder], None),
         ):
-            response = claude.messages.create(**request | {"messages": said})
+            response = claude.messages.create(**request | {"messages": messages})
             assert rest in (None, getattr(response.content[0], "text", ""))
             used = response.usage.input_tokens + (response.usage.cache_read_input_tokens or 0)
-            assert claude.messages.count_tokens(model=MODEL, messages=said).input_tokens == used
+            assert claude.messages.count_tokens(model=MODEL, messages=messages).input_tokens == used
     llama = ollama.Client(url, trust_env=False)
     assert llama.chat(MODEL, CAPITAL, options={"temperature": 0.0}).message.content == REPLY
     pieces = llama.generate(MODEL, CAPITAL[0]["content"], stream=True, options={"temperature": 0.0})
@@ -199,14 +199,17 @@ def test_a_forced_call_has_arguments_of_the_tool_s_schema(client: openai.OpenAI,
 def test_a_call_that_a_model_chooses_to_make_is_held_to_the_schema_of_a_strict_tool(
     client: openai.OpenAI, strict: bool
 ) -> None:
-    said: list[Any] = []
+    history: list[Any] = []
     for town in ("Paris", "London", "Berlin"):  # in other words than the schema's, for the model to copy
         function = {"name": "get_weather", "arguments": json.dumps({"town": town})}
         called = {"role": "assistant", "tool_calls": [{"id": town, "type": "function", "function": function}]}
-        said += [{"role": "user", "content": f"The weather in {town}?"}, called]
-        said += [{"role": "tool", "tool_call_id": town, "content": "Rain."}, {"role": "assistant", "content": "Rain."}]
+        history += [{"role": "user", "content": f"The weather in {town}?"}, called]
+        history += [
+            {"role": "tool", "tool_call_id": town, "content": "Rain."},
+            {"role": "assistant", "content": "Rain."},
+        ]
     tool: Any = {"type": "function", "function": {**WEATHER["function"], "strict": strict}}
-    messages: Any = [*said, {"role": "user", "content": "The weather in Rome?"}]
+    messages: Any = [*history, {"role": "user", "content": "The weather in Rome?"}]
     request: Any = {"model": MODEL, "messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 100}
     (call,) = client.chat.completions.create(**request).choices[0].message.tool_calls or []
     assert call.type == "function"
@@ -248,8 +251,10 @@ def test_text_and_tokens_are_those_of_the_tokenizer(url: str, api: APIClient, to
 
 def test_an_interactive_conversation_is_remembered_until_it_ends(api: APIClient) -> None:
     def say(text: str) -> dict[str, Any]:
-        (said,) = api.chat_interactive_v1(text, session_id=4711, interactive_mode=True, top_k=1, request_output_len=16)
-        return said
+        (output,) = api.chat_interactive_v1(
+            text, session_id=4711, interactive_mode=True, top_k=1, request_output_len=16
+        )
+        return output
 
     first = say("What is the capital of France?")
     assert (first["text"], first["history_tokens"]) == (REPLY, 0)
@@ -266,8 +271,8 @@ def test_a_turn_that_is_too_long_is_an_empty_response_and_the_conversation_goes_
     options: Any = {"session_id": 4712, "interactive_mode": True, "top_k": 1, "request_output_len": 16}
     (first,) = api.chat_interactive_v1("What is the capital of France?", **options)
     for stream in (False, True):
-        (said,) = api.chat_interactive_v1("word " * words, stream=stream, **options)
-        assert (said["text"], said["tokens"], said["finish_reason"]) == ("", 0, "length")
+        (output,) = api.chat_interactive_v1("word " * words, stream=stream, **options)
+        assert (output["text"], output["tokens"], output["finish_reason"]) == ("", 0, "length")
     (second,) = api.chat_interactive_v1("And of Italy?", **options)
     assert second["history_tokens"] >= first["input_tokens"] + first["tokens"]
     assert second["tokens"] > 0

@@ -204,7 +204,7 @@ def test_events_can_be_arrays_as_they_once_were(directory: Path, events: dict[st
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"enable_kv_cache_event": True}, "there is no field enable_kv_cache_event; did you mean enable_kv_cache_e"),
         ({"endpoint": "5557"}, "endpoint must begin with tcp:// or ipc://, got '5557'"),
@@ -212,10 +212,10 @@ def test_events_can_be_arrays_as_they_once_were(directory: Path, events: dict[st
         ({"publisher": "kafka"}, "publisher must be one of"),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
+def test_what_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="kv_events_config: ") as rejected:
         TurbomindEngineConfig(enable_prefix_caching=True, kv_events_config=given)
-    assert said in str(rejected.value)
+    assert message in str(rejected.value)
 
 
 def test_events_without_prefix_caching_are_refused() -> None:

@@ -31,10 +31,10 @@ def write_modules(
     (directory / "modules.json").write_text(json.dumps(kinds))
     (directory / "config.json").write_text("{}")
     (directory / "1_Pooling").mkdir(exist_ok=True)
-    said = {"word_embedding_dimension": 4, "pooling_mode_cls_token": False} | (
+    config = {"word_embedding_dimension": 4, "pooling_mode_cls_token": False} | (
         pooling or {"pooling_mode_lasttoken": True}
     )
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(config))
     return directory
 
 

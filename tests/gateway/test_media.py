@@ -215,14 +215,14 @@ PDF = {"type": "document", "source": BASE64 | {"media_type": "application/pdf"}}
 
 
 def of_chat(*results: dict[str, Any]) -> dict[str, Any]:
-    said = {"role": "assistant", "tool_calls": [CALL]}
-    return {"messages": [{"role": "user", "content": "see"}, said, *results]}
+    message = {"role": "assistant", "tool_calls": [CALL]}
+    return {"messages": [{"role": "user", "content": "see"}, message, *results]}
 
 
 def of_messages(returned: Any, *alongside: dict[str, Any]) -> dict[str, Any]:
-    said = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "see", "input": {}}]}
+    message = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "see", "input": {}}]}
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": returned}, *alongside]}
-    return {"max_tokens": 1, "messages": [{"role": "user", "content": "see"}, said, result]}
+    return {"max_tokens": 1, "messages": [{"role": "user", "content": "see"}, message, result]}
 
 
 def of_responses(part: dict[str, Any]) -> dict[str, Any]:

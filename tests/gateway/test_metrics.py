@@ -78,19 +78,19 @@ def test_times_are_measured_from_the_request_s_head_and_from_token_to_token(monk
     watch = Watch(metrics.responses.of("m"), begin=10.0, choices=1)
     for clock[0], tokens, reason in ((10.5, 1, None), (10.75, 2, None), (11.75, 4, None), (12.0, 5, "length")):
         watch.see(GenerateChunk(generate_token_len=tokens, input_token_len=30, finish_reason=reason))
-    said = metrics_of(metrics.text().decode())
+    metrics_page = metrics_of(metrics.text().decode())
     own = "lmdeploy_gateway_"
-    assert said.one(f"{own}time_to_first_token_seconds_sum") == pytest.approx(0.5)
-    assert said.one(f"{own}inter_token_seconds_sum") == pytest.approx(1.5)
-    assert said.one(f"{own}inter_token_seconds_count") == 4
+    assert metrics_page.one(f"{own}time_to_first_token_seconds_sum") == pytest.approx(0.5)
+    assert metrics_page.one(f"{own}inter_token_seconds_sum") == pytest.approx(1.5)
+    assert metrics_page.one(f"{own}inter_token_seconds_count") == 4
     # Two tokens that came together took half of the time each.
-    assert said.one(f"{own}inter_token_seconds_bucket", le="0.5") == 4
-    assert said.one(f"{own}inter_token_seconds_bucket", le="0.4") == 2
-    assert said.one(f"{own}time_per_output_token_seconds_sum") == pytest.approx(1.5 / 4)
-    assert said.one(f"{own}request_latency_seconds_sum") == pytest.approx(2.0)
-    assert said.one(f"{own}prompt_tokens_sum") == 30
-    assert said.one(f"{own}generation_tokens_sum") == 5
-    assert said.one(f"{own}responses_total", finished_reason="length") == 1
+    assert metrics_page.one(f"{own}inter_token_seconds_bucket", le="0.5") == 4
+    assert metrics_page.one(f"{own}inter_token_seconds_bucket", le="0.4") == 2
+    assert metrics_page.one(f"{own}time_per_output_token_seconds_sum") == pytest.approx(1.5 / 4)
+    assert metrics_page.one(f"{own}request_latency_seconds_sum") == pytest.approx(2.0)
+    assert metrics_page.one(f"{own}prompt_tokens_sum") == 30
+    assert metrics_page.one(f"{own}generation_tokens_sum") == 5
+    assert metrics_page.one(f"{own}responses_total", finished_reason="length") == 1
 
 
 def test_every_response_is_counted_once_whatever_the_endpoint(fake: FakeTriton, url: str) -> None:
@@ -101,16 +101,16 @@ def test_every_response_is_counted_once_whatever_the_endpoint(fake: FakeTriton, 
         assert http.post("/v1/completions", json=prompts).status_code == 200
         assert http.post("/v1/responses", json={"model": MODEL, "input": "hi"}).status_code == 200
         assert http.post("/v1/chat/interactive", json={"prompt": "hi"}).status_code == 200
-    said, own = scrape(url), "lmdeploy_gateway_"
+    metrics_page, own = scrape(url), "lmdeploy_gateway_"
     # The fake engine streams three pieces of two tokens, counts two in a whole response, and seven in a prompt.
-    assert said.one(f"{own}responses_total", finished_reason="stop") == 7
-    assert said.one(f"{own}generation_tokens_sum") == 6 + 6 * 2
-    assert said.one(f"{own}prompt_tokens_sum") == 6 * 7
-    assert said.one(f"{own}request_latency_seconds_count") == 6
+    assert metrics_page.one(f"{own}responses_total", finished_reason="stop") == 7
+    assert metrics_page.one(f"{own}generation_tokens_sum") == 6 + 6 * 2
+    assert metrics_page.one(f"{own}prompt_tokens_sum") == 6 * 7
+    assert metrics_page.one(f"{own}request_latency_seconds_count") == 6
     # Of responses that do not stream, nobody sees the first token.
-    assert said.one(f"{own}time_to_first_token_seconds_count") == 1
-    assert said.one(f"{own}inter_token_seconds_count") == 4
-    assert said.one(f"{own}time_per_output_token_seconds_count") == 1
+    assert metrics_page.one(f"{own}time_to_first_token_seconds_count") == 1
+    assert metrics_page.one(f"{own}inter_token_seconds_count") == 4
+    assert metrics_page.one(f"{own}time_per_output_token_seconds_count") == 1
 
 
 async def test_responses_that_are_left_or_fail_are_separate(fake: FakeTriton, url: str) -> None:
@@ -135,31 +135,31 @@ def test_an_interactive_turn_that_begins_again_counts_once(fake: FakeTriton, url
     turn = {"prompt": "hi", "session_id": 5, "interactive_mode": True}
     assert httpx.post(f"{url}/v1/chat/interactive", json=turn, trust_env=False).status_code == 200
     assert len(fake.requests) == 2  # the engine did not know the session
-    said = scrape(url)
-    assert said.one("lmdeploy_gateway_responses_total", finished_reason="stop") == 1
-    assert said.one("lmdeploy_gateway_responses_total", finished_reason="error") == 0
+    metrics_page = scrape(url)
+    assert metrics_page.one("lmdeploy_gateway_responses_total", finished_reason="stop") == 1
+    assert metrics_page.one("lmdeploy_gateway_responses_total", finished_reason="error") == 0
 
 
 def test_the_same_is_reported_under_other_servers_names_in_one_series_each(url: str) -> None:
     ask(url)
-    said = scrape(url)
+    metrics_page = scrape(url)
     for native, reference in OTHER_NAMES.items():
-        mine = said.of_family(native)
+        mine = metrics_page.of_family(native)
         assert mine
         for name in reference:
             renamed = {
                 (sample.replace(native, name, 1), labels | {("engine", "0")}): value
                 for (sample, labels), value in mine.items()
             }
-            assert said.of_family(name) == renamed
-    assert said.one("vllm:time_to_first_token_seconds_count", model_name=MODEL, engine="0") == 1
-    assert said.one("vllm:request_success_total", finished_reason="stop", model_name=MODEL, engine="0") == 1
+            assert metrics_page.of_family(name) == renamed
+    assert metrics_page.one("vllm:time_to_first_token_seconds_count", model_name=MODEL, engine="0") == 1
+    assert metrics_page.one("vllm:request_success_total", finished_reason="stop", model_name=MODEL, engine="0") == 1
 
 
 def test_series_are_there_before_the_first_response(url: str) -> None:
-    said = scrape(url)
+    metrics_page = scrape(url)
     for name in (name for names in OTHER_NAMES.values() for name in names):
-        assert set(said.of_family(name).values()) == {0.0}
+        assert set(metrics_page.of_family(name).values()) == {0.0}
 
 
 def test_a_page_is_written_no_more_often_than_its_share_of_the_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +176,6 @@ def test_models_have_series_of_their_own() -> None:
     metrics = ResponseMetrics(registry := CollectorRegistry())
     for model, reason in (("a", "stop"), ("b", "cancelled")):
         Watch(metrics.of(model), 0.0, 1).see(GenerateChunk(generate_token_len=1, finish_reason=reason))
-    said = metrics_of(generate_latest(registry).decode())
-    assert said.one("lmdeploy_gateway_responses_total", model_name="a", finished_reason="stop") == 1
-    assert said.one("lmdeploy_gateway_responses_total", model_name="b", finished_reason="abort") == 1
+    metrics_page = metrics_of(generate_latest(registry).decode())
+    assert metrics_page.one("lmdeploy_gateway_responses_total", model_name="a", finished_reason="stop") == 1
+    assert metrics_page.one("lmdeploy_gateway_responses_total", model_name="b", finished_reason="abort") == 1

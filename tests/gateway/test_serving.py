@@ -122,9 +122,9 @@ def test_workers_share_the_port_and_their_metrics(fake: FakeTriton) -> None:
         count = 'lmdeploy_gateway_requests_total{method="POST",path="/v1/chat/completions",status="200"} 40.0'
         page = httpx.get(f"{url}/metrics", trust_env=False).text
         assert count in page
-        said = metrics_of(page)
-        assert said.one("vllm:e2e_request_latency_seconds_count", model_name=MODEL, engine="0") == 40
-        assert said.one("vllm:request_success_total", finished_reason="stop") == 40
+        metrics = metrics_of(page)
+        assert metrics.one("vllm:e2e_request_latency_seconds_count", model_name=MODEL, engine="0") == 40
+        assert metrics.one("vllm:request_success_total", finished_reason="stop") == 40
         first, second = workers_of(command.process.pid)
         os.kill(first, signal.SIGKILL)
         eventually_sync(lambda: len(set(workers_of(command.process.pid)) - {first}) == 2)

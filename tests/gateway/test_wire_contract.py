@@ -145,8 +145,8 @@ def test_openai_s_client_has_a_class_for_each_kind_of_refusal(client: openai.Ope
 )
 def test_lmdeploy_s_client_yields_errors_like_results(url: str, triton: FakeTriton, fields: dict[str, Any]) -> None:
     with APIClient(url) as api:
-        (said,) = api.chat_completions_v1(**({"model": MODEL, "messages": HELLO} | fields))
-    assert said["object"] == "error"
+        (chunk,) = api.chat_completions_v1(**({"model": MODEL, "messages": HELLO} | fields))
+    assert chunk["object"] == "error"
 
 
 def test_b3_unknown_paths_and_methods_say_so_as_the_framework_does(http: httpx.Client) -> None:

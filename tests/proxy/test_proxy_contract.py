@@ -91,12 +91,12 @@ def test_b8_a_server_registers_by_url_and_models_and_sends_no_key(fake: FakeTrit
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
             seen.append((self.path, json.loads(body or b"null"), headers))
-            said = b'"Added successfully"'
+            reply = b'"Added successfully"'
             self.send_response(200)
             self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(said)))
+            self.send_header("content-length", str(len(reply)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(reply)
 
         def log_message(self, *_: object) -> None:
             pass

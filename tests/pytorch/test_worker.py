@@ -50,8 +50,8 @@ def trace_of_worker(directory: Path, seconds: float = TIMEOUT) -> Path:
     while not (found := list(directory.glob("rank0-*.gz"))):
         if time.monotonic() > deadline:
             log = directory / "rank0.log"
-            said = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-            last = said[-1] if said else "nothing, so SIGUSR1 did not arrive"
+            lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+            last = lines[-1] if lines else "nothing, so SIGUSR1 did not arrive"
             raise RuntimeError(f"the worker wrote no trace within {seconds:.0f} s; it said: {last}")
         time.sleep(0.1)
     return found[0]
@@ -177,11 +177,11 @@ def test_a_signal_has_steps_recorded(
         engine.close()
     names = [event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
     assert names.count("aten::to") >= steps, "operators of each step"
-    said = (traces / "rank0.log").read_text().splitlines()
-    assert [line.split(": ", 2)[2].split(" in ")[0] for line in said[:2]] == [
+    lines = (traces / "rank0.log").read_text().splitlines()
+    assert [line.split(": ", 2)[2].split(" in ")[0] for line in lines[:2]] == [
         "the next steps are recorded", "recording has begun,"
     ]  # fmt: skip
-    assert f"rank0-0.trace.json.gz has {steps} steps of " in said[2]
+    assert f"rank0-0.trace.json.gz has {steps} steps of " in lines[2]
 
 
 def test_without_a_trace_the_error_says_what_the_worker_said(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def test_a_conversation_is_remembered_and_ended(api: APIClient, triton: FakeTrit
     assert "".join(text for text, _, _ in pieces) == REPLY
     assert [reason for _, _, reason in pieces] == [None, None, None, "stop"]
     assert triton.sessions == {engine_session(5, "k")}
-    (said,) = api.chat_interactive_v1("again", session_id=5, interactive_mode=True)
-    assert said["text"] == REPLY
+    (output,) = api.chat_interactive_v1("again", session_id=5, interactive_mode=True)
+    assert output["text"] == REPLY
     api.end_session(5)
     assert triton.sessions == set()
     with pytest.raises(AssertionError, match="session_id"):

@@ -51,7 +51,7 @@ def test_nothing_is_handed_on_that_was_not_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"options": {"server_port": 1}}, "server-port is no option of a replica"),
         ({"options": {"triton-grpc-port": 1}}, "its own tritonserver"),
@@ -61,10 +61,10 @@ def test_nothing_is_handed_on_that_was_not_given() -> None:
         ({"replcas": 1}, "Extra inputs are not permitted"),
     ],
 )
-def test_bad_settings_are_refused_with_what_is_wrong(wrong: dict[str, Any], said: str) -> None:
+def test_bad_settings_are_refused_with_what_is_wrong(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as refused:
         RaySettings(**wrong)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def test_without_ray_one_sentence_says_how_to_install_it(
     assert command.output == f"lmdeploy serve ray: Ray Serve is not installed; run: make -C {ROOT} dev\n"
     monkeypatch.setattr("lmdeploy.extras._is_there", lambda module: module != "ray")
     assert main(["serve", "ray", "m"]) == 1
-    said = capsys.readouterr().err
-    assert said.endswith(f"needs packages that are not installed (ray); run: make -C {ROOT} dev\n")
+    message = capsys.readouterr().err
+    assert message.endswith(f"needs packages that are not installed (ray); run: make -C {ROOT} dev\n")
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def message(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Return what ``lmdeploy serve ray`` says when it ends before Ray has started."""
     ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 
@@ -179,23 +179,25 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def test_a_port_that_is_taken_and_a_bad_option_are_reported_before_ray_starts(
-    said: Callable[..., str], default_model_dir: Path
+    message: Callable[..., str], default_model_dir: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = ["--server-name", "127.0.0.1", "--server-port", str(taken.getsockname()[1])]
-        reported = said(str(default_model_dir), *where)
+        reported = message(str(default_model_dir), *where)
     assert reported.startswith("lmdeploy serve ray: port ")
     assert "(--server-port)" in reported
-    assert "proxy-url is no option of a replica: Ray Serve is the proxy" in said("m", "--proxy-url", "http://x")
+    assert "proxy-url is no option of a replica: Ray Serve is the proxy" in message("m", "--proxy-url", "http://x")
 
 
-def test_a_model_that_cannot_be_served_is_reported_before_ray_starts(said: Callable[..., str], tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_served_is_reported_before_ray_starts(
+    message: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Nobody"]}')
     for model, problem in (
         (tmp_path / "nowhere", "no such directory"),
         (tmp_path, "architecture Nobody is not supported"),
     ):
-        reported = said(str(model))
+        reported = message(str(model))
         assert reported.startswith("lmdeploy serve ray: ")
         assert problem in reported
 

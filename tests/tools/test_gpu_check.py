@@ -54,7 +54,7 @@ def test_what_is_missing_is_named_before_anything_is_built(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (["compare", "one.so"], "compare takes two builds"),
         (["measure", "one.so"], "measure takes no builds"),
@@ -62,10 +62,10 @@ def test_what_is_missing_is_named_before_anything_is_built(tmp_path: Path) -> No
         (["everything"], "invalid choice: 'everything'"),
     ],
 )
-def test_calls_that_mean_nothing_are_refused(given: list[str], said: str) -> None:
+def test_calls_that_mean_nothing_are_refused(given: list[str], message: str) -> None:
     done = check(*given)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_two_builds_are_compared_by_the_medians_of_their_turns(tmp_path: Path) -
 
 
 def test_what_was_found_of_kernels_under_self_check_is_a_table(tmp_path: Path) -> None:
-    said = "DIFFERS from ours, by 7.00 of what it may differ: it is not used"
+    message = "DIFFERS from ours, by 7.00 of what it may differ: it is not used"
     lines = [
         "turbomind: some kernel, rounded, agrees with ours, by 0.50 of what it may differ: it is used",
-        f"turbomind: another {said}",
+        f"turbomind: another {message}",
         "turbomind: a third is not used, since its self-check failed: no",
         "turbomind: nothing of that kind",
     ]
@@ -208,7 +208,7 @@ def test_what_was_found_of_kernels_under_self_check_is_a_table(tmp_path: Path) -
     rows = text.split("kernel under self-check")[1].splitlines()[2:5]
     assert [" ".join(row.split()) for row in rows] == [
         "some kernel, rounded agrees with ours, by 0.50 of what it may differ: it is used",
-        f"another {said}",
+        f"another {message}",
         "a third is not used, since its self-check failed: no",
     ]
 

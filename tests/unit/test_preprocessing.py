@@ -116,7 +116,7 @@ def test_rounds_of_a_session_are_numbered_as_in_its_whole_conversation(model: An
     held: dict[int, list[dict[str, str]]] = {}
 
     def ask(session: int, contents: list[str], start: bool) -> None:
-        turns = [{"role": role, "content": said} for role, said in zip(ROLES, contents, strict=False)]
+        turns = [{"role": role, "content": content} for role, content in zip(ROLES, contents, strict=False)]
         if start:
             held[session] = []
         before = template.render(held[session], add_generation_prompt=False).rstrip() if held[session] else ""

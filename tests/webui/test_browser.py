@@ -124,15 +124,15 @@ def test_images_go_with_the_next_question_and_stay_in_the_conversation(
     page.ask("What is this?")
     page.wait(lambda: page.responses[:1] == [REPLY] and not page.is_generating)
     assert fake_triton.requests[-1].model == "ensemble_vision"
-    (said,) = json.loads(fake_triton.requests[-1].inputs["messages"])
-    sent = [part["image_url"]["url"].partition(",")[2] for part in said["content"] if part["type"] == "image_url"]
+    (message,) = json.loads(fake_triton.requests[-1].inputs["messages"])
+    sent = [part["image_url"]["url"].partition(",")[2] for part in message["content"] if part["type"] == "image_url"]
     assert [base64.b64decode(url) for url in sent] == [file.read_bytes() for file in files]
-    assert said["content"][-1] == {"type": "text", "text": "What is this?"}
+    assert message["content"][-1] == {"type": "text", "text": "What is this?"}
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat img")) == 2)
     page.ask("And now?")
     page.wait(lambda: len(fake_triton.requests) == 2 and not page.is_generating)
     first, _, last = json.loads(fake_triton.requests[-1].inputs["messages"])
-    assert first == said
+    assert first == message
     assert last == {"role": "user", "content": "And now?"}
 
 
@@ -159,8 +159,8 @@ def test_images_may_be_pasted_and_dropped(
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 1)
     page.ask("What is this?")
     page.wait(lambda: page.responses[:1] == [REPLY] and not page.is_generating)
-    (said,) = json.loads(fake_triton.requests[-1].inputs["messages"])
-    assert base64.b64decode(said["content"][0]["image_url"]["url"].partition(",")[2]) == content
+    (message,) = json.loads(fake_triton.requests[-1].inputs["messages"])
+    assert base64.b64decode(message["content"][0]["image_url"]["url"].partition(",")[2]) == content
     assert driver.find_elements(By.CSS_SELECTOR, "#question img") == []
 
 

@@ -51,11 +51,11 @@ def test_a_response_is_found_in_the_cache_in_the_tokens_it_was_written_in(url: s
             assert usage.prompt_tokens_details is not None
             return usage.prompt_tokens_details.cached_tokens or 0
 
-        said = client.chat.completions.create(model=MODEL, messages=messages[:1], max_tokens=1).usage
-        assert said is not None
-        assert cached() <= said.prompt_tokens
+        usage = client.chat.completions.create(model=MODEL, messages=messages[:1], max_tokens=1).usage
+        assert usage is not None
+        assert cached() <= usage.prompt_tokens
         messages[1]["token_ids"] = ids
-        assert cached() == found(said.prompt_tokens + 69, BLOCK)  # the last token was not computed
+        assert cached() == found(usage.prompt_tokens + 69, BLOCK)  # the last token was not computed
 
 
 async def test_the_page_s_later_turns_find_all_that_was_said(url: str) -> None:

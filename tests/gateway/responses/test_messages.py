@@ -119,9 +119,9 @@ def test_a_call_and_its_result(claude: anthropic.Anthropic, triton: FakeTriton, 
     assert (call.name, call.input) == ("get_weather", {"location": "Boston"})
     assert json.loads(triton.requests[-1].inputs["tools"])[0]["function"]["parameters"] == SCHEMA
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "Rain."}]}
-    said: Any = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    turns: Any = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     triton.script = Script()
-    claude.messages.create(model=MODEL, max_tokens=99, messages=said, tools=[WEATHER])
+    claude.messages.create(model=MODEL, max_tokens=99, messages=turns, tools=[WEATHER])
     _, answered, returned = sent(triton)
     assert json.loads(answered["tool_calls"][0]["function"]["arguments"]) == {"location": "Boston"}
     assert returned == {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
@@ -202,8 +202,8 @@ def test_reasoning_has_blocks_of_its_own_and_can_be_left_out(claude: anthropic.A
     assert sent(triton)["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
     response = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, thinking={"type": "disabled"})
     assert [block.type for block in response.content] == ["text"]
-    said: Any = [*ASKED, {"role": "assistant", "content": [reasoning, text]}, *ASKED]
-    claude.messages.create(model=MODEL, max_tokens=9, messages=said)
+    turns: Any = [*ASKED, {"role": "assistant", "content": [reasoning, text]}, *ASKED]
+    claude.messages.create(model=MODEL, max_tokens=9, messages=turns)
     assert sent(triton)[1] == {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
 
 
@@ -299,7 +299,7 @@ def test_documents_and_search_results_are_texts(claude: anthropic.Anthropic, tri
     source = {"type": "text", "media_type": "text/plain", "data": "Ann is 30."}
     inner = {"type": "content", "content": [{"type": "text", "text": "Bob is 31."}]}
     found = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "Cy is 32."}]}
-    said: Any = [
+    turns: Any = [
         {"type": "document", "title": "Ages", "context": "Of 2024.", "source": source, "citations": {"enabled": True}},
         {"type": "document", "source": inner},
         {"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {"query": "q"}},
@@ -307,7 +307,7 @@ def test_documents_and_search_results_are_texts(claude: anthropic.Anthropic, tri
     ]
     results: Any = [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [found]}]
     messages: Any = [
-        {"role": "user", "content": said},
+        {"role": "user", "content": turns},
         {"role": "assistant", "content": [USED]},
         {"role": "user", "content": results},
     ]
