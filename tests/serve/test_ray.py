@@ -62,9 +62,9 @@ def test_nothing_is_handed_on_that_was_not_given() -> None:
     ],
 )
 def test_bad_settings_are_refused_with_what_is_wrong(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(ValidationError) as rejected:
         RaySettings(**wrong)
-    assert message in str(refused.value)
+    assert message in str(rejected.value)
 
 
 @pytest.mark.parametrize(
