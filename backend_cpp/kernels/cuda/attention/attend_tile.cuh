@@ -16,7 +16,6 @@
 #include "kernels/cuda/attention/attention_task.cuh"
 #include "kernels/cuda/attention/cache_operand.cuh"
 #include "kernels/cuda/attention/cache_tile.cuh"
-#include "kernels/cuda/attention/tile_dims.cuh"
 
 namespace turbomind::cuda {
 

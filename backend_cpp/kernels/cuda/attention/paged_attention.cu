@@ -4,9 +4,9 @@
 #include <bit>
 
 #include "kernels/cuda/attention/attention_task.cuh"
+#include "kernels/cuda/attention/cache_tile.cuh"
 #include "kernels/cuda/attention/decode_plan.h"
-#include "kernels/cuda/attention/tile_dims.cuh"
-#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/linear_task.cuh"
 
 namespace turbomind::cuda {
 

@@ -1,5 +1,5 @@
 #include "kernels/cuda/linear/code_sums.cuh"
-#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/linear_task.cuh"
 #include "kernels/cuda/linear/stream_shape.cuh"
 
 // Few rows and codes of 8 or 4 bits: the weight is read once, and what a warp does for a byte of it must fit into the

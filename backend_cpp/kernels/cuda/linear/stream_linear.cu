@@ -1,4 +1,4 @@
-#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/linear_task.cuh"
 #include "kernels/cuda/linear/stream_shape.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 

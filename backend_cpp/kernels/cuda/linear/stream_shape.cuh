@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/linear_task.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
 namespace turbomind::cuda {

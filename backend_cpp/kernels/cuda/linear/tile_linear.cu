@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/linear_task.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
 // More rows: a weight is read and widened once for 32 or 64 of them. docs/internals/cuda.md counts the instructions.

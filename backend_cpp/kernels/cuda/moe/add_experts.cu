@@ -3,7 +3,7 @@
 #include "kernels/cuda/elementwise/elementwise.h"
 #include "kernels/cuda/elementwise/row_norm.cuh"
 #include "kernels/cuda/grouped/grouped_product.h"
-#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/linear_task.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/moe/sort_experts.h"

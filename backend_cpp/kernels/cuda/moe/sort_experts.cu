@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/reduce.cuh"
+
 // A counting sort without a word between blocks: each expert has a block, which counts everybody's pairs and then
 // places its own, in order.
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/device_memory.h"
-#include "kernels/cuda/linear/linear_task.cuh"
+#include "kernels/moe.h"
 
 namespace turbomind::cuda {
 
