@@ -143,7 +143,7 @@ struct LoadedAdapter {
   std::optional<Error> failure;  // the device had no memory for it
 };
 
-// What holds for a request until its last response has ended.
+// Facts of a request until its last response has ended.
 struct RequestInfo {
   RequestId id = 0;
   std::optional<SessionParams> session;

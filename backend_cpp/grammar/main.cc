@@ -1,6 +1,6 @@
 // The library turbomind_grammar: makes a Python process (lmdeploy/grammars/__main__.py) one that reads response formats
 // for the engine that has started it, one at a time. It ends when the engine closes its socket, for whatever reason.
-// What it does is bounded:
+// Its work is bounded:
 //
 //   processor time   of a format, as the engine says
 //   memory           by a constant, alongside what it has
@@ -207,7 +207,7 @@ std::string read(const FormatReader& reader, const std::string& payload) {
       .take();
 }
 
-// What lmdeploy/grammars does here. Texts live until the next call; null: there is no memory left.
+// Callbacks of lmdeploy/grammars. Texts live until the next call; null: there is no memory left.
 struct Translator {
   // Returns a JSON object with `format`, that of the user as xgrammar is to read it, or `refusal`.
   const char* (*translate)(const char* format, size_t size);

@@ -19,7 +19,7 @@ _EXPLAIN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 
 
 class Callbacks:
-    """What the library calls; returned texts stay where they are until the next call. None: there is no memory left."""
+    """Functions for the library; returned texts stay in memory until the next call. None: there is no memory left."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library

@@ -167,7 +167,7 @@ def test_without_ray_one_sentence_says_how_to_install_it(
 
 @pytest.fixture
 def message(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return what ``lmdeploy serve ray`` says when it ends before Ray has started."""
+    """Return the errors of ``lmdeploy serve ray`` when it ends before Ray has started."""
     ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 
     def run(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-// What drafts for a model: draft models and draft heads.
+// Sources of drafts for a model: draft models and draft heads.
 //
 // Used by the step thread only.
 #pragma once
