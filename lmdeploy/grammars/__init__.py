@@ -21,7 +21,7 @@ _PREFIXES = ("response_format cannot be compiled: ", "response_format: ")  # of 
 
 
 class RefusedFormatError(ValueError):
-    """A format that is none, or that the engine does not keep to."""
+    """An invalid format, or one that the engine cannot enforce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def translated(response_format: str, number_of: Callable[[str], int] | None = No
     Raises
     ------
     RefusedFormatError
-        There is none.
+        The format is invalid or cannot be enforced.
     """
     try:
         given = json.loads(response_format)

@@ -27,23 +27,23 @@ class Callbacks:
         self._kept = ctypes.create_string_buffer(0)
 
     def translate(self, text: int, size: int) -> int | None:
-        """Return the place of a JSON object of the format for xgrammar, or of why there is none."""
+        """Return the address of a JSON object with the format for xgrammar, or with the reason of a refusal."""
         try:
             self._last = translated(
                 ctypes.string_at(text, size).decode(errors="replace"),
                 lambda token: int(self._library.turbomind_grammar_token(token.encode(errors="replace"))),
             )
-            return self._place_of(json.dumps({"format": self._last.read}))
+            return self._address_of(json.dumps({"format": self._last.read}))
         except RefusedFormatError as error:
-            return self._place_of(json.dumps({"refusal": str(error)}))
+            return self._address_of(json.dumps({"refusal": str(error)}))
         except MemoryError:
             return None
 
     def explain(self, message: bytes) -> int:
-        """Return the place of a message about the user's format."""
-        return self._place_of(self._last.explain(message.decode(errors="replace")))
+        """Return the address of a message about the user's format."""
+        return self._address_of(self._last.explain(message.decode(errors="replace")))
 
-    def _place_of(self, text: str) -> int:
+    def _address_of(self, text: str) -> int:
         self._kept = ctypes.create_string_buffer(text.encode(errors="replace"))
         return ctypes.addressof(self._kept)
 

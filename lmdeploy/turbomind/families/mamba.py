@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2: mixers of hybrid families, models of nothing else, and Jamba."""
+"""Mamba-1 and Mamba-2: pure models, mixers of hybrid families, and Jamba."""
 
 import dataclasses
 import math
@@ -116,7 +116,7 @@ MAMBA_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 MAMBA2 = Family(("Mamba2ForCausalLM",), mamba2_spec, MAMBA2_LAYOUT.tensors, sizes=MAMBA_SIZES)
 
 
-# Mamba, the first: one head whose channels each have decays of their own.
+# Mamba-1, the selective scan: one head, whose channels each have their own decays.
 def scan_spec(config: Any, values: int, **fields: Any) -> RecurrenceSpec:
     """Return the recurrence of ``values`` channels."""
     reject_unless(config.hidden_act in {"silu", "swish"}, f"a convolution followed by {config.hidden_act}")
@@ -153,7 +153,7 @@ def scan_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     return engine
 
 
-def first_mamba_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def mamba1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec of Mamba, or of Falcon Mamba, which norms what steps, keys and queries come out of."""
     is_falcon = checkpoint.architecture == "FalconMambaForCausalLM"
     recurrence = scan_spec(
@@ -171,9 +171,7 @@ def first_mamba_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 MAMBA_LAYOUT = dataclasses.replace(MAMBA2_LAYOUT, recurrence=lambda spec, prefix: scan_tensors(spec, prefix + "mixer."))
-MAMBA = Family(
-    ("MambaForCausalLM", "FalconMambaForCausalLM"), first_mamba_spec, MAMBA_LAYOUT.tensors, sizes=MAMBA_SIZES
-)
+MAMBA = Family(("MambaForCausalLM", "FalconMambaForCausalLM"), mamba1_spec, MAMBA_LAYOUT.tensors, sizes=MAMBA_SIZES)
 
 
 # Jamba: Mamba in most layers, attention without rotation in some, and experts in every other one.

@@ -10,8 +10,7 @@ namespace turbomind::TM_ISA {
 // Channels [first, last) of a span's rows: the state of a vector of channels is in registers for as long as rows pass.
 inline void scan(const SelectiveScan& op, const StateSpan& span, int first, int last) {
   const auto width = static_cast<size_t>(op.channels);
-  for_vectors(last - first, [&](int i, auto&& read, auto&& write) {
-    (void)i;
+  for_vectors(last - first, [&](int, auto&& read, auto&& write) {
     float* state = reinterpret_cast<float*>(op.state.state(span.page)) + first;
     Vec h[kMaxScanKeyDim];
     Vec rates[kMaxScanKeyDim];
