@@ -62,6 +62,7 @@ def _serve(args: argparse.Namespace) -> None:
             raise CommandError(str(error)) from None
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report another host
+        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")  # Ray's 5 s are too few on a busy machine
     try:
         ray.init(
             address=args.ray_address or ("local" if is_local else None),
