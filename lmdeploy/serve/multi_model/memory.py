@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmdeploy.units import size_text
+
 DEFAULT_SHARE = 0.8
 _CPU_CACHE = 4 << 30  # bytes of a cache that nobody said the size of: a CPU's memory is everybody's
 _SMI_SECONDS = 10.0
@@ -93,17 +95,14 @@ def _shortage(needs: Sequence[Need], fixed: dict[str, int], free: int) -> str:
     for need in needs:
         cache = fixed[need.name] * need.block if need.name in fixed else need.block
         qualifier = "" if need.name in fixed else "at least "
-        parts.append(f"{need.name} takes {size(need.weights)} of weights and {qualifier}{size(cache)} of cache")
+        parts.append(
+            f"{need.name} takes {size_text(need.weights)} of weights and {qualifier}{size_text(cache)} of cache"
+        )
     what = "the models do not fit together" if len(needs) > 1 else f"{needs[0].name} does not fit"
     return (
-        f"{what} into the {size(free)} that are free on {needs[0].device}: {', '.join(parts)}; lower "
+        f"{what} into the {size_text(free)} that are free on {needs[0].device}: {', '.join(parts)}; lower "
         "cache_max_entry_count, set weight_bits, or serve fewer models"
     )
-
-
-def size(count: float) -> str:
-    """Return a number of bytes for people."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def free_memory(device: str) -> int | None:
