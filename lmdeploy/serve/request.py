@@ -141,6 +141,12 @@ class RequestFields:
     timeout_ms: int | None = field.integer(
         None, "Milliseconds after which an unfinished request ends with an error.", low=1, is_tensor=True
     )
+    keep_alive: float | None = field.number(
+        None,
+        "Seconds that the model stays in memory after this request; negative: forever; 0: it sleeps at once; null: as "
+        "the model's idle_timeout says.",
+        is_tensor=True,
+    )
 
 
 FIELDS: dict[str, FieldInfo] = {
