@@ -16,7 +16,7 @@ from lmdeploy.version import __version__
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.work import Slots, dispatcher
 from openai_gateway.docs_page import DESCRIPTION, add_docs_page
-from openai_gateway.endpoints import adapters, cache, loading, models, probes, render, tokens
+from openai_gateway.endpoints import adapters, cache, loading, models, probes, render, sleeping, tokens
 from openai_gateway.endpoints.batches import route as batches
 from openai_gateway.endpoints.chat import route as chat
 from openai_gateway.endpoints.completions import route as completions
@@ -46,7 +46,7 @@ from openai_gateway.settings import Settings
 ROUTERS: tuple[APIRouter, ...] = tuple(
     routes.router
     for routes in (
-        *(models, loading, adapters, cache, chat, completions, responses, messages, ollama, pulling, probes),
+        *(models, loading, sleeping, adapters, cache, chat, completions, responses, messages, ollama, pulling, probes),
         *(embeddings, scoring, tei, files, batches, render, tokens, interactive),
     )
 )
@@ -123,7 +123,7 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
         max_bytes_in_all=settings.max_bodies_bytes,
         max_file_bytes=file_bytes,
     )
-    app.add_middleware(AdminKeys, keys=settings.admin_keys)
+    app.add_middleware(AdminKeys, keys=settings.admin_keys, has_api_keys=bool(settings.api_keys))
     if settings.api_keys:
         app.add_middleware(ApiKeys, keys=settings.api_keys, node_key=settings.node_key)
     else:

@@ -15,7 +15,7 @@ from lmdeploy.model_metadata.pooling import read_pooling
 from lmdeploy.model_metadata.sampling_defaults import AUTO, sampling_defaults
 from lmdeploy.model_metadata.score_head import read_score_head
 from lmdeploy.model_metadata.token_heads import read_token_heads
-from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
+from lmdeploy.serve.client import GenerateRequest, SleepReport, TritonClient, TritonRequestError, TritonUnavailable
 from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
 from lmdeploy.serve.multi_model.requested import newest_versions
 from lmdeploy.templates.infilling import Infilling, infilling_of
@@ -116,6 +116,13 @@ class ServedModel:
                     self._context_len = await self.client.context_len()
                 self._context_known_until = time.monotonic() + _CONTEXT_KNOWN
         return self._context_len
+
+    async def sleep_report(self) -> SleepReport | None:
+        """Return what the model has of the memory; None: its engine does not sleep, or does not respond."""
+        try:
+            return await self.client.sleep_report()
+        except (TritonRequestError, TritonUnavailable):
+            return None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class Endpoint:
         Requests of batches may name it.
     administers
         What administrators do there, as a sentence begins; empty: it is for callers.
+    is_open
+        Where a server has no keys at all, its callers are its administrators there.
     method
         By which administrators ask there; other methods are not allowed.
     is_monitoring
@@ -41,6 +43,7 @@ class Endpoint:
     is_proxied: bool = False
     is_batched: bool = False
     administers: str = ""
+    is_open: bool = False
     method: str = "POST"
     is_monitoring: bool = False
     distinguishes_types: bool = False
@@ -52,6 +55,7 @@ LOAD_MODEL, UNLOAD_MODEL = "/v1/load_model", "/v1/unload_model"
 PULL_MODEL, DELETE_MODEL = "/api/pull", "/api/delete"
 CACHE, DROP_CACHE = "/v1/cache", "/v1/cache/drop"
 PIN_PROMPT, UNPIN_PROMPT = "/v1/cache/pin", "/v1/cache/unpin"
+SLEEP, WAKE_UP, IS_SLEEPING = "/sleep", "/wake_up", "/is_sleeping"
 _ADAPTERS, _MODELS = "Adapters are loaded and unloaded", "Models are loaded and unloaded"
 _CACHE = "The cache is administered"
 
@@ -96,6 +100,8 @@ ENDPOINTS = (
     *(Endpoint(path, administers=_MODELS) for path in (LOAD_MODEL, UNLOAD_MODEL)),
     Endpoint(CACHE, administers=_CACHE, method="GET"),
     *(Endpoint(path, administers=_CACHE) for path in (DROP_CACHE, PIN_PROMPT, UNPIN_PROMPT)),
+    *(Endpoint(path, administers="Models are put to sleep and woken", is_open=True) for path in (SLEEP, WAKE_UP)),
+    Endpoint(IS_SLEEPING),
     # LMDeploy's
     Endpoint("/v1/chat/interactive", distinguishes_types=True),
     Endpoint("/v1/encode", distinguishes_types=True),

@@ -21,7 +21,7 @@ from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.cache_report import cache_report
 from lmdeploy.serve.channel import Channel
 from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable, request_error
-from lmdeploy.serve.request import GenerateChunk, GenerateRequest
+from lmdeploy.serve.request import GenerateChunk, GenerateRequest, SleepReport
 from lmdeploy.serve.response_stream import ResponseStream
 from lmdeploy.serve.wire import (
     ENGINE,
@@ -32,6 +32,7 @@ from lmdeploy.serve.wire import (
     decode_cache_report,
     decode_chunk,
     decode_context_len,
+    decode_sleep_report,
     decode_text,
     decode_token_bytes,
     decode_token_ids,
@@ -43,13 +44,21 @@ from lmdeploy.serve.wire import (
     encode_end_session,
     encode_generate,
     encode_limits,
+    encode_sleep_control,
     encode_stop,
     encode_stop_session,
     encode_token_bytes,
     encode_tokenize,
 )
 
-__all__ = ["GenerateChunk", "GenerateRequest", "TritonClient", "TritonRequestError", "TritonUnavailable"]
+__all__ = [
+    "GenerateChunk",
+    "GenerateRequest",
+    "SleepReport",
+    "TritonClient",
+    "TritonRequestError",
+    "TritonUnavailable",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +75,7 @@ _CANCEL_RETRIES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before each
 _REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
 _RESPONSES = _REFUSALS | {"INTERNAL"}  # so are those without a code, of older engines
 _TOKENIZE_TIMEOUT = 30.0  # seconds
+_LOAD_TIMEOUT = 3600.0  # seconds; a model is loaded, or waits for its open requests
 _UNTIL_CANCELLED = 60.0  # seconds that a call has left to end by itself when its caller has stopped waiting
 
 _Response = TypeVar("_Response")
@@ -339,6 +349,32 @@ class TritonClient:
         """
         message = encode_cache_control(action, input_ids, salt, adapter, self._control_key)
         return decode_cache_report(await self._query(message, _TOKENIZE_TIMEOUT))
+
+    async def sleep_report(self) -> SleepReport:
+        """Return what the model has of the memory, and whether it sleeps.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached, or does not serve the model.
+        TritonRequestError
+            Its engine does not sleep.
+        """
+        message = encode_sleep_control("report", key=self._control_key)
+        return decode_sleep_report(await self._query(message, _READY_TIMEOUT))
+
+    async def sleep(self, level: int) -> SleepReport:
+        """Put the model to sleep once its open requests have ended; the next request wakes it.
+
+        ``level`` 1 gives the memory of its cache back, 2 that of its weights too. Raises as `sleep_report`.
+        """
+        message = encode_sleep_control("sleep", level, key=self._control_key)
+        return decode_sleep_report(await self._query(message, _LOAD_TIMEOUT))
+
+    async def wake(self, keep_alive: float | None = None) -> SleepReport:
+        """Load the model if it sleeps; ``keep_alive`` is as in requests. Raises as `sleep_report`."""
+        message = encode_sleep_control("wake", keep_alive=keep_alive, key=self._control_key)
+        return decode_sleep_report(await self._query(message, _LOAD_TIMEOUT))
 
     async def tokenize(
         self,

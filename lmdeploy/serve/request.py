@@ -247,6 +247,38 @@ class GenerateRequest:
         )
 
 
+@dataclass(frozen=True)
+class SleepReport:
+    """What an engine reports about its model's memory.
+
+    Attributes
+    ----------
+    state
+        ``awake``, ``waking`` or ``asleep``.
+    level
+        1: it sleeps without its cache; 2: without its weights too; 0: it is awake.
+    bytes, awake_bytes
+        Weights and cache that it has now, and has when it is awake.
+    idle_seconds
+        Since its last request ended; None: some are open.
+    sleeps_in
+        Seconds until it sleeps unless a request comes; None: it does not.
+    waiting
+        Requests that wait until it is awake.
+    error
+        Why it could not be woken last; empty: it could.
+    """
+
+    state: Literal["awake", "waking", "asleep"]
+    level: int = 0
+    bytes: int = 0
+    awake_bytes: int = 0
+    idle_seconds: float | None = None
+    sleeps_in: float | None = None
+    waiting: int = 0
+    error: str = ""
+
+
 @dataclass(slots=True)
 class GenerateChunk:
     """One response of the engine.
@@ -277,6 +309,8 @@ class GenerateChunk:
     engine_seconds : tuple of float
         With ``return_engine_seconds``, in a choice's last chunk: seconds before the batch, to the first token and to
         the end, each from the one before; negative: it did not come to that.
+    load_seconds : float
+        With ``return_engine_seconds``, in a choice's last chunk: how long it waited for its model to wake.
     token_logprobs : tuple of float
         Log probability of each of ``token_ids``.
     top_token_ids : tuple of tuple of int
@@ -302,6 +336,7 @@ class GenerateChunk:
     cached_token_len: int = 0
     cache_report: dict[str, Any] | None = None
     engine_seconds: tuple[float, ...] = ()
+    load_seconds: float = 0.0
     token_logprobs: tuple[float, ...] = ()
     top_token_ids: tuple[tuple[int, ...], ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 from lmdeploy.fields.field import FieldInfo, Kind
 from lmdeploy.messages import REPETITION
 from lmdeploy.serve.cache_report import report_numbers
-from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, new_request_id
+from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, SleepReport, new_request_id
 
 _Number = TypeVar("_Number", int, float)
 
@@ -209,6 +209,26 @@ def decode_cache_report(response: service_pb2.ModelInferResponse) -> dict[str, A
     return report
 
 
+def encode_sleep_control(
+    action: str, level: int = 1, keep_alive: float | None = None, key: str = ""
+) -> service_pb2.ModelInferRequest:
+    """Return the control request for the memory of the engine's model (``action``: as in config.pbtxt)."""
+    message = _streamed(ENGINE, new_request_id())
+    message.parameters["control_key"].string_param = key
+    _add_texts(message, "sleep_control", [action])
+    if action == "sleep":
+        _add_numbers(message, "sleep_level", "INT32", "<i", [level])
+    if keep_alive is not None:
+        _add_field(message, FIELDS["keep_alive"], keep_alive)
+    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in _ALWAYS)
+    return message
+
+
+def decode_sleep_report(response: service_pb2.ModelInferResponse) -> SleepReport:
+    """Return the response to `encode_sleep_control`."""
+    return SleepReport(**json.loads(decode_chunk(response).text))
+
+
 def encode_limits() -> service_pb2.ModelInferRequest:
     """Return the control request for the engine's limits."""
     message = _streamed(ENGINE, new_request_id())
@@ -322,6 +342,8 @@ def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
             chunk.cache_report = report_numbers(raw)
         elif name == "engine_seconds":
             chunk.engine_seconds = struct.unpack("<3f", raw)
+        elif name == "load_seconds":
+            (chunk.load_seconds,) = struct.unpack("<f", raw)
         elif name == "embedding":
             chunk.embedding = raw
         elif name in _LISTS:

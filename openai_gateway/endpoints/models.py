@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from contextlib import suppress
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from lmdeploy.serve.client import TritonUnavailable
+from lmdeploy.serve.client import SleepReport, TritonUnavailable
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.middleware.api_keys import keys_of
@@ -47,6 +49,13 @@ class ModelCard(BaseModel):
     max_model_len: int | None = None  # tokens of prompt and response together, as vLLM has it
     sampling_defaults: dict[str, Any] | None = None  # of chat completions that do not set them
     permission: list[ModelPermission] = Field(default_factory=list)
+    # of a model whose engine can sleep
+    state: Literal["awake", "waking", "asleep"] | None = None
+    memory_bytes: int | None = None  # weights and cache that it has now
+    last_used: int | None = None  # seconds since 1970
+    sleeps_in: float | None = None  # seconds, unless a request comes
+    waiting_requests: int | None = None  # until it is awake
+    load_error: str | None = None  # why it could not be woken last
 
 
 class ModelList(BaseModel):
@@ -62,14 +71,19 @@ async def list_models(request: Request, gateway: GatewayDependency) -> ModelList
 
     A name without a version has the newest one as its root.
     """
-    cards = []
-    for model in await gateway.models.all():
-        cards.append(await _card(gateway, model, model.name))
+    cards, models = [], await gateway.models.all()
+    reports = dict(zip(models, await asyncio.gather(*(model.sleep_report() for model in models)), strict=True))
+    for model in models:
+        cards.append(await _card(gateway, model, model.name, report=reports[model]))
         with suppress(TritonUnavailable):  # the model's name is known without it
             adapters = await model.adapters.visible(*keys_of(request.scope))
             cards += [await _card(gateway, model, name, parent=model.name) for name in adapters]
     named = await gateway.models.named()
-    cards += [await _card(gateway, model, name, root=model.name) for name, model in named.items() if name != model.name]
+    cards += [
+        await _card(gateway, model, name, root=model.name, report=reports.get(model))
+        for name, model in named.items()
+        if name != model.name
+    ]
     return ModelList(data=cards)
 
 
@@ -79,7 +93,8 @@ async def get_model(model: str, request: Request, gateway: GatewayDependency) ->
     chosen = await gateway.choose(model, request)
     if chosen.is_adapter:
         return await _card(gateway, chosen.model, chosen.name, parent=chosen.model.name)
-    return await _card(gateway, chosen.model, chosen.name, root=chosen.model.name)
+    report = await chosen.model.sleep_report()
+    return await _card(gateway, chosen.model, chosen.name, root=chosen.model.name, report=report)
 
 
 @router.get("/health", response_class=Response)
@@ -91,7 +106,13 @@ async def health(gateway: GatewayDependency) -> Response:
 
 
 async def _card(
-    gateway: Gateway, model: ServedModel, name: str, *, parent: str | None = None, root: str | None = None
+    gateway: Gateway,
+    model: ServedModel,
+    name: str,
+    *,
+    parent: str | None = None,
+    root: str | None = None,
+    report: SleepReport | None = None,
 ) -> ModelCard:
     permission = ModelPermission(id=f"modelperm-{name}", created=gateway.started)
     return ModelCard(
@@ -102,7 +123,19 @@ async def _card(
         created=gateway.started,
         sampling_defaults={**(model.sampling_defaults or SamplingFields.defaults)},
         permission=[permission],
+        **({} if report is None else _memory(report)),
     )
+
+
+def _memory(report: SleepReport) -> dict[str, Any]:
+    return {
+        "state": report.state,
+        "memory_bytes": report.bytes,
+        "last_used": int(time.time() - (report.idle_seconds or 0)),
+        "sleeps_in": report.sleeps_in,
+        "waiting_requests": report.waiting,
+        "load_error": report.error or None,
+    }
 
 
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -19,17 +19,21 @@ class AdminKeys:
     ----------
     keys : sequence of str
         Any of them will do; empty: nobody may.
+    has_api_keys : bool
+        Callers need keys too.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], *, has_api_keys: bool) -> None:
         self._app = app
         self._keys = keys
+        self._has_keys = has_api_keys or bool(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         endpoint = ADMINISTERED.get(scope["path"]) if scope["type"] == "http" else None
-        is_guarded = endpoint is not None and scope["method"] == endpoint.method  # whatever else is not allowed, 405
-        rejection = self._rejection(endpoint.administers, Headers(scope=scope)) if endpoint and is_guarded else None
+        rejection = None
+        if endpoint and scope["method"] == endpoint.method and (self._has_keys or not endpoint.is_open):
+            rejection = self._rejection(endpoint.administers, Headers(scope=scope))  # other methods: 405
         if rejection is None:
             await self._app(scope, receive, send)
         else:

@@ -189,6 +189,10 @@ def test_b4_a_model_card_has_every_member(http: httpx.Client) -> None:
     assert listed["object"] == "list"
     assert card.pop("created") > 1_600_000_000
     assert card.pop("sampling_defaults") == {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
+    assert {card.pop(name) for name in ("state", "memory_bytes", "last_used", "sleeps_in", "waiting_requests")} == {
+        None
+    }
+    assert card.pop("load_error") is None
     assert card == {"id": MODEL, "object": "model", "owned_by": "lmdeploy", "root": MODEL, "parent": None} | {
         "max_model_len": CONTEXT_LEN
     }

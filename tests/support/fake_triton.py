@@ -34,6 +34,16 @@ _LISTS = {
 }
 
 CONTEXT_LEN = 4096  # tokens, of the fake engine
+AWAKE: dict[str, Any] = {  # what an engine that can sleep reports
+    "state": "awake",
+    "level": 0,
+    "bytes": 3_000_000_000,
+    "awake_bytes": 3_000_000_000,
+    "idle_seconds": 40.0,
+    "sleeps_in": 260.0,
+    "waiting": 0,
+    "error": "",
+}
 CACHE_REPORT: dict[str, Any] = {  # of its cache
     "device": {"pages": 40, "used": 3, "idle": 5, "bytes": 800},
     "host": {"pages": 0, "used": 0, "bytes": 0},
@@ -66,6 +76,7 @@ class Script:
     hold_after : responses after which the engine waits until it is cancelled (or `release` is set)
     resume : whether it continues to a proper end after it was released
     engine_seconds : before the batch, to the first token, to the end
+    load_seconds : until the model was awake
     stop_string : what of its stop words ended the response
     cached_token_len : of the prompt, found in the cache
     cache_report : its numbers, for requests that ask for them
@@ -81,6 +92,7 @@ class Script:
     hold_after: int | None = None
     resume: bool = False
     engine_seconds: tuple[float, float, float] = (0.25, 0.5, 1.0)
+    load_seconds: float = 0.0
     stop_string: str = ""
     cached_token_len: int = 0
     cache_report: Sequence[int] = ()
@@ -116,6 +128,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.sessions: set[int] = set()
         self.adapters: dict[str, str] = {}  # notes by name
         self.cache_controls: list[dict[str, Any]] = []
+        self.memory: dict[str, dict[str, Any]] = {}  # engines that sleep, and what they report
+        self.sleep_controls: list[dict[str, Any]] = []
         self.adapters_of: dict[str, dict[str, str]] = {}  # where there are several models: of each engine
         self.repository_key = "key of the repository"
         self.loaded: list[str] = []  # models
@@ -149,6 +163,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.hangs, self.waiting, self.left, self.restarts = "", set(), [], False
         self.script, self.ready, self.requests, self.stops = Script(), True, [], queue.Queue()
         self.controls, self.sessions, self.adapters, self.cache_controls = [], set(), {}, []
+        self.memory, self.sleep_controls = {}, []
         self.release.set()
         self.release = threading.Event()
 
@@ -235,6 +250,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 self.cache_controls.append(received.inputs)
                 yield _response(received, Script(), 0, json.dumps(CACHE_REPORT), 0, True)
                 continue
+            if "sleep_control" in received.inputs:
+                yield self._sleep_control(received)
+                continue
             if "limits" in received.inputs:
                 yield _response(received, Script(), 0, json.dumps({"session_len": CONTEXT_LEN}), 0, True)
                 continue
@@ -269,6 +287,18 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             )
             return service_pb2.ModelStreamInferResponse(error_message=text)
         return _response(received, Script(), 0, json.dumps(list(adapters.items())), 0, True)
+
+    def _sleep_control(self, received: Received) -> Any:
+        action, report = received.inputs["sleep_control"], self.memory.get(received.model)
+        if report is None:
+            text = f"unexpected inference input 'sleep_control' for model '{received.model}'"
+            return service_pb2.ModelStreamInferResponse(error_message=f"INVALID_ARGUMENT: {text}")
+        if action != "report":
+            self.sleep_controls.append({"model": received.model} | received.inputs)
+            is_awake, level = action == "wake", received.inputs.get("sleep_level", 0)
+            report |= {"state": "awake" if is_awake else "asleep", "level": level}
+            report["bytes"] = report["awake_bytes"] if is_awake else 0
+        return _response(received, Script(), 0, json.dumps(report), 0, True)
 
     def _control(self, inputs: dict[str, Any]) -> None:
         if "stop_request_id" in inputs:
@@ -384,6 +414,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "cached_token_len": ("INT32", [1, 1], struct.pack("<i", script.cached_token_len)),
         "cache_report": ("INT32", [1, len(report)], struct.pack(f"<{len(report)}i", *report)),
         "engine_seconds": ("FP32", [1, 3], struct.pack("<3f", *(script.engine_seconds if last else (-1, -1, -1)))),
+        "load_seconds": ("FP32", [1, 1], struct.pack("<f", script.load_seconds if last else 0)),
         "embedding": ("FP32", [1, -1], _embedding(received)),
         "token_logprobs": ("FP32", [1, 2], struct.pack("<2f", -0.5, -0.25)),
         "top_token_ids": ("INT32", [1, 2, top], struct.pack(f"<{2 * top}i", *chain(*most_likely))),

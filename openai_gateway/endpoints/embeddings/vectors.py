@@ -80,12 +80,15 @@ class ServeContext:
         The model that reads them.
     user
         Whose they are.
+    keep_alive
+        Of the requests (`lmdeploy.serve.request.RequestFields`).
     """
 
     gateway: Gateway
     request: Request
     chosen: Chosen
     user: str | None = None
+    keep_alive: float | None = None
 
 
 def cannot(chosen: Chosen, why: str) -> ApiError:
@@ -215,6 +218,8 @@ async def rows_of(ctx: ServeContext, generates: Sequence[GenerateRequest]) -> tu
     """Return the hidden states that the engine returns for each prompt, float32, and how many tokens they have."""
     gateway, request, model = ctx.gateway, ctx.request, ctx.chosen.model
     for generate in generates:
+        if ctx.keep_alive is not None:
+            generate.fields["keep_alive"] = ctx.keep_alive
         gateway.admit(request, generate, chosen=ctx.chosen, user=ctx.user)
     rows: list[bytes] = []
     tokens = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,9 +33,6 @@ OPTIONS_WITHOUT_EFFECT = dict.fromkeys(
     ("tfs_z", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline"), _NO_SAMPLER
 )
 _EPSILON = 1e-6  # added to a limit that a number has to be above
-_NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")  # Go's durations of no length
-
-KeepAlive = str | int | float | None
 
 
 def fields_of_options(options: Mapping[str, Any], context_len: int | None) -> dict[str, Any]:
@@ -70,13 +66,6 @@ def fields_of_options(options: Mapping[str, Any], context_len: int | None) -> di
     if "stop" in given:
         fields["stop"] = _texts(given["stop"]) or None
     return fields
-
-
-def ends_at_once(keep_alive: KeepAlive) -> bool:
-    """Return whether a model is not to be kept any longer: ``0``, ``"0"``, ``"0s"``."""
-    if isinstance(keep_alive, str):
-        return _NO_TIME.fullmatch(keep_alive) is not None
-    return keep_alive is not None and keep_alive == 0
 
 
 def _number(name: str, value: object) -> float:

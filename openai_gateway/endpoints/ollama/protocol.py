@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from lmdeploy.messages import MAX_TOP_LOGPROBS
+from lmdeploy.units import duration
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS
-from openai_gateway.endpoints.ollama.options import KeepAlive, ends_at_once, fields_of_options
+from openai_gateway.endpoints.ollama.options import fields_of_options
 from openai_gateway.errors import ApiError
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     AnyText,
+    FieldError,
     Items,
     JsonObject,
     NotImplementedFields,
@@ -25,6 +27,7 @@ from openai_gateway.protocol.fields import (
 )
 from openai_gateway.protocol.tools import ArgumentsObject
 
+_EMBEDDING = {"options": "they are about generation and how models run"}
 _LATEST = ":latest"  # clients add it to names without a tag
 
 Images = Annotated[list[Text], Field(max_length=1024, fail_fast=True)]
@@ -70,22 +73,37 @@ class OllamaMessage(Strict):
         return message
 
 
-_MODELS_STAY = {"keep_alive": "models stay loaded; 0 is refused where nothing else is asked"}
-_EMBEDDING: dict[str, str] = {**_MODELS_STAY, "options": "they are about generation and how models run"}
+def _seconds(keep_alive: object) -> object:
+    """Return a duration in seconds; what is none of its types is left for the error about that."""
+    if isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float):
+        return keep_alive
+    try:
+        return duration("keep_alive", keep_alive) if keep_alive != "" else None
+    except ValueError as error:
+        raise FieldError("keep_alive", str(error)) from None
 
 
-class BaseRequest(Strict):
+_DURATION = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "null"}]})
+
+
+class KeptModel(Strict):
+    """The model of a request, and how long it stays in memory afterwards."""
+
+    model: Text
+    keep_alive: Annotated[float | None, BeforeValidator(_seconds), _DURATION] = Field(
+        None, description="Seconds, or a duration such as 5m; negative: forever; 0: the model sleeps at once."
+    )
+
+
+class BaseRequest(KeptModel):
     """Fields of both ways to generate."""
 
     grammar_field: ClassVar = "format"
-    no_effect: ClassVar[Mapping[str, str]] = _MODELS_STAY
 
-    model: Text
     stream: bool | None = None
     format: Literal["", "json"] | JsonObject | None = None
     options: JsonObject | None = None
     think: Thinks | None = None
-    keep_alive: KeepAlive = Field(None, description="Models stay; 0 is refused where nothing else is asked.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -93,11 +111,6 @@ class BaseRequest(Strict):
     def streams(self) -> bool:
         """Whether the response comes in pieces: it does unless asked not to."""
         return self.stream is not False
-
-    @property
-    def unloads(self) -> bool:
-        """Whether a request without anything to respond to wants the model out of memory; else it wants it in."""
-        return ends_at_once(self.keep_alive)
 
     def _fields(self, context_len: int | None) -> dict[str, Any]:
         """Return the fields of a chat completion but its messages and tools."""
@@ -166,12 +179,11 @@ class GenerateRequest(BaseRequest):
         return _checked(fields | {"messages": [*system, question]})
 
 
-class EmbedRequest(Strict):
+class EmbedRequest(KeptModel):
     """Body of ``POST /api/embed``."""
 
     no_effect: ClassVar[Mapping[str, str]] = _EMBEDDING
 
-    model: Text
     input: AnyText | Annotated[list[Text], Field(max_length=MAX_TEXTS, fail_fast=True)]
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
     truncate: bool | None = Field(None, description="False: a text that is too long is refused.")
@@ -182,12 +194,11 @@ class EmbedRequest(Strict):
         return ([self.input] if self.input else []) if isinstance(self.input, str) else self.input
 
 
-class EmbeddingsRequest(Strict):
+class EmbeddingsRequest(KeptModel):
     """Body of ``POST /api/embeddings``, which Ollama had before ``/api/embed``."""
 
     no_effect: ClassVar[Mapping[str, str]] = _EMBEDDING
 
-    model: Text
     prompt: AnyText = ""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import orjson
@@ -23,15 +25,15 @@ from openai_gateway.endpoints.ollama.protocol import (
     name_of,
 )
 from openai_gateway.endpoints.ollama.writer import LINES, Kind, LineWriter, last_line, nanoseconds, piece
-from openai_gateway.errors import ApiError, OllamaErrorResponse, failures
+from openai_gateway.errors import OllamaErrorResponse, failures
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.generation.conversation import Conversation
 from openai_gateway.generation.streaming import respond
-from openai_gateway.models import Chosen
+from openai_gateway.models import Chosen, ServedModel
 from openai_gateway.parsing import BoundedRoute
 
 _API_VERSION = "0.14.0"  # the first with /v1/responses and /v1/messages; Codex asks for 0.13.4 or later
-_FOREVER = "9999-12-31T00:00:00Z"  # models stay in memory
+_FOREVER = "9999-12-31T00:00:00Z"
 
 router = APIRouter(route_class=BoundedRoute, responses=failures(OllamaErrorResponse))
 
@@ -41,9 +43,9 @@ async def chat(body: ChatRequest, request: Request, gateway: GatewayDependency) 
     """Answer a conversation."""
     chosen = await gateway.choose(name_of(body.model), request)
     if body.is_empty:
-        return _loaded("chat", body)
+        return await _loaded("chat", body, chosen.model)
     conversation = body.as_openai(await chosen.model.context_len())
-    return await _respond("chat", conversation, body.streams, body.model, chosen, request, gateway)
+    return await _respond("chat", conversation, body, chosen, request, gateway)
 
 
 @router.post("/api/generate", response_model=dict[str, Any], responses=LINES)
@@ -51,13 +53,13 @@ async def generate(body: GenerateRequest, request: Request, gateway: GatewayDepe
     """Answer a question; continue with a text, with `raw`; fill in a middle, with `suffix`."""
     chosen = await gateway.choose(name_of(body.model), request)
     if body.is_empty:
-        return _loaded("generate", body)
+        return await _loaded("generate", body, chosen.model)
     plain, stops = body.prompt if body.raw else None, list[str]()
     if body.suffix:
         infilling = infilling_by(chosen.model)
         plain, stops = infilling.prompt(body.prompt, body.suffix), list(infilling.stop_words)
     conversation = body.as_openai(await chosen.model.context_len(), plain)
-    return await _respond("generate", conversation, body.streams, body.model, chosen, request, gateway, stops)
+    return await _respond("generate", conversation, body, chosen, request, gateway, stops)
 
 
 @router.post("/api/embed")
@@ -67,7 +69,8 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     embeddings, tokens = list[list[float]](), 0
     if body.texts:
         params = PoolingParams(body.dimensions, truncate=body.truncate is not False)
-        vectors, usage = await vectors_of(ServeContext(gateway, request, chosen), body.texts, params)
+        context = ServeContext(gateway, request, chosen, keep_alive=body.keep_alive)
+        vectors, usage = await vectors_of(context, body.texts, params)
         embeddings, tokens = vectors.tolist(), usage.prompt_tokens
     return {
         "model": body.model,
@@ -84,7 +87,8 @@ async def embed_one(body: EmbeddingsRequest, request: Request, gateway: GatewayD
     chosen = await gateway.choose(name_of(body.model), request)
     if not body.prompt:
         return {"embedding": []}
-    vectors, _ = await vectors_of(ServeContext(gateway, request, chosen), [body.prompt])
+    context = ServeContext(gateway, request, chosen, keep_alive=body.keep_alive)
+    vectors, _ = await vectors_of(context, [body.prompt])
     return {"embedding": vectors[0].tolist()}
 
 
@@ -96,14 +100,20 @@ async def tags(gateway: GatewayDependency) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def loaded(gateway: GatewayDependency) -> dict[str, Any]:
-    """Return the models, all of which are in memory."""
-    more = {"expires_at": _FOREVER, "size_vram": 0}
-    return {
-        "models": [
-            listed(model, gateway.started) | more | {"context_length": await model.context_len()}
-            for model in await gateway.models.all()
-        ]
-    }
+    """Return the models in memory, how much of it they have and until when."""
+    models = await gateway.models.all()
+    reports = await asyncio.gather(*(model.sleep_report() for model in models))
+    entries = []
+    for model, report in zip(models, reports, strict=True):
+        entry = listed(model, gateway.started) | {"expires_at": _FOREVER, "size_vram": 0}
+        if report is not None:
+            if report.state != "awake":
+                continue
+            entry["size"] = report.bytes
+            if report.sleeps_in is not None:
+                entry["expires_at"] = (datetime.now(timezone.utc) + timedelta(seconds=report.sleeps_in)).isoformat()
+        entries.append(entry | {"context_length": await model.context_len()})
+    return {"models": entries}
 
 
 @router.post("/api/show")
@@ -119,20 +129,21 @@ async def version() -> dict[str, str]:
     return {"version": _API_VERSION, "lmdeploy_version": __version__}
 
 
-def _loaded(kind: Kind, body: ChatRequest | GenerateRequest) -> Response:
-    """Respond to a request that only loads a model, which all are for good."""
-    if body.unloads:
-        message = "models stay in memory here: keep_alive 0 unloads none; leave it out"
-        raise ApiError(400, message, param="keep_alive", code="unsupported_value")
-    loaded = piece(kind, body.model, "") | {"done": True, "done_reason": "load"}
-    return Response(orjson.dumps(loaded), media_type="application/json")
+async def _loaded(kind: Kind, body: ChatRequest | GenerateRequest, model: ServedModel) -> Response:
+    """Load a model, or with a `keep_alive` of 0 put it to sleep, for a request without anything to respond to."""
+    reason = "unload" if body.keep_alive == 0 else "load"
+    if reason == "unload":
+        await model.client.sleep(2)
+    elif await model.sleep_report() is not None:  # an engine that does not sleep is loaded
+        await model.client.wake(body.keep_alive)
+    done = piece(kind, body.model, "") | {"done": True, "done_reason": reason}
+    return Response(orjson.dumps(done), media_type="application/json")
 
 
 async def _respond(
     kind: Kind,
     body: ChatCompletionRequest,
-    streams: bool,
-    requested_model: str,
+    requested: ChatRequest | GenerateRequest,
     chosen: Chosen,
     request: Request,
     gateway: Gateway,
@@ -140,11 +151,15 @@ async def _respond(
 ) -> Response:
     model, conversation = chosen.model, Conversation(body, chosen.model, gateway)
     generate = conversation.request(body.generation_inputs(model.sampling_defaults))
-    generate.stream, generate.return_engine_seconds = streams, True
+    generate.stream, generate.return_engine_seconds = requested.streams, True
+    if requested.keep_alive is not None:
+        generate.fields["keep_alive"] = requested.keep_alive
     generate.fields["stop_words"] = [*generate.fields.get("stop_words", ()), *stops]
     await gateway.bound_logprobs(model, generate)
     chunks = await gateway.dispatch(request, chosen, generate)
     texts = model.token_texts if body.logprobs else None
-    writer = LineWriter(kind, requested_model, request.scope["lmdeploy.begin"], conversation.machine(), texts)
+    writer = LineWriter(kind, requested.model, request.scope["lmdeploy.begin"], conversation.machine(), texts)
     media_type = "application/x-ndjson"
-    return await respond(request, chunks, writer, streams=streams, frame_error=last_line, media_type=media_type)
+    return await respond(
+        request, chunks, writer, streams=requested.streams, frame_error=last_line, media_type=media_type
+    )

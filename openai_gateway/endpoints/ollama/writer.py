@@ -53,6 +53,7 @@ class LineWriter:
         self._logprobs: list[dict[str, Any]] = []  # of the whole response
         self._sent = 0  # of these
         self._engine_seconds: tuple[float, ...] = ()
+        self._load_seconds = 0.0
         self.response: dict[str, Any] = {}
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
@@ -61,7 +62,7 @@ class LineWriter:
         if self._texts is not None:
             self._logprobs += await chat_logprobs(chunks, self._texts)
         if chunks[-1].finish_reason is not None:
-            self._engine_seconds = chunks[-1].engine_seconds
+            self._engine_seconds, self._load_seconds = chunks[-1].engine_seconds, chunks[-1].load_seconds
         return b"".join(map(self._written, self._machine.feed(chunks)))
 
     async def end(self, usage: Usage) -> bytes:
@@ -77,7 +78,7 @@ class LineWriter:
             "done": True,
             "done_reason": self._whole.ended.reason,
             "total_duration": nanoseconds(now - self._begin),
-            "load_duration": 0,
+            "load_duration": int(self._load_seconds * 1e9),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(prompt),
             "eval_count": usage.completion_tokens,

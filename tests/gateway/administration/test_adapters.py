@@ -107,7 +107,8 @@ def test_without_an_administrator_s_key_no_body_is_read(
 ) -> None:
     first = f"{ADMINISTERED[path].method} {path} HTTP/1.1"
     head = f"{first}\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {LONG}\r\n\r\n"
-    with running_gateway(Settings(triton_address=triton.address, admin_keys=admin_keys)) as url:
+    settings = Settings(triton_address=triton.address, admin_keys=admin_keys, api_keys=("k",))
+    with running_gateway(settings) as url:
         attack = Attack("a body that never comes", head.encode(), is_unfinished=True)
         assert responses(int(url.rpartition(":")[2]), attack, timeout=60) == [status]
 

@@ -2,6 +2,8 @@
 
 import base64
 import json
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,11 +11,12 @@ import numpy as np
 import ollama
 import pytest
 
+from lmdeploy.model_metadata.pooling import write_pooling
 from lmdeploy.turbomind.engine_dir import resolve
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
-from tests.gateway.test_embeddings import embedder, expected
-from tests.support.fake_triton import CONTEXT_LEN, FakeTriton, Script
+from tests.gateway.test_embeddings import embedder, expected, write_modules
+from tests.support.fake_triton import AWAKE, CONTEXT_LEN, FakeTriton, Script
 from tests.support.gateways import running_gateway
 
 __all__ = ["embedder"]
@@ -179,20 +182,69 @@ def test_codex_preloads_a_model_of_lm_studio_with_an_empty_input(http: httpx.Cli
     assert http.post("/v1/responses", json=body).status_code == 200
 
 
-def test_a_request_without_a_prompt_loads_and_keep_alive_0_says_that_models_stay(
+def test_a_request_without_a_prompt_loads_or_with_keep_alive_0_unloads(
     client: ollama.Client, triton: FakeTriton
 ) -> None:
-    loaded = client.generate(MODEL)
+    loaded = client.generate(MODEL)  # whose engine does not sleep
     assert (loaded.response, loaded.done, loaded.done_reason) == ("", True, "load")
+    with pytest.raises(ollama.ResponseError, match="sleep_control"):
+        client.generate(MODEL, keep_alive=0)
+    triton.memory["turbomind"] = dict(AWAKE)
     response = client.chat(MODEL, [], stream=False, keep_alive="5m")
     assert (response.message.role, response.message.content, response.done_reason) == ("assistant", "", "load")
     for keep_alive in (0, "0", "0s", "-0m"):
-        with pytest.raises(ollama.ResponseError, match="keep_alive 0 unloads none"):
-            client.generate(MODEL, keep_alive=keep_alive)
+        assert client.generate(MODEL, keep_alive=keep_alive).done_reason == "unload"
     with pytest.raises(ollama.ResponseError, match="does not exist"):
         client.generate("nobody")
     assert triton.requests == []
-    assert client.generate(MODEL, "Hello", keep_alive=0).response == REPLY
+    woken, *slept = triton.sleep_controls
+    assert (woken["sleep_control"], woken["keep_alive"]) == ("wake", 300)
+    assert [(control["sleep_control"], control["sleep_level"]) for control in slept] == [("sleep", 2)] * 4
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "seconds"), [(0, 0), (-1, -1), ("-1m", -60), ("1h30m", 5400), (30.5, 30.5), (None, None), ("", None)]
+)
+def test_keep_alive_reaches_the_engine(
+    client: ollama.Client, triton: FakeTriton, keep_alive: float | str | None, seconds: float | None
+) -> None:
+    client.chat(MODEL, HELLO, keep_alive=keep_alive)
+    client.generate(MODEL, "Hello", keep_alive=keep_alive, stream=False)
+    assert [request.inputs.get("keep_alive") for request in triton.requests] == [seconds] * 2
+
+
+def test_keep_alive_reaches_an_embedder(triton: FakeTriton, tmp_path: Path) -> None:
+    write_pooling(write_modules(tmp_path), tmp_path)
+    with running_gateway(Settings(triton_address=triton.address, engine_dir=tmp_path)) as url:
+        own = ollama.Client(url, trust_env=False)
+        own.embed(MODEL, ["one", "two"], keep_alive="2m")
+        own.embeddings(MODEL, "one", keep_alive=0)
+    assert [request.inputs["keep_alive"] for request in triton.requests] == [120, 120, 0]
+
+
+@pytest.mark.parametrize("keep_alive", ["5 minutes", "1d", "soon", "m"])
+def test_odd_durations_are_refused_by_name(client: ollama.Client, triton: FakeTriton, keep_alive: str) -> None:
+    for request in (client.generate, client.embed):
+        with pytest.raises(ollama.ResponseError, match="keep_alive must be seconds or a duration such as") as failure:
+            request(MODEL, "Hello", keep_alive=keep_alive)
+        assert failure.value.status_code == 400
+    assert triton.requests == []
+
+
+def test_models_in_memory_are_listed_with_how_much_they_have_and_until_when(
+    client: ollama.Client, triton: FakeTriton
+) -> None:
+    triton.memory["turbomind"] = dict(AWAKE)
+    (entry,) = client.ps().models
+    assert (entry.model, entry.size) == (MODEL, AWAKE["bytes"])
+    assert entry.expires_at is not None
+    left = (entry.expires_at - datetime.now(UTC)).total_seconds()
+    assert AWAKE["sleeps_in"] - 60 < left <= AWAKE["sleeps_in"]
+    triton.memory["turbomind"]["sleeps_in"] = None
+    assert client.ps().models[0].expires_at.year == 9999  # type: ignore[union-attr]
+    triton.memory["turbomind"]["state"] = "asleep"
+    assert client.ps().models == []
+    assert [model.model for model in client.list().models] == [MODEL]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
