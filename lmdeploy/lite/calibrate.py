@@ -153,8 +153,7 @@ class _LayerStatistics:
         for name in self._consumers & self._inputs.keys():
             rows = self._model.row_map(self._number, f"{name}.weight")
             for source in rows.names:
-                own, row = rows.of(source)
-                order = own[row.argsort()]
+                order, _ = rows.of(source)
                 module = source.removesuffix(".weight")
                 for kind in _KINDS:
                     found[INPUTS][kind][module] = self._inputs[name].value(kind)

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lmdeploy.lite.checkpoint_files import converted
@@ -177,8 +176,7 @@ class QuantizedLayer:
         coded = self._method.codes(weight, seen, rows_left_whole(self._model.spec, self._number, name))
         self._coded.update(sources)
         for source in sources:
-            own, row = rows.of(source)
-            order = own[torch.argsort(row)]
+            order, _ = rows.of(source)
             parts: Mapping[str, Tensor] = {part: tensor.cpu()[order] for part, tensor in coded.rows.items()}
             module = source.removesuffix(".weight")
             stored = self._method.packed(parts) | dict(coded.shared)

@@ -96,17 +96,18 @@ def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
     block = spec.block_of(layer)
     # Otherwise what is read is the residual stream, which others read too.
     has_norms = block.has_input_norms and not block.norms_stream
+    is_mixture = moe is not None and not is_alongside
+    watched = "moe.router" if is_mixture else ""
     groups = []
     if block.shares_norm:
-        groups.append(ScaledGroup((*mixed, *inner), Producer("attention_norm", offset=offset), shared))
+        producer = Producer("attention_norm", offset=offset)
+        groups.append(ScaledGroup((*mixed, *inner), producer, shared, watched, has_separate_inputs=is_mixture))
     else:
         if mixed:
             norm = Producer("attention_norm", offset=offset) if has_norms else None
             groups.append(ScaledGroup(mixed, norm, gates))
         if inner:
             norm = Producer("mlp_norm", offset=offset) if has_norms else None
-            is_mixture = moe is not None and not is_alongside
-            watched = "moe.router" if is_mixture else ""
             groups.append(ScaledGroup(inner, norm, shared, watched, has_separate_inputs=is_mixture))
     if spec.has_recurrence(layer) and spec.recurrence is not None:
         groups.append(ScaledGroup(("recurrence.out",), _outputs(spec.recurrence)))

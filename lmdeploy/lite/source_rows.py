@@ -108,6 +108,7 @@ class RowMap:
         self.row = flat - bounds[self.file]
 
     def of(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the engine's rows that are in a checkpoint tensor, and which of its rows they are."""
+        """Return, for each row of a checkpoint tensor that the engine has, one of the engine's, and its number."""
         own = (self.file == self.names.index(name)).nonzero().flatten()
-        return own, self.row[own]
+        row, which = torch.unique(self.row[own], return_inverse=True)
+        return torch.zeros_like(row).scatter_reduce_(0, which, own, "amin", include_self=False), row
