@@ -26,15 +26,17 @@ def moe_spec(config: Any, router: RouterSpec) -> MoeSpec:
     if kinds := getattr(config, "mlp_layer_types", None):
         layers = tuple(kind == "sparse" for kind in kinds)
     else:
-        step, first = getattr(config, "moe_layer_freq", 1), config.first_k_dense_replace
+        step, first = getattr(config, "moe_layer_freq", 1), getattr(config, "first_k_dense_replace", 0)
         layers = tuple(i >= first and i % step == 0 for i in range(config.num_hidden_layers))
+    routed = getattr(config, "n_routed_experts", None) or config.num_experts
+    shared = getattr(config, "n_shared_experts", None) or getattr(config, "num_shared_experts", None) or 0
     return MoeSpec(
-        num_experts=config.n_routed_experts,
+        num_experts=routed,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
         router=router,
         layers=layers,
-        shared_intermediate_size=(config.n_shared_experts or 0) * config.moe_intermediate_size,
+        shared_intermediate_size=shared * config.moe_intermediate_size,
     )
 
 
@@ -188,7 +190,7 @@ DEEPSEEK_MOE = Family(
 # dots.llm1: Qwen3's attention, experts as in DeepSeek-V3.
 def dots1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    return dataclasses.replace(qwen.qwen3_spec(config, checkpoint), moe=moe_spec(config, corrected_router(config)))
+    return qwen.qwen3_spec(config, checkpoint, moe=moe_spec(config, corrected_router(config)))
 
 
 DOTS1 = Family(("Dots1ForCausalLM",), dots1_spec, Layout().tensors)

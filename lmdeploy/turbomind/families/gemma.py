@@ -15,7 +15,7 @@ from lmdeploy.turbomind.families.common import (
 )
 from lmdeploy.turbomind.families.experts import has_experts, moe_of
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope, rope_of
+from lmdeploy.turbomind.families.rope import plain_rope, rope_of, ropes_by_kind
 from lmdeploy.turbomind.manifest import Expression, Load, concat, renamed, reshape, rows_of
 from lmdeploy.turbomind.spec import (
     AttentionSpec,
@@ -32,8 +32,9 @@ from lmdeploy.turbomind.spec import (
 )
 
 # Gemma 1, 2, 3 (text), EmbeddingGemma: norm weights start at 0, embeddings are scaled, heads have their own size.
+_VAULT = "VaultGemmaForCausalLM"  # Gemma 2 without norms after attention and MLP
 _GEMMA_LAYOUT = Layout()
-_LAYOUT_WITH_OUTPUT_NORMS = Layout(
+_LATER_LAYOUT = Layout(
     attention_output_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
     mlp_output_norm="post_feedforward_layernorm",
@@ -42,21 +43,19 @@ _LAYOUT_WITH_OUTPUT_NORMS = Layout(
 
 def gemma_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec; a config names the features that its version of Gemma has."""
-    version = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2}.get(checkpoint.architecture, 3)
+    version = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2, _VAULT: 2}.get(checkpoint.architecture, 3)
     bias = config.attention_bias
     attention = {"qkv_bias": bias, "o_bias": bias}
     fields: dict[str, Any] = {}
     if version >= 2:
         attention |= {"scale": config.query_pre_attn_scalar**-0.5, "softcap": config.attn_logit_softcapping or 0.0}
         fields |= {
-            "block": BlockSpec(has_output_norms=True),
+            "block": BlockSpec(has_output_norms=checkpoint.architecture != _VAULT),
             "output": OutputSpec(softcap=config.final_logit_softcapping or 0.0),
         }
     if version == 3:
         attention["qk_norm"] = "head"
-        kinds = ("full_attention", "sliding_attention")
-        fields["ropes"] = tuple(rope_of(config, kind) for kind in kinds)
-        fields["layer_ropes"] = tuple(kinds.index(kind) for kind in config.layer_types)
+        fields |= ropes_by_kind(config)
     if getattr(config, "use_bidirectional_attention", None):  # EmbeddingGemma
         fields |= {"encoder": EncoderSpec(), "tied_embeddings": True}
     # Old Gemma configs say gelu and mean its approximation.
@@ -74,7 +73,8 @@ def gemma_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def gemma_tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor; those of encoders without a prefix."""
-    engine = (_LAYOUT_WITH_OUTPUT_NORMS if spec.block.has_output_norms else _GEMMA_LAYOUT).tensors(spec)
+    has_later_names = spec.block.has_output_norms or spec.architecture == _VAULT
+    engine = (_LATER_LAYOUT if has_later_names else _GEMMA_LAYOUT).tensors(spec)
     if not spec.encoder:
         return engine
     return {
@@ -83,7 +83,7 @@ def gemma_tensors(spec: ModelSpec) -> dict[str, Expression]:
 
 
 GEMMA = Family(
-    ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3TextModel"), gemma_spec, gemma_tensors
+    ("GemmaForCausalLM", "Gemma2ForCausalLM", _VAULT, "Gemma3ForCausalLM", "Gemma3TextModel"), gemma_spec, gemma_tensors
 )
 
 

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, OLMoE and OLMo-Hybrid; EXAONE 4, whose layers are OLMo 2's."""
+"""OLMo 2 and 3, OLMoE, FlexOlmo and OLMo-Hybrid."""
 
 import dataclasses
 from typing import Any
@@ -6,21 +6,18 @@ from typing import Any
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.gated_delta import gated_delta_fields, recurrence_of
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import rope_of
+from lmdeploy.turbomind.families.rope import rope_of, ropes_by_kind
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape
 from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, MoeSpec, RouterSpec
 
+
 # OLMo 2 and 3: norms after attention and MLP alone, and over all queries and all keys; OLMo 3 has windows in some.
-_KINDS = ("full_attention", "sliding_attention")
-
-
 def olmo2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec; OLMo 3 scales the rotation of layers without a window alone."""
     bias = config.attention_bias
     fields: dict[str, Any] = {}
     if checkpoint.architecture == "Olmo3ForCausalLM":
-        fields["ropes"] = tuple(rope_of(config, kind) for kind in _KINDS)
-        fields["layer_ropes"] = tuple(_KINDS.index(kind) for kind in config.layer_types)
+        fields = ropes_by_kind(config)
     return decoder_spec(
         config,
         checkpoint,
@@ -53,6 +50,17 @@ def olmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 OLMOE = Family(("OlmoeForCausalLM",), olmoe_spec, Layout().tensors)
+
+
+# FlexOlmo: OLMoE with OLMo 2's norms after attention and MLP.
+def flex_olmo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    config.clip_qkv = None
+    block = BlockSpec(has_input_norms=False, has_output_norms=True)
+    return dataclasses.replace(olmoe_spec(config, checkpoint), block=block)
+
+
+FLEX_OLMO = Family(("FlexOlmoForCausalLM",), flex_olmo_spec, OLMO2_LAYOUT.tensors)
 
 
 # OLMo Hybrid: OLMo 3's attention in some layers, gated delta networks with norms in front in the others.
@@ -109,19 +117,3 @@ OLMO_HYBRID_LAYOUT = Layout(
     recurrence=recurrence,
 )
 OLMO_HYBRID = Family(("OlmoHybridForCausalLM",), olmo_hybrid_spec, OLMO_HYBRID_LAYOUT.tensors)
-
-
-# EXAONE 4: norms after attention and MLP alone; where layers have windows, the others do not rotate.
-def exaone4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    rotates = [config.sliding_window is None or kind == "sliding_attention" for kind in config.layer_types]
-    return decoder_spec(
-        config,
-        checkpoint,
-        block=BlockSpec(has_input_norms=False, has_output_norms=True),
-        attention=attention_spec(config, qk_norm="head"),
-        layer_ropes=tuple(0 if own else -1 for own in rotates),
-    )
-
-
-EXAONE4 = Family(("Exaone4ForCausalLM",), exaone4_spec, OLMO2_LAYOUT.tensors)

@@ -1,4 +1,4 @@
-"""Qwen 1 to 3.5, dense and with experts."""
+"""Qwen 1 to 3.5, dense and with experts, and Mellum 2, whose layers are Qwen3's."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spe
 from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
 from lmdeploy.turbomind.families.gated_delta import divided_tensors, gated_delta_fields, grouped_tensors
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope
+from lmdeploy.turbomind.families.rope import plain_rope, ropes_by_kind
 from lmdeploy.turbomind.manifest import Expression, Load, reshape, rows_of, transpose
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec, StretchSpec
 
@@ -114,11 +114,11 @@ QWEN2_MOE = Family(("Qwen2MoeForCausalLM",), qwen2_moe_spec, QWEN2_MOE_LAYOUT.te
 
 
 # Qwen3: queries and keys are normed by head.
-def qwen3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
+def qwen3_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
+    """Return the spec, with ``fields`` in place of what the config gives."""
     bias = config.attention_bias
     attention = attention_spec(config, qkv_bias=bias, o_bias=bias, qk_norm="head")
-    return decoder_spec(config, checkpoint, attention=attention)
+    return decoder_spec(config, checkpoint, attention=attention, **fields)
 
 
 QWEN3 = Family(("Qwen3ForCausalLM",), qwen3_spec, Layout().tensors)
@@ -127,16 +127,27 @@ QWEN3 = Family(("Qwen3ForCausalLM",), qwen3_spec, Layout().tensors)
 # Qwen3-MoE: Qwen3, some or all of its layers with experts.
 def qwen3_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    return dataclasses.replace(qwen3_spec(config, checkpoint), moe=moe_spec(config))
+    return qwen3_spec(config, checkpoint, moe=moe_spec(config))
 
 
 QWEN3_MOE = Family(("Qwen3MoeForCausalLM",), qwen3_moe_spec, Layout().tensors)
 
 
+# Mellum 2: Qwen3-MoE with windows in some layers, which have a rotation of their own.
+def mellum_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    config.decoder_sparse_step = 1
+    config.mlp_only_layers = [i for i, kind in enumerate(config.mlp_layer_types) if kind == "dense"]
+    return qwen3_spec(config, checkpoint, moe=moe_spec(config), **ropes_by_kind(config))
+
+
+MELLUM = Family(("MellumForCausalLM",), mellum_spec, Layout().tensors)
+
+
 # The text part of Qwen3-VL with experts: Qwen3-MoE, whose experts are in one tensor a layer, laid out as [in, out].
 def qwen3_vl_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    return dataclasses.replace(qwen3_spec(config, checkpoint), moe=moe_spec(config, normalizes=True))
+    return qwen3_spec(config, checkpoint, moe=moe_spec(config, normalizes=True))
 
 
 def qwen3_vl_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

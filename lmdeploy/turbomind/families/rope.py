@@ -46,6 +46,13 @@ def rope_of(config: Any, layer_type: str | None = None, *, is_interleaved: bool 
     return RopeSpec(theta, _frequencies(inv_freq), float(scaling), is_interleaved, stretch)
 
 
+def ropes_by_kind(config: Any) -> dict[str, Any]:
+    """Return the fields of a spec of which layers with and without a window each have a rotation of their own."""
+    kinds = [kind for kind in ("full_attention", "sliding_attention") if kind in config.layer_types]
+    layers = tuple(kinds.index(kind) if kind in kinds else -1 for kind in config.layer_types)
+    return {"ropes": tuple(rope_of(config, kind) for kind in kinds), "layer_ropes": layers}
+
+
 def plain_rope(theta: float, dimensions: int) -> RopeSpec:
     """Return the rotation of the first ``dimensions`` of a head by ``theta ** (-2 i / dimensions)`` a position."""
     import torch
