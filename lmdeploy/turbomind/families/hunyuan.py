@@ -1,7 +1,9 @@
-"""Hunyuan, dense and with experts (A13B): queries and keys are normed after rotation."""
+"""Tencent: Hunyuan, HY3 and Youtu-LLM."""
 
+import dataclasses
 from typing import Any
 
+from lmdeploy.turbomind.families import qwen
 from lmdeploy.turbomind.families.common import (
     Checkpoint,
     Family,
@@ -10,11 +12,14 @@ from lmdeploy.turbomind.families.common import (
     head_dim_of,
     reject_unless,
 )
+from lmdeploy.turbomind.families.deepseek import moe_spec
 from lmdeploy.turbomind.families.experts import ExpertNames
+from lmdeploy.turbomind.families.latent import latent_attention
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import plain_rope, rope_of
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RopeSpec, RouterSpec
 
+# Hunyuan, dense and with experts (A13B): queries and keys are normed after rotation.
 EXPERTS = ExpertNames(router="mlp.gate.wg", shared="mlp.shared_mlp.{}_proj")
 LAYOUT = Layout(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", experts=EXPERTS.tensors)
 
@@ -60,3 +65,25 @@ def _one(name: str, value: Any) -> Any:
 
 
 FAMILY = Family(("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"), spec, LAYOUT.tensors)
+
+
+# HY3: Qwen3's attention, experts chosen as in DeepSeek-V3 without groups.
+def hy3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    router = RouterSpec("sigmoid", normalizes=True, scale=config.router_scaling_factor, has_correction=True)
+    reject_unless(not config.mlp_bias, "mlp_bias with experts")
+    return qwen.qwen3_spec(config, checkpoint, moe=moe_spec(config, router))
+
+
+HY3_EXPERTS = dataclasses.replace(EXPERTS, router="mlp.router.gate", correction="mlp.expert_bias")
+HY3 = Family(("HYV3ForCausalLM",), hy3_spec, Layout(experts=HY3_EXPERTS.tensors).tensors)
+
+
+# Youtu-LLM: DeepSeek-V3's latent attention without experts.
+def youtu_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    rope = rope_of(config, is_interleaved=config.rope_interleave)
+    return decoder_spec(config, checkpoint, attention=latent_attention(config), ropes=(rope,))
+
+
+YOUTU = Family(("YoutuForCausalLM",), youtu_spec, Layout().tensors)
