@@ -1,11 +1,13 @@
 """Where a checkpoint keeps the tensors of a decoder, as data, and the engine tensors that follow."""
 
+import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from lmdeploy.turbomind.families.experts import ExpertNames, has_dense_mlp, has_experts
 from lmdeploy.turbomind.families.latent import latent_tensors
-from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
+from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, reshape, rows_of
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec
 
 
@@ -23,6 +25,10 @@ class Layout:
         One matrix for q, k and v instead of three.
     is_grouped
         The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v.
+    output_gate
+        A matrix for the gate of what attention gives, instead of rows of ``q`` by head.
+    gates_heads
+        That matrix has a row a head, which counts for each number of the head.
     gate_up
         One matrix for gate and up, gate first, instead of two.
     experts, latent, recurrence, images
@@ -50,6 +56,8 @@ class Layout:
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
     o: str = "self_attn.o_proj"
+    output_gate: str = ""
+    gates_heads: bool = False
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     xielu: str = "mlp.act_fn"
@@ -159,6 +167,11 @@ def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) 
     bias = own.qkv_bias
     if not has_keys:
         engine = linear_tensors("attention.qkv", {prefix + layout.q: q}, hidden, bias)
+    elif own.has_output_gate and layout.output_gate:
+        sources = {prefix + layout.q: q, prefix + layout.k: k, prefix + layout.v: v}
+        sources[prefix + layout.output_gate] = own.num_heads if layout.gates_heads else q
+        arrange = _spread_gate(own, q, k, v) if layout.gates_heads else lambda expression: expression
+        engine = linear_tensors("attention.qkv", sources, hidden, bias, arrange)
     elif own.has_output_gate:
         sources = {prefix + layout.q: 2 * q, prefix + layout.k: k, prefix + layout.v: v}
         engine = linear_tensors("attention.qkv", sources, hidden, bias, _gate_last(own))
@@ -193,6 +206,20 @@ def _gate_last(own: AttentionSpec) -> Arrange:
         queries, gates = (reshape(rows_of(heads, i, i + 1, dim=1), size, *inputs) for i in (0, 1))
         keys = own.num_kv_heads * own.head_dim
         return concat(queries, rows_of(whole, 2 * size, 2 * size + keys), rows_of(whole, 2 * size + keys, rows), gates)
+
+    return arrange
+
+
+def _spread_gate(own: AttentionSpec, *sizes: int) -> Arrange:
+    """Return the repetition of the gate's rows, which follow those of q, k, v, for each number of their head."""
+
+    def arrange(whole: Expression) -> Expression:
+        ends = list(itertools.accumulate(sizes))
+        gate = rows_of(whole, ends[-1], whole.shape[0])
+        inputs = whole.shape[1:]
+        times = reshape(concat(*(gate,) * own.head_dim), own.head_dim, own.num_heads, *inputs)
+        spread = reshape(permute(times, 1, 0, *range(2, len(inputs) + 2)), own.num_heads * own.head_dim, *inputs)
+        return concat(*map(functools.partial(rows_of, whole), [0, *ends], ends), spread)
 
     return arrange
 

@@ -1,4 +1,4 @@
-"""Llama, and models that differ from it in a detail: Arcee, SmolLM3, Seed-OSS, Helium, Apertus."""
+"""Llama, and models that differ from it in a detail: XVERSE, CWM, Jais 2, SmolLM3, Seed-OSS, Helium, Apertus."""
 
 import dataclasses
 from typing import Any
@@ -9,11 +9,12 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
+    llama_config,
     reject_unless,
 )
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
+from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
 
 
 # Llama 1 to 3.3, Code Llama, Yi, SmolLM2, and everything else that is published as Llama.
@@ -29,16 +30,21 @@ def llama_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
 
 
 LLAMA = Family(("LlamaForCausalLM",), llama_spec, Layout().tensors)
+XVERSE = Family(("XverseForCausalLM",), llama_spec, Layout().tensors, config=llama_config)  # its own code, not run
 
 
-# Arcee (AFM): Llama with a plain MLP of squared ReLU.
-def arcee_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+# CWM: Llama with windows in most layers.
+CWM = Family(("CwmForCausalLM",), decoder_spec, Layout().tensors)
+
+
+# Jais 2: Llama with LayerNorm and a plain MLP.
+def jais2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    plain = llama_spec(config, checkpoint)
+    plain = llama_spec(config, checkpoint, norm=NormSpec(config.layer_norm_eps, kind="layer", bias=True))
     return dataclasses.replace(plain, mlp=dataclasses.replace(plain.mlp, is_gated=False))
 
 
-ARCEE = Family(("ArceeForCausalLM",), arcee_spec, Layout().tensors)
+JAIS2 = Family(("Jais2ForCausalLM",), jais2_spec, Layout().tensors)
 
 
 # SmolLM3: Llama, with layers that do not rotate.
