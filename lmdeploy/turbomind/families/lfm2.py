@@ -1,17 +1,19 @@
-"""LFM2, dense and with experts."""
+"""LFM2, dense and with experts, and LFM3."""
 
+import dataclasses
 import math
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.gated_delta import recurrence_of
 from lmdeploy.turbomind.families.layout import Layout, linear_tensors
+from lmdeploy.turbomind.families.rope import ropes_by_kind
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec, RecurrenceSpec, RouterSpec
+from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, RecurrenceSpec, RouterSpec
 
 # LFM2: gated short convolutions, and attention with normed queries and keys in some layers.
-MIXERS = {"conv": "recurrence", "full_attention": "attention"}
+MIXERS = {"conv": "recurrence", "full_attention": "attention", "sliding_attention": "attention"}
 LFM2_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 _LARGEST_HEAD = 8  # of channels, which nothing but the division among ranks puts together
 
@@ -38,10 +40,9 @@ def hybrid_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec
         checkpoint,
         norm=NormSpec(config.norm_eps),
         mlp=MlpSpec("silu"),
-        attention=attention_spec(config, windows=(), qk_norm="head"),
         layer_mixers=mixers,
         recurrence=convolution if "recurrence" in mixers else None,
-        **fields,
+        **({"attention": attention_spec(config, windows=(), qk_norm="head")} | fields),
     )
 
 
@@ -115,3 +116,29 @@ LFM2_MOE = Family(
     LFM2_LAYOUT.tensors,
     sizes=(*LFM2_SIZES, "intermediate_size", "moe_intermediate_size"),
 )
+
+
+# LFM3: windows in some layers, gated attention, norms after both halves; the gate is one number a head.
+def lfm3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    reject_unless(not config.attention_bias, "attention_bias with gated attention")
+    return hybrid_spec(
+        config,
+        checkpoint,
+        attention=attention_spec(config, qk_norm="head", has_output_gate=config.use_attention_gate),
+        block=BlockSpec(has_output_norms=config.use_sandwich_norm),
+        **ropes_by_kind(config),
+    )
+
+
+LFM3_LAYOUT = dataclasses.replace(
+    LFM2_LAYOUT,
+    attention_output_norm="post_operator_norm",
+    mlp_output_norm="post_ffn_norm",
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+    o="self_attn.o_proj",
+    output_gate="self_attn.gate_proj",
+    gates_heads=True,
+)
+LFM3 = Family(("Lfm3ForCausalLM",), lfm3_spec, LFM3_LAYOUT.tensors)
