@@ -1,11 +1,12 @@
-"""Granite: dense, with experts, and hybrids of both with Mamba-2."""
+"""Granite: dense, with experts, with windows, and hybrids with Mamba-2; Bamba, and HyperCLOVA X, a Granite."""
 
+import copy
 import dataclasses
 from typing import Any
 
 from lmdeploy.turbomind.families import llama
 from lmdeploy.turbomind.families.common import Checkpoint, Family
-from lmdeploy.turbomind.families.experts import moe_of
+from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
 from lmdeploy.turbomind.families.gated_delta import MIXERS
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
@@ -32,14 +33,13 @@ GRANITE = Family(("GraniteForCausalLM",), granite_spec, Layout().tensors)
 
 
 # Granite 3 MoE: Granite, with experts in one tensor a layer; of some, a dense MLP that every token goes to.
-def granite_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
+def granite_moe_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
+    """Return the spec, with ``fields`` in place of what the config gives."""
     config.mlp_bias = False
     moe = moe_spec(config, RouterSpec(normalizes=True))
     shared = getattr(config, "shared_intermediate_size", 0)
-    return dataclasses.replace(
-        granite_spec(config, checkpoint), moe=dataclasses.replace(moe, shared_intermediate_size=shared)
-    )
+    moe = dataclasses.replace(moe, shared_intermediate_size=shared)
+    return granite_spec(config, checkpoint, moe=moe, **fields)
 
 
 def granite_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -53,10 +53,18 @@ def granite_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     for e in range(count):
         engine[f"moe.experts.{e}.gate_up.weight"] = reshape(rows_of(gate_up, e, e + 1), 2 * size, hidden)
         engine[f"moe.experts.{e}.down.weight"] = reshape(rows_of(down, e, e + 1), hidden, size)
-    if shared := moe.shared_intermediate_size:
-        engine["moe.shared.gate_up.weight"] = Load(f"{prefix}shared_mlp.input_linear.weight", (2 * shared, hidden))
-        engine["moe.shared.down.weight"] = Load(f"{prefix}shared_mlp.output_linear.weight", (hidden, shared))
-    return engine
+    return engine | shared_tensors(spec, prefix)
+
+
+def shared_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer's shared expert, if there is one."""
+    shared, hidden = moe_of(spec).shared_intermediate_size, spec.hidden_size
+    if not shared:
+        return {}
+    return {
+        "moe.shared.gate_up.weight": Load(f"{prefix}shared_mlp.input_linear.weight", (2 * shared, hidden)),
+        "moe.shared.down.weight": Load(f"{prefix}shared_mlp.output_linear.weight", (hidden, shared)),
+    }
 
 
 GRANITE_MOE = Family(
@@ -64,6 +72,81 @@ GRANITE_MOE = Family(
     granite_moe_spec,
     Layout(experts=granite_moe_experts).tensors,
 )
+
+
+# Granite with windows: sinks, and a rotation of its own in each layer, or none; dense or with experts.
+def granite_swa_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    bases = sorted({base for base in config.layer_rope_theta if base})
+    turned = [copy.copy(config) for _ in bases]
+    for own, base in zip(turned, bases, strict=True):
+        own.rope_parameters = {**config.rope_parameters, "rope_theta": base}
+    whole = (granite_moe_spec if checkpoint.architecture == "GraniteMoeSWAForCausalLM" else granite_spec)(
+        config,
+        checkpoint,
+        ropes=tuple(rope_of(own) for own in turned),
+        layer_ropes=tuple(bases.index(base) if base else -1 for base in config.layer_rope_theta),
+    )
+    return dataclasses.replace(whole, attention=dataclasses.replace(whole.attention, has_sinks=True))
+
+
+_EXPERTS = ExpertNames(
+    router="block_sparse_moe.router",
+    gate="block_sparse_moe.experts.{}.gate_proj",
+    up="block_sparse_moe.experts.{}.up_proj",
+    down="block_sparse_moe.experts.{}.down_proj",
+)
+
+
+def granite_swa_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of the experts of a layer."""
+    moe = dataclasses.replace(moe_of(spec), shared_intermediate_size=0)
+    return _EXPERTS.tensors(dataclasses.replace(spec, moe=moe), prefix) | shared_tensors(spec, prefix)
+
+
+GRANITE_SWA = Family(
+    ("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"),
+    granite_swa_spec,
+    Layout(experts=granite_swa_experts).tensors,
+)
+
+
+# HyperCLOVA X SEED Think: Granite, whose logits are multiplied by their factor, with norms of outputs in most.
+def hyperclovax_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    plain = granite_spec(config, checkpoint)
+    return dataclasses.replace(
+        plain,
+        block=dataclasses.replace(plain.block, has_output_norms=config.use_post_norm),
+        output=OutputSpec(scale=config.logits_scaling),
+    )
+
+
+HYPERCLOVAX_LAYOUT = Layout(attention_output_norm="post_norm1", mlp_output_norm="post_norm2")
+HYPERCLOVAX = Family(("HyperCLOVAXForCausalLM",), hyperclovax_spec, HYPERCLOVAX_LAYOUT.tensors)
+
+
+# Bamba: Mamba-2 in most layers, attention that rotates half of a head in the others.
+def bamba_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    mixers = tuple(MIXERS[kind] for kind in config.layers_block_type)
+    return llama.llama_spec(
+        config,
+        checkpoint,
+        layer_mixers=mixers,
+        recurrence=mamba_spec(config) if "recurrence" in mixers else None,
+    )
+
+
+BAMBA_LAYOUT = Layout(
+    final_norm="model.final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mamba."),
+)
+BAMBA = Family(("BambaForCausalLM",), bamba_spec, BAMBA_LAYOUT.tensors)
 
 
 # Granite 4: Granite, with Mamba-2 in most layers; a dense MLP alongside experts, or alone.
