@@ -1,22 +1,33 @@
-"""Command R (Cohere), R7B and A (Cohere2): parallel halves that share a LayerNorm without bias, scaled logits."""
+"""Command R (Cohere), R7B and A (Cohere2), and Command A with experts."""
 
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.common import (
+    Checkpoint,
+    Family,
+    activation_of,
+    attention_spec,
+    decoder_spec,
+    reject_unless,
+)
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
-from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, OutputSpec
+from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, OutputSpec, RouterSpec
 
 
-def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
+# Parallel halves that share a LayerNorm without bias, scaled logits.
+def cohere_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
+    """Return the spec, with ``fields`` in place of what the config gives."""
     bias = config.attention_bias
     # Cohere2 rotates in layers with a window alone.
     kinds = getattr(config, "layer_types", None) or ()
+    defaults = {
+        "norm": NormSpec(config.layer_norm_eps, kind="layer"),
+        "layer_ropes": tuple(0 if kind == "sliding_attention" else -1 for kind in kinds),
+    }
     return decoder_spec(
         config,
         checkpoint,
-        norm=NormSpec(config.layer_norm_eps, kind="layer"),
         mlp=MlpSpec(activation_of(config.hidden_act)),
         block=BlockSpec(is_parallel=True, shares_norm=True),
         attention=attention_spec(
@@ -26,9 +37,44 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
             qk_norm="each_head" if getattr(config, "use_qk_norm", False) else "none",
         ),
         ropes=(rope_of(config, is_interleaved=True),),
-        layer_ropes=tuple(0 if kind == "sliding_attention" else -1 for kind in kinds),
         output=OutputSpec(scale=config.logit_scale),
+        **(defaults | fields),
     )
 
 
-FAMILY = Family(("CohereForCausalLM", "Cohere2ForCausalLM"), spec, Layout().tensors)
+COHERE = Family(("CohereForCausalLM", "Cohere2ForCausalLM"), cohere_spec, Layout().tensors)
+
+
+# Cohere2 with experts: the first layers may be dense, and rotate if all of them attend to everything.
+def cohere2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    score, shared = config.expert_selection_fn, config.num_shared_experts
+    reject_unless(score in {"softmax", "sigmoid"}, f"expert_selection_fn {score!r}")
+    way = config.shared_expert_combination_strategy
+    reject_unless(not shared or way == "sum", f"shared_expert_combination_strategy {way!r}")
+    is_dense = [kind == "dense" for kind in config.mlp_layer_types]
+    # The published code takes the softmax of what is chosen, which is that of all, normalized.
+    moe = MoeSpec(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        RouterSpec(score, normalizes=score == "softmax" or config.norm_topk_prob),
+        layers=tuple(not dense for dense in is_dense),
+        shared_intermediate_size=shared * config.intermediate_size,
+    )
+    all_rotate = config.prefix_dense_sliding_window_pattern == 1
+    rotates = [kind == "sliding_attention" for kind in config.layer_types]
+    eps = config.rms_norm_eps
+    return cohere_spec(
+        config,
+        checkpoint,
+        norm=NormSpec(config.layer_norm_eps, kind="layer") if eps is None else NormSpec(eps),
+        intermediate_size=config.prefix_dense_intermediate_size or config.intermediate_size,
+        layer_ropes=tuple(
+            0 if own or (dense and all_rotate) else -1 for own, dense in zip(rotates, is_dense, strict=True)
+        ),
+        moe=moe,
+    )
+
+
+COHERE2_MOE = Family(("Cohere2MoeForCausalLM",), cohere2_moe_spec, Layout().tensors)
