@@ -1,4 +1,4 @@
-"""GLM: ChatGLM2 and 3, GLM-4, GLM-4.5 to 4.7, CogVLM and CogVLM2."""
+"""GLM: ChatGLM2 and 3, GLM-4, GLM-4.5 to 4.7, CogVLM and CogVLM2; Solar Open, whose layers are GLM-4.5's."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.turbomind.families.common import (
+    SIZES,
     Checkpoint,
     Family,
     activation_of,
@@ -57,6 +58,17 @@ def glm4_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 GLM4_MOE = Family(("Glm4MoeForCausalLM",), glm4_moe_spec, Layout().tensors)
+
+
+# Solar Open: GLM-4.5 with experts in every layer.
+def solar_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec; no layer has the dense MLP that must have a size."""
+    config.intermediate_size = config.moe_intermediate_size
+    return glm4_moe_spec(config, checkpoint)
+
+
+SOLAR_SIZES = (*SIZES[:-1], "moe_intermediate_size")
+SOLAR_OPEN = Family(("SolarOpenForCausalLM",), solar_spec, Layout().tensors, sizes=SOLAR_SIZES)
 
 
 # ChatGLM2, ChatGLM3, GLM-4-9B and CodeGeeX4 with their own code; the engine never runs it.
