@@ -82,8 +82,31 @@ CASES = {
     "Qwen3": Case("Qwen3ForCausalLM", SMALL_HEADS),
     "SmolLM3": Case("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0], "pad_token_id": 0}),
     "Granite": Case("GraniteForCausalLM", GRANITE),
+    "Granite SWA": Case(
+        "GraniteSWAForCausalLM",
+        GRANITE
+        | {
+            "num_hidden_layers": 3,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "layer_rope_theta": [0, 10000.0, 500.0],
+        },
+    ),
+    "HyperCLOVA X": Case("HyperCLOVAXForCausalLM", GRANITE | SMALL_HEADS),
     "Seed-OSS": Case("SeedOssForCausalLM", SMALL_HEADS | {"attention_bias": True, "mlp_bias": True}),
     "Arcee": Case("ArceeForCausalLM", BIASED),
+    "CWM": Case(
+        "CwmForCausalLM",
+        SMALL_HEADS
+        | {
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
+    "Jais 2": Case("Jais2ForCausalLM"),
+    "XVERSE": Case("LlamaForCausalLM", FOUR_HEADS | UNTIED, published.xverse),
+    "EXAONE 3.5": Case("LlamaForCausalLM", SMALL_HEADS | UNTIED | {"rope_parameters": LLAMA3_ROPE}, published.exaone),
     "ERNIE 4.5": Case("Ernie4_5ForCausalLM", SMALL_HEADS | {"use_bias": True}),
     "Command R+": Case("CohereForCausalLM", {"use_qk_norm": True, "pad_token_id": 0}),
     "OLMo 2": Case("Olmo2ForCausalLM", {"attention_bias": True, "pad_token_id": 0} | UNTIED),
@@ -160,6 +183,10 @@ CASES = {
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
     ),
     "Gemma 2": Case("Gemma2ForCausalLM", SMALL_HEADS | {"sliding_window": 24, "query_pre_attn_scalar": 9} | SOFT_CAPS),
+    "VaultGemma": Case(
+        "VaultGemmaForCausalLM",
+        SMALL_HEADS | {"sliding_window": 24, "query_pre_attn_scalar": 9, "attention_bias": True} | SOFT_CAPS,
+    ),
     "Gemma 3": Case(
         "Gemma3ForCausalLM",
         SMALL_HEADS
@@ -325,7 +352,7 @@ def test_logits_equal_transformers_in_chunks_in_steps_and_after_cached_prefixes(
 # Between them: windows, chunks, soft caps, two ropes, output norms; LayerNorm and parallel halves; ALiBi; half
 # rotations; no input norms; norms after rotation; learned positions; states.
 VARIED = ["OLMo 3", "Hunyuan", "GPT-2", "Gemma 2", "Gemma 3", "Falcon 40B", "Falcon RW", "GLM-4-0414", "Granite"]
-VARIED += ["Llama 4", *HYBRID_MODELS, *LAYERED_MODELS]
+VARIED += ["Llama 4", "Trinity", "Cohere2 with experts", "Granite SWA", *HYBRID_MODELS, *LAYERED_MODELS]
 
 
 @pytest.mark.alike(most=12)

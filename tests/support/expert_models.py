@@ -70,6 +70,12 @@ LLAMA4 = {
     "floor_scale": 12,
     "attn_scale": 0.7,
 }
+ROPES_BY_KIND = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": YARN,
+}
+ONE_DENSE = QWEN_EXPERTS | {"head_dim": 16, "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+WINDOWED = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral": ("MixtralForCausalLM", EXPERTS | {"sliding_window": None}),
     "Qwen2-MoE": (
@@ -151,5 +157,42 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral4ForCausalLM",
         DEEPSEEK | TWO_GROUPS | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.5}},
     ),
+    "HY3": ("HYV3ForCausalLM", ONE_DENSE),
+    "Solar Open": (
+        "SolarOpenForCausalLM",
+        TWO_GROUPS
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "attention_bias": True},
+    ),
+    "Trinity": (
+        "AfmoeForCausalLM",
+        {k: v for k, v in ONE_DENSE.items() if k != "mlp_layer_types"} | WINDOWED | {"mup_enabled": True},
+    ),
+    "K-EXAONE": ("ExaoneMoeForCausalLM", ONE_DENSE | WINDOWED | {"n_group": 3, "topk_group": 2}),
+    "Mellum 2": ("MellumForCausalLM", ONE_DENSE | WINDOWED | {"rope_parameters": ROPES_BY_KIND}),
+    "Cohere2 with experts": (
+        "Cohere2MoeForCausalLM",
+        ONE_DENSE
+        | {
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_intermediate_size": 40,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "pad_token_id": 0,
+        },
+    ),
+    "Cohere2 with experts and RMSNorm": (
+        "Cohere2MoeForCausalLM",
+        ONE_DENSE | WINDOWED | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-5, "pad_token_id": 0},
+    ),
+    "Granite SWA with experts": (
+        "GraniteMoeSWAForCausalLM",
+        EXPERTS
+        | GRANITE
+        | WINDOWED
+        | {"shared_intermediate_size": 40, "num_hidden_layers": 3, "layer_rope_theta": [10000.0, 0, 500.0]},
+    ),
+    "FlexOlmo": ("FlexOlmoForCausalLM", QWEN_EXPERTS | {"intermediate_size": 24, "pad_token_id": 0}),
+    "Youtu-LLM": ("YoutuForCausalLM", LATENT | {"initializer_range": 0.3}),
     "MiniCPM3": ("MiniCPM3ForCausalLM", LATENT | {"rms_norm_eps": 1e-2, "dim_model_base": 16}),
 }

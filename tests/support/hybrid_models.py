@@ -126,6 +126,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2MoeForCausalLM",
         CONVOLUTIONS | {"num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
+    "LFM3": (
+        "Lfm3ForCausalLM",
+        {
+            "head_dim": 8,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+            "sliding_window": 24,
+            "pad_token_id": 0,
+        },
+    ),
+    "Bamba": (
+        "BambaForCausalLM",
+        {k: v for k, v in MAMBA.items() if k != "layer_types"} | {"attn_layer_indices": [1], "mamba_proj_bias": True},
+    ),
     "Kimi Linear": ("KimiLinearForCausalLM", KIMI),
     "Falcon-H1": ("FalconH1ForCausalLM", FALCON_H1),
     "Falcon-H1 with norms": ("FalconH1ForCausalLM", FALCON_H1 | {"mamba_rms_norm": True}),

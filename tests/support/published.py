@@ -146,6 +146,37 @@ def internlm3(directory: Path) -> None:
     rewrite(directory, config, lambda tensors, _: tensors)
 
 
+def xverse(directory: Path) -> None:
+    """XVERSE from a Llama without grouping."""
+    old = old_config(directory)
+    config = llama_sizes(old, "max_position_embeddings", "rms_norm_eps", "hidden_act")
+    config |= {"architectures": ["XverseForCausalLM"], "model_type": "xverse"}
+    rewrite(directory, config, lambda tensors, _: tensors)
+
+
+def exaone(directory: Path) -> None:
+    """EXAONE 3.5 from a Llama."""
+    old = old_config(directory)
+    config = llama_sizes(old, "max_position_embeddings", "num_key_value_heads", "head_dim")
+    scaling = dict(old["rope_parameters"])
+    config |= {"architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "rope_theta": scaling.pop("rope_theta")}
+    config |= {"num_layers": config.pop("num_hidden_layers"), "layer_norm_epsilon": old["rms_norm_eps"]}
+    config |= {"activation_function": "silu", "rope_scaling": scaling}
+    names = [
+        _TO_BLOCKS,
+        (r"^model\.embed_tokens", "transformer.wte"),
+        (r"^model\.norm", "transformer.ln_f"),
+        (r"self_attn\.o_proj", "attn.attention.out_proj"),
+        (r"self_attn\.", "attn.attention."),
+        (r"input_layernorm", "ln_1"),
+        (r"post_attention_layernorm", "ln_2"),
+        (r"mlp\.gate_proj", "mlp.c_fc_0"),
+        (r"mlp\.up_proj", "mlp.c_fc_1"),
+        (r"mlp\.down_proj", "mlp.c_proj"),
+    ]
+    rewrite(directory, config, lambda tensors, _: renamed(tensors, *names))
+
+
 def internlm2(directory: Path) -> None:
     """InternLM2 from a Llama: each key/value head's queries, key and value are adjacent."""
     old = old_config(directory)
