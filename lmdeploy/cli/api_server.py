@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _served(args: argparse.Namespace) -> AbstractContextManager[ServedModel]:
-    if args.more_models or args.models_file:
+    if args.more_models or args.models_file or args.models_memory:
         from lmdeploy.cli.multi_model import served_models
 
         return served_models(args)

@@ -70,7 +70,7 @@ def listening(args: argparse.Namespace) -> Listening:
     TlsError
         The files for HTTPS are unusable.
     """
-    timeouts = ClientTimeouts(args.head_timeout, args.body_timeout, args.write_timeout, args.idle_timeout)
+    timeouts = ClientTimeouts(args.head_timeout, args.body_timeout, args.write_timeout, args.keep_alive_timeout)
     tls = tls_files() if args.ssl else None
     return Listening(args.server_name, args.server_port, args.log_level, tls, timeouts, args.log_format)
 

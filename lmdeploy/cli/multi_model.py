@@ -13,6 +13,7 @@ from lmdeploy.cli.options import engine_config
 from lmdeploy.cli.pull import pulled_or_rejected
 from lmdeploy.cli.triton import CommandError, ServedModel, open_log, server_settings, started
 from lmdeploy.extras import MissingExtraError
+from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.multi_model.placing import place_first
 from lmdeploy.serve.multi_model.prepare import prepare
@@ -40,7 +41,7 @@ def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
         raise CommandError(str(error)) from None
     registry = Registry(scratch.path)
     try:
-        place_first(registry, prepared, args.drain_seconds)
+        place_first(registry, prepared, args.drain_seconds, args.models_memory)
     except (ValueError, OSError) as error:
         scratch.remove()
         raise CommandError(str(error)) from None
@@ -59,7 +60,8 @@ def _requested_models(args: argparse.Namespace) -> Sequence[RequestedModel]:
             "only, as whoever loads models decides what it runs; leave the option out"
         )
     common = {"chat_template": args.chat_template, "backend": args.backend, "engine": engine_config(args)}
-    models = from_arguments([path for path in (args.model, *args.more_models) if path], common)
+    given = [path for path in (args.model, *args.more_models) if path]
+    models = from_arguments(given or ([] if args.models_file else [DEFAULT_MODEL_NAME]), common)
     if args.models_file:
         models += read_models_file(Path(args.models_file), common)
     require_distinct([model.name for model in models])

@@ -24,6 +24,7 @@ from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from lmdeploy.templates import thinking, tool_call_formats
 from lmdeploy.turbomind.supported import reject_unknown_device
+from lmdeploy.units import byte_count, duration
 from openai_gateway.settings import (
     DEFAULT_BATCH_ROWS,
     DEFAULT_BODIES_BYTES,
@@ -249,6 +250,13 @@ def add_triton_options(parser: argparse.ArgumentParser) -> None:
         "--triton-server-name",
         default=DEFAULT_TRITON_HOST,
         help="Address that tritonserver listens on (default: %(default)s, this machine only).",
+    )
+    group.add_argument(
+        "--idle-timeout",
+        type=_duration,
+        metavar="DURATION",
+        help="Time after its last request, such as 300 or 5m, after which a model leaves memory; the next request "
+        "loads it again (default: it stays).",
     )
     # Servers that torchrun starts on one machine must not want the same ports.
     offset = 10 * int(os.environ.get("LOCAL_RANK", "0"))
@@ -529,7 +537,7 @@ def add_client_timeout_options(parser: argparse.ArgumentParser) -> None:
         ("head", DEFAULT_HEAD_SECONDS, "Time from connecting to the end of a request's headers"),
         ("body", DEFAULT_BODY_SECONDS, "Time from there to the end of the body"),
         ("write", DEFAULT_WRITE_SECONDS, "Time for a client to read buffered response data before it is disconnected"),
-        ("idle", DEFAULT_IDLE_SECONDS, "Idle time of a keep-alive connection"),
+        ("keep-alive", DEFAULT_IDLE_SECONDS, "Time that a connection without a request stays open"),
     ):
         group.add_argument(
             f"--{name}-timeout",
@@ -547,6 +555,22 @@ def trace_endpoint(text: str) -> str:
     try:
         return checked_endpoint(text)
     except (TraceEndpointError, MissingExtraError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _duration(text: str) -> float:
+    """Return a time in seconds; an argparse type."""
+    try:
+        return duration("it", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def size(text: str) -> int:
+    """Return a number of bytes; an argparse type."""
+    try:
+        return byte_count("it", text)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 

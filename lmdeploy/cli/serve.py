@@ -57,6 +57,13 @@ def _add_api_server(subparsers: Subparsers) -> None:
             "load more at run time."
         ),
     )
+    parser.add_argument(
+        "--models-memory",
+        type=options.size,
+        metavar="SIZE",
+        help="Memory for the weights and caches of all models together, such as 8GB; models that were not used for "
+        "longest leave it when others need it, and come back with their next request (docs/guides/multi-model.md).",
+    )
     add_pull_options(parser)
     options.add_server_options(parser, DEFAULT_PORT)
     parser.add_argument("--webui", action="store_true", help="Also serve the chat page.")

@@ -169,6 +169,8 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "max_log_len": max(0, getattr(args, "max_log_len", 0)) if args.log_level in _TALKATIVE else 0,
         "split_special_tokens": getattr(args, "split_special_tokens", False),
         "trace_url": _trace_url(args),
+        "idle_timeout": args.idle_timeout,
+        "models_memory": getattr(args, "models_memory", None),
     }
 
 

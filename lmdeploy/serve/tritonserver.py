@@ -58,6 +58,10 @@ class TritonServer:
         Special tokens in what callers send are text.
     trace_url : str
         Where its own spans of requests that bring a ``traceparent`` go, by OTLP over HTTP; empty: nowhere.
+    idle_timeout : float, optional
+        Seconds after its last request after which a model leaves memory; negative, or None: it stays.
+    models_memory : int, optional
+        Bytes for the weights and caches of all models together; None: all that there is.
     log : callable
         Gets each line it prints.
     backends : sequence of Path
@@ -86,6 +90,8 @@ class TritonServer:
         max_log_len: int = 0,
         split_special_tokens: bool = False,
         trace_url: str = "",
+        idle_timeout: float | None = None,
+        models_memory: int | None = None,
         log: Callable[[str], None] = lambda line: None,
         backends: Sequence[Path] = (installation.OUR_BACKEND,),
         models: Registry | None = None,
@@ -107,6 +113,8 @@ class TritonServer:
             "LMDEPLOY_SPLIT_SPECIAL_TOKENS": "true" if split_special_tokens else "",
             "LMDEPLOY_DRAIN_SECONDS": str(_DRAIN_SECONDS),
             "LMDEPLOY_CONTROL_KEY": self.control_key,
+            "LMDEPLOY_IDLE_TIMEOUT": "" if idle_timeout is None else f"{idle_timeout:g}",
+            "LMDEPLOY_MODELS_MEMORY": str(models_memory or ""),
         }
         self._trace_url = trace_url
         self._log = log

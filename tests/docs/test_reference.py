@@ -34,12 +34,13 @@ PAGES = {
     **dict.fromkeys(("/v1/encode", "/tokenize", "/detokenize"), "tokens"),
     **dict.fromkeys(("/v1/chat/completions/render", "/v1/completions/render"), "tokens"),
     **dict.fromkeys(("/v1/models", "/v1/load_", "/v1/unload_", "/v1/cache", "/health", "/metrics"), "models"),
+    **dict.fromkeys(("/sleep", "/wake_up", "/is_sleeping"), "models"),
 }
 COMMON = (HTTP_API / "common-fields.md").read_text(encoding="utf-8")
 COMMANDS = (
     *("serve api_server", "serve gateway", "serve gradio", "serve proxy", "serve ray", "serve api_client"),
     *("serve triton_client", "chat", "batch", "convert", "lite auto_awq", "lite auto_gptq", "lite smooth_quant"),
-    *("lite calibrate", "lite kv_qparams", "plan", "pull", "rm", "list", "check_env", "warm"),
+    *("lite calibrate", "lite kv_qparams", "plan", "pull", "rm", "ps", "stop", "list", "check_env", "warm"),
 )
 
 

@@ -80,6 +80,8 @@ LINES = {
     "list": Line(says="LlamaForCausalLM"),
     "pull": Line("owner/tiny", says="success"),  # of a hub of the test's
     "rm": Line("owner/tiny", status=1, says="was not pulled"),
+    "ps": Line("{url}", says="STATE"),
+    "stop": Line("nobody {url}", status=1, says="`nobody` does not exist"),
     "warm": Line("{folder}/prompts.jsonl {model} --cache-dir {folder}/kept", says="/kept: 1"),
 }
 
@@ -173,9 +175,9 @@ def test_a_command_serves_or_finishes(
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n", encoding="utf-8")
     (port,) = free_ports(1)
     places: dict[str, object] = {"model": model, "folder": tmp_path, "port": port}
-    if "{triton}" in line.words:
+    if "{triton}" in line.words or "{url}" in line.words:
         server: ApiServer = request.getfixturevalue("server")
-        places["triton"] = server.triton_address
+        places |= {"triton": server.triton_address, "url": server.url}
     if command in ("pull", "rm"):
         request.getfixturevalue("hub")
     if command == "serve ray":

@@ -228,6 +228,19 @@ def test_a_later_model_gets_what_is_set_apart_for_nobody(tmp_path: Path, monkeyp
         place_another(registry, prepared("d", cache_max_entry_count=5000), unload_seconds=1)
 
 
+def test_models_that_take_turns_are_each_placed_as_if_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "free_memory", lambda device: 22 * GB)
+    registry = Registry(tmp_path)
+    models = [prepared("a"), prepared("b", cache_max_entry_count=0.75), prepared("c", cache_max_entry_count=2000)]
+    place_first(registry, models, unload_seconds=1, budget=3 * GB)
+    assert [model.memory for model in registry.models()] == [int(2.6 * GB), int(2.5 * GB), 3 * GB]
+    assert place_another(Registry(tmp_path), prepared("d"), unload_seconds=1).memory == int(2.6 * GB)
+    with pytest.raises(ValueError, match=r"e does not fit into the 3\.00 GB of --models-memory: e takes 1\.00 GB"):
+        place_another(registry, prepared("e", cache_max_entry_count=2001), unload_seconds=1)
+    with pytest.raises(ValueError, match=r"a does not fit into the 500\.0 MB of --models-memory"):
+        place_first(Registry(tmp_path / "other"), models, unload_seconds=1, budget=GB // 2)
+
+
 def test_one_change_at_a_time_and_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "free_memory", lambda device: None)
     writer, reader = Registry(tmp_path), Registry(tmp_path)

@@ -51,7 +51,7 @@ class Need:
         return int(self.cache) if self.cache is not None and self.cache >= 1 else None
 
 
-def divide(needs: Sequence[Need], free: int) -> dict[str, int]:
+def divide(needs: Sequence[Need], free: int, budget: str = "") -> dict[str, int]:
     """Return how many blocks the cache of each model gets.
 
     Parameters
@@ -60,6 +60,8 @@ def divide(needs: Sequence[Need], free: int) -> dict[str, int]:
         Of models on one device.
     free
         Bytes of that device.
+    budget
+        The option that says how many, for errors; empty: they are all that are free.
 
     Raises
     ------
@@ -86,11 +88,11 @@ def divide(needs: Sequence[Need], free: int) -> dict[str, int]:
             room = min(room, _CPU_CACHE)
         blocks[need.name] = min(room // need.block, need.max_blocks)
     if left < 0 or not all(blocks.values()):
-        raise ValueError(_shortage(needs, fixed, free))
+        raise ValueError(_shortage(needs, fixed, size_text(free), budget))
     return blocks
 
 
-def _shortage(needs: Sequence[Need], fixed: dict[str, int], free: int) -> str:
+def _shortage(needs: Sequence[Need], fixed: dict[str, int], free: str, budget: str) -> str:
     parts = []
     for need in needs:
         cache = fixed[need.name] * need.block if need.name in fixed else need.block
@@ -100,8 +102,9 @@ def _shortage(needs: Sequence[Need], fixed: dict[str, int], free: int) -> str:
         )
     what = "the models do not fit together" if len(needs) > 1 else f"{needs[0].name} does not fit"
     return (
-        f"{what} into the {size_text(free)} that are free on {needs[0].device}: {', '.join(parts)}; lower "
-        "cache_max_entry_count, set weight_bits, or serve fewer models"
+        f"{what} into the {free} {f'of {budget}' if budget else f'that are free on {needs[0].device}'}: "
+        f"{', '.join(parts)}; {f'raise {budget}, ' if budget else ''}lower cache_max_entry_count, set weight_bits, or "
+        "serve fewer models"
     )
 
 

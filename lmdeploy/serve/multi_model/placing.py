@@ -8,9 +8,19 @@ from lmdeploy.serve.multi_model.memory import DEFAULT_SHARE, divide, free_memory
 from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
 
+_BUDGET = "--models-memory"  # which an error names
 
-def place_first(registry: Registry, models: Sequence[PreparedModel], unload_seconds: float) -> None:
+
+def place_first(
+    registry: Registry, models: Sequence[PreparedModel], unload_seconds: float, budget: int | None = None
+) -> None:
     """Write the models that a server starts with into an empty registry.
+
+    Parameters
+    ----------
+    budget
+        Bytes for all models together, which take turns: each is placed as if it had them alone. None: what is free,
+        of which each has its part.
 
     Raises
     ------
@@ -19,7 +29,7 @@ def place_first(registry: Registry, models: Sequence[PreparedModel], unload_seco
     """
     devices = {"cpu", *(model.device for model in models)}  # one that is loaded later may want the CPU
     free = {device: count for device in sorted(devices) if (count := free_memory(device)) is not None}
-    blocks = _blocks(models, free)
+    blocks = _blocks(models, free) if budget is None else _alone(models, free, budget)
     entries: list[ServedEntry] = []
     for model in models:
         cache = blocks.get(model.name)
@@ -28,7 +38,7 @@ def place_first(registry: Registry, models: Sequence[PreparedModel], unload_seco
             entries.append(_add(registry, model, entries, share / len(models), unload_seconds))
         else:
             entries.append(_add(registry, model, entries, cache, unload_seconds))
-    registry.write(entries, free)
+    registry.write(entries, free, budget)
 
 
 def place_another(registry: Registry, model: PreparedModel, unload_seconds: float) -> ServedEntry:
@@ -39,7 +49,10 @@ def place_another(registry: Registry, model: PreparedModel, unload_seconds: floa
     ValueError
         It does not fit alongside the others; the text names sizes.
     """
-    served = registry.models()
+    served, budget = registry.models(), registry.budget()
+    if budget is not None:
+        blocks = _alone([model], registry.free_at_start(), budget)
+        return _add(registry, model, served, blocks.get(model.name), unload_seconds)
     taken = sum(entry.memory for entry in served if entry.device == model.device)
     now, at_start = free_memory(model.device), registry.free_at_start().get(model.device)
     free = {}
@@ -53,6 +66,14 @@ def _blocks(models: Sequence[PreparedModel], free: Mapping[str, int]) -> dict[st
     for device, bytes_ in free.items():
         if needs := [model.need for model in models if model.device == device]:
             blocks |= divide(needs, bytes_)
+    return blocks
+
+
+def _alone(models: Sequence[PreparedModel], free: Mapping[str, int], budget: int) -> dict[str, int]:
+    blocks: dict[str, int] = {}
+    for model in models:
+        available = free.get(model.device, budget)
+        blocks |= divide([model.need], min(budget, available), _BUDGET if budget <= available else "")
     return blocks
 
 

@@ -60,6 +60,7 @@ class ServedEntry:
 class _Content:
     models: tuple[ServedEntry, ...] = ()
     free: Mapping[str, int] = field(default_factory=dict)  # bytes of a device before anything was loaded
+    budget: int | None = None  # bytes of all models together
 
 
 def triton_models(suffix: str) -> list[str]:
@@ -92,10 +93,17 @@ class Registry:
         """Return the bytes that each device had before anything was loaded, where that is known."""
         return self._now().free
 
-    def write(self, models: Sequence[ServedEntry], free: Mapping[str, int] | None = None) -> None:
-        """Replace the list; `free` too, where it is given."""
+    def budget(self) -> int | None:
+        """Return the bytes of all models together, which then take turns; None: each has its own."""
+        return self._now().budget
+
+    def write(
+        self, models: Sequence[ServedEntry], free: Mapping[str, int] | None = None, budget: int | None = None
+    ) -> None:
+        """Replace the list; `free` and `budget` too, where they are given."""
         free = self.free_at_start() if free is None else free
-        text = json.dumps({"models": [asdict(model) for model in models], "free": dict(free)})
+        budget = self.budget() if budget is None else budget
+        text = json.dumps({"models": [asdict(model) for model in models], "free": dict(free), "budget": budget})
         new = self.folder / f"{_LIST}.{os.getpid()}"
         new.write_text(text, encoding="utf-8")
         new.replace(self._list)
@@ -160,7 +168,7 @@ class Registry:
             if read_at != self._read_at:
                 content = json.loads(self._list.read_text(encoding="utf-8"))
                 models = tuple(ServedEntry(**model) for model in content["models"])
-                self._content, self._read_at = _Content(models, content["free"]), read_at
+                self._content, self._read_at = _Content(models, content["free"], content["budget"]), read_at
         except FileNotFoundError:
             return _Content()
         return self._content

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from lmdeploy.cli.main import main
 from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
 from openai_gateway.app import create_app
 from openai_gateway.registry import IS_SLEEPING, SLEEP, WAKE_UP
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import AWAKE, FakeTriton
+from tests.support.gateways import running_gateway
 
 ADMIN = {"Authorization": "Bearer boss"}
 
@@ -107,3 +109,25 @@ def test_the_list_of_models_has_their_memory(triton: FakeTriton, registry: Regis
     assert [small[name] for name in kept] == ["awake", 3_000_000_000, 260.0, 0, None]
     assert [big[name] for name in kept] == ["asleep", 0, None, 2, "no file"]
     assert 40 <= time.time() - small["last_used"] < 100
+
+
+def test_the_command_line_lists_models_and_stops_one(
+    triton: FakeTriton, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    triton.memory["turbomind.small"] |= {"idle_seconds": 7200.0, "waiting": 3}
+    triton.memory["turbomind.big"]["error"] = "no such file"
+    settings = Settings(triton_address=triton.address, models_dir=registry.folder, api_keys=("ann",))
+    with running_gateway(settings) as url:
+        assert main(["stop", "big", url, "--api-key", "ann"]) == 0
+        assert main(["ps", url.removeprefix("http://"), "--api-key", "ann"]) == 0
+        table = capsys.readouterr().out
+        for arguments, sentence in ((["stop", "bg", url, "--api-key", "ann"], "`bg`"), (["ps", url], "api key")):
+            assert main(arguments) == 1
+            assert sentence in capsys.readouterr().err
+    assert table.splitlines() == [
+        "NAME   STATE   MEMORY   LAST USED       SLEEPS IN  WAITING",
+        "small  awake   3.00 GB  2 hours ago     4 minutes  3",
+        "big    asleep  -        40 seconds ago  -          0",
+        "big could not be loaded: no such file",
+    ]
+    assert [(one["model"], one["sleep_level"]) for one in triton.sleep_controls] == [("turbomind.big", 2)]
