@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from lmdeploy.serve.client import CALLER, GenerateChunk, GenerateRequest, TritonClient
+from lmdeploy.serve.client import CALLER, GenerateChunk, GenerateRequest, SleepReport, TritonClient
 from lmdeploy.serve.multi_model.administration import Administration
 from lmdeploy.serve.multi_model.registry import Registry
 from openai_gateway.adapters import MAX_NAME_LEN
@@ -101,6 +101,11 @@ class Gateway:
         if not models:
             raise ApiError(404, "No model is loaded.", code="model_not_found")
         return models[0]
+
+    async def sleep_reports(self) -> dict[ServedModel, SleepReport | None]:
+        """Return the models, as `Models.all` does, and what each has of the memory, as `ServedModel.sleep_report`."""
+        models = await self.models.all()
+        return dict(zip(models, await asyncio.gather(*(model.sleep_report() for model in models)), strict=True))
 
     async def administered(self, name: str | None, field: str) -> ServedModel:
         """Return the model that `field` of an administrator names, as it has to where there are several.

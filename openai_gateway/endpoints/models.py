@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import suppress
 from typing import Any, Literal
@@ -71,10 +70,9 @@ async def list_models(request: Request, gateway: GatewayDependency) -> ModelList
 
     A name without a version has the newest one as its root.
     """
-    cards, models = [], await gateway.models.all()
-    reports = dict(zip(models, await asyncio.gather(*(model.sleep_report() for model in models)), strict=True))
-    for model in models:
-        cards.append(await _card(gateway, model, model.name, report=reports[model]))
+    cards, reports = [], await gateway.sleep_reports()
+    for model, report in reports.items():
+        cards.append(await _card(gateway, model, model.name, report=report))
         with suppress(TritonUnavailable):  # the model's name is known without it
             adapters = await model.adapters.visible(*keys_of(request.scope))
             cards += [await _card(gateway, model, name, parent=model.name) for name in adapters]

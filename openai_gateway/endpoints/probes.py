@@ -16,7 +16,7 @@ router = APIRouter()
 async def lm_studio_models(gateway: GatewayDependency) -> dict[str, Any]:
     """List the models as LM Studio's older API does."""
     data = []
-    for model in await gateway.models.all():
+    for model, report in (await gateway.sleep_reports()).items():
         details, context_len = listed(model, gateway.started)["details"], await model.context_len()
         data.append(
             {
@@ -27,7 +27,7 @@ async def lm_studio_models(gateway: GatewayDependency) -> dict[str, Any]:
                 "arch": details["family"],
                 "compatibility_type": details["format"],
                 "quantization": details["quantization_level"],
-                "state": "loaded",
+                "state": "loaded" if report is None or report.state == "awake" else "not-loaded",
                 "max_context_length": context_len,
                 "loaded_context_length": context_len,
                 "capabilities": ["tool_use"],
@@ -40,9 +40,10 @@ async def lm_studio_models(gateway: GatewayDependency) -> dict[str, Any]:
 async def lm_studio_models_v1(gateway: GatewayDependency) -> dict[str, Any]:
     """List the models as LM Studio does."""
     models = []
-    for model in await gateway.models.all():
+    for model, report in (await gateway.sleep_reports()).items():
         entry, can = listed(model, gateway.started), capabilities(model)
         details, context_len = entry["details"], await model.context_len()
+        instance = {"id": model.name, "config": {"context_length": context_len}}
         models.append(
             {
                 "type": "embedding" if _type(can) == "embeddings" else "llm",
@@ -53,7 +54,7 @@ async def lm_studio_models_v1(gateway: GatewayDependency) -> dict[str, Any]:
                 "quantization": {"name": details["quantization_level"] or None, "bits_per_weight": None},
                 "size_bytes": entry["size"],
                 "params_string": details["parameter_size"] or None,
-                "loaded_instances": [{"id": model.name, "config": {"context_length": context_len}}],
+                "loaded_instances": [instance] if report is None or report.state == "awake" else [],
                 "max_context_length": context_len,
                 "format": details["format"],
                 "capabilities": {"vision": "vision" in can, "trained_for_tool_use": True},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
@@ -101,10 +100,8 @@ async def tags(gateway: GatewayDependency) -> dict[str, Any]:
 @router.get("/api/ps")
 async def loaded(gateway: GatewayDependency) -> dict[str, Any]:
     """Return the models in memory, how much of it they have and until when."""
-    models = await gateway.models.all()
-    reports = await asyncio.gather(*(model.sleep_report() for model in models))
     entries = []
-    for model, report in zip(models, reports, strict=True):
+    for model, report in (await gateway.sleep_reports()).items():
         entry = listed(model, gateway.started) | {"expires_at": _FOREVER, "size_vram": 0}
         if report is not None:
             if report.state != "awake":

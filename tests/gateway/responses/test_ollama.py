@@ -177,6 +177,13 @@ def test_clients_of_other_servers_find_the_model_and_its_context(http: httpx.Cli
     assert http.get("/slots").json() == [{"id": 0, "n_ctx": CONTEXT_LEN, "is_processing": False}]
 
 
+def test_clients_of_lm_studio_see_which_model_sleeps(http: httpx.Client, triton: FakeTriton) -> None:
+    for state, older, instances in (("awake", "loaded", 1), ("asleep", "not-loaded", 0)):
+        triton.memory["turbomind"] = AWAKE | {"state": state}
+        assert http.get("/api/v0/models").json()["data"][0]["state"] == older
+        assert len(http.get("/api/v1/models").json()["models"][0]["loaded_instances"]) == instances
+
+
 def test_codex_preloads_a_model_of_lm_studio_with_an_empty_input(http: httpx.Client) -> None:
     body = {"model": MODEL, "input": "", "max_output_tokens": 1}
     assert http.post("/v1/responses", json=body).status_code == 200
