@@ -53,7 +53,7 @@ def _add_api_server(subparsers: Subparsers) -> None:
         default="",
         metavar="FILE",
         help=(
-            "JSON or YAML file with name, path and engine settings of each model; administrators may "
+            "JSON, TOML or YAML file with name, path and engine settings of each model; administrators may "
             "load more at run time."
         ),
     )

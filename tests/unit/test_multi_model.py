@@ -1,6 +1,7 @@
 """Sets of models, their shares of the memory, and the list of those that are served."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_states_and_keys_are_counted_for_the_layers_that_have_them(
     assert few.block == max(1, 16 * 4 * token)
 
 
-@pytest.mark.parametrize("suffix", ["json", "yaml"])
+@pytest.mark.parametrize("suffix", ["json", "yaml", "toml"])
 def test_a_file_says_of_each_model_what_the_command_line_says_of_all(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "alongside").mkdir()
     (tmp_path / "file.gguf").touch()
@@ -115,7 +116,8 @@ def test_a_file_says_of_each_model_what_the_command_line_says_of_all(tmp_path: P
         ]
     }
     file = tmp_path / f"models.{suffix}"
-    file.write_text(json.dumps(content))  # JSON is YAML
+    in_toml = "models = " + re.sub(r'"(\w+)": ', r"\1 = ", json.dumps(content["models"]))
+    file.write_text(in_toml if suffix == "toml" else json.dumps(content))  # JSON is YAML
     common = {"engine": {"session_len": 8, "max_batch_size": 2}, "chat_template": "llama2"}
     first, gguf, second = read_models_file(file, common)
     assert gguf == RequestedModel("file", str(tmp_path / "file.gguf"), "llama2", engine=common["engine"])  # type: ignore[arg-type]

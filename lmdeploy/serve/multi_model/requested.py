@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -146,7 +147,7 @@ def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[
 
 
 def read_models_file(file: Path, common: Mapping[str, Any]) -> list[RequestedModel]:
-    """Return the models of a JSON or YAML file.
+    """Return the models of a JSON, TOML or YAML file.
 
     Parameters
     ----------
@@ -170,6 +171,12 @@ def _parsed(file: Path) -> Any:
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".json":
         return json.loads(text)
+    if file.suffix == ".toml":
+        if sys.version_info >= (3, 11):
+            import tomllib
+
+            return tomllib.loads(text)
+        raise ValueError("TOML needs Python 3.11 or later; write JSON or YAML")
     import yaml  # type: ignore[import-untyped]
 
     try:
