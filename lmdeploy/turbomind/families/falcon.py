@@ -1,6 +1,7 @@
 """Falcon, Falcon-H1 and BLOOM."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.families.common import (
@@ -75,6 +76,21 @@ FALCON = Family(
     falcon_tensors,
     sizes=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
 )
+
+
+# Falcon's first releases, published with their own code, which is never run.
+def rw_config(raw: Mapping[str, Any]) -> Any:
+    """Return the ``FalconConfig``; what has a number of key and value heads is of the later kind (40B)."""
+    from transformers import FalconConfig
+
+    fields = dict(raw) | {"num_hidden_layers": raw["n_layer"], "num_attention_heads": raw["n_head"]}
+    if raw.get("n_head_kv"):
+        fields |= {"num_kv_heads": raw["n_head_kv"], "new_decoder_architecture": True}
+    return FalconConfig.from_dict(fields | {"model_type": "falcon"})
+
+
+RW_SIZES = ("vocab_size", "hidden_size", "n_layer", "n_head")
+RW = Family(("RWForCausalLM",), falcon_spec, falcon_tensors, config=rw_config, sizes=RW_SIZES)
 
 
 # BLOOM: ALiBi, LayerNorm, also of the embeddings, a plain MLP, biases everywhere.
