@@ -1,5 +1,7 @@
-"""Nemotron-4, Minitron and Nemotron-H."""
+"""Nemotron-4, Minitron, Nemotron-H, and Llama-Nemotron of layers that differ (DeciLM)."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.families.common import (
@@ -8,12 +10,14 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
+    llama_config,
     reject_unless,
 )
 from lmdeploy.turbomind.families.deepseek import corrected_router
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.gated_delta import MIXERS
 from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.llama import llama_spec
 from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec
 
@@ -100,3 +104,46 @@ NEMOTRON_H_LAYOUT = Layout(
     recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mixer."),
 )
 NEMOTRON_H = Family(("NemotronHForCausalLM",), nemotron_h_spec, NEMOTRON_H_LAYOUT.tensors, sizes=NEMOTRON_H_SIZES)
+
+
+# Llama-Nemotron Super and Ultra (DeciLM), published with their own code: Llamas out of a search for smaller layers.
+#
+# A layer may lack its attention or its MLP, and has its own number of key and value heads and its own size.
+_MULTIPLE = 256  # of the sizes of MLPs
+
+
+def decilm_config(raw: Mapping[str, Any]) -> Any:
+    """Return the config as Llama's, with the sizes of layers as lists."""
+    heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
+    halves = [(block["attention"], block["ffn"]) for block in raw["block_configs"]]
+    for number, (attention, ffn) in enumerate(halves):
+        others = ("replace_with_linear", "num_sink_tokens", "window_length", "sparsify")
+        found = [f"{name} {half[name]}" for half in (attention, ffn) for name in others if half.get(name)]
+        reject_unless(not found, f"layer {number} with {', '.join(found)}")
+    sizes = [0 if ffn.get("no_op") else int(2 * ffn["ffn_mult"] * hidden / 3) for _, ffn in halves]
+    sizes = [-(-size // _MULTIPLE) * _MULTIPLE for size in sizes]
+    kv_heads = [0 if own.get("no_op") else heads // own["n_heads_in_group"] for own, _ in halves]
+    fields = {"intermediate_size": max(sizes), "num_key_value_heads": max(kv_heads)}
+    return llama_config(raw, **fields, layer_sizes=sizes, layer_kv_heads=kv_heads)
+
+
+def decilm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    kinds = list(dict.fromkeys(filter(None, config.layer_kv_heads)))
+    kinds.sort(reverse=True)  # the first is the model's
+    plain = llama_spec(
+        config,
+        checkpoint,
+        layer_mixers=tuple("attention" if heads else "none" for heads in config.layer_kv_heads),
+        layer_mlps=tuple(size > 0 for size in config.layer_sizes),
+    )
+    return dataclasses.replace(
+        plain,
+        mlp=dataclasses.replace(plain.mlp, sizes=tuple(size or _MULTIPLE for size in config.layer_sizes)),
+        attentions=tuple(dataclasses.replace(plain.attention, num_kv_heads=heads) for heads in kinds[1:]),
+        layer_attentions=tuple(kinds.index(heads) if heads else 0 for heads in config.layer_kv_heads),
+    )
+
+
+DECILM_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+DECILM = Family(("DeciLMForCausalLM",), decilm_spec, Layout().tensors, config=decilm_config, sizes=DECILM_SIZES)
