@@ -67,6 +67,7 @@ SMALL_HEADS = {"head_dim": 16}
 SOFT_CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 6.0}
 RW = {"multi_query": False, "alibi": True, "parallel_attn": False}
 FALCON = {"num_key_value_heads": None, "ffn_hidden_size": 96, "alibi": False}
+FIRST_FALCON = FALCON | {"ffn_hidden_size": 128}
 
 CASES = {
     "Llama": Case("LlamaForCausalLM"),
@@ -155,6 +156,13 @@ CASES = {
         published.mpt,
     ),
     "GPT-2": Case("GPT2LMHeadModel"),
+    "GPT-Neo": Case(
+        "GPTNeoForCausalLM",
+        {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 24},
+    ),
+    "GPT-J": Case("GPTJForCausalLM", {"n_inner": 48, "rotary_dim": 4} | UNTIED),
+    "CodeGen": Case("CodeGenForCausalLM", {"num_attention_heads": 8, "rotary_dim": 2} | UNTIED),
+    "BioGPT": Case("BioGptForCausalLM"),
     "OPT": Case("OPTForCausalLM", {"ffn_dim": 64, "word_embed_proj_dim": 32, "pad_token_id": 0}),
     "Ministral 3": Case(
         "Ministral3ForCausalLM", SMALL_HEADS | {"rope_parameters": TEMPERATURE_ROPE, "pad_token_id": 0}
@@ -175,6 +183,13 @@ CASES = {
     "Phi-2": Case("PhiForCausalLM", UNTIED),
     "Pythia": Case("GPTNeoXForCausalLM", UNTIED),
     "GPT-NeoX in sequence": Case("GPTNeoXForCausalLM", {"use_parallel_residual": False, "attention_bias": False}),
+    "GPT-NeoX Japanese": Case("GPTNeoXJapaneseForCausalLM", {"num_hidden_layers": 3}),
+    "Llama-Nemotron Super": Case(
+        "LlamaForCausalLM",
+        UNTIED | {"num_hidden_layers": 4, "intermediate_size": 512},
+        published.decilm,
+        published.decilm_forward,
+    ),
     "Nemotron": Case("NemotronForCausalLM", UNTIED | BIASED),
     "Helium": Case("HeliumForCausalLM", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "Mistral with windows": Case("MistralForCausalLM", {"sliding_window": 24}),
@@ -232,6 +247,10 @@ CASES = {
     "Falcon 11B": Case(
         "FalconForCausalLM",
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "Falcon 7B of the first release": Case("FalconForCausalLM", FIRST_FALCON | {"multi_query": True}, published.rw),
+    "Falcon 40B of the first release": Case(
+        "FalconForCausalLM", FIRST_FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, published.rw
     ),
     # The eager attention of transformers adds Falcon's biases twice: to the mask, and to the scores.
     "Falcon RW": Case("FalconForCausalLM", FALCON | RW | {"bias": True}, attention="sdpa"),

@@ -177,6 +177,65 @@ def exaone(directory: Path) -> None:
     rewrite(directory, config, lambda tensors, _: renamed(tensors, *names))
 
 
+def rw(directory: Path) -> None:
+    """Falcon's first releases from a Falcon."""
+    old = old_config(directory)
+    same = ("hidden_size", "alibi", "bias", "parallel_attn", "layer_norm_epsilon")
+    config = {name: old[name] for name in same} | {"architectures": ["RWForCausalLM"], "model_type": "RefinedWebModel"}
+    config |= {"n_layer": old["num_hidden_layers"], "n_head": old["num_attention_heads"]}
+    config |= {"multi_query": old["multi_query"]}
+    config |= {"n_head_kv": old["num_kv_heads"]} if old["new_decoder_architecture"] else {}
+    rewrite(directory, config, lambda tensors, _: tensors)
+
+
+_DECI = ((2, 512), (None, 512), (4, 256), (2, None))
+"""Query heads a key and value head, and the size of the MLP, of each layer; None: it has none."""
+
+
+def decilm(directory: Path) -> None:
+    """Llama-Nemotron from a Llama of 4 layers, without what :func:`decilm_forward` sets to zero."""
+    old = old_config(directory)
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        kept: Tensors = {}
+        for name, tensor in tensors.items():
+            found = re.match(r"model\.layers\.(\d+)\.(\w+)", name)
+            group, size = _DECI[int(found[1])] if found else (2, 512)
+            if "k_proj" in name or "v_proj" in name:
+                tensor = tensor[: len(tensor) * 2 // (group or 2)]
+            if ".mlp." in name:
+                tensor = tensor[:, :size] if "down_proj" in name else tensor[:size]
+            lacking = [*(("self_attn", "input_layernorm") if group is None else ())]
+            lacking += ("mlp", "post_attention_layernorm") if size is None else ()
+            kept |= {} if found and found[2] in lacking else {name: tensor}
+        return kept
+
+    # A size is a factor of two thirds of the model's, rounded up to a multiple of 256.
+    blocks = [
+        {
+            "attention": {"n_heads_in_group": group, "no_op": group is None},
+            "ffn": {"ffn_mult": 1.45 * (size or 0) / old["hidden_size"], "no_op": size is None},
+        }
+        for group, size in _DECI
+    ]
+    config = {name: value for name, value in old.items() if name not in ("intermediate_size", "num_key_value_heads")}
+    config |= {"architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas", "block_configs": blocks}
+    rewrite(directory, config, change)
+
+
+def decilm_forward(model: Any, ids: list[int]) -> Tensor:
+    """Return the logits of a Llama whose layers are as small as those of :func:`decilm`."""
+    for layer, (group, size) in zip(model.model.layers, _DECI, strict=True):
+        if group is None:
+            layer.self_attn.o_proj.weight.zero_()
+        if group == 4:
+            for part in (layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight):
+                part.copy_(part[: len(part) // 2].repeat(2, 1))
+        layer.mlp.down_proj.weight[:, size or 0 :] = 0
+    logits: Tensor = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
 def internlm2(directory: Path) -> None:
     """InternLM2 from a Llama: each key/value head's queries, key and value are adjacent."""
     old = old_config(directory)

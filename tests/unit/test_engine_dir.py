@@ -264,7 +264,7 @@ def test_a_model_that_turbomind_does_not_know_is_the_pytorch_engines_and_said_so
     [
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "weights of method 'bitsandbytes'"),
         ({"architectures": ["RwkvForCausalLM"]}, "RwkvForCausalLM is not supported"),
-        ({"architectures": ["GPTJForCausalLM"]}, "GPTJForCausalLM is not supported"),  # its model_type is Llama's
+        ({"architectures": ["XGLMForCausalLM"]}, "XGLMForCausalLM is not supported"),  # its model_type is Llama's
     ],
 )
 def test_what_neither_engine_runs_is_refused_in_turbominds_words(

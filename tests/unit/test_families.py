@@ -41,8 +41,8 @@ def test_a_window_of_no_token_is_refused_with_its_layer() -> None:
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": (
-        {"architectures": ["GPTJForCausalLM"]},
-        r"GPTJForCausalLM is not supported: no family describes it; the nearest supported one is \w+",
+        {"architectures": ["XGLMForCausalLM"]},
+        r"XGLMForCausalLM is not supported: no family describes it; the nearest supported one is \w+",
     ),
     "no architecture": ({"architectures": None}, "config.json names no architecture"),
     "rope": (
