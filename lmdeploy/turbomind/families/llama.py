@@ -29,7 +29,7 @@ def llama_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
     )
 
 
-LLAMA = Family(("LlamaForCausalLM",), llama_spec, Layout().tensors)
+LLAMA = Family(("LlamaForCausalLM", "IQuestCoderForCausalLM"), llama_spec, Layout().tensors)
 XVERSE = Family(("XverseForCausalLM",), llama_spec, Layout().tensors, config=llama_config)  # its own code, not run
 
 

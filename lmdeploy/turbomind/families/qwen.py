@@ -1,4 +1,4 @@
-"""Qwen 1 to 3.5, dense and with experts, and Mellum 2, whose layers are Qwen3's."""
+"""Qwen 1 to 3.5, dense and with experts; Mellum 2 and Flint, whose layers are Qwen3's."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -142,6 +142,28 @@ def mellum_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 MELLUM = Family(("MellumForCausalLM",), mellum_spec, Layout().tensors)
+
+
+# Flint: Qwen3-MoE with sinks, rotation in layers with a window alone, a sigmoid router and a shared expert.
+def flint_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    plain = moe_spec(config)
+    moe = dataclasses.replace(
+        plain,
+        router=dataclasses.replace(plain.router, score="sigmoid"),
+        shared_intermediate_size=config.shared_expert_intermediate_size,
+    )
+    whole = qwen3_spec(
+        config,
+        checkpoint,
+        moe=moe,
+        layer_ropes=tuple(0 if kind == "sliding_attention" else -1 for kind in config.layer_types),
+    )
+    return dataclasses.replace(whole, attention=dataclasses.replace(whole.attention, has_sinks=True))
+
+
+FLINT_LAYOUT = dataclasses.replace(QWEN2_MOE_LAYOUT, sinks="self_attn.softmax_offset")
+FLINT = Family(("FlintForCausalLM",), flint_spec, FLINT_LAYOUT.tensors)
 
 
 # The text part of Qwen3-VL with experts: Qwen3-MoE, whose experts are in one tensor a layer, laid out as [in, out].
