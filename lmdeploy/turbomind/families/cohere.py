@@ -21,10 +21,12 @@ def cohere_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec
     bias = config.attention_bias
     # Cohere2 rotates in layers with a window alone.
     kinds = getattr(config, "layer_types", None) or ()
-    defaults = {
+    defaults: dict[str, Any] = {
         "norm": NormSpec(config.layer_norm_eps, kind="layer"),
         "layer_ropes": tuple(0 if kind == "sliding_attention" else -1 for kind in kinds),
     }
+    if "ropes" not in fields:
+        defaults["ropes"] = (rope_of(config, is_interleaved=True),)
     return decoder_spec(
         config,
         checkpoint,
@@ -36,13 +38,29 @@ def cohere_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec
             o_bias=bias,
             qk_norm="each_head" if getattr(config, "use_qk_norm", False) else "none",
         ),
-        ropes=(rope_of(config, is_interleaved=True),),
         output=OutputSpec(scale=config.logit_scale),
         **(defaults | fields),
     )
 
 
 COHERE = Family(("CohereForCausalLM", "Cohere2ForCausalLM"), cohere_spec, Layout().tensors)
+
+
+# The text part of North Vision (Compass): Cohere2 whose kinds of layers each have a rotation of their own, or none.
+def compass_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    config.logit_scale = config.logit_scale or 1.0
+    parameters = config.rope_parameters
+    kinds = [kind for kind in dict.fromkeys(config.layer_types) if parameters.get(kind)]
+    return cohere_spec(
+        config,
+        checkpoint,
+        ropes=tuple(rope_of(config, kind) for kind in kinds),
+        layer_ropes=tuple(kinds.index(kind) if kind in kinds else -1 for kind in config.layer_types),
+    )
+
+
+COMPASS = Family(("CohereCompassForCausalLM",), compass_spec, Layout().tensors)
 
 
 # Cohere2 with experts: the first layers may be dense, and rotate if all of them attend to everything.
