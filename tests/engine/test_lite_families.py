@@ -52,6 +52,7 @@ SHOWN = {
     "CodeGenForCausalLM": "CodeGen",
     "Cohere2ForCausalLM": "Command R7B",
     "Cohere2MoeForCausalLM": "Cohere2 with experts",
+    "CohereCompassForCausalLM": "North Vision",
     "CohereForCausalLM": "Command R",
     "CwmForCausalLM": "CWM",
     "DeciLMForCausalLM": "Llama-Nemotron Super",
@@ -69,6 +70,7 @@ SHOWN = {
     "FalconMambaForCausalLM": "Falcon Mamba",
     "FalconForCausalLM": "Falcon 40B",
     "FlexOlmoForCausalLM": "FlexOlmo",
+    "FlintForCausalLM": "Flint",
     "GPTBigCodeForCausalLM": "StarCoder",
     "GPTJForCausalLM": "GPT-J",
     "GPTNeoForCausalLM": "GPT-Neo",
@@ -150,6 +152,7 @@ FURTHER = {
     "MolmoE": Case("OlmoeForCausalLM", MOLMOE, published.molmoe),
 }
 OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration", "MPTForCausalLM", "PhiMoEForCausalLM"}
+OTHER_NAMES |= {"IQuestCoderForCausalLM"}
 OWN_WEIGHTS: dict[str, Callable[[Path], Path]] = {
     "CogVLMForCausalLM": make_tiny_cogvlm,
     "InternLM2VEForCausalLM": make_tiny_mono_internvl,

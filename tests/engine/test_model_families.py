@@ -177,6 +177,19 @@ CASES = {
             "pad_token_id": 0,
         },
     ),
+    "North Vision": Case(
+        "CohereCompassForCausalLM",
+        {
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+                "full_attention": None,
+            },
+            "head_dim": 8,
+            "pad_token_id": 0,
+        },
+    ),
     "StableLM": Case("StableLmForCausalLM", {"use_qkv_bias": True, "rope_parameters": HALF_ROPE} | UNTIED),
     "StableLM 12B": Case("StableLmForCausalLM", {"use_parallel_residual": True, "qk_layernorm": True}),
     "StableLM in parallel": Case("StableLmForCausalLM", {"use_parallel_residual": True}),

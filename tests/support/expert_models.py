@@ -169,6 +169,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "K-EXAONE": ("ExaoneMoeForCausalLM", ONE_DENSE | WINDOWED | {"n_group": 3, "topk_group": 2}),
     "Mellum 2": ("MellumForCausalLM", ONE_DENSE | WINDOWED | {"rope_parameters": ROPES_BY_KIND}),
+    "Flint": (
+        "FlintForCausalLM",
+        {k: v for k, v in ONE_DENSE.items() if k != "mlp_layer_types"}
+        | WINDOWED
+        | {"mlp_only_layers": [0], "shared_expert_intermediate_size": 40},
+    ),
     "Cohere2 with experts": (
         "Cohere2MoeForCausalLM",
         ONE_DENSE
