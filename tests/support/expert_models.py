@@ -180,7 +180,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         ONE_DENSE
         | {
             "num_shared_experts": 1,
-            "shared_expert_combination_strategy": "sum",
             "prefix_dense_intermediate_size": 40,
             "sliding_window": 24,
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
@@ -189,7 +188,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Cohere2 with experts and RMSNorm": (
         "Cohere2MoeForCausalLM",
-        ONE_DENSE | WINDOWED | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-5, "pad_token_id": 0},
+        ONE_DENSE
+        | WINDOWED
+        | {"num_shared_experts": 2, "shared_expert_combination_strategy": "sum"}
+        | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-5, "pad_token_id": 0},
     ),
     "Granite SWA with experts": (
         "GraniteMoeSWAForCausalLM",

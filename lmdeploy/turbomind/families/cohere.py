@@ -1,5 +1,6 @@
-"""Command R (Cohere), R7B and A (Cohere2), and Command A with experts."""
+"""Command R (Cohere), R7B and A (Cohere2), North with experts, and the text part of North Vision."""
 
+import dataclasses
 from typing import Any
 
 from lmdeploy.turbomind.families.common import (
@@ -68,8 +69,8 @@ def cohere2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     score, shared = config.expert_selection_fn, config.num_shared_experts
     reject_unless(score in {"softmax", "sigmoid"}, f"expert_selection_fn {score!r}")
-    way = config.shared_expert_combination_strategy
-    reject_unless(not shared or way == "sum", f"shared_expert_combination_strategy {way!r}")
+    is_averaged = shared > 0 and config.shared_expert_combination_strategy == "average"
+    reject_unless(not (is_averaged and config.attention_bias), "attention_bias with averaged experts")
     is_dense = [kind == "dense" for kind in config.mlp_layer_types]
     # The published code takes the softmax of what is chosen, which is that of all, normalized.
     moe = MoeSpec(
@@ -83,7 +84,7 @@ def cohere2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     all_rotate = config.prefix_dense_sliding_window_pattern == 1
     rotates = [kind == "sliding_attention" for kind in config.layer_types]
     eps = config.rms_norm_eps
-    return cohere_spec(
+    whole = cohere_spec(
         config,
         checkpoint,
         norm=NormSpec(config.layer_norm_eps, kind="layer") if eps is None else NormSpec(eps),
@@ -92,6 +93,15 @@ def cohere2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
             0 if own or (dense and all_rotate) else -1 for own, dense in zip(rotates, is_dense, strict=True)
         ),
         moe=moe,
+    )
+    if not is_averaged:
+        return whole
+    # Half of the sum of routed and shared experts: half of everything, and twice as much of the rest.
+    return dataclasses.replace(
+        whole,
+        block=dataclasses.replace(whole.block, residual_scale=0.5),
+        attention=dataclasses.replace(whole.attention, value_scale=2.0),
+        mlp=dataclasses.replace(whole.mlp, up_scale=2.0),
     )
 
 
