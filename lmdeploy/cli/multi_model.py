@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +19,16 @@ from lmdeploy.cli.triton import CommandError, ServedModel, open_log, server_sett
 from lmdeploy.extras import MissingExtraError
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.scratch import Scratch
+from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
+from lmdeploy.serve.multi_model.administration import Administration
 from lmdeploy.serve.multi_model.placing import place_first
 from lmdeploy.serve.multi_model.prepare import prepare
 from lmdeploy.serve.multi_model.registry import Registry
 from lmdeploy.serve.multi_model.requested import RequestedModel, from_arguments, read_models_file, require_distinct
 from lmdeploy.serve.restrictions import is_loopback
 from lmdeploy.serve.tritonserver import TritonServer
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -48,7 +56,52 @@ def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
     server = TritonServer(registry.repository, models=registry, log=log.info, **server_settings(args))
     names = ", ".join(model.name for model in requested)
     with started(server, log_file, scratch) as supervisor:
+        if args.models_file:
+            administration = Administration(registry, server.grpc_address, server.repository_key, args.drain_seconds)
+            _follow_file(lambda: _requested_models(args), requested, registry, administration)
         yield ServedModel(names, server, log_file, supervisor, models_dir=registry.folder)
+
+
+def _follow_file(
+    read: Callable[[], Sequence[RequestedModel]],
+    served: Sequence[RequestedModel],
+    registry: Registry,
+    administration: Administration,
+) -> None:
+    """Load and unload models on SIGHUP so that they are those of the file; one that cannot be read changes nothing."""
+    lock, known = threading.Lock(), {model.name: model for model in served}
+
+    async def change() -> None:
+        try:
+            wanted = {model.name: model for model in await asyncio.to_thread(read)}
+        except (ValueError, OSError) as error:
+            logger.error("%s; the models stay as they are", error)
+            return
+        for name in [name for name, model in known.items() if wanted.get(name) != model]:
+            if name not in _names(registry) or await _try(name, administration.unload(name)):
+                del known[name]
+        new = [model for name, model in wanted.items() if name not in _names(registry)]
+        known.update({model.name: model for model in new if await _try(model.name, administration.load(model))})
+
+    def run() -> None:
+        with lock:
+            asyncio.run(change())
+
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as of nohup
+        signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=run, daemon=True).start())
+
+
+def _names(registry: Registry) -> set[str]:
+    return {entry.name for entry in registry.models()}
+
+
+async def _try(name: str, changing: Awaitable[None]) -> bool:
+    try:
+        await changing
+    except (TritonRequestError, TritonUnavailable) as error:
+        logger.error("model %s: %s", name, error)
+        return False
+    return True
 
 
 def _requested_models(args: argparse.Namespace) -> Sequence[RequestedModel]:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,20 @@ def expected(folders: dict[str, Path]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def models_file(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = [
         {"path": str(folders["small"]), "engine": {"cache_max_entry_count": 64}},
         {"name": "chat@1", "path": str(folders["deep"]), "engine": {"cache_max_entry_count": 0.01}},
     ]
     file = tmp_path_factory.mktemp("file") / "models.json"
     file.write_text(json.dumps({"models": models}))
-    options = ("--models-file", str(file), "--admin-keys", "boss", "--drain-seconds", "1", "--log-level", "WARNING")
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(models_file: Path) -> Iterator[ApiServer]:
+    settings = {"models-file": str(models_file), "admin-keys": "boss", "drain-seconds": "1", "log-level": "WARNING"}
+    options = [word for name, value in settings.items() for word in (f"--{name}", value)]
     with api_server(*options) as running:
         running.wait_ready()
         yield running
@@ -84,6 +91,12 @@ def text(http: httpx.Client, model: str) -> str:
     response = http.post("/v1/completions", json=body(model))
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])
+
+
+def answers(http: httpx.Client, model: str, expected: str) -> bool:
+    """Return whether there is such a model, and what it generates."""
+    response = http.post("/v1/completions", json=body(model))
+    return response.is_success and response.json()["choices"][0]["text"] == expected
 
 
 def streamed_text(http: httpx.Client, model: str) -> str:
@@ -202,6 +215,26 @@ def test_a_response_that_outlasts_its_model_ends_with_the_reason(
     assert not reader.is_alive()
     assert "the model was unloaded before the response had ended" in "".join(lines[-4:])
     assert text(http, "small") == expected["small"]
+
+
+def test_a_file_that_changed_is_read_again_and_one_that_is_wrong_changes_nothing(
+    server: ApiServer, http: httpx.Client, models_file: Path, folders: dict[str, Path], expected: dict[str, str]
+) -> None:
+    before, served = models_file.read_text(), names(http)
+    entry = {"name": "late", "engine": {"cache_max_entry_count": 64}}
+    for folder in ("small", "deep"):  # a new model; another path of it
+        models = [*json.loads(before)["models"], entry | {"path": str(folders[folder])}]
+        models_file.write_text(json.dumps({"models": models}))
+        server.process.send_signal(signal.SIGHUP)
+        eventually_sync(partial(answers, http, "late", expected[folder]), timeout=_SECONDS)
+    models_file.write_text("{")
+    server.process.send_signal(signal.SIGHUP)
+    eventually_sync(lambda: "the models stay as they are" in server.output, timeout=_SECONDS)
+    assert names(http) == [*served[:-1], "late", served[-1]]
+    models_file.write_text(before)
+    server.process.send_signal(signal.SIGHUP)
+    eventually_sync(lambda: unload(http, "late").status_code == 404, timeout=_SECONDS)  # not 409: it is done
+    assert names(http) == served
 
 
 def test_the_model_repository_is_closed_to_whoever_lacks_the_secret(server: ApiServer, http: httpx.Client) -> None:
