@@ -22,7 +22,7 @@ import transformers
 from lmdeploy.turbomind.gguf.architectures import ARCHITECTURES
 from lmdeploy.turbomind.safetensors_index import read_files
 from tests.engine.test_model_families import CASES as FAMILIES
-from tests.engine.test_model_families import TEMPERATURE_ROPE, UNTIED
+from tests.engine.test_model_families import TEMPERATURE_ROPE, UNTIED, YARN_ROPE
 from tests.support import published
 from tests.support.expert_models import PHI_ROPE, QWEN_EXPERTS
 from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
@@ -57,10 +57,29 @@ EVERY_SIXTH = [*["sliding_attention"] * 5, "full_attention"]
 EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
 # The converter computes a factor of cos and sin; a published one may differ.
 PHIMOE_ROPE = PHI_ROPE | dict.fromkeys(("short_mscale", "long_mscale"), math.sqrt(1 + math.log(4) / math.log(128)))
+FIRST_DENSE = ["dense", *["sparse"] * 3]
+FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": EVERY_FOURTH}
 EVERY_EIGHTH = [*["linear_attention"] * 7, "full_attention"]
 # By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": family("Llama 3.1"),
+    "exaone": family("EXAONE 3.5", head_dim=8, rope_parameters=PLAIN_ROPE),
+    "xverse": family("XVERSE"),
+    "jais2": family("Jais 2"),
+    "exaone-moe": family("K-EXAONE", **FOUR_LAYERS, n_group=1, topk_group=1, mlp_layer_types=FIRST_DENSE, **UNTIED),
+    "afmoe": family("Trinity", **FOUR_LAYERS),
+    "hy_v3": family("HY3"),
+    "mellum": family(
+        "Mellum 2",
+        **FOUR_LAYERS,
+        norm_topk_prob=True,
+        mlp_layer_types=["sparse"] * 4,
+        rope_parameters={"sliding_attention": PLAIN_ROPE, "full_attention": YARN_ROPE},
+        **UNTIED,
+    ),
+    "cohere2moe": family(
+        "Cohere2 with experts", **FOUR_LAYERS, expert_selection_fn="sigmoid", mlp_layer_types=FIRST_DENSE
+    ),
     "mistral3": family("Ministral 3", rope_parameters=TEMPERATURE_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}),
     "qwen2": family("Qwen2"),
     "qwen2moe": ("Qwen2MoeForCausalLM", QWEN_EXPERTS | UNTIED | {"shared_expert_intermediate_size": 40}),
@@ -151,6 +170,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Published with code of their own, of which the converter needs the config alone.
 PUBLISHERS = {
+    "exaone": published.exaone,
+    "xverse": published.xverse,
     "baichuan": published.baichuan,
     "baichuan with ALiBi": published.baichuan_alibi,
     "qwen": published.qwen,
@@ -164,8 +185,10 @@ PUBLISHERS = {
 # Published with code of its own, which the converter runs.
 NOT_CONVERTED = {"internlm2"}
 # llama.cpp cuts activations of Gemma 3n by another variance (one less than the number of channels), and always of the
-# first ten layers; its Phi-3.5-MoE has no LayerNorm and no SparseMixer. Compared with `transformers`.
+# first ten layers; its Phi-3.5-MoE has no LayerNorm and no SparseMixer. They, and the latest
+# architectures, are compared with `transformers`.
 BY_TRANSFORMERS = {"gemma3n", "phimoe"}
+BY_TRANSFORMERS |= {"afmoe", "cohere2moe", "exaone", "exaone-moe", "hy_v3", "jais2", "mellum", "xverse"}
 # Of these test_gguf_towers.py compares texts, too.
 WITH_TOWERS = {"qwen2vl"}
 # Of these test_gguf_encoders.py compares vectors.
@@ -280,6 +303,7 @@ def minimax(config: dict[str, Any]) -> dict[str, Any]:
 
 
 AS_PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "exaone": lambda config: {"rms_norm_eps": config["layer_norm_epsilon"]},
     "kimi_linear": kimi_linear,
     "mimo_v2_flash": mimo_v2_flash,
     "minimax": minimax,

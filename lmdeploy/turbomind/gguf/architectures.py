@@ -52,6 +52,7 @@ _BERT = encoders.PostNormLayout(
     **vars(dataclasses.replace(_LAYOUT, mlp_norm="attn_output_norm", final_norm="layer_output_norm"))
 )
 _NOMIC_BERT = dataclasses.replace(_BERT, qkv="attn_qkv")
+_HY3 = dataclasses.replace(_LAYOUT, experts=dataclasses.replace(EXPERTS, correction="exp_probs_b").tensors)
 _LATE_MLP_NORM = dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
 _LATENT = dataclasses.replace(_LAYOUT, latent=latent.latent_tensors)
 _APERTUS = dataclasses.replace(_LAYOUT, xielu="xielu")
@@ -105,6 +106,9 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", configs.llama, is_turned=True),
+    "exaone": Architecture("ExaoneForCausalLM", configs.exaone),
+    "xverse": Architecture("XverseForCausalLM", configs.xverse, is_turned=True),
+    "jais2": Architecture("Jais2ForCausalLM", configs.jais2),
     "mistral3": Architecture("Ministral3ForCausalLM", configs.mistral3, is_turned=True),
     "internlm2": Architecture("InternLM2ForCausalLM", configs.internlm2, is_turned=True),
     "qwen2": Architecture("Qwen2ForCausalLM", configs.qwen2),
@@ -165,6 +169,11 @@ ARCHITECTURES = {
     "deepseek": Architecture("DeepseekForCausalLM", mixtures.deepseek, is_turned=True),
     "bailingmoe": Architecture("BailingMoeForCausalLM", mixtures.bailingmoe, is_turned=True),
     "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", mixtures.bailingmoe, _JOINED_QKV),
+    "exaone-moe": Architecture("ExaoneMoeForCausalLM", mixtures.exaone_moe),
+    "afmoe": Architecture("AfmoeForCausalLM", mixtures.afmoe, dataclasses.replace(_LAYOUT, output_gate="attn_gate")),
+    "hy_v3": Architecture("HYV3ForCausalLM", mixtures.hy_v3, _HY3),
+    "mellum": Architecture("MellumForCausalLM", mixtures.mellum),
+    "cohere2moe": Architecture("Cohere2MoeForCausalLM", mixtures.cohere2moe),
     "dots1": Architecture("Dots1ForCausalLM", mixtures.dots1),
     "glm4moe": Architecture("Glm4MoeForCausalLM", mixtures.glm4moe, _LATE_MLP_NORM),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", mixtures.minimax_m2),

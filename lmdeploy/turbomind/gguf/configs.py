@@ -127,6 +127,26 @@ def llama(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def exaone(metadata: Metadata) -> dict[str, Any]:
+    """EXAONE 3 and 3.5, also in the names of its published config."""
+    fields = llama(metadata) | {"model_type": "exaone", "activation_function": "silu"}
+    return fields | {"num_layers": fields["num_hidden_layers"], "layer_norm_epsilon": fields["rms_norm_eps"]}
+
+
+def xverse(metadata: Metadata) -> dict[str, Any]:
+    """XVERSE."""
+    return llama(metadata) | {"model_type": "xverse"}
+
+
+def jais2(metadata: Metadata) -> dict[str, Any]:
+    """Jais 2."""
+    return common(metadata, "jais2", "layer_norm_eps") | {
+        "hidden_act": "relu2",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
+    }
+
+
 def mistral3(metadata: Metadata) -> dict[str, Any]:
     """Ministral 3 and Devstral Small 2: queries grow with their position."""
     fields = llama(metadata) | {"model_type": "ministral3"}
@@ -303,10 +323,18 @@ def olmo2(metadata: Metadata) -> dict[str, Any]:
 
 def olmo3(metadata: Metadata) -> dict[str, Any]:
     """OLMo 3: layers with a window rotate without YaRN."""
-    fields = olmo2(metadata) | {"model_type": "olmo3", "sliding_window": metadata.get("attention.sliding_window")}
-    whole = fields["rope_parameters"]
+    return olmo2(metadata) | {"model_type": "olmo3"} | with_windows(metadata)
+
+
+def with_windows(metadata: Metadata) -> dict[str, Any]:
+    """Return the fields of models whose layers with a window rotate without YaRN."""
+    whole = common(metadata, metadata.architecture)["rope_parameters"]
     local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", whole["rope_theta"])}
-    return fields | {"layer_types": windows(metadata, 4), "rope_parameters": {FULL: whole, SLIDING: local}}
+    return {
+        "sliding_window": metadata.get("attention.sliding_window"),
+        "layer_types": windows(metadata, 4),
+        "rope_parameters": {FULL: whole, SLIDING: local},
+    }
 
 
 def exaone4(metadata: Metadata) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
+from lmdeploy.turbomind.gguf import configs
 from lmdeploy.turbomind.gguf.configs import (
     FULL,
     SLIDING,
@@ -138,6 +139,94 @@ def ernie4_5_moe(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def exaone_moe(metadata: Metadata) -> dict[str, Any]:
+    """K-EXAONE."""
+    return configs.exaone4(metadata) | {"model_type": "exaone_moe"} | deepseek_experts(metadata)
+
+
+def afmoe(metadata: Metadata) -> dict[str, Any]:
+    """Trinity; llama.cpp always scales its embeddings."""
+    experts = deepseek_experts(metadata)
+    return (
+        common(metadata, "afmoe")
+        | {
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mup_enabled": True,
+            "sliding_window": metadata.get("attention.sliding_window"),
+            "layer_types": windows(metadata, 4),
+            "num_dense_layers": experts["first_k_dense_replace"],
+            "route_scale": experts["routed_scaling_factor"],
+        }
+        | experts
+    )
+
+
+def hy_v3(metadata: Metadata) -> dict[str, Any]:
+    """HY3."""
+    experts = deepseek_experts(metadata)
+    return (
+        common(metadata, "hy_v3")
+        | {
+            "hidden_act": "silu",
+            "attention_bias": metadata.has("blk.0.attn_q.bias"),
+            "mlp_bias": False,
+            "mlp_layer_types": layer_mlps(metadata),
+            "router_scaling_factor": experts["routed_scaling_factor"],
+        }
+        | experts
+    )
+
+
+def mellum(metadata: Metadata) -> dict[str, Any]:
+    """Mellum 2."""
+    return (
+        common(metadata, "mellum")
+        | configs.with_windows(metadata)
+        | {
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_layer_types": layer_mlps(metadata),
+            "num_experts": metadata.need("expert_count"),
+            "num_experts_per_tok": metadata.need("expert_used_count"),
+            "moe_intermediate_size": _expert_size(metadata),
+            "norm_topk_prob": True,
+        }
+    )
+
+
+def layer_mlps(metadata: Metadata) -> list[str]:
+    """Return the kind of MLP of each layer."""
+    first, layers = _dense_layers(metadata), range(metadata.layer_count or 0)
+    has_experts = [layer >= first and metadata.has(f"blk.{layer}.ffn_gate_inp.weight") for layer in layers]
+    return ["sparse" if own else "dense" for own in has_experts]
+
+
+def cohere2moe(metadata: Metadata) -> dict[str, Any]:
+    """North Mini Code: first layers are dense, and all of them rotate; what is shared is averaged."""
+    size = metadata.get("feed_forward_length")
+    own = _expert_size(metadata)
+    norms = "rms_norm_eps" if metadata.get("attention.layer_norm_rms_epsilon") else "layer_norm_eps"
+    return common(metadata, "cohere2_moe", norms) | {
+        "hidden_act": "silu",
+        "rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon"),
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "logit_scale": metadata.need("logit_scale"),
+        "sliding_window": metadata.need("attention.sliding_window"),
+        "layer_types": windows(metadata, 4),
+        "mlp_layer_types": layer_mlps(metadata),
+        "num_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "intermediate_size": own,
+        "prefix_dense_intermediate_size": size,
+        "prefix_dense_sliding_window_pattern": 1,
+        "num_shared_experts": _shared_size(metadata) // own if own else 0,
+        "shared_expert_combination_strategy": "average",
+        "expert_selection_fn": "sigmoid",
+        "norm_topk_prob": metadata.get("expert_weights_norm", False),
+    }
+
+
 def dots1(metadata: Metadata) -> dict[str, Any]:
     """dots.llm1."""
     own = {"hidden_act": "silu", "attention_bias": False, "sliding_window": None}
@@ -241,7 +330,7 @@ def dbrx(metadata: Metadata) -> dict[str, Any]:
 def mimo2(metadata: Metadata) -> dict[str, Any]:
     """MiMo-V2-Flash: layers with a window have more key/value heads, and rotate by a base of their own."""
     fields = common(metadata, "mimo_v2_flash") | deepseek_experts(metadata)
-    layers, kinds = range(metadata.layer_count or 0), windows(metadata, 1)
+    kinds = windows(metadata, 1)
     rope = fields["rope_parameters"]
     heads = metadata.need("attention.head_count_kv")
     return fields | {
@@ -252,9 +341,7 @@ def mimo2(metadata: Metadata) -> dict[str, Any]:
         "v_head_dim": metadata.need("attention.value_length"),
         "sliding_window": metadata.need("attention.sliding_window"),
         "layer_types": kinds,
-        "mlp_layer_types": [
-            "sparse" if metadata.has(f"blk.{layer}.ffn_gate_inp.weight") else "dense" for layer in layers
-        ],
+        "mlp_layer_types": layer_mlps(metadata),
         "norm_topk_prob": True,
         "rope_parameters": {
             FULL: rope,
