@@ -22,7 +22,7 @@ import transformers
 from lmdeploy.turbomind.gguf.architectures import ARCHITECTURES
 from lmdeploy.turbomind.safetensors_index import read_files
 from tests.engine.test_model_families import CASES as FAMILIES
-from tests.engine.test_model_families import TEMPERATURE_ROPE, UNTIED, YARN_ROPE
+from tests.engine.test_model_families import TEMPERATURE_ROPE, UNTIED, YARN_ROPE, plain_forward
 from tests.support import published
 from tests.support.expert_models import PHI_ROPE, QWEN_EXPERTS
 from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
@@ -66,6 +66,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone": family("EXAONE 3.5", head_dim=8, rope_parameters=PLAIN_ROPE),
     "xverse": family("XVERSE"),
     "jais2": family("Jais 2"),
+    "deci": family("Llama-Nemotron Super", head_dim=8),
     "exaone-moe": family("K-EXAONE", **FOUR_LAYERS, n_group=1, topk_group=1, mlp_layer_types=FIRST_DENSE, **UNTIED),
     "afmoe": family("Trinity", **FOUR_LAYERS),
     "hy_v3": family("HY3"),
@@ -172,6 +173,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 PUBLISHERS = {
     "exaone": published.exaone,
     "xverse": published.xverse,
+    "deci": published.decilm,
     "baichuan": published.baichuan,
     "baichuan with ALiBi": published.baichuan_alibi,
     "qwen": published.qwen,
@@ -188,7 +190,8 @@ NOT_CONVERTED = {"internlm2"}
 # first ten layers; its Phi-3.5-MoE has no LayerNorm and no SparseMixer. They, and the latest
 # architectures, are compared with `transformers`.
 BY_TRANSFORMERS = {"gemma3n", "phimoe"}
-BY_TRANSFORMERS |= {"afmoe", "cohere2moe", "exaone", "exaone-moe", "hy_v3", "jais2", "mellum", "xverse"}
+BY_TRANSFORMERS |= {"afmoe", "cohere2moe", "deci", "exaone", "exaone-moe", "hy_v3", "jais2", "mellum", "xverse"}
+FORWARDS = {"deci": published.decilm_forward}
 # Of these test_gguf_towers.py compares texts, too.
 WITH_TOWERS = {"qwen2vl"}
 # Of these test_gguf_encoders.py compares vectors.
@@ -205,7 +208,11 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
         pytest.skip("llama.cpp is not installed; run `make peers`")
     architecture, overrides = (CASES | VARIANTS)[name]
     source = make_small(tmp_path / "source", architecture, **overrides)
-    reference = logits_of_transformers(architecture, source) if name in BY_TRANSFORMERS else None
+    reference = (
+        logits_of_transformers(architecture, source, FORWARDS.get(name, plain_forward))
+        if name in BY_TRANSFORMERS
+        else None
+    )
     PUBLISHERS.get(name, published.as_is)(source)
     file = converted(source, tmp_path / "model.gguf")
     if reference is None:
@@ -313,12 +320,13 @@ AS_PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-def logits_of_transformers(architecture: str, source: Path) -> torch.Tensor:
+def logits_of_transformers(
+    architecture: str, source: Path, forward: Callable[[Any, list[int]], torch.Tensor] = plain_forward
+) -> torch.Tensor:
     """Return the logits of each token of the prompt in `transformers`."""
     model = getattr(transformers, architecture).from_pretrained(source, dtype=torch.float32).eval()
     with torch.no_grad():
-        logits: torch.Tensor = model(torch.tensor([PROMPT])).logits[0]
-    return logits
+        return forward(model, PROMPT)
 
 
 def give_every_row_a_token(source: Path, rows: int) -> None:

@@ -213,8 +213,8 @@ def decilm(directory: Path) -> None:
     # A size is a factor of two thirds of the model's, rounded up to a multiple of 256.
     blocks = [
         {
-            "attention": {"n_heads_in_group": group, "no_op": group is None},
-            "ffn": {"ffn_mult": 1.45 * (size or 0) / old["hidden_size"], "no_op": size is None},
+            "attention": {"n_heads_in_group": group, "no_op": group is None, "replace_with_linear": False},
+            "ffn": {"ffn_mult": size and 1.45 * size / old["hidden_size"], "no_op": size is None},
         }
         for group, size in _DECI
     ]

@@ -108,6 +108,7 @@ ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", configs.llama, is_turned=True),
     "exaone": Architecture("ExaoneForCausalLM", configs.exaone),
     "xverse": Architecture("XverseForCausalLM", configs.xverse, is_turned=True),
+    "deci": Architecture("DeciLMForCausalLM", configs.deci, is_turned=True),
     "jais2": Architecture("Jais2ForCausalLM", configs.jais2),
     "mistral3": Architecture("Ministral3ForCausalLM", configs.mistral3, is_turned=True),
     "internlm2": Architecture("InternLM2ForCausalLM", configs.internlm2, is_turned=True),

@@ -138,6 +138,25 @@ def xverse(metadata: Metadata) -> dict[str, Any]:
     return llama(metadata) | {"model_type": "xverse"}
 
 
+def deci(metadata: Metadata) -> dict[str, Any]:
+    """Llama-Nemotron Super, as `lmdeploy.turbomind.families.nemotron` reads the published config."""
+    keys = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+    values, layers = map(metadata.need, keys), metadata.layer_count or 0
+    heads, kv_heads, sizes = (value if isinstance(value, list) else [value] * layers for value in values)
+    if linear := [layer for layer in range(layers) if heads[layer] and not kv_heads[layer]]:
+        raise UnsupportedModelError(f"layers {linear} have a matrix in place of attention, which is not supported")
+    return llama(metadata) | {
+        "model_type": "nemotron-nas",
+        "num_attention_heads": max(heads),
+        "num_key_value_heads": max(kv_heads),
+        "intermediate_size": max(sizes),
+        "layer_kv_heads": kv_heads,
+        "layer_sizes": sizes,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
 def jais2(metadata: Metadata) -> dict[str, Any]:
     """Jais 2."""
     return common(metadata, "jais2", "layer_norm_eps") | {

@@ -13,7 +13,7 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ModelSpec
 
 FORMAT = "gguf"  # in config.json's model_format
-_TURNED = re.compile(r"blk\.\d+\.attn_(q|k)\.(weight|bias)")
+_TURNED = re.compile(r"blk\.(\d+)\.attn_(q|k)\.(weight|bias)")
 
 
 def stored_architecture(config: Mapping[str, Any]) -> str | None:
@@ -82,7 +82,10 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
         if len(load.shape) == 2:
             load = dataclasses.replace(load, dtypes=(*PLAIN_TYPES, *BLOCK_TYPES))
         turned = _TURNED.fullmatch(load.name) if architecture.is_turned else None
-        return load if turned is None else _in_halves(load, spec.num_heads if turned[1] == "q" else spec.num_kv_heads)
+        if turned is None:
+            return load
+        own = spec.attention_of(int(turned[1]))
+        return _in_halves(load, own.num_heads if turned[2] == "q" else own.num_kv_heads)
 
     tensors = architecture.layout_of(index.tensors).tensors(spec)
     return {engine_name: replaced(expression) for engine_name, expression in tensors.items()}
