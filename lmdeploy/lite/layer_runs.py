@@ -170,7 +170,8 @@ def _quantized(
 def _check_function(model: SourceModel, number: int, layer: LayerWeights, hidden: HiddenStates) -> None:
     """Refuse a model whose layers are not the function that ``scaled_groups`` takes them for."""
     before, after = next(hidden.read(number)), next(hidden.read(number + 1))
-    error = (model.run(number, layer, before) - after).norm() / (after - before).norm()
+    changed = (after - before).norm().clamp(min=torch.finfo(before.dtype).tiny)  # a layer may compute nothing
+    error = (model.run(number, layer, before) - after).norm() / changed
     if not error <= _SAME_FUNCTION:
         raise UnsupportedModelError(
             f"{model.name} cannot be quantized: dividing its norms and weights changes what layer {number} computes "

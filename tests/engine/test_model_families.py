@@ -199,7 +199,7 @@ CASES = {
     "GPT-NeoX Japanese": Case("GPTNeoXJapaneseForCausalLM", {"num_hidden_layers": 3}),
     "Llama-Nemotron Super": Case(
         "LlamaForCausalLM",
-        UNTIED | {"num_hidden_layers": 4, "intermediate_size": 512},
+        UNTIED | {"num_hidden_layers": 5, "intermediate_size": 512},
         published.decilm,
         published.decilm_forward,
     ),

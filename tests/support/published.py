@@ -188,12 +188,12 @@ def rw(directory: Path) -> None:
     rewrite(directory, config, lambda tensors, _: tensors)
 
 
-_DECI = ((2, 512), (None, 512), (4, 256), (2, None))
+_DECI = ((2, 512), (None, 512), (4, 256), (None, None), (2, None))
 """Query heads a key and value head, and the size of the MLP, of each layer; None: it has none."""
 
 
 def decilm(directory: Path) -> None:
-    """Llama-Nemotron from a Llama of 4 layers, without what :func:`decilm_forward` sets to zero."""
+    """Llama-Nemotron from a Llama of 5 layers, without what :func:`decilm_forward` sets to zero."""
     old = old_config(directory)
 
     def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:

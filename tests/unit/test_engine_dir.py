@@ -181,10 +181,6 @@ RECURRENCE = {
         ({"block": {"shares_norm": True}}, "block.shares_norm needs block.is_parallel"),
         ({"block": {"norms_stream": True, "is_parallel": True}}, "block.norms_stream needs has_input_norms"),
         ({"layer_mixers": ["recurrence"] * 30}, "recurrence must be there where layer_mixers has it"),
-        (
-            {"layer_mixers": ["none"] + ["attention"] * 29, "layer_mlps": [False] * 30},
-            "layer 0 has neither a",
-        ),
         ({"layer_mlps": [False] * 30, "block": {"is_parallel": True}}, "a mixer or an MLP cannot be had with"),
         ({"recurrence_block": {}}, "recurrence_block needs a recurrence"),
         (

@@ -106,9 +106,9 @@ NEMOTRON_H_LAYOUT = Layout(
 NEMOTRON_H = Family(("NemotronHForCausalLM",), nemotron_h_spec, NEMOTRON_H_LAYOUT.tensors, sizes=NEMOTRON_H_SIZES)
 
 
-# Llama-Nemotron Super (DeciLM), published with their own code: Llamas out of a search for smaller layers.
+# Llama-Nemotron Super and Ultra (DeciLM), published with their own code: Llamas out of a search for smaller layers.
 #
-# A layer may lack its attention or its MLP, and has its own number of key and value heads and its own size.
+# A layer may lack its attention, its MLP, or both, and has its own number of key and value heads and its own size.
 _MULTIPLE = 256  # of the sizes of MLPs
 
 

@@ -400,9 +400,6 @@ def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
     layers, own = range(spec.num_layers), spec.recurrence
     if any(map(spec.has_recurrence, layers)) != (own is not None):
         yield "recurrence must be there where layer_mixers has it, and only there"
-    for layer in layers:
-        if spec.layer_mixers and spec.layer_mixers[layer] == "none" and not spec.has_mlp(layer):
-            yield f"layer {layer} has neither a mixer nor an MLP"
     is_partial = "none" in spec.layer_mixers or not all(map(spec.has_mlp, layers))
     has_more = spec.layer_input or any(it.has_layer_scale for it in (spec.block, spec.recurrence_block) if it)
     if is_partial and (spec.block.is_parallel or spec.head or has_more):
