@@ -71,6 +71,7 @@ SHOWN = {
     "FalconForCausalLM": "Falcon 40B",
     "FlexOlmoForCausalLM": "FlexOlmo",
     "FlintForCausalLM": "Flint",
+    "Gemma4UnifiedForCausalLM": "Gemma 4 12B",
     "GPTBigCodeForCausalLM": "StarCoder",
     "GPTJForCausalLM": "GPT-J",
     "GPTNeoForCausalLM": "GPT-Neo",
@@ -178,6 +179,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "Mamba2": {"head_dim": 16},
     "OPT": {"word_embed_proj_dim": 64},
     "Gemma 4 E2B": {"head_dim": 16, "global_head_dim": 32},
+    "Gemma 4 12B": {"head_dim": 16, "global_head_dim": 32},
     # With random scores, rounding lets tokens attend to other ones: here they attend to all.
     "DeepSeek-V3.2": {"index_topk": 512},
     "GLM-5": {"index_topk": 512},
@@ -204,7 +206,7 @@ def soften_scores(directory: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-SOFTENED = {"Gemma 4 E2B"}
+SOFTENED = {"Gemma 4 E2B", "Gemma 4 12B"}
 
 
 def make_case(directory: Path, name: str, case: Case) -> Path:

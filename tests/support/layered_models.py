@@ -44,6 +44,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4ForCausalLM",
         GEMMA4 | {"hidden_size_per_layer_input": 0, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
     ),
+    "Gemma 4 12B": (
+        "Gemma4UnifiedForCausalLM",
+        GEMMA4 | {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
     "Gemma 4 26B": (
         "Gemma4ForCausalLM",
         GEMMA4

@@ -156,7 +156,7 @@ def gemma4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
             activation_of(config.hidden_activation),
             sizes=tuple(config.intermediate_size * (wide if source >= 0 else 1) for source in shared),
         ),
-        moe=_moe(config) if config.enable_moe_block else None,
+        moe=_moe(config) if getattr(config, "enable_moe_block", False) else None,
         attention=sliding,
         attentions=(full,),
         layer_attentions=tuple(kinds),
@@ -183,7 +183,7 @@ def shared_keys(config: Any) -> list[int]:
 
 
 def _layer_input(config: Any) -> LayerInputSpec | None:
-    size = config.hidden_size_per_layer_input
+    size = getattr(config, "hidden_size_per_layer_input", 0)
     if not size:
         return None
     rows = getattr(config, "vocab_size_per_layer_input", config.vocab_size)
@@ -243,7 +243,7 @@ def gemma4_tensors(spec: ModelSpec) -> dict[str, Expression]:
     return engine | layer_input_tensors(spec, _GEMMA4_LAYOUT)
 
 
-GEMMA4 = Family(("Gemma4ForCausalLM",), gemma4_spec, gemma4_tensors)
+GEMMA4 = Family(("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"), gemma4_spec, gemma4_tensors)
 
 
 # Gemma 3n (text): several residual streams, per-layer embeddings, sparse activations, and shared keys and values.
