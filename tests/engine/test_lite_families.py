@@ -179,7 +179,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "Mamba2": {"head_dim": 16},
     "OPT": {"word_embed_proj_dim": 64},
     "Gemma 4 E2B": {"head_dim": 16, "global_head_dim": 32},
-    "Gemma 4 12B": {"head_dim": 16, "global_head_dim": 32},
+    "Gemma 4 12B": {
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     # With random scores, rounding lets tokens attend to other ones: here they attend to all.
     "DeepSeek-V3.2": {"index_topk": 512},
     "GLM-5": {"index_topk": 512},
