@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "engine/cache/block_cache.h"
+#include "engine/schedule/session_table.h"
 #include "engine/stats.h"
 
 namespace turbomind {
@@ -30,8 +32,13 @@ struct CacheControl {
     kDropFiles,   // in the background
     kPin,         // keep what the cache has of a prompt
     kUnpin,
+    // Of an engine without requests:
+    kRest,    // write contents to files, move them to the host's memory, and return the device's pages to the system
+    kLeave,   // write contents to files, and hand over `sessions`
+    kReturn,  // take over `sessions`
   };
   Action action = Action::kReport;
+  std::shared_ptr<SessionTable::Sessions> sessions;
   // Of a prompt that is pinned or unpinned.
   std::vector<int32_t> tokens;
   std::string salt;

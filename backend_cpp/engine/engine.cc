@@ -154,6 +154,12 @@ void Engine::control_cache(CacheControl control) {
   inbox_.control(std::move(control));
 }
 
+EngineMemory Engine::memory() const {
+  const size_t pages = static_cast<size_t>(config_.page_count) + static_cast<size_t>(config_.host_page_count);
+  const size_t page_bytes = std::max(runner_->kept_page_bytes(), config_.plan.page_bytes);
+  return {runner_->weight_bytes() + (draft_runner_ ? draft_runner_->weight_bytes() : 0), pages * page_bytes};
+}
+
 EngineStats Engine::stats() const {
   const std::lock_guard lock(mu_);
   return stats_;

@@ -30,6 +30,14 @@
 
 namespace turbomind {
 
+// Bytes that an engine holds.
+struct EngineMemory {
+  size_t weights = 0;
+  size_t cache = 0;  // pages of the device and of the host, whether or not they were written
+
+  size_t total() const { return weights + cache; }
+};
+
 class Engine {
  public:
   // Without a `compiler`, requests with a response format are refused. `events` receives KV cache events; null: none.
@@ -71,6 +79,7 @@ class Engine {
   bool has_failed() const { return !is_healthy() && processes_ == nullptr; }
   EngineStats stats() const;
   const EngineConfig& config() const { return config_; }
+  EngineMemory memory() const;
   int vocab_size() const { return runner_->traits().vocab_size; }
   int hidden_size() const { return runner_->traits().hidden_size; }
   // Width of image embeddings; 0: the model takes none.

@@ -349,6 +349,16 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
     case CacheControl::Action::kUnpin:
       if (!pins_.unpin(prefix)) throw Error(ErrorCode::kNotFound, "this prompt is not pinned");
       break;
+    case CacheControl::Action::kRest:
+      give_back_memory();
+      break;
+    case CacheControl::Action::kLeave:
+      finish_files();
+      *control.sessions = sessions_.take();
+      break;
+    case CacheControl::Action::kReturn:
+      sessions_.add(std::move(*control.sessions));
+      break;
   }
   report.stats = stats();
   report.page_bytes = std::max(runner_.kept_page_bytes(), blocks_.plan().page_bytes);
@@ -357,6 +367,14 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
   report.pinned_pages = pins_.page_count();
   report.most_pinned_pages = pins_.most_pages();
   return report;
+}
+
+void EngineCore::give_back_memory() {
+  finish_files();
+  pins_.clear();
+  blocks_.contents().evict_all();
+  if (const std::vector<PageMove> moves = blocks_.take_moves(); !moves.empty()) runner_.move_pages(moves);
+  if (blocks_.pool().referenced_count() == 0) runner_.give_back_pages();
 }
 
 void EngineCore::end_overdue(Clock::time_point now) {

@@ -84,6 +84,7 @@ class EngineCore {
 
  private:
   CacheReport change_cache(const CacheControl& control);
+  void give_back_memory();
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
   // A request that can be served.
   struct Plan {

@@ -187,7 +187,8 @@ std::string cache_fingerprint(const std::string& directory, const EngineSettings
 
 }  // namespace
 
-LoadedEngine load_engine(const std::string& directory, const EngineSettings& given, const Programs& programs) {
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& given, const Programs& programs,
+                         int page_count) {
   const Device& device = find_device(given.device);
   ResolvedEngine resolved =
       resolve(given, read_model_spec(directory + "/spec.json"), device.traits, has_worker(directory));
@@ -208,7 +209,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   std::unique_ptr<ModelRunner> draft_runner = make_draft_runner(directory, resolved, device, tokens, *runner);
   if (draft_runner) draft_runner->prepare(limits);
   config.plan = plan_caches(*runner, draft_runner.get(), limits);
-  config.page_count = cache_page_count(resolved, runner->free_cache_memory());
+  config.page_count = page_count > 0 ? page_count : cache_page_count(resolved, runner->free_cache_memory());
   config.host_page_count = host_page_count(resolved, available_memory());
   if (!config.disk.directory.empty()) {
     config.disk.fingerprint = cache_fingerprint(directory, settings, device.name, config.plan);

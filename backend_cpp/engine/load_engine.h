@@ -29,7 +29,8 @@ struct Programs {
   std::function<std::string(const SpeculativeConfig&, const std::string& target)> locate;
 };
 
-// Throws Error.
-LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const Programs& programs);
+// `page_count`: of the cache, as an earlier engine of the model had it; 0: as the settings say. Throws Error.
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const Programs& programs,
+                         int page_count = 0);
 
 }  // namespace turbomind

@@ -77,6 +77,7 @@ struct EngineTimes {
   float prompt = -1;   // from there to the response's first token
   float answer = -1;   // from there to its end
   float grammar = -1;  // before all that, until its grammar was compiled
+  float load = 0;      // before all that, until the model was in memory
 };
 
 // Why a prefix hit ends where it does.

@@ -1,5 +1,7 @@
 #include "model/cache_memory.h"
 
+#include <sys/mman.h>
+
 #include <cstring>
 
 namespace turbomind {
@@ -40,6 +42,10 @@ void CacheMemory::read(Operators& ops, std::span<const int32_t> pages, std::byte
     }
     to += page_bytes_;
   }
+}
+
+void CacheMemory::give_back(const Operators& ops) const {
+  if (ops.shares_host_memory() && pages_.size() > 0) ::madvise(pages_.as<void>(), pages_.size(), MADV_DONTNEED);
 }
 
 void CacheMemory::write(Operators& ops, std::span<const int32_t> pages, const std::byte* from) const {

@@ -231,6 +231,11 @@ class ModelRunner {
   virtual void write_pages(std::span<const int32_t> /*pages*/, const std::byte* /*from*/) {
     throw internal_error("pages of this runner's cache cannot be written");
   }
+  // Returns the memory of the cache's pages, which hold nothing, to the system until they are written again; where the
+  // device cannot do that, it keeps them.
+  virtual void give_back_pages() {}
+  // Bytes of the weights of all ranks; 0: unknown.
+  virtual size_t weight_bytes() const { return 0; }
   // Called once, when the cache is there: does now what steps that only decode would do when they come first, for as
   // many shapes of steps as it returns. Whatever it does, every step is right without it.
   virtual size_t prepare_decoding(const StepLimits& /*limits*/) { return 0; }

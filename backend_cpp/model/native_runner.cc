@@ -79,13 +79,17 @@ class Mover {
   std::function<void(AlignedBuffer&)> move_buffer_;
 };
 
+size_t bytes_of(Weights& weights) {
+  size_t total = 0;
+  Mover([&](const AlignedBuffer& buffer) { total += buffer.size(); }).move(weights);
+  return total;
+}
+
 // Views point to the device's memory afterwards; the host's is given back piece by piece. Does nothing where the device
 // shares the host's memory.
 void move_weights(Operators& ops, Weights& weights) {
   if (ops.shares_host_memory()) return;
-  size_t total = 0;
-  Mover([&](const AlignedBuffer& buffer) { total += buffer.size(); }).move(weights);
-  ops.expect(total, MemoryUse::kWeights);
+  ops.expect(bytes_of(weights), MemoryUse::kWeights);
   Mover([&](AlignedBuffer& buffer) {
     if (buffer.size() == 0) return;
     AlignedBuffer there = ops.allocate(buffer.size(), MemoryUse::kWeights);
@@ -125,6 +129,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
       ops_(std::move(ops)),
       spec_(shard.spec),
       weights_(std::move(weights)),
+      weight_bytes_(bytes_of(weights_)),
       max_rows_(max_rows),
       is_divided_(shard.count > 1),
       brings_output_(shard.rank == 0),

@@ -52,6 +52,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   size_t kept_page_bytes() const override { return cache_.page_bytes(); }
   void read_pages(std::span<const int32_t> pages, std::byte* to) override { cache_.read(*ops_, pages, to); }
   void write_pages(std::span<const int32_t> pages, const std::byte* from) override { cache_.write(*ops_, pages, from); }
+  void give_back_pages() override { cache_.give_back(*ops_); }
+  size_t weight_bytes() const override { return weight_bytes_; }
   size_t prepare_decoding(const StepLimits& limits) override;
   void keep_prepared(size_t count) override;
   bool reserve(const TokenChoice& choice) override { return outputs_.reserve(choice); }
@@ -97,6 +99,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   std::unique_ptr<Operators> ops_;
   ModelSpec spec_;  // of the shard
   Weights weights_;
+  size_t weight_bytes_;
   int max_rows_;
   bool is_divided_;  // what a half of a layer makes is a part of a sum over ranks
   // In `prepare`, ranks do not meet: nobody looks at the result, and a rank that takes memory while another GPU waits

@@ -1,6 +1,7 @@
 #include "model/parallel_runner.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -68,6 +69,11 @@ std::byte* ParallelRunner::allocate_cache(const CacheShare& share) {
 }
 
 // A rank's part of all pages comes after that of the rank before it.
+size_t ParallelRunner::weight_bytes() const {
+  return std::accumulate(ranks_.begin(), ranks_.end(), size_t{0},
+                         [](size_t sum, const auto& rank) { return sum + rank->weight_bytes(); });
+}
+
 void ParallelRunner::read_pages(std::span<const int32_t> pages, std::byte* to) {
   run([&](ModelRunner& runner, int rank) {
     runner.read_pages(pages, to + static_cast<size_t>(rank) * pages.size() * runner.kept_page_bytes());

@@ -120,6 +120,10 @@ void CacheContents::evict(int32_t block) {
   ++counts_.swapped_out;
 }
 
+void CacheContents::evict_all() {
+  for (int32_t block; (block = order_.next()) != kNoBlock;) evict(block);
+}
+
 void CacheContents::lose_for_room(int32_t block) {
   for (CacheObserver* observer : observers_) observer->leaving(node_of(block), pool_.group_of(block));
   lose(block);

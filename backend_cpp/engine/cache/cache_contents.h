@@ -50,6 +50,8 @@ class CacheContents {
   int32_t swap_in(int32_t block);
   // Moves an idle block's content to the host, or loses it if there is no room.
   void evict(int32_t block);
+  // The same for all idle blocks of the device, those used last at the end.
+  void evict_all();
   // Frees an attached block, with the contents that can no longer be matched.
   void lose(int32_t block);
 

@@ -105,7 +105,7 @@ RequestId SessionTable::check_control(const SessionParams& params) const {
 void SessionTable::erase(uint64_t id) {
   const auto it = sessions_.find(id);
   if (it == sessions_.end()) return;
-  if (!shares_blocks_) blocks_.contents().forget_realm(it->second.scope);
+  if (!shares_blocks_ && it->second.scope) blocks_.contents().forget_realm(*it->second.scope);
   embedding_bytes_ -= bytes_of(it->second.embeddings);
   sessions_.erase(it);
 }
@@ -130,6 +130,19 @@ void SessionTable::expire(Clock::time_point now) {
 int SessionTable::busy_count() const {
   return static_cast<int>(
       std::ranges::count_if(sessions_, [](const auto& entry) { return entry.second.running != 0; }));
+}
+
+SessionTable::Sessions SessionTable::take() {
+  embedding_bytes_ = 0;
+  return std::exchange(sessions_, {});
+}
+
+void SessionTable::add(Sessions sessions) {
+  for (auto& [id, session] : sessions) {
+    session.scope.reset();
+    embedding_bytes_ += bytes_of(session.embeddings);
+  }
+  sessions_.merge(sessions);
 }
 
 const SessionTable::Session* SessionTable::find(uint64_t id) const {

@@ -67,22 +67,26 @@ class SessionTable {
   size_t size() const { return sessions_.size(); }
   int busy_count() const;
 
- private:
   struct Session {
     std::vector<int32_t> tokens;
     std::vector<EmbeddingRange> embeddings;  // for recomputation
     RequestId running = 0;                   // the request that uses the session; 0: none
-    uint64_t scope = 0;                      // of its blocks
+    std::optional<uint64_t> scope;           // of its blocks; none: another table's session
     SessionOwner owner;
     Clock::time_point last_used;
   };
+  using Sessions = std::unordered_map<uint64_t, Session>;
+  // Hands over all sessions, none of which may be busy, to the table of another engine of the same model.
+  Sessions take();
+  void add(Sessions sessions);
 
+ private:
   const Session* find(uint64_t id) const;
 
   SessionLimits limits_;
   BlockCache& blocks_;
   bool shares_blocks_;
-  std::unordered_map<uint64_t, Session> sessions_;
+  Sessions sessions_;
   size_t embedding_bytes_ = 0;  // of all sessions
   Clock::time_point next_expiry_{};
 };
