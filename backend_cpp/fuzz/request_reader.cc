@@ -162,6 +162,8 @@ FUZZ_TARGET(request_reader) {
     reader.is_legacy();
     fuzz::is_accepted([&] { reader.stop_request_id(); });
     fuzz::is_accepted([&] { reader.adapter_control(); });
+    fuzz::is_accepted([&] { reader.sleep_control(); });
+    fuzz::is_accepted([&] { reader.keep_alive(); });
     fuzz::is_accepted([&] { reader.input_ids(); });
     fuzz::is_accepted([&] {
       for (const EmbeddingRange& range : reader.embeddings(2)) {

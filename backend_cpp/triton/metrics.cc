@@ -87,7 +87,26 @@ class Parameters {
 
 }  // namespace
 
-EngineMetrics::EngineMetrics(const MetricLabels& labels, const EngineConfig& config) {
+EngineMetrics::EngineMetrics(const MetricLabels& labels) : labels_(labels) {
+  const Labels own = {{"model", labels.model}};
+  const auto add_one = [&](const char* family, const char* description, bool is_gauge, ReadModel read) {
+    if (MetricHandle metric = make(family, description, is_gauge, own)) {
+      of_model_.emplace_back(Metric{std::move(metric), is_gauge}, read);
+    }
+  };
+  using Report = ModelMemory::Report;
+  add_one("turbomind_model_awake", "Whether the model is in memory and takes requests", true,
+          [](const Report& r) { return r.state == Report::State::kAwake ? 1.0 : 0.0; });
+  add_one("turbomind_model_memory_bytes", "Bytes of weights and KV cache that the model holds", true,
+          [](const Report& r) { return double(r.bytes); });
+  add_one("turbomind_model_waiting_requests", "Requests that wait until the model is in memory", true,
+          [](const Report& r) { return double(r.waiting); });
+  add_one("turbomind_model_wakes_total", "Times that the model was woken", false,
+          [](const Report& r) { return double(r.wakes); });
+}
+
+void EngineMetrics::describe(const EngineConfig& config) {
+  const MetricLabels& labels = labels_;
   const Labels own = {{"model", labels.model}};
   for (const MetricSpec& one : kEngineMetrics) add(one.name, one.description, one.is_gauge, own, one.read);
 
@@ -138,13 +157,20 @@ EngineMetrics::EngineMetrics(const MetricLabels& labels, const EngineConfig& con
 
 void EngineMetrics::add(const std::string& family, const char* description, bool is_gauge, const Labels& labels,
                         Read read) {
+  if (MetricHandle metric = make(family, description, is_gauge, labels)) {
+    of_engine_.emplace_back(Metric{std::move(metric), is_gauge}, std::move(read));
+  }
+}
+
+MetricHandle EngineMetrics::make(const std::string& family, const char* description, bool is_gauge,
+                                 const Labels& labels) {
   TRITONSERVER_MetricFamily* made =
       family_of(family, description, is_gauge ? TRITONSERVER_METRIC_KIND_GAUGE : TRITONSERVER_METRIC_KIND_COUNTER);
-  if (made == nullptr) return;
+  if (made == nullptr) return nullptr;
   const Parameters parameters(labels);
   TRITONSERVER_Metric* metric = nullptr;
   check(TRITONSERVER_MetricNew(&metric, made, parameters.data(), parameters.size()));
-  metrics_.push_back({MetricHandle(metric), is_gauge, std::move(read)});
+  return MetricHandle(metric);
 }
 
 void EngineMetrics::add_seconds(std::vector<MetricHandle>& to, const std::string& family, const char* description,
@@ -187,17 +213,29 @@ void EngineMetrics::observe(const Output& last) {
   add(grammar_seconds_, last.times.grammar);
 }
 
+void EngineMetrics::publish(const ModelMemory::Report& report) {
+  for (auto& [metric, read] : of_model_) metric.publish(read(report));
+}
+
 void EngineMetrics::publish(const EngineStats& stats) {
-  for (Metric& metric : metrics_) {
-    const double value = metric.read(stats);
-    if (value == metric.published) continue;
-    if (metric.is_gauge) {
-      ignore(TRITONSERVER_MetricSet(metric.metric.get(), value));
-    } else {
-      ignore(TRITONSERVER_MetricIncrement(metric.metric.get(), value - metric.published));
-    }
-    metric.published = value;
+  for (auto& [metric, read] : of_engine_) metric.publish(read(stats));
+}
+
+void EngineMetrics::end_engine() {
+  for (auto& [metric, read] : of_engine_) {
+    if (!metric.is_gauge) metric.published = 0;
   }
+  publish(EngineStats());
+}
+
+void EngineMetrics::Metric::publish(double value) {
+  if (value == published) return;
+  if (is_gauge) {
+    ignore(TRITONSERVER_MetricSet(metric.get(), value));
+  } else {
+    ignore(TRITONSERVER_MetricIncrement(metric.get(), value - published));
+  }
+  published = value;
 }
 
 }  // namespace turbomind

@@ -1,19 +1,16 @@
 #include "triton/model_state.h"
 
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <csignal>
 #include <cstdlib>
 #include <initializer_list>
-#include <vector>
 
 #include "base/constant_time.h"
 #include "base/json.h"
-#include "base/nearest.h"
 #include "engine/cache_control.h"
-#include "triton/engine_location.h"
 
 namespace turbomind {
 
@@ -56,30 +53,9 @@ constexpr auto kLastLookInterval = std::chrono::milliseconds(100);
 constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
 constexpr size_t kMaxEarlyStops = 4096;
 constexpr const char* kControlKey = "LMDEPLOY_CONTROL_KEY";
-constexpr double kDefaultDrainSeconds = 20;  // Triton's own --exit-timeout-secs is 30
 constexpr const char* kHung = "the engine hangs: a step takes longer than step_timeout allows";
 constexpr const char* kUnloaded = "the model was unloaded before the response had ended";
-const std::vector<std::string> kParameters = {"model_path",    "model_name",     "engine_config",
-                                              "drain_seconds", "unload_seconds", "served_model_name"};
-
-std::string model_name(TRITONBACKEND_Model* model) {
-  const char* name = nullptr;
-  check(TRITONBACKEND_ModelName(model, &name));
-  return name;
-}
-
-uint64_t model_version(TRITONBACKEND_Model* model) {
-  uint64_t version = 0;
-  check(TRITONBACKEND_ModelVersion(model, &version));
-  return version;
-}
-
-std::string version_directory(TRITONBACKEND_Model* model) {
-  TRITONBACKEND_ArtifactType type = TRITONBACKEND_ARTIFACT_FILESYSTEM;
-  const char* location = nullptr;
-  check(TRITONBACKEND_ModelRepository(model, &type, &location));
-  return std::string(location) + "/" + std::to_string(model_version(model));
-}
+constexpr const char* kOverdue = "the request did not finish in the time it was given";
 
 // Throws Error where a request that controls the engine lacks the key for that. `what`: the tensor that asks.
 void check_key(const RequestReader& reader, const std::string& what) {
@@ -89,76 +65,26 @@ void check_key(const RequestReader& reader, const std::string& what) {
   }
 }
 
-Json model_config(TRITONBACKEND_Model* model) {
-  TRITONSERVER_Message* message = nullptr;
-  check(TRITONBACKEND_ModelConfig(model, 1, &message));
-  const MessageHandle owned(message);
-  const char* text = nullptr;
-  size_t bytes = 0;
-  check(TRITONSERVER_MessageSerializeToJson(message, &text, &bytes));
-  return Json::parse(std::string_view(text, bytes));
+void reply(ResponseStream& stream, std::string text) {
+  Output output;
+  output.text = std::move(text);
+  output.finish = FinishReason::kStop;
+  output.is_final = true;
+  stream.send(output);
 }
 
-std::string variable_of(const std::string& key) {
-  std::string variable = "LMDEPLOY_" + key;
-  for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  return variable;
+void reply_cancelled(ResponseStream& stream, int input_len) {
+  Output cancelled;
+  cancelled.finish = FinishReason::kCancelled;
+  cancelled.is_final = true;
+  cancelled.input_token_len = input_len;
+  stream.send(cancelled);
 }
 
-std::string from_file(const Json& config, const std::string& key) {
-  const Json* parameters = config.find("parameters");
-  const Json* entry = parameters != nullptr ? parameters->find(key) : nullptr;
-  return entry != nullptr ? entry->at("string_value").as_string() : "";
-}
-
-// parameters[key], unless the environment says otherwise.
-std::string parameter(const Json& config, const std::string& key) {
-  const char* value = std::getenv(variable_of(key).c_str());
-  return value != nullptr ? value : from_file(config, key);
-}
-
-void refuse_unknown_parameters(const Json& config) {
-  const Json* parameters = config.find("parameters");
-  if (parameters == nullptr) return;
-  for (const auto& [key, value] : parameters->as_object()) {
-    if (std::find(kParameters.begin(), kParameters.end(), key) != kParameters.end()) continue;
-    throw invalid_argument("turbomind/config.pbtxt: there is no parameter " + key + did_you_mean(key, kParameters));
-  }
-}
-
-void read_settings(const std::string& text, const std::string& source, EngineSettings& settings) {
-  if (text.empty()) return;
-  try {
-    read_settings(Json::parse(text), settings);
-  } catch (const Error& error) {
-    throw Error(error.code(), source + ": " + error.what());
-  }
-}
-
-// The environment's settings win over those of the file, one by one.
-EngineSettings engine_settings(const Json& config) {
-  EngineSettings settings;
-  read_settings(from_file(config, "engine_config"), "engine_config of turbomind/config.pbtxt", settings);
-  const std::string variable = variable_of("engine_config");
-  const char* from_environment = std::getenv(variable.c_str());
-  read_settings(from_environment != nullptr ? from_environment : "", variable, settings);
-  return settings;
-}
-
-std::optional<std::chrono::duration<double>> seconds(const Json& config, const std::string& key) {
-  const std::string given = parameter(config, key);
-  if (given.empty()) return std::nullopt;
-  char* end = nullptr;
-  const double number = std::strtod(given.c_str(), &end);
-  if (*end != '\0' || !(number >= 0)) {
-    throw invalid_argument(key + " must be a number of seconds >= 0, got " + given);
-  }
-  return std::chrono::duration<double>(number);
-}
-
-Grace grace(const Json& config) {
-  const std::chrono::duration<double> usual(kDefaultDrainSeconds);
-  return {seconds(config, "drain_seconds").value_or(usual), seconds(config, "unload_seconds")};
+ModelMemory& common_memory(const ModelParameters& parameters) {
+  ModelMemory& memory = ModelMemory::instance();
+  if (parameters.models_memory) memory.limit(*parameters.models_memory);
+  return memory;
 }
 
 }  // namespace
@@ -181,28 +107,24 @@ void EarlyStops::forget_old() {
   while (!names_.empty() && (names_.front().first < horizon || names_.size() >= kMaxEarlyStops)) names_.pop_front();
 }
 
-ModelState::ModelState(TRITONBACKEND_Model* model) : exit_watch_(model, grace(model_config(model))) {
-  const Json config = model_config(model);
-  refuse_unknown_parameters(config);
-  const std::string directory = find_engine_directory(parameter(config, "model_path"), version_directory(model));
-  LoadedEngine loaded = load_engine(directory, engine_settings(config), installed_programs(version_directory(model)));
-  engine_ = std::move(loaded.engine);
-  const std::string own_name = parameter(config, "served_model_name");
-  const std::string given_name = own_name.empty() ? parameter(config, "model_name") : own_name;
-  const std::string& name = given_name.empty() ? loaded.spec.model_name : given_name;
-  const EngineConfig& engine_config = engine_->config();
-  log_message(TRITONSERVER_LOG_INFO,
-              "serving " + name + " from " + directory + ": session length " +
-                  std::to_string(engine_config.session_len) + ", batch " +
-                  std::to_string(engine_config.max_batch_size) + ", " +
-                  std::to_string(engine_config.page_count / std::max(1, engine_config.plan.pages_of_block())) +
-                  " cache blocks of " + std::to_string(engine_config.block_len) + " tokens");
-  for (const std::string& note : loaded.notes) log_message(TRITONSERVER_LOG_WARN, note);
-  if (!loaded.no_grammar_reason.empty()) {
-    log_message(TRITONSERVER_LOG_WARN, "response_format is not available: " + loaded.no_grammar_reason);
+ModelState::ModelState(TRITONBACKEND_Model* model)
+    : parameters_(read_parameters(model)),
+      exit_watch_(model, parameters_.grace),
+      memory_(common_memory(parameters_)),
+      loader_(parameters_),
+      metrics_({parameters_.name, parameters_.version, loader_.served_name()}) {
+  for (const auto& [name, path] : parameters_.settings.adapters) adapters_[name] = {path, ""};
+  slot_ = memory_.add({}, parameters_.idle_timeout);
+  try {
+    if (memory_.reserve(slot_)) {
+      load();
+      begin_waiting();
+    }
+  } catch (...) {
+    memory_.remove(slot_);
+    throw;
   }
-  metrics_.emplace(MetricLabels{model_name(model), std::to_string(model_version(model)), name}, engine_config);
-  metrics_->publish(engine_->stats());
+  sleep_thread_ = std::thread([this] { tend(); });
   watcher_ = std::thread([this] { watch(); });
 }
 
@@ -213,14 +135,21 @@ ModelState::~ModelState() {
   }
   changed_.notify_one();
   watcher_.join();  // it looks at the engine
+  memory_.close(slot_);
+  sleep_thread_.join();
+  refuse_waiting(kUnloaded);
+  for (const Sleeper& sleeper : sleepers_) sleeper.stream->send_error(ErrorCode::kNotFound, kUnloaded);
   engine_.reset();  // delivers every open request's last output, which needs open_
+  memory_.remove(slot_);
 }
 
+// ---- requests ----
+
 void ModelState::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept {
-  std::shared_ptr<ResponseStream> stream;
+  Stream stream;
   try {
-    const RequestReader reader(request);
-    stream = std::make_shared<ResponseStream>(instance, request, reader.is_legacy());
+    const auto reader = std::make_shared<const RequestReader>(request);
+    stream = std::make_shared<ResponseStream>(instance, request, reader->is_legacy());
     start(reader, stream);
   } catch (const Error& error) {
     refuse(instance, request, stream, error);
@@ -229,8 +158,8 @@ void ModelState::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Re
   }
 }
 
-void ModelState::refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request,
-                        std::shared_ptr<ResponseStream>& stream, const Error& error) noexcept {
+void ModelState::refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, Stream& stream,
+                        const Error& error) noexcept {
   try {
     if (!stream) stream = std::make_shared<ResponseStream>(instance, request, false);
     stream->send_error(error.code(), error.what());
@@ -239,70 +168,85 @@ void ModelState::refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Req
   }
 }
 
-void ModelState::start(const RequestReader& reader, const std::shared_ptr<ResponseStream>& stream) {
-  if (const std::optional<std::string> name = reader.stop_request_id()) {
+void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const Stream& stream) {
+  if (const std::optional<std::string> name = reader->stop_request_id()) {
     stop(*name);
     stream->send_final();
     return;
   }
-  if (engine_->is_hung()) throw Error(ErrorCode::kUnavailable, kHung);
-  const auto control = reader.adapter_control();
-  if (auto asked = reader.cache_control()) {
-    check_key(reader, "cache_control");
-    return control_cache(std::move(*asked), stream);
+  if (const auto control = reader->sleep_control()) {
+    check_key(*reader, "sleep_control");
+    return control_sleep(*reader, *control, stream);
   }
-  if (control || reader.wants_limits()) {
-    if (!engine_->is_healthy()) throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
-    if (control) check_key(reader, "lora_control");
-    Output reply;
-    reply.text = control ? control_adapters(*control) : limits();
-    reply.finish = FinishReason::kStop;
-    reply.is_final = true;
-    stream->send(reply);
-    return;
+  const auto adapters = reader->adapter_control();
+  auto cache = reader->cache_control();
+  if (adapters) check_key(*reader, "lora_control");
+  if (cache) check_key(*reader, "cache_control");
+  // What it has no need to wake up for.
+  const bool changes_adapters = adapters && adapters->action != "list";
+  const bool looks_at_cache =
+      cache && (cache->action == CacheControl::Action::kReport || cache->action == CacheControl::Action::kDropMemory);
+  std::optional<std::string> known;
+  {
+    const std::lock_guard lock(mu_);
+    if (engine_ && engine_->is_hung()) throw Error(ErrorCode::kUnavailable, kHung);
+    const bool is_healthy = !engine_ || engine_->is_healthy();
+    if ((adapters || reader->wants_limits()) && !is_healthy) {
+      throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
+    }
+    if (adapters && !changes_adapters) {
+      known = adapter_list();
+    } else if (reader->wants_limits() && config_) {
+      known = limits();
+    } else if (looks_at_cache && !memory_.hold(slot_)) {
+      known = as_json(last_report_);
+    }
   }
+  if (known) return reply(*stream, *known);
+  if (looks_at_cache) return control_cache(std::move(*cache), stream, [this] { memory_.release(slot_); });
+  if (!adapters && !cache && !reader->wants_limits()) return generate(reader, stream);
+  open({stream, reader->id()}, [this, adapters, cache, stream](RequestId id, float) {
+    if (cache) return control_cache(*cache, stream, [this, id] { close(id); });
+    if (adapters) control_adapters(*adapters);
+    std::unique_lock lock(mu_);
+    const std::string text = adapters ? adapter_list() : limits();
+    lock.unlock();
+    reply(*stream, text);
+    close(id);
+  });
+}
+
+void ModelState::generate(const std::shared_ptr<const RequestReader>& reader, const Stream& stream) {
   Request request;
-  request.input_ids = reader.input_ids();
-  request.embeddings = reader.embeddings(engine_->embedding_width());
-  request.params = reader.params();
-  request.session = reader.session();
-  request.priority = reader.priority();
-  request.deadline = reader.deadline();
+  request.input_ids = reader->input_ids();
+  request.params = reader->params();
+  request.session = reader->session();
+  request.priority = reader->priority();
+  request.deadline = reader->deadline();
   request.returns_prompt = stream->wants_prompt();
-  if (reader.is_legacy()) adapt_to_older_client(request);
-  request.on_output = [this, stream](Output&& output) {
+  Open entry{stream, reader->id(), static_cast<int>(request.input_ids.size()), request.deadline, reader->keep_alive()};
+  open(std::move(entry), [this, reader, stream, request = std::move(request)](RequestId id, float waited) mutable {
+    request.id = id;
+    request.embeddings = reader->embeddings(engine_->embedding_width());
+    if (reader->is_legacy()) adapt_to_older_client(request);
+    submit(std::move(request), stream, waited);
+  });
+}
+
+void ModelState::submit(Request request, const Stream& stream, float waited) {
+  request.on_output = [this, stream, waited](Output&& output) {
     if (ends_unloaded_ && output.finish == FinishReason::kCancelled) {
       output.finish = FinishReason::kError;
       output.error_code = ErrorCode::kNotFound;
       output.error = kUnloaded;
     }
+    if (output.finish != FinishReason::kNone) output.times.load = waited;
     stream->send(output);
     if (!output.is_final) return;
-    metrics_->observe(output);
+    metrics_.observe(output);
     close(output.request);
   };
-  const std::string name = reader.id();
-  {
-    const std::lock_guard lock(mu_);
-    if (!name.empty() && early_stops_.take(name)) {
-      Output cancelled;
-      cancelled.finish = FinishReason::kCancelled;
-      cancelled.is_final = true;
-      cancelled.input_token_len = static_cast<int>(request.input_ids.size());
-      stream->send(cancelled);
-      return;
-    }
-    request.id = next_id_++;
-    open_.emplace(request.id, Open{stream, name});
-  }
-  changed_.notify_one();
-  const RequestId id = request.id;
-  try {
-    engine_->submit(std::move(request));
-  } catch (const Error&) {
-    close(id);
-    throw;
-  }
+  engine_->submit(std::move(request));
 }
 
 // The older server shortened what did not fit and took the end-of-sequence token out of the vocabulary with a bad word.
@@ -315,55 +259,253 @@ void ModelState::adapt_to_older_client(Request& request) const {
 }
 
 std::string ModelState::limits() const {
-  const EngineConfig& config = engine_->config();
-  return "{" + quoted("session_len") + ": " + std::to_string(config.session_len) + ", " + quoted("max_batch_size") +
-         ": " + std::to_string(config.max_batch_size) + "}";
+  return "{" + quoted("session_len") + ": " + std::to_string(config_->session_len) + ", " + quoted("max_batch_size") +
+         ": " + std::to_string(config_->max_batch_size) + "}";
 }
 
-void ModelState::control_cache(CacheControl control, const std::shared_ptr<ResponseStream>& stream) {
-  control.on_done = [stream](const CacheReport& report, const Error* error) {
-    if (error != nullptr) return stream->send_error(error->code(), error->what());
-    Output reply;
-    reply.text = as_json(report);
-    reply.finish = FinishReason::kStop;
-    reply.is_final = true;
-    stream->send(reply);
+// `on_end` is called after the reply.
+void ModelState::control_cache(CacheControl control, const Stream& stream, std::function<void()> on_end) {
+  control.on_done = [stream, on_end](const CacheReport& report, const Error* error) {
+    if (error != nullptr) {
+      stream->send_error(error->code(), error->what());
+    } else {
+      reply(*stream, as_json(report));
+    }
+    on_end();
   };
-  engine_->control_cache(std::move(control));
+  try {
+    engine_->control_cache(std::move(control));
+  } catch (const Error& error) {
+    stream->send_error(error.code(), error.what());
+    on_end();
+  }
 }
 
-// Returns the adapters there are then, as JSON: [[name, note], ...].
-std::string ModelState::control_adapters(const RequestReader::AdapterControl& control) {
+void ModelState::control_adapters(const RequestReader::AdapterControl& control) {
   if (control.action == "load") {
     engine_->load_adapter(control.name, control.path, control.note);
     log_message(TRITONSERVER_LOG_INFO, "adapter " + control.name + " was loaded from " + control.path);
+    const std::lock_guard lock(mu_);
+    adapters_[control.name] = {control.path, control.note};
   } else if (control.action == "unload") {
     engine_->unload_adapter(control.name);
     log_message(TRITONSERVER_LOG_INFO, "adapter " + control.name + " was unloaded");
+    const std::lock_guard lock(mu_);
+    adapters_.erase(control.name);
   }
+}
+
+// The adapters there are then: [[name, note], ...].
+std::string ModelState::adapter_list() const {
   std::string list;
-  for (const AdapterInfo& adapter : engine_->adapters()) {
-    list += (list.empty() ? "[" : ", [") + quoted(adapter.name) + ", " + quoted(adapter.note) + "]";
+  for (const auto& [name, adapter] : adapters_) {
+    list += (list.empty() ? "[" : ", [") + quoted(name) + ", " + quoted(adapter.note) + "]";
   }
   return "[" + list + "]";
 }
 
-void ModelState::stop(const std::string& name) {
-  std::vector<RequestId> ids;
-  {
-    const std::lock_guard lock(mu_);
-    for (const auto& [id, open] : open_) {
-      if (open.name == name) ids.push_back(id);
-    }
-    if (ids.empty()) early_stops_.add(name);
+void ModelState::control_sleep(const RequestReader& reader, const RequestReader::SleepControl& control,
+                               const Stream& stream) {
+  using Action = RequestReader::SleepControl::Action;
+  const auto report = [this, stream] {
+    std::unique_lock lock(mu_);
+    const std::string text = sleep_report();
+    lock.unlock();
+    reply(*stream, text);
+  };
+  if (control.action == Action::kReport) return report();
+  if (control.action == Action::kWake) {
+    return open({stream, reader.id(), 0, reader.deadline(), reader.keep_alive()}, [this, report](RequestId id, float) {
+      report();
+      close(id);
+    });
   }
-  for (const RequestId id : ids) engine_->cancel(id);
+  const std::lock_guard lock(mu_);
+  sleepers_.push_back({stream, control.level});
+  memory_.ask_sleep(slot_, control.level);
+}
+
+std::string ModelState::sleep_report() const {
+  constexpr const char* kStates[] = {"asleep", "waking", "awake"};
+  const ModelMemory::Report report = memory_.report(slot_);
+  const auto number = [](const std::optional<double>& value) { return value ? std::to_string(*value) : "null"; };
+  const std::string bytes = object({{"level", static_cast<int64_t>(report.level)},
+                                    {"bytes", static_cast<int64_t>(report.bytes)},
+                                    {"awake_bytes", static_cast<int64_t>(report.awake_bytes)},
+                                    {"waiting", report.waiting}});
+  return "{" + quoted("state") + ": " + quoted(kStates[static_cast<size_t>(report.state)]) + ", " +
+         quoted("idle_seconds") + ": " + number(report.idle_seconds) + ", " + quoted("sleeps_in") + ": " +
+         number(report.sleeps_in) + ", " + quoted("error") + ": " + quoted(wake_error_) + ", " + bytes.substr(1);
+}
+
+void ModelState::open(Open&& request, Begin begin) {
+  RequestId id = 0;
+  {
+    std::unique_lock lock(mu_);
+    if (!request.name.empty() && early_stops_.take(request.name)) {
+      lock.unlock();
+      return reply_cancelled(*request.stream, request.input_len);
+    }
+    id = next_id_++;
+    const bool is_awake = memory_.enter(slot_);
+    if (!is_awake) {
+      request.begin = std::exchange(begin, nullptr);
+      waiting_.push_back(id);
+    }
+    open_.emplace(id, std::move(request));
+  }
+  changed_.notify_one();
+  if (begin) this->begin(id, begin, 0);
+}
+
+void ModelState::begin(RequestId id, const Begin& begin, float waited) {
+  const auto fail = [this, id](const Error& error) {
+    std::unique_lock lock(mu_);
+    const Stream stream = open_.at(id).stream;
+    lock.unlock();
+    close(id);
+    stream->send_error(error.code(), error.what());
+  };
+  try {
+    begin(id, waited);
+  } catch (const Error& error) {
+    fail(error);
+  } catch (const std::exception& error) {
+    fail(internal_error(error.what()));
+  }
+}
+
+void ModelState::stop(const std::string& name) {
+  const std::lock_guard lock(mu_);
+  bool is_known = false;
+  for (auto& [id, request] : open_) {
+    if (request.name != name) continue;
+    is_known = request.is_stopped = true;
+    if (!request.begin) engine_->cancel(id);
+  }
+  if (!is_known) early_stops_.add(name);
 }
 
 void ModelState::close(RequestId id) {
   const std::lock_guard lock(mu_);
-  open_.erase(id);
+  const auto request = open_.find(id);
+  const auto keep_alive = request->second.keep_alive;
+  open_.erase(request);
+  memory_.leave(slot_, keep_alive);
 }
+
+// ---- the sleep thread ----
+
+void ModelState::tend() {
+  for (;;) {
+    const ModelMemory::Action action = memory_.next(slot_);
+    switch (action.kind) {
+      case ModelMemory::Action::Kind::kEnd:
+        return;
+      case ModelMemory::Action::Kind::kRefuse:
+        refuse_waiting(action.reason);
+        break;
+      case ModelMemory::Action::Kind::kSleep:
+        sleep(action.level);
+        break;
+      case ModelMemory::Action::Kind::kWake:
+        try {
+          if (!engine_) load();
+          begin_waiting();
+        } catch (const std::exception& error) {
+          refuse_waiting(error.what());
+        }
+        break;
+    }
+  }
+}
+
+void ModelState::load() {
+  std::unique_lock lock(mu_);
+  const KnownAdapters adapters = adapters_;
+  lock.unlock();
+  std::unique_ptr<Engine> engine = loader_.load(adapters);
+  lock.lock();
+  if (!config_) metrics_.describe(engine->config());
+  config_ = engine->config();
+  engine_ = std::move(engine);
+}
+
+void ModelState::begin_waiting() {
+  for (;;) {
+    std::unique_lock lock(mu_);
+    if (waiting_.empty()) {
+      const EngineMemory bytes = engine_->memory();
+      wake_error_.clear();
+      memory_.woke(slot_, {bytes.total(), bytes.weights});
+      return publish();
+    }
+    const RequestId id = waiting_.front();
+    waiting_.pop_front();
+    const auto request = open_.find(id);
+    if (request == open_.end()) continue;
+    const Begin begin = std::exchange(request->second.begin, nullptr);
+    const auto waited = static_cast<float>(seconds_between(request->second.arrived, Clock::now()));
+    memory_.admit(slot_);
+    lock.unlock();
+    this->begin(id, begin, waited);
+  }
+}
+
+void ModelState::refuse_waiting(const std::string& reason) {
+  std::vector<Stream> refused;
+  {
+    const std::lock_guard lock(mu_);
+    for (const RequestId id : std::exchange(waiting_, {})) {
+      const auto request = open_.find(id);
+      if (request == open_.end()) continue;
+      refused.push_back(std::move(request->second.stream));
+      open_.erase(request);
+    }
+    wake_error_ = reason;
+    memory_.failed(slot_);
+    publish();
+  }
+  log_message(TRITONSERVER_LOG_ERROR, loader_.served_name() + " could not be woken: " + reason);
+  for (const Stream& stream : refused) stream->send_error(ErrorCode::kUnavailable, reason);
+}
+
+void ModelState::sleep(SleepLevel level) {
+  if (engine_) {
+    std::optional<CacheReport> report;
+    try {
+      report = loader_.rest(*engine_, level);
+    } catch (const Error& error) {  // it has failed: its cache is lost
+      log_message(TRITONSERVER_LOG_ERROR, std::string("the cache was not written: ") + error.what());
+    }
+    std::unique_lock lock(mu_);
+    if (report) last_report_ = *report;
+    metrics_.publish(engine_->stats());
+    if (level == SleepLevel::kNothing) {
+      metrics_.end_engine();
+      std::unique_ptr<Engine> ended = std::move(engine_);
+      lock.unlock();
+      ended.reset();
+      ::malloc_trim(0);  // the C library would keep the memory for this process
+    }
+  }
+  std::vector<Stream> done;
+  std::string text;
+  {
+    const std::lock_guard lock(mu_);
+    memory_.slept(slot_, level);
+    publish();
+    text = sleep_report();
+    std::erase_if(sleepers_, [&](const Sleeper& sleeper) {
+      if (sleeper.level > level) return false;
+      done.push_back(sleeper.stream);
+      return true;
+    });
+  }
+  for (const Stream& stream : done) reply(*stream, text);
+}
+
+// ---- the watcher ----
 
 // The engine cannot continue in this process, which ends like one that is asked to, so that readiness ends and whoever
 // watches the server starts it again.
@@ -383,20 +525,60 @@ void ModelState::watch() {
       changed_.wait_for(lock, kLastLookInterval, [this] { return is_stopping_ || !open_.empty(); });
     } else {
       // A request that fails at once may be gone again when this thread wakes up.
-      changed_.wait(lock, [this] { return is_stopping_ || !open_.empty() || engine_->has_failed(); });
+      const auto has_failed = [this] { return engine_ && engine_->has_failed(); };
+      changed_.wait(lock, [&] { return is_stopping_ || !open_.empty() || has_failed(); });
       if (!is_stopping_ && open_.empty()) return end_server("the engine has stopped after a device fault");
       looks_left = kLastLooks;
     }
     if (is_stopping_) return;
-    if (engine_->is_hung()) return end_server(kHung);
-    const ExitWatch::End end = exit_watch_.time_up();
-    const bool ends_all = end != ExitWatch::End::kNotYet;
-    if (end == ExitWatch::End::kModelUnloads) ends_unloaded_ = true;
-    for (const auto& [id, open] : open_) {
-      if (ends_all || open.stream->is_cancelled()) engine_->cancel(id);
-    }
-    metrics_->publish(engine_->stats());
+    if (engine_ && engine_->is_hung()) return end_server(kHung);
+    look_at_open(lock);
+    publish();
   }
+}
+
+// Ends requests whose clients have left, and those that wait for the model past their deadline.
+void ModelState::look_at_open(std::unique_lock<std::mutex>& lock) {
+  const ExitWatch::End end = exit_watch_.time_up();
+  const bool ends_all = end != ExitWatch::End::kNotYet;
+  if (end == ExitWatch::End::kModelUnloads) ends_unloaded_ = true;
+  const auto now = Clock::now();
+  std::vector<std::pair<Open, bool>> ended;  // whether it is overdue
+  for (auto it = open_.begin(); it != open_.end();) {
+    auto& [id, request] = *it;
+    const bool is_cancelled = ends_all || request.is_stopped || request.stream->is_cancelled();
+    const bool is_overdue = request.begin && request.deadline && *request.deadline <= now;
+    if (!is_cancelled && !is_overdue) {
+      ++it;
+    } else if (!request.begin) {
+      engine_->cancel(id);
+      ++it;
+    } else {
+      memory_.abandon(slot_);
+      ended.emplace_back(std::move(request), !is_cancelled);
+      it = open_.erase(it);
+    }
+  }
+  std::vector<Sleeper> sleepers;
+  if (ends_all) sleepers.swap(sleepers_);
+  if (ended.empty() && sleepers.empty()) return;
+  lock.unlock();
+  for (const auto& [request, is_overdue] : ended) {
+    if (is_overdue) {
+      request.stream->send_error(ErrorCode::kTimeout, kOverdue);
+    } else if (ends_unloaded_) {
+      request.stream->send_error(ErrorCode::kNotFound, kUnloaded);
+    } else {
+      reply_cancelled(*request.stream, request.input_len);
+    }
+  }
+  for (const Sleeper& sleeper : sleepers) sleeper.stream->send_error(ErrorCode::kUnavailable, "the model is unloaded");
+  lock.lock();
+}
+
+void ModelState::publish() {
+  if (engine_) metrics_.publish(engine_->stats());
+  metrics_.publish(memory_.report(slot_));
 }
 
 }  // namespace turbomind

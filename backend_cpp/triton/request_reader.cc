@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <iomanip>
 #include <iterator>
@@ -244,6 +245,21 @@ std::optional<CacheControl> RequestReader::cache_control() const {
   return control;
 }
 
+std::optional<RequestReader::SleepControl> RequestReader::sleep_control() const {
+  using Action = SleepControl::Action;
+  static const std::map<std::string, Action> actions = {
+      {"report", Action::kReport}, {"sleep", Action::kSleep}, {"wake", Action::kWake}};
+  if (!has("sleep_control")) return std::nullopt;
+  std::string named;
+  read("sleep_control", named);
+  const auto action = actions.find(named);
+  if (action == actions.end()) throw invalid_argument("sleep_control must be report, sleep or wake, got " + named);
+  int level = 1;
+  read("sleep_level", level);
+  if (level != 1 && level != 2) throw invalid_argument("sleep_level must be 1 or 2, got " + std::to_string(level));
+  return SleepControl{action->second, level == 1 ? SleepLevel::kWeights : SleepLevel::kNothing};
+}
+
 std::string RequestReader::control_key() const {
   std::string key;
   read("control_key", key);
@@ -428,6 +444,13 @@ std::optional<SessionParams> RequestReader::session() const {
 
 int RequestReader::priority() const {
   return scalar<int32_t>("priority", TRITONSERVER_TYPE_INT32).value_or(0);
+}
+
+std::optional<std::chrono::duration<double>> RequestReader::keep_alive() const {
+  const auto seconds = scalar<float>("keep_alive", TRITONSERVER_TYPE_FP32);
+  if (!seconds) return std::nullopt;
+  if (std::isnan(*seconds)) throw invalid_argument("keep_alive must be a number of seconds, got nan");
+  return std::chrono::duration<double>(*seconds);
 }
 
 std::optional<Clock::time_point> RequestReader::deadline() const {

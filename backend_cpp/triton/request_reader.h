@@ -17,6 +17,7 @@
 #include "engine/cache_control.h"
 #include "engine/request.h"
 #include "triton/handles.h"
+#include "triton/model_memory.h"
 
 namespace turbomind {
 
@@ -45,6 +46,13 @@ class RequestReader {
 
   // Control request for the cache, if this is one; without a callback.
   std::optional<CacheControl> cache_control() const;
+  // Control request for the model's sleep, if this is one.
+  struct SleepControl {
+    enum class Action : uint8_t { kReport, kSleep, kWake };
+    Action action = Action::kReport;
+    SleepLevel level = SleepLevel::kWeights;  // of kSleep
+  };
+  std::optional<SleepControl> sleep_control() const;
   std::string control_key() const;
 
   std::vector<int32_t> input_ids() const;
@@ -54,6 +62,8 @@ class RequestReader {
   std::optional<SessionParams> session() const;
   int priority() const;
   std::optional<Clock::time_point> deadline() const;
+  // How long the model stays in memory after this request; none: as it does without.
+  std::optional<std::chrono::duration<double>> keep_alive() const;
 
  private:
   struct Tensor {

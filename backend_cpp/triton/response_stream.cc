@@ -147,6 +147,8 @@ void add_named_output(TRITONBACKEND_Response* response, const std::string& name,
   } else if (name == "engine_seconds") {
     const EngineTimes& times = output.times;
     add_values<float>(response, name, TRITONSERVER_TYPE_FP32, {3}, {times.queue, times.prompt, times.answer});
+  } else if (name == "load_seconds") {
+    add_values<float>(response, name, TRITONSERVER_TYPE_FP32, {1}, {output.times.load});
   } else if (name == "cache_report") {
     std::vector<int32_t> numbers;
     if (const auto& report = output.cache_report) {

@@ -1,0 +1,79 @@
+#include "triton/engine_loader.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <future>
+#include <utility>
+
+#include "model/spec/model_spec.h"
+#include "triton/engine_location.h"
+#include "triton/handles.h"
+
+namespace turbomind {
+
+EngineLoader::EngineLoader(const ModelParameters& parameters)
+    : parameters_(parameters),
+      programs_(installed_programs(parameters.version_directory)),
+      directory_(find_engine_directory(parameters.model_path, parameters.version_directory)),
+      served_name_(parameters.served_name.empty() ? read_model_spec(directory_ + "/spec.json").model_name
+                                                  : parameters.served_name) {}
+
+std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters) {
+  if (!std::filesystem::exists(directory_ + "/spec.json")) {
+    directory_ = find_engine_directory(parameters_.model_path, parameters_.version_directory);
+  }
+  EngineSettings settings = parameters_.settings;
+  settings.adapters.clear();
+  LoadedEngine loaded = load_engine(directory_, settings, programs_, page_count_);
+  std::unique_ptr<Engine> engine = std::move(loaded.engine);
+  for (const auto& [name, adapter] : adapters) {
+    try {
+      engine->load_adapter(name, adapter.path, adapter.note);
+    } catch (const Error& error) {
+      if (!has_loaded_) throw;
+      log_message(TRITONSERVER_LOG_ERROR, "adapter " + name + " is not there after the model slept: " + error.what());
+    }
+  }
+  if (!sessions_->empty()) ask(*engine, CacheControl::Action::kReturn);
+  const EngineConfig& config = engine->config();
+  page_count_ = config.page_count;
+  if (std::exchange(has_loaded_, true)) return engine;
+  log_message(TRITONSERVER_LOG_INFO, "serving " + served_name_ + " from " + directory_ + ": session length " +
+                                         std::to_string(config.session_len) + ", batch " +
+                                         std::to_string(config.max_batch_size) + ", " +
+                                         std::to_string(config.page_count / std::max(1, config.plan.pages_of_block())) +
+                                         " cache blocks of " + std::to_string(config.block_len) + " tokens");
+  for (const std::string& note : loaded.notes) log_message(TRITONSERVER_LOG_WARN, note);
+  if (!loaded.no_grammar_reason.empty()) {
+    log_message(TRITONSERVER_LOG_WARN, "response_format is not available: " + loaded.no_grammar_reason);
+  }
+  return engine;
+}
+
+CacheReport EngineLoader::rest(Engine& engine, SleepLevel level) {
+  const bool stays = level == SleepLevel::kWeights;
+  CacheReport report = ask(engine, stays ? CacheControl::Action::kRest : CacheControl::Action::kLeave);
+  if (stays) return report;
+  EngineStats& stats = report.stats;
+  stats.blocks_used = stats.blocks_idle = stats.host_blocks_used = 0;
+  report.pinned_prompts = report.pinned_pages = 0;
+  return report;
+}
+
+CacheReport EngineLoader::ask(Engine& engine, CacheControl::Action action) {
+  std::promise<CacheReport> done;
+  CacheControl control;
+  control.action = action;
+  control.sessions = sessions_;
+  control.on_done = [&done](const CacheReport& report, const Error* error) {
+    if (error != nullptr) {
+      done.set_exception(std::make_exception_ptr(*error));
+    } else {
+      done.set_value(report);
+    }
+  };
+  engine.control_cache(std::move(control));
+  return done.get_future().get();
+}
+
+}  // namespace turbomind

@@ -1,0 +1,48 @@
+// Loads a model's engine, and after it has ended loads it as it was.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "engine/cache_control.h"
+#include "engine/load_engine.h"
+#include "triton/model_memory.h"
+#include "triton/model_parameters.h"
+
+namespace turbomind {
+
+// LoRA adapters that an engine is to have, by name.
+struct KnownAdapter {
+  std::string path;
+  std::string note;  // for the list alone
+};
+using KnownAdapters = std::map<std::string, KnownAdapter>;
+
+// Used by one thread at a time.
+class EngineLoader {
+ public:
+  // Finds the model. Throws Error with what the user must do.
+  explicit EngineLoader(const ModelParameters& parameters);
+
+  // The model's name as clients see it.
+  const std::string& served_name() const { return served_name_; }
+  // Throws Error.
+  std::unique_ptr<Engine> load(const KnownAdapters& adapters);
+  // Prepares an engine without requests for sleep: nothing that conversations need is lost where files, or for kWeights
+  // the host's memory, keep it. For kNothing, the engine has to end then. Returns what its cache then holds.
+  CacheReport rest(Engine& engine, SleepLevel level);
+
+ private:
+  CacheReport ask(Engine& engine, CacheControl::Action action);
+
+  const ModelParameters parameters_;
+  const Programs programs_;
+  std::string directory_;
+  std::string served_name_;
+  bool has_loaded_ = false;
+  int page_count_ = 0;  // of the cache, once it has loaded
+  std::shared_ptr<SessionTable::Sessions> sessions_ = std::make_shared<SessionTable::Sessions>();  // of the last engine
+};
+
+}  // namespace turbomind
