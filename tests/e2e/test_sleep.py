@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import set_parameter, template_dir
-from tests.support.hybrid_models import make_hybrid
 from tests.support.servers import START
-from tests.support.tiny_models import make_tiny, make_tiny_llama
-from tests.support.waiting import eventually_sync
+from tests.support.tiny_models import make_tiny_llama
 
 pytestmark = pytest.mark.e2e
 
