@@ -27,7 +27,7 @@ def duration(name: str, value: str | float) -> float:
         sign = -1.0 if found[1] == "-" else 1.0
         seconds = sign * sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(found[2]))
     elif not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
             seconds = float(value)
     if not abs(seconds) <= _LONGEST:
         raise ValueError(f"{name} must be seconds or a duration such as 5m, 1h30m or -1, got {value!r}")

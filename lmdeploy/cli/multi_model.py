@@ -49,11 +49,12 @@ def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
         raise CommandError(str(error)) from None
     registry = Registry(scratch.path)
     try:
-        place_first(registry, prepared, args.drain_seconds, args.models_memory)
+        place_first(registry, prepared, args.drain_seconds, args.models_memory, args.idle_timeout)
     except (ValueError, OSError) as error:
         scratch.remove()
         raise CommandError(str(error)) from None
-    server = TritonServer(registry.repository, models=registry, log=log.info, **server_settings(args))
+    settings = server_settings(args) | {"idle_timeout": None}  # each model has its own
+    server = TritonServer(registry.repository, models=registry, log=log.info, **settings)
     names = ", ".join(model.name for model in requested)
     with started(server, log_file, scratch) as supervisor:
         if args.models_file:

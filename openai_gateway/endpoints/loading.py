@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from lmdeploy.paths import named_model
 from lmdeploy.serve.multi_model.administration import Administration
@@ -14,7 +15,7 @@ from lmdeploy.serve.multi_model.requested import RequestedModel
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.protocol.fields import AnyText, JsonObject, Strict, Text
+from openai_gateway.protocol.fields import AnyText, Duration, JsonObject, Strict, Text
 from openai_gateway.registry import LOAD_MODEL, UNLOAD_MODEL
 
 router = APIRouter(route_class=BoundedRoute)
@@ -28,6 +29,7 @@ class LoadModel(Strict):
     chat_template: AnyText | None = None
     backend: Literal["turbomind", "pytorch"] | None = None
     engine: JsonObject | None = None
+    idle_timeout: Duration = Field(None, description="As `--idle-timeout`, of this model.")
 
 
 class UnloadModel(Strict):
@@ -46,7 +48,7 @@ async def load_model(body: LoadModel, gateway: GatewayDependency) -> str:
     given: dict[str, Any] = {"chat_template": body.chat_template, "backend": body.backend, "engine": body.engine}
     try:
         given = {name: value for name, value in given.items() if value}
-        requested = RequestedModel(name=body.model_name, path=path, **given)
+        requested = RequestedModel(name=body.model_name, path=path, idle_timeout=body.idle_timeout, **given)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
     await administration.load(requested)

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from lmdeploy.units import duration
 
 MAX_INT32 = 2**31 - 1  # counts travel as int32
 MAX_DEPTH = 64  # of objects and lists in a JSON value
@@ -100,6 +111,24 @@ class FieldError(ValueError):
         super().__init__(message)
         self.field = field
 
+
+def _seconds(value: object, info: ValidationInfo) -> object:
+    """Return a duration in seconds; what is none of its types is left for the error about that."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
+    name = info.field_name or "it"
+    try:
+        return duration(name, value) if value != "" else None
+    except ValueError as error:
+        raise FieldError(name, str(error)) from None
+
+
+Duration = Annotated[
+    float | None,
+    BeforeValidator(_seconds),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "null"}]}),
+]
+"""A number of seconds, or a text such as ``5m``; negative: forever."""
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _MAX_EFFORT = ("xhigh", "max")  # than which templates know less

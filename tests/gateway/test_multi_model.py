@@ -11,6 +11,7 @@ from lmdeploy.serve.multi_model import administration
 from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
 from lmdeploy.serve.multi_model.requested import RequestedModel
+from lmdeploy.turbomind.repository import get_parameter
 from openai_gateway.app import create_app
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Received, Script
@@ -61,7 +62,16 @@ def _no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
         if "nowhere" in requested.path:
             raise ValueError(f"{requested.path}: no such directory")
         return PreparedModel(
-            requested.name, requested.path, "llama2", requested.chat_template, requested.engine, "cpu", 1, 1, 8
+            requested.name,
+            requested.path,
+            "llama2",
+            requested.chat_template,
+            requested.engine,
+            "cpu",
+            1,
+            1,
+            8,
+            requested.idle_timeout,
         )
 
     monkeypatch.setattr(administration, "_prepared", prepared)
@@ -155,10 +165,11 @@ def test_adapters_belong_to_their_models(triton: FakeTriton, gateway: TestClient
 
 
 def test_a_model_comes_and_goes(triton: FakeTriton, gateway: TestClient, registry: Registry) -> None:
-    loaded = load(gateway, "big@3", engine={"session_len": 64}, chat_template="vicuna")
+    loaded = load(gateway, "big@3", engine={"session_len": 64}, chat_template="vicuna", idle_timeout="1h")
     assert (loaded.status_code, loaded.json()) == (200, "Success: model 'big@3' added successfully.")
     assert len(triton.loaded) == 6
-    assert (registry.repository / "turbomind.big_3" / "config.pbtxt").is_file()
+    config = (registry.repository / "turbomind.big_3" / "config.pbtxt").read_text()
+    assert get_parameter(config, "idle_timeout") == "3600"
     assert chat(gateway, "big").json()["model"] == "big"
     assert triton.requests[-1].model == "ensemble.big_3"
     gone = unload(gateway, "big@3")
@@ -193,6 +204,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a name that has versions": ({"model_name": "big"}, "big is served with versions and without"),
     "no version": ({"model_name": "small@x"}, "NAME@VERSION"),
     "a relative path": ({"model_path": "models/x"}, "model_path must be the absolute path"),
+    "an odd time": ({"idle_timeout": "soon"}, "idle_timeout must be seconds or a duration such as 5m"),
     "a setting that is none": ({"engine": {"sesion_len": 3}}, "did you mean session_len?"),
 }
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_a_file_says_of_each_model_what_the_command_line_says_of_all(tmp_path: P
     (tmp_path / "file.gguf").touch()
     content = {
         "models": [
-            {"path": "alongside", "engine": {"session_len": 64}},
+            {"path": "alongside", "engine": {"session_len": 64}, "idle_timeout": "5m"},
             {"path": "file.gguf", "name": "file"},
             {"name": "chat@3", "path": "owner/name", "chat_template": "vicuna", "backend": "pytorch"},
         ]
@@ -122,7 +123,11 @@ def test_a_file_says_of_each_model_what_the_command_line_says_of_all(tmp_path: P
     first, gguf, second = read_models_file(file, common)
     assert gguf == RequestedModel("file", str(tmp_path / "file.gguf"), "llama2", engine=common["engine"])  # type: ignore[arg-type]
     assert first == RequestedModel(
-        "alongside", str(tmp_path / "alongside"), "llama2", engine={"session_len": 64, "max_batch_size": 2}
+        "alongside",
+        str(tmp_path / "alongside"),
+        "llama2",
+        engine={"session_len": 64, "max_batch_size": 2},
+        idle_timeout=300,
     )
     assert second == RequestedModel("chat@3", "owner/name", "vicuna", "pytorch", common["engine"])  # type: ignore[arg-type]
 
@@ -142,6 +147,11 @@ BAD_FILES = {
     "two of one name": ('[{"path": "/a"}, {"path": "/b/a"}]', "two models are called a"),
     "versions and none": ('[{"path": "/a"}, {"path": "/b", "name": "a@2"}]', "a is served with versions and without"),
     "a version that is no number": ('[{"path": "/a", "name": "a@new"}]', "NAME@VERSION with a whole number"),
+    "an odd time": (
+        '[{"path": "/a", "idle_timeout": "5 minutes"}]',
+        "model 1: idle_timeout must be seconds",
+    ),
+    "a list of times": ('[{"path": "/a", "idle_timeout": [5]}]', "model 1: idle_timeout must be seconds"),
     "another engine": ('[{"path": "/a", "backend": "vllm"}]', "backend must be one of turbomind, pytorch"),
 }
 
@@ -228,6 +238,22 @@ def test_a_later_model_gets_what_is_set_apart_for_nobody(tmp_path: Path, monkeyp
     assert tight.memory == 2 * GB
     with pytest.raises(ValueError, match=r"d does not fit into the 3\.00 GB"):
         place_another(registry, prepared("d", cache_max_entry_count=5000), unload_seconds=1)
+
+
+def test_a_model_leaves_memory_as_it_says_or_else_as_the_server_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "free_memory", lambda device: 22 * GB)
+    registry = Registry(tmp_path)
+    models = [prepared("a"), replace(prepared("b"), idle_timeout=-1.0)]
+    place_first(registry, models, unload_seconds=1, idle_timeout=600)
+    place_another(
+        Registry(tmp_path), replace(prepared("c", cache_max_entry_count=5), idle_timeout=30), unload_seconds=1
+    )
+    configs = {name: (registry.repository / f"turbomind.{name}" / "config.pbtxt").read_text() for name in "abc"}
+    assert {name: get_parameter(config, "idle_timeout") for name, config in configs.items()} == {
+        "a": "600", "b": "-1", "c": "30",
+    }  # fmt: skip
 
 
 def test_models_that_take_turns_are_each_placed_as_if_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

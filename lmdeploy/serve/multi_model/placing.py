@@ -12,7 +12,11 @@ _BUDGET = "--models-memory"  # which an error names
 
 
 def place_first(
-    registry: Registry, models: Sequence[PreparedModel], unload_seconds: float, budget: int | None = None
+    registry: Registry,
+    models: Sequence[PreparedModel],
+    unload_seconds: float,
+    budget: int | None = None,
+    idle_timeout: float | None = None,
 ) -> None:
     """Write the models that a server starts with into an empty registry.
 
@@ -21,6 +25,8 @@ def place_first(
     budget
         Bytes for all models together, which take turns: each is placed as if it had them alone. None: what is free,
         of which each has its part.
+    idle_timeout
+        Of models that have none of their own (`RequestedModel`).
 
     Raises
     ------
@@ -30,6 +36,7 @@ def place_first(
     devices = {"cpu", *(model.device for model in models)}  # one that is loaded later may want the CPU
     free = {device: count for device in sorted(devices) if (count := free_memory(device)) is not None}
     blocks = _blocks(models, free) if budget is None else _alone(models, free, budget)
+    registry.write([], free, budget=budget, idle_timeout=idle_timeout)
     entries: list[ServedEntry] = []
     for model in models:
         cache = blocks.get(model.name)
@@ -38,7 +45,7 @@ def place_first(
             entries.append(_add(registry, model, entries, share / len(models), unload_seconds))
         else:
             entries.append(_add(registry, model, entries, cache, unload_seconds))
-    registry.write(entries, free, budget)
+    registry.write(entries)
 
 
 def place_another(registry: Registry, model: PreparedModel, unload_seconds: float) -> ServedEntry:

@@ -62,6 +62,7 @@ def prepare(requested: RequestedModel, common_session_len: int | None = None) ->
         weights=(_weight_bytes(made, config) + 2 * batch * _state_bytes(made.spec)) // config.tp,
         block=max(1, _block_bytes(made, config) // config.tp),
         max_blocks=batch * math.ceil(session / config.cache_block_seq_len),
+        idle_timeout=requested.idle_timeout,
     )
 
 

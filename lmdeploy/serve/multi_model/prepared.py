@@ -26,6 +26,8 @@ class PreparedModel:
         As in `RequestedModel`.
     engine
         Settings of the engine.
+    idle_timeout
+        As in `RequestedModel`.
     device
         ``cpu`` or ``cuda``.
     weights, block, max_blocks
@@ -41,6 +43,7 @@ class PreparedModel:
     weights: int
     block: int
     max_blocks: int
+    idle_timeout: float | None = None
 
     @property
     def need(self) -> Need:

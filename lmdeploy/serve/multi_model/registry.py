@@ -13,8 +13,9 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.turbomind.repository import MODELS, copy_models
@@ -61,6 +62,7 @@ class _Content:
     models: tuple[ServedEntry, ...] = ()
     free: Mapping[str, int] = field(default_factory=dict)  # bytes of a device before anything was loaded
     budget: int | None = None  # bytes of all models together
+    idle_timeout: float | None = None  # of models that have none of their own
 
 
 def triton_models(suffix: str) -> list[str]:
@@ -97,13 +99,10 @@ class Registry:
         """Return the bytes of all models together, which then take turns; None: each has its own."""
         return self._now().budget
 
-    def write(
-        self, models: Sequence[ServedEntry], free: Mapping[str, int] | None = None, budget: int | None = None
-    ) -> None:
-        """Replace the list; `free` and `budget` too, where they are given."""
-        free = self.free_at_start() if free is None else free
-        budget = self.budget() if budget is None else budget
-        text = json.dumps({"models": [asdict(model) for model in models], "free": dict(free), "budget": budget})
+    def write(self, models: Sequence[ServedEntry], free: Mapping[str, int] | None = None, **of_all: Any) -> None:
+        """Replace the list, and what is given besides: `free`, ``budget`` and ``idle_timeout``."""
+        of_all |= {} if free is None else {"free": dict(free)}
+        text = json.dumps(asdict(replace(self._now(), models=tuple(models), **of_all)))
         new = self.folder / f"{_LIST}.{os.getpid()}"
         new.write_text(text, encoding="utf-8")
         new.replace(self._list)
@@ -148,8 +147,11 @@ class Registry:
         engine = dict(model.engine) if cache is None else {**model.engine, "cache_max_entry_count": cache}
         settings, path = {"engine_config": json.dumps(engine)}, {"model_path": model.engine_dir}
         names = {"model_name": model.older_name, "served_model_name": model.name}
+        idle_timeout = self._now().idle_timeout if model.idle_timeout is None else model.idle_timeout
+        seconds = {"idle_timeout": idle_timeout, "unload_seconds": unload_seconds}
+        ends = {name: "" if value is None else f"{value:g}" for name, value in seconds.items()}
         parameters = {
-            "turbomind": {**path, **settings, **names, "unload_seconds": f"{unload_seconds:g}"},
+            "turbomind": {**path, **settings, **names, **ends},
             "preprocessing": {**path, **settings, "chat_template": model.chat_template},
             "vision": path,
             "postprocessing": path,
@@ -167,8 +169,8 @@ class Registry:
             read_at = (state.st_ino, state.st_mtime_ns)
             if read_at != self._read_at:
                 content = json.loads(self._list.read_text(encoding="utf-8"))
-                models = tuple(ServedEntry(**model) for model in content["models"])
-                self._content, self._read_at = _Content(models, content["free"], content["budget"]), read_at
+                models = tuple(ServedEntry(**model) for model in content.pop("models"))
+                self._content, self._read_at = _Content(models, **content), read_at
         except FileNotFoundError:
             return _Content()
         return self._content

@@ -16,6 +16,7 @@ from lmdeploy.fields.field import fields_of
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.paths import model_name_of
 from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
+from lmdeploy.units import duration
 
 MAX_NAME_LEN = 256  # bytes
 VERSION = "@"
@@ -40,6 +41,8 @@ class RequestedModel:
         The engine, as for ``lmdeploy serve api_server``.
     engine
         Settings of the engine (docs/reference/settings.md).
+    idle_timeout
+        Seconds after its last request after which it leaves memory; negative: it stays; None: as the server has it.
 
     Raises
     ------
@@ -52,6 +55,7 @@ class RequestedModel:
     chat_template: str = ""
     backend: str = "turbomind"
     engine: Mapping[str, Any] = field(default_factory=dict)
+    idle_timeout: float | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name.encode()) > MAX_NAME_LEN:
@@ -203,7 +207,10 @@ def _models_of(content: Any, file: Path, common: Mapping[str, Any]) -> list[Requ
 
 def _model_of(number: int, entry: Mapping[str, Any], folder: Path, common: Mapping[str, Any]) -> RequestedModel:
     engine = entry.get("engine") or {}
-    texts = {key: value for key, value in entry.items() if key != "engine"}
+    idle_timeout = entry.get("idle_timeout")
+    if idle_timeout is not None:
+        idle_timeout = duration(f"model {number}: idle_timeout", idle_timeout)
+    texts = {key: value for key, value in entry.items() if key not in ("engine", "idle_timeout")}
     wrong = next((key for key, value in texts.items() if not isinstance(value, str)), None)
     if wrong is not None or not isinstance(engine, dict):
         raise ValueError(f"model {number}: {wrong or 'engine'} must be {'a text' if wrong else 'an object'}")
@@ -212,5 +219,5 @@ def _model_of(number: int, entry: Mapping[str, Any], folder: Path, common: Mappi
     alongside = folder / texts["path"]
     path = str(alongside) if alongside.exists() else texts["path"]
     name = texts.get("name") or model_name_of(Path(path).expanduser().absolute())
-    model = RequestedModel(**{**common, **texts, "path": path, "name": name})
+    model = RequestedModel(**{**common, **texts, "path": path, "name": name}, idle_timeout=idle_timeout)
     return replace(model, engine={**common.get("engine", {}), **engine})

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic import Field, ValidationError
 
 from lmdeploy.messages import MAX_TOP_LOGPROBS
-from lmdeploy.units import duration
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS
 from openai_gateway.endpoints.ollama.options import fields_of_options
@@ -18,7 +17,7 @@ from openai_gateway.errors import ApiError
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     AnyText,
-    FieldError,
+    Duration,
     Items,
     JsonObject,
     NotImplementedFields,
@@ -73,24 +72,11 @@ class OllamaMessage(Strict):
         return message
 
 
-def _seconds(keep_alive: object) -> object:
-    """Return a duration in seconds; what is none of its types is left for the error about that."""
-    if isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float):
-        return keep_alive
-    try:
-        return duration("keep_alive", keep_alive) if keep_alive != "" else None
-    except ValueError as error:
-        raise FieldError("keep_alive", str(error)) from None
-
-
-_DURATION = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "null"}]})
-
-
 class KeptModel(Strict):
     """The model of a request, and how long it stays in memory afterwards."""
 
     model: Text
-    keep_alive: Annotated[float | None, BeforeValidator(_seconds), _DURATION] = Field(
+    keep_alive: Duration = Field(
         None, description="Seconds, or a duration such as 5m; negative: forever; 0: the model sleeps at once."
     )
 
