@@ -76,7 +76,7 @@ def encode_generate(request: GenerateRequest, *, return_engine_seconds: bool = F
     requested_output = service_pb2.ModelInferRequest.InferRequestedOutputTensor
     message.outputs.extend(requested_output(name=name) for name in _outputs(request))
     if return_engine_seconds or request.return_engine_seconds:
-        message.outputs.add(name="engine_seconds")
+        message.outputs.extend(requested_output(name=name) for name in ("engine_seconds", "load_seconds"))
     return message
 
 

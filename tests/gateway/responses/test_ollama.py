@@ -238,6 +238,12 @@ def test_odd_durations_are_refused_by_name(client: ollama.Client, triton: FakeTr
     assert triton.requests == []
 
 
+def test_the_time_of_loading_is_reported(client: ollama.Client, triton: FakeTriton) -> None:
+    triton.script = Script(load_seconds=2.5)
+    assert client.chat(MODEL, HELLO).load_duration == 2_500_000_000
+    assert list(client.generate(MODEL, "Hello", stream=True))[-1].load_duration == 2_500_000_000
+
+
 def test_models_in_memory_are_listed_with_how_much_they_have_and_until_when(
     client: ollama.Client, triton: FakeTriton
 ) -> None:
