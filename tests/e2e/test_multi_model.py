@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,13 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.serve.multi_model.prepare import prepare
+from lmdeploy.serve.multi_model.requested import RequestedModel
 from lmdeploy.serve.restrictions import GRPC_KEY_HEADER, REPOSITORY_KEY, new_key
 from tests.support.api_server import ApiServer, api_server
+from tests.support.hybrid_models import make_hybrid
 from tests.support.processes import children
+from tests.support.tiny_encoders import make_encoder, write_modules
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
@@ -31,6 +38,7 @@ PROMPT = "Once upon a time, in a land far away, there lived"
 ADMIN = {"Authorization": "Bearer boss"}
 MB = 1_000_000
 KEPT = 40 * MB  # that a model which came and went may leave behind (docs/guides/multi-model.md)
+OF_TRIO: dict[str, Any] = {"cache_max_entry_count": 128, "cache_block_seq_len": 16, "max_batch_size": 4}
 _SECONDS = 180.0  # for whatever is waited for on a busy machine
 
 
@@ -284,3 +292,85 @@ def test_a_server_that_died_comes_back_with_the_models_it_had(
     eventually_sync(is_back, timeout=_SECONDS)
     assert (text(http, "wide"), text(http, "small")) == (expected["wide"], expected["small"])
     assert names(http) == ["small", "wide"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request, and the response of its model when it is served alone."""
+
+    model: str
+    prompt: str
+    expected: str | list[float]
+
+    def ask(self, http: httpx.Client) -> None:
+        """Send the request; check the response, and the memory that all models then have."""
+        if isinstance(self.expected, list):
+            response = http.post("/v1/embeddings", json={"model": self.model, "input": self.prompt})
+            assert response.status_code == 200, response.text
+            assert response.json()["data"][0]["embedding"] == pytest.approx(self.expected, abs=1e-6)
+        else:
+            response = http.post("/v1/completions", json=body(self.model, prompt=self.prompt))
+            assert response.status_code == 200, response.text
+            assert response.json()["choices"][0]["text"] == self.expected
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Chat, code and embedding models, the first two of about one size."""
+    base = tmp_path_factory.mktemp("trio")
+    make_encoder(base / "embed", "Bert")
+    write_modules(base / "embed", "mean_tokens", "Normalize")
+    return {
+        "chat": make_tiny_llama(base / "chat", seed=5),
+        "code": make_hybrid(base / "code", "Qwen3.5"),
+        "embed": base / "embed",
+    }
+
+
+def turns_of(model: str, folder: Path) -> list[Turn]:
+    """Return five conversations of four turns each with one model, or what it makes of ten texts."""
+    turns: list[Turn] = []
+    with pipeline(str(folder), TurbomindEngineConfig(**OF_TRIO)) as pipe:
+        if model == "embed":
+            texts = [f"{PROMPT} {number} dogs" for number in range(10)]
+            return [Turn(model, text, vector.tolist()) for text, vector in zip(texts, pipe.embed(texts), strict=True)]
+        for number in range(5):
+            prompt = f"{PROMPT} {number} dogs"
+            for _ in range(4):
+                said = pipe(prompt, GenerationConfig(max_new_tokens=8, ignore_eos=True), do_preprocess=False).text
+                turns.append(Turn(model, prompt, said))
+                prompt += f"{said} and then"
+    return turns
+
+
+def test_three_models_answer_from_the_memory_of_one_and_a_half(trio: dict[str, Path], tmp_path: Path) -> None:
+    turns = [turn for model, folder in trio.items() for turn in turns_of(model, folder)]
+    chance = random.Random(62)
+    chance.shuffle(turns)
+    needs = [prepare(RequestedModel(name, str(folder), engine=OF_TRIO)) for name, folder in trio.items()]
+    taken = {need.name: need.weights + OF_TRIO["cache_max_entry_count"] * need.block for need in needs}
+    budget = int(1.5 * max(taken.values()))
+    assert sum(taken.values()) > budget
+    settings = OF_TRIO | {"cache_dir": tmp_path / "kv", "models_memory": budget}
+    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    with api_server(*(f"{name}={folder}" for name, folder in trio.items()), *options) as server:
+        server.wait_ready()
+        with httpx.Client(base_url=server.url, timeout=_SECONDS, trust_env=False) as http:
+            watched = threading.Event()
+            most: list[int] = []
+
+            def watch() -> None:
+                while not watched.wait(0.02):
+                    most.append(sum(card["memory_bytes"] or 0 for card in http.get("/v1/models").json()["data"]))
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            try:
+                with ThreadPoolExecutor(3) as clients:
+                    list(clients.map(lambda turn: turn.ask(http), turns * 2))
+            finally:
+                watched.set()
+                watcher.join()
+            assert 0 < max(most) <= budget
+            lines = http.get("/metrics").text.splitlines()
+            assert sum(float(line.split()[-1]) for line in lines if line.startswith("turbomind_model_wakes_total{")) > 3
