@@ -116,6 +116,7 @@ SHOWN = {
     "Ministral3ForCausalLM": "Ministral 3",
     "MinistralForCausalLM": "Ministral 8B",
     "MistralForCausalLM": "Mistral with windows",
+    "MixFormerSequentialForCausalLM": "Phi-2 of the first release",
     "MixtralForCausalLM": "Mixtral",
     "MptForCausalLM": "MPT",
     "NemotronForCausalLM": "Nemotron",

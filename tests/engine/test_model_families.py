@@ -194,6 +194,7 @@ CASES = {
     "StableLM 12B": Case("StableLmForCausalLM", {"use_parallel_residual": True, "qk_layernorm": True}),
     "StableLM in parallel": Case("StableLmForCausalLM", {"use_parallel_residual": True}),
     "Phi-2": Case("PhiForCausalLM", UNTIED),
+    "Phi-2 of the first release": Case("PhiForCausalLM", UNTIED, published.mixformer),
     "Pythia": Case("GPTNeoXForCausalLM", UNTIED),
     "GPT-NeoX in sequence": Case("GPTNeoXForCausalLM", {"use_parallel_residual": False, "attention_bias": False}),
     "GPT-NeoX Japanese": Case("GPTNeoXJapaneseForCausalLM", {"num_hidden_layers": 3}),

@@ -122,6 +122,16 @@ def _rw(raw: Config) -> Config:
     return _same(**sizes, num_kv_heads=raw["n_head_kv"], new_decoder_architecture=True)(raw)
 
 
+def _mixformer(raw: Config) -> Config:
+    return {
+        "vocab_size": raw["vocab_size"],
+        "hidden_size": raw["n_embd"],
+        "intermediate_size": 4 * raw["n_embd"],
+        "num_hidden_layers": raw["n_layer"],
+        "num_attention_heads": raw["n_head"],
+    } | _default(10000.0, partial_rotary_factor=raw["rotary_dim"] * raw["n_head"] / raw["n_embd"])
+
+
 def _dbrx(raw: Config) -> Config:
     ffn, attention = raw["ffn_config"], raw["attn_config"]
     clip = attention["clip_qkv"] or 1e9  # `transformers` cannot do without
@@ -147,6 +157,7 @@ MADE = {
     "LlavaLlamaForCausalLM": Made("LlamaForCausalLM", _same()),
     "MiMoForCausalLM": Made("Qwen2ForCausalLM", _same(), published.mimo),
     "Phi3VForCausalLM": Made("Phi3ForCausalLM", lambda raw: _same(pad_token_id=0)(with_longrope(raw))),
+    "MixFormerSequentialForCausalLM": Made("PhiForCausalLM", _mixformer, published.mixformer),
     "PhiMoEForCausalLM": Made("PhimoeForCausalLM", _same()),
     "QWenLMHeadModel": Made("Qwen2ForCausalLM", _qwen, published.qwen),
     "RWForCausalLM": Made("FalconForCausalLM", _rw, published.rw),
@@ -232,7 +243,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "internlm--internlm2-7b-reward",
         "microsoft--Phi-3-small-8k-instruct",
         "microsoft--maira-2--cut",
-        "microsoft--phi-2--first-release",
         "mistralai--Voxtral-Mini-3B-2507",
         "moonshotai--Kimi-K2.5",
         "moonshotai--Kimi-K3",

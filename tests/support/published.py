@@ -46,7 +46,7 @@ def llama_sizes(config: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: config[name] for name in (*common, *names)}
 
 
-def renamed(tensors: Tensors, *patterns: tuple[str, str]) -> Tensors:
+def renamed(tensors: Tensors, *patterns: tuple[str, str | Callable[[re.Match[str]], str]]) -> Tensors:
     """Return the tensors under new names, by regular expressions."""
     result = {}
     for name, tensor in tensors.items():
@@ -175,6 +175,28 @@ def exaone(directory: Path) -> None:
         (r"mlp\.down_proj", "mlp.c_proj"),
     ]
     rewrite(directory, config, lambda tensors, _: renamed(tensors, *names))
+
+
+def mixformer(directory: Path) -> None:
+    """Phi-2's first release from a Phi."""
+    old = old_config(directory)
+    heads, hidden, last = old["num_attention_heads"], old["hidden_size"], old["num_hidden_layers"] + 1
+    config: dict[str, Any] = {"architectures": ["MixFormerSequentialForCausalLM"]}
+    config |= {"model_type": "mixformer-sequential"}
+    config |= {"n_embd": hidden, "n_head": heads, "n_head_kv": old["num_key_value_heads"], "n_layer": last - 1}
+    config |= {"n_inner": old["intermediate_size"], "n_positions": old["max_position_embeddings"]}
+    config |= {"activation_function": old["hidden_act"], "layer_norm_epsilon": old["layer_norm_eps"]}
+    config["rotary_dim"] = int(hidden // heads * old["rope_parameters"]["partial_rotary_factor"])
+    names: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+        (r"^model\.layers\.(\d+)", lambda found: f"layers.{int(found[1]) + 1}"),
+        (r"^model\.embed_tokens", "layers.0.wte"),
+        (r"^model\.final_layernorm", f"layers.{last}.ln"),
+        (r"^lm_head", f"layers.{last}.linear"),
+        ("input_layernorm", "ln"),
+        (r"self_attn\.Wqkv", "mixer.Wqkv"),
+        (r"self_attn\.dense", "mixer.out_proj"),
+    ]
+    rewrite(directory, config, lambda tensors, _: renamed(fused(tensors, _QKV, "self_attn.Wqkv", stacked), *names))
 
 
 def rw(directory: Path) -> None:

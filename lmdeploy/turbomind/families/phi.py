@@ -15,6 +15,7 @@ from lmdeploy.turbomind.families.common import (
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mistral import MIXTRAL_EXPERTS, moe_spec
 from lmdeploy.turbomind.families.rope import rope_of
+from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, OutputSpec, RopeSpec, RouterSpec
 
 
@@ -35,6 +36,53 @@ def phi_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 PHI_LAYOUT = Layout(final_norm="model.final_layernorm", o="self_attn.dense", up="mlp.fc1", down="mlp.fc2")
 PHI = Family(("PhiForCausalLM",), phi_spec, PHI_LAYOUT.tensors)
+
+
+# The first releases of Phi-1.5 and Phi-2, with their own code, which is never run: embeddings and head are layers, too.
+_THETA = 10000.0
+
+
+def mixformer_config(raw: Mapping[str, Any]) -> Any:
+    """Return the ``PhiConfig``."""
+    from transformers import PhiConfig
+
+    heads, hidden = raw["n_head"], raw["n_embd"]
+    turning = raw["rotary_dim"] / (hidden // heads)
+    return PhiConfig(
+        vocab_size=raw["vocab_size"],
+        hidden_size=hidden,
+        intermediate_size=raw.get("n_inner") or 4 * hidden,
+        num_hidden_layers=raw["n_layer"],
+        num_attention_heads=heads,
+        num_key_value_heads=raw.get("n_head_kv") or heads,
+        hidden_act=raw["activation_function"],
+        max_position_embeddings=raw["n_positions"],
+        layer_norm_eps=raw["layer_norm_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": _THETA, "partial_rotary_factor": turning},
+    )
+
+
+def mixformer_tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the expression of each engine tensor."""
+    last = f"layers.{spec.num_layers + 1}."
+    return Layout(
+        embedding="layers.0.wte",
+        final_norm=last + "ln",
+        lm_head=last + "linear",
+        layer="layers.{}.",
+        number=lambda layer: layer + 1,
+        attention_norm="ln",
+        qkv="mixer.Wqkv",
+        o="mixer.out_proj",
+        up="mlp.fc1",
+        down="mlp.fc2",
+    ).tensors(spec)
+
+
+MIXFORMER_SIZES = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "n_positions")
+MIXFORMER = Family(
+    ("MixFormerSequentialForCausalLM",), phi_spec, mixformer_tensors, config=mixformer_config, sizes=MIXFORMER_SIZES
+)
 
 
 # Phi-3, Phi-3.5, Phi-4: one matrix for q, k, v and one for gate and up; longrope; a sliding window in some.
