@@ -129,8 +129,7 @@ def decilm_config(raw: Mapping[str, Any]) -> Any:
 
 def decilm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    kinds = list(dict.fromkeys(filter(None, config.layer_kv_heads)))
-    kinds.sort(reverse=True)  # the first is the model's
+    kinds = sorted(set(filter(None, config.layer_kv_heads)), reverse=True)  # the first is the model's
     plain = llama_spec(
         config,
         checkpoint,
