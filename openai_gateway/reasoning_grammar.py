@@ -78,7 +78,8 @@ def _as_tag(response_format: Mapping[str, Any]) -> Grammar:
     match response_format["type"]:
         case "json_schema":
             given = response_format["json_schema"]
-            return json_value(given.get("schema", given))
+            order = {key: given[key] for key in ("property_order",) if key in given and "schema" in given}
+            return json_value(given.get("schema", given)) | order
         case "regex_schema":
             return {"type": "regex", "pattern": response_format["regex_schema"]}
         case "grammar":

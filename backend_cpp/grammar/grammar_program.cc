@@ -13,7 +13,6 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "grammar/number_bounds.h"
 #include "grammar/prepare_program.h"
 #include "grammar/text_matcher.h"
 
@@ -53,15 +52,6 @@ class ProgramBuilder {
   ProgramBuilder(const Json& grammar, const RegexParser& parse_regex) : parse_regex_(parse_regex) {
     end_ = add({GrammarProgram::kReturn, 0, 0, 0, 0});
     if (add_rules(grammar) != 0) throw Unknown();
-  }
-
-  // Whether each rule is one whose numbers get bounds.
-  std::vector<bool> with_bounds(Bounds bounds) const {
-    std::vector<bool> found;
-    for (const std::string& name : names_) {
-      found.push_back(bounds == Bounds::kAll ? !name.empty() : bounds != Bounds::kNone && name.starts_with("basic_"));
-    }
-    return found;
   }
 
   GrammarProgram take() { return std::move(program_); }
@@ -114,12 +104,10 @@ class ProgramBuilder {
     }
     std::swap(expressions_.numbers[0], expressions_.numbers[root]);
     program_.starts.resize(program_.starts.size() + rules.size());
-    names_.resize(program_.starts.size());
     for (size_t rule = 0; rule < rules.size(); ++rule) {
       const int32_t start = build_rule(static_cast<int32_t>(rule), rules[rule].as_array());
       const auto number = static_cast<size_t>(number_of(static_cast<int32_t>(rule)));
       program_.starts[number] = start;
-      if (!is_in_pattern_) names_[number] = rules[rule].at(0).as_string();
     }
     expressions_ = std::move(outer);
     return first;
@@ -185,33 +173,12 @@ class ProgramBuilder {
     return first;
   }
 
-  // Of those in a JSON string, the ones that it holds as they are. What reads others is left out.
   int32_t characters(const int32_t* values, int32_t count, int32_t next) {
     const bool is_negated = values[0] != 0;
-    std::vector<int32_t> pairs(values + 1, values + count);
-    if (is_in_string_ && is_negated) {
-      pairs.insert(pairs.end(), {0, 0x1F, '"', '"', '\\', '\\'});
-    } else if (is_in_string_) {
-      pairs = plain(pairs);
-    }
-    const auto number = static_cast<int32_t>(pairs.size()) / 2;
-    return add({GrammarProgram::kClass, list(pairs), number, is_negated ? 1 : 0, next});
-  }
-
-  static std::vector<int32_t> plain(const std::vector<int32_t>& pairs) {
-    std::vector<int32_t> kept;
-    for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      for (const auto& [first, last] : {std::pair{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, 0x10FFFF}}) {
-        const int32_t from = std::max<int32_t>(pairs[i], first);
-        const int32_t to = std::min<int32_t>(pairs[i + 1], last);
-        if (from <= to) kept.insert(kept.end(), {from, to});
-      }
-    }
-    return kept;
+    return add({GrammarProgram::kClass, list({values + 1, values + count}), count / 2, is_negated ? 1 : 0, next});
   }
 
   int32_t byte(int32_t value, int32_t next) {
-    if (is_in_string_ && (value < 0x20 || value == '"' || value == '\\')) return split({});
     return add({GrammarProgram::kByte, value, 0, 0, next});
   }
 
@@ -226,23 +193,19 @@ class ProgramBuilder {
       if (values[i] <= 0 || values[i] >= 0x80) throw Unknown();
       text.push_back(static_cast<char>(values[i]));
     }
-    if (is_in_string_) throw Unknown();
-    is_in_string_ = values[0] != 0;
+    if (values[0] != 0) throw Unknown();
     std::string source;
     try {
       source = parse_regex_(text);
     } catch (const std::exception&) {
       throw Unknown();
     }
-    is_in_pattern_ = true;
-    const int32_t rule = add_rules(Json::parse(source));
-    is_in_string_ = is_in_pattern_ = false;
-    return rule;
+    return add_rules(Json::parse(source));
   }
 
   // Free text up to what begins a rule.
   int32_t tag_dispatch(const int32_t* values, int32_t count, int32_t next) {
-    if (count < 2 || count % 2 != 0 || is_in_string_) throw Unknown();
+    if (count < 2 || count % 2 != 0) throw Unknown();
     TextMatcher matcher;
     bool has_room = true;
     for (int32_t i = 0; i + 2 < count; i += 2) has_room &= matcher.add(bytes_of(values[i]), values[i + 1]);
@@ -413,33 +376,24 @@ class ProgramBuilder {
 
   const RegexParser& parse_regex_;
   Expressions expressions_;  // of the grammar whose rules are added
-  bool is_in_string_ = false;
-  bool is_in_pattern_ = false;
-  std::vector<std::string> names_;  // of the rules; none of those of patterns
   int32_t end_ = 0;
   GrammarProgram program_;
 };
 
 }  // namespace
 
-GrammarProgram grammar_program(const std::string& source, const RegexParser& parse_regex, Bounds bounds) {
+GrammarProgram grammar_program(const std::string& source, const RegexParser& parse_regex) {
   const auto refusal = [](const std::string& why) { return invalid_argument("response_format: " + why); };
   try {
     ProgramBuilder builder(Json::parse(source), parse_regex);
     GrammarProgram program = builder.take();
     if (!prepare(program)) throw refusal("no text fits it");
-    if (bound_numbers(program, builder.with_bounds(bounds))) prepare(program);
     return program;
   } catch (const Unknown& unknown) {
     throw refusal(unknown.why);
   } catch (const std::out_of_range&) {
     throw refusal(Unknown().why);
   }
-}
-
-bool has_endless_number(const std::string& source, const RegexParser& parse_regex) {
-  GrammarProgram program = grammar_program(source, parse_regex, Bounds::kNone);
-  return bound_numbers(program, std::vector<bool>(program.starts.size(), true));
 }
 
 }  // namespace turbomind

@@ -199,7 +199,6 @@ std::string read(const FormatReader& reader, const std::string& payload) {
   }
   return wire::Writer(wire::kReady)
       .put_special_tokens(format.marks)
-      .put(static_cast<uint8_t>(format.is_printable))
       .put_list(format.program.nodes)
       .put_list(format.program.lists)
       .put_list(format.program.starts)

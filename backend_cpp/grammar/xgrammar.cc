@@ -24,8 +24,6 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces forever
-
 const std::string kTypePrefix = "xgrammar.tvm_ffi_binding.";
 
 ffi::Function method(const std::string& type, const char* name) {
@@ -50,7 +48,6 @@ std::string without_source_place(std::string message) {
 }
 
 struct Methods {
-  ffi::Function read_json_schema = method("Grammar", "from_json_schema");
   ffi::Function read_regex = method("Grammar", "from_regex");
   ffi::Function read_ebnf = method("Grammar", "from_ebnf");
   ffi::Function read_lark = method("Grammar", "from_lark");
@@ -80,16 +77,11 @@ class Xgrammar {
     return std::string(methods_.write(grammar).cast<ffi::String>());
   }
 
-  GrammarProgram program_of(const ffi::Any& grammar, Bounds bounds = Bounds::kNone) const {
-    return grammar_program(source_of(grammar), parse_regex_, bounds);
-  }
+  GrammarProgram program_of(const ffi::Any& grammar) const { return grammar_program(source_of(grammar), parse_regex_); }
 
   Format read_parsed(const Json& format) const {
     const std::string& type = format.at("type").as_string();
-    if (type == "json_object") return read_schema(Json::parse(R"({"type":"object"})"));
-    if (type == "json_schema") return read_schema(format.at(type).at("schema"));
     const auto text = [&] { return ffi::String(format.at(type).as_string()); };
-    if (type == "regex_schema") return {program_of(methods_.read_regex(text(), false))};
     if (type == "grammar") return {program_of(methods_.read_ebnf(text(), ffi::String("root")))};
     if (type == "lark") {
       const ffi::Array<ffi::String> no_names, no_grammars;
@@ -97,33 +89,11 @@ class Xgrammar {
     }
     if (type == "structural_tag") {
       const ffi::String tag(R"({"type":"structural_tag","format":)" + format.at(type).dump() + "}");
-      return {program_of(methods_.read_tags(tag), bounds_of(format)), marks_in(format.at("names").as_string())};
+      return {program_of(methods_.read_tags(tag)), marks_in(format.at("names").as_string())};
     }
     throw invalid_argument(
         "response_format.type must be json_object, json_schema, regex_schema, grammar, lark or structural_tag, got " +
         type);
-  }
-
-  // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at all.
-  Format read_schema(const Json& schema) const {
-    const ffi::Any grammar = methods_.read_json_schema(ffi::String(schema.dump()), kAnyWhitespace, nullptr, nullptr,
-                                                       true, nullptr, false, false);
-    return {program_of(grammar, Bounds::kAll), {}, true};
-  }
-
-  // The rules of a tag's schemas are told from those of its other parts only by what they read.
-  Bounds bounds_of(const Json& format) const {
-    const auto is_endless = [this](const ffi::Any& grammar) {
-      return has_endless_number(source_of(grammar), parse_regex_);
-    };
-    const auto text = [](const Json& each) { return ffi::String(each.as_string()); };
-    const bool is_basic =
-        std::ranges::any_of(format.at("regexes").as_array(),
-                            [&](const Json& each) { return is_endless(methods_.read_regex(text(each), false)); }) ||
-        std::ranges::any_of(format.at("grammars").as_array(), [&](const Json& each) {
-          return is_endless(methods_.read_ebnf(text(each), ffi::String("root")));
-        });
-    return is_basic ? Bounds::kBasic : Bounds::kAll;
   }
 
   // Those special tokens whose texts a structural tag names. No others may come: a text in the tag could otherwise hold

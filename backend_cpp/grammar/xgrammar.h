@@ -12,8 +12,7 @@ namespace turbomind {
 // A format that was read.
 struct Format {
   GrammarProgram program;
-  SpecialTokens marks = {};   // special tokens that stand for their texts in it
-  bool is_printable = false;  // whether no token with a control character may come, also where the program has them
+  SpecialTokens marks = {};  // special tokens that stand for their texts in it
 };
 
 // Reads the JSON text of a format as lmdeploy/grammars translates it. May take long. Throws Error(kInvalidArgument).

@@ -1,19 +1,19 @@
 """From a ``response_format``, as any caller gives it, to the one that the grammar library hands to xgrammar.
 
-Schemas become schemas that xgrammar keeps to (`lmdeploy.json_schema`), expressions become plain characters, classes and
-counts. This runs where formats are compiled, in a process whose time and memory are limited.
+Schemas (`lmdeploy.json_schema`) and expressions become grammars. This runs where formats are compiled, in a process
+whose time and memory are limited.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.grammars.texts import GrammarError, GrammarText, ebnf_text, lark_text
-from lmdeploy.json_schema import MAX_BYTES, SchemaError, enforceable, full_match
-from lmdeploy.json_schema.output import without_lengths
+from lmdeploy.json_schema import JSON, LOOSE_JSON, MAX_BYTES, SchemaError, Syntax, grammar_of
+from lmdeploy.json_schema.expressions import full_match
 from lmdeploy.json_schema.patterns import PatternError
 from lmdeploy.json_schema.places import shown
 
@@ -81,25 +81,31 @@ def translated(response_format: str, number_of: Callable[[str], int] | None = No
 
 def _translated(given: dict[str, Any], number_of: Callable[[str], int] | None) -> Translation:
     match given:
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return Translation(given | {"json_schema": {"schema": _schema(schema)}})
+        case {"type": "json_object"}:
+            return Translation(_grammar(grammar_of({"type": "object"})))
+        case {"type": "json_schema", "json_schema": {"schema": schema} as holder}:
+            return Translation(_grammar(_of_schema(schema, JSON, holder.get("property_order"))))
         case {"type": "json_schema", "json_schema": schema}:
-            return Translation(given | {"json_schema": {"schema": _schema(schema)}})
+            return Translation(_grammar(_of_schema(schema, JSON)))
         case {"type": "regex_schema", "regex_schema": str(pattern)}:
-            return Translation(given | {"regex_schema": _expression(pattern)})
+            return Translation(_grammar(_of_expression(pattern)))
         case {"type": "grammar" | "lark" as kind} if isinstance(given.get(kind), str):
             grammar = (ebnf_text if kind == "grammar" else lark_text)(_sized(given[kind]))
             return Translation(given | {kind: grammar.read}, grammar)
         case {"type": "structural_tag", "structural_tag": tag}:
             names = _sized(json.dumps(tag, ensure_ascii=False))
-            parts = _TagParts(number_of)
-            read = {"structural_tag": parts.read(tag), "regexes": parts.regexes, "grammars": parts.grammars}
-            return Translation(given | read | {"names": names})
+            return Translation(given | {"structural_tag": _part(tag, number_of), "names": names})
     return Translation(given)
 
 
-def _schema(schema: Any) -> Any:
-    return enforceable(schema) if isinstance(schema, dict) else schema
+def _grammar(text: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": text}
+
+
+def _of_schema(schema: Any, syntax: Syntax, property_order: object = None) -> str:
+    if property_order not in (None, "schema", "any"):
+        raise RefusedFormatError(f"property_order must be schema or any, got {shown(property_order)}")
+    return grammar_of(schema, syntax, has_free_order=property_order == "any")
 
 
 def _sized(text: str) -> str:
@@ -109,59 +115,46 @@ def _sized(text: str) -> str:
     raise RefusedFormatError(f"it must be 1 to {MAX_BYTES} bytes long, got {size}")
 
 
-def _expression(pattern: str) -> str:
+def _of_expression(pattern: str) -> str:
     try:
         return full_match(_sized(pattern))
     except PatternError as error:
         raise RefusedFormatError(f"the expression {shown(pattern)} {error}") from None
 
 
-@dataclass(slots=True)
-class _TagParts:
-    """Parts of a structural tag; collects expressions and grammars that are no schemas."""
+def _part(value: Any, number_of: Callable[[str], int] | None) -> Any:
+    """Return a part of a structural tag as xgrammar is to read it."""
 
-    number_of: Callable[[str], int] | None
-    regexes: list[str] = field(default_factory=list)
-    grammars: list[str] = field(default_factory=list)
-
-    def read(self, value: Any) -> Any:
-        """Return a part as xgrammar is to read it."""
-        match value:
-            case {"json_schema": schema, "is_enforced": True}:
-                rest = {name: each for name, each in value.items() if name != "is_enforced"}
-                return rest | {"json_schema": without_lengths(schema)}
-            case {"json_schema": schema}:
-                return value | {"json_schema": without_lengths(_schema(schema))}
-            case {"type": "regex", "pattern": str(pattern)}:
-                self.regexes.append(_expression(pattern))
-                return value | {"pattern": self.regexes[-1]}
-            case {"type": "grammar", "grammar": str(grammar)}:
-                self.grammars.append(ebnf_text(grammar).read)
-                return value
-            case {"type": "token", "token": token}:
-                return value | {"token": self._token(token)}
-            case {"type": "token_dispatch", "rules": list(rules)}:
-                value = value | {
-                    "rules": [self._tokens(rule[:1]) + rule[1:] for rule in rules if isinstance(rule, list)]
-                }
-        match value:
-            case dict():
-                of_tokens = ("exclude_tokens", "trigger_tokens")
-                return {
-                    name: self._tokens(each) if name in of_tokens and isinstance(each, list) else self.read(each)
-                    for name, each in value.items()
-                }
-            case list():
-                return [*map(self.read, value)]
-        return value
-
-    def _tokens(self, tokens: list[Any]) -> list[Any]:
-        return [*map(self._token, tokens)]
-
-    def _token(self, token: Any) -> Any:
+    def numbered(token: Any) -> Any:
         """Return the number of a token, since xgrammar would want the vocabulary for texts."""
-        if self.number_of is None or not isinstance(token, str):
+        if number_of is None or not isinstance(token, str):
             return token
-        if (number := self.number_of(token)) < 0:
+        if (number := number_of(token)) < 0:
             raise RefusedFormatError(f"there is no token {json.dumps(token, ensure_ascii=False)}")
         return number
+
+    match value:
+        case {"type": "json_schema", "json_schema": schema}:
+            return _grammar(_of_schema(schema, LOOSE_JSON, value.get("property_order")))
+        case {"json_schema": _, "type": kind}:
+            raise RefusedFormatError(f"a part {shown(kind)} is not supported; its type may be json_schema")
+        case {"type": "regex", "pattern": str(pattern)}:
+            return _grammar(_of_expression(pattern))
+        case {"type": "grammar", "grammar": str(grammar)}:
+            return _grammar(ebnf_text(grammar).read)
+        case {"type": "token", "token": token}:
+            return value | {"token": numbered(token)}
+        case {"type": "token_dispatch", "rules": list(rules)}:
+            listed = (rule for rule in rules if isinstance(rule, list))
+            value = value | {"rules": [[*map(numbered, rule[:1]), *rule[1:]] for rule in listed]}
+    match value:
+        case dict():
+            return {
+                name: [*map(numbered, each)]
+                if name in ("exclude_tokens", "trigger_tokens") and isinstance(each, list)
+                else _part(each, number_of)
+                for name, each in value.items()
+            }
+        case list():
+            return [_part(each, number_of) for each in value]
+    return value

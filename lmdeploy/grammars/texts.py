@@ -1,7 +1,7 @@
 """Grammars in EBNF and Lark as xgrammar is to read them, and the places of what is wrong in them.
 
-Expressions of Lark become plain characters, classes and counts, and schemas after ``%json`` those that xgrammar keeps
-to. What xgrammar would ignore, or would not name, is refused.
+Expressions of Lark become plain characters, classes and counts, and schemas after ``%json`` grammars within. What
+xgrammar would ignore, or would not name, is refused.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from lmdeploy.json_schema import SchemaError, enforceable
-from lmdeploy.json_schema.expressions import rule_of_text, text_in_any_case
-from lmdeploy.json_schema.output import without_lengths
+from lmdeploy.json_schema import SchemaError, grammar_of
+from lmdeploy.json_schema.expressions import in_lark, rule_of_text, text_in_any_case
 from lmdeploy.json_schema.patterns import PatternError
 
 _TOKENS = r'"(?:\\.|[^"\\\n])*"|(?P<number>\d{10,})|\w+|(?P<open>")'
@@ -133,7 +131,10 @@ def lark_text(grammar: str) -> GrammarText:
                 value, end = json.JSONDecoder().raw_decode(grammar, at)
             except ValueError as error:
                 text.fail(at, str(error))
-            text.replace(at, end, _DIRECTIVES[found["directive"]](text, start, value))
+            if found["directive"] == "json":
+                text.replace(start, end, _json(text, start, value))
+            else:
+                text.replace(at, end, _regex(text, start, value))
             at = end
         elif found[0].startswith('"'):
             _string(text, start, found[0])
@@ -170,9 +171,10 @@ def _string(text: GrammarText, start: int, written: str) -> str:
 
 def _json(text: GrammarText, at: int, schema: dict[str, Any]) -> str:
     try:
-        return json.dumps(without_lengths(enforceable(schema)), ensure_ascii=False)
+        rules = in_lark(grammar_of(schema))
     except SchemaError as error:
         text.fail(at, f"refused at {error}")
+    return f"%lark {{\n{re.sub('^root:', 'start:', rules)}\n}}"
 
 
 def _regex(text: GrammarText, at: int, value: dict[str, Any]) -> str:
@@ -181,6 +183,3 @@ def _regex(text: GrammarText, at: int, value: dict[str, Any]) -> str:
     if isinstance(words := value.get("substring_words"), str):
         value = {"substring_chunks": re.findall(r"\w+|\W", words)}
     return json.dumps(value, ensure_ascii=False)
-
-
-_DIRECTIVES: dict[str, Callable[[GrammarText, int, dict[str, Any]], str]] = {"json": _json, "regex": _regex}

@@ -1,8 +1,8 @@
-"""From a JSON Schema (2020-12) to one that the grammar engine really keeps to, or to an error with the keyword's path.
+"""From a JSON Schema (2020-12) to a grammar that the engine keeps to, or to an error with the keyword's path.
 
-xgrammar compiles schemas, but ignores keywords, alone or next to others. Here a schema is worked out to a union of sets
-of values of one type each (`expansion`), these are written as plans of what the engine can do (`plans`), and those as a
-schema (`output`), every value of which the given schema allows too. What cannot be written so is refused.
+A schema is worked out to a union of sets of values of one type each (`expansion`), these are written as plans of what a
+grammar can say (`plans`), and those as rules (`rules`), every text of which the schema allows. What cannot be written
+so is refused.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from lmdeploy.json_schema.errors import Budget, SchemaError
-from lmdeploy.json_schema.expansion import Expansion
-from lmdeploy.json_schema.expressions import body_of_rule, full_match, without
-from lmdeploy.json_schema.output import Output
+from lmdeploy.json_schema.errors import SchemaError
+from lmdeploy.json_schema.rules import JSON, LOOSE_JSON, Rules, Syntax
 
 MAX_BYTES = 65_536
-"""Of a schema and of what becomes of it, and of any format."""
+"""Of a schema, and of any format."""
 
 _MAX_DROPPED = 64  # keywords that `relaxed` leaves out
 
-__all__ = ["MAX_BYTES", "SchemaError", "body_of_rule", "enforceable", "full_match", "relaxed", "without"]
+__all__ = ["JSON", "LOOSE_JSON", "MAX_BYTES", "Rules", "SchemaError", "Syntax", "grammar_of", "relaxed", "rules_of"]
 
 
-def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that the engine keeps to, all of whose values `schema` allows.
+def rules_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> Rules:
+    """Return what writes a schema's grammar.
+
+    Parameters
+    ----------
+    schema
+        The schema as it came.
+    syntax
+        How values are written.
+    has_free_order
+        Members of objects come in any order, not in the schema's.
 
     Raises
     ------
@@ -37,25 +44,29 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(schema, ensure_ascii=False)
     except ValueError:
         raise SchemaError("", "must not be nested without end") from None
-    found = _enforceable(text)
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        raise SchemaError("", f"must be at most {MAX_BYTES} bytes long")
+    return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order)
+
+
+def grammar_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> str:
+    """Return the grammar (EBNF) of the values that a schema allows; parameters and errors as of `rules_of`."""
+    try:
+        text = json.dumps(schema, ensure_ascii=False)
+    except ValueError:
+        raise SchemaError("", "must not be nested without end") from None
+    found = _grammar_of(text, syntax, has_free_order)
     if isinstance(found, SchemaError):
         raise SchemaError(found.pointer, found.reason)
     return found
 
 
 @lru_cache(maxsize=128)
-def _enforceable(text: str) -> dict[str, Any] | SchemaError:
-    if len(text.encode()) > MAX_BYTES:
-        return SchemaError("", f"must be at most {MAX_BYTES} bytes long")
-    expansion = Expansion(Budget(len(text)))
-    output = Output(expansion)
+def _grammar_of(text: str, syntax: Syntax, has_free_order: bool) -> str | SchemaError:
     try:
-        whole = output.of(expansion.document(json.loads(text)))
+        return rules_of(json.loads(text), syntax, has_free_order=has_free_order).grammar()
     except SchemaError as error:
         return error
-    if len(json.dumps(whole)) > MAX_BYTES:
-        return SchemaError("", f"takes more than {MAX_BYTES} bytes with its alternatives written out")
-    return whole
 
 
 def relaxed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +74,7 @@ def relaxed(schema: dict[str, Any]) -> dict[str, Any]:
     left = copy.deepcopy(schema)
     for _ in range(_MAX_DROPPED):
         try:
-            enforceable(left)
+            grammar_of(left, LOOSE_JSON)
         except SchemaError as error:
             if not _drop(left, error.pointer):
                 break

@@ -1,22 +1,20 @@
-"""From sets of values to what the grammar engine (xgrammar) is given of them, with what it cannot keep to refused.
+"""From sets of values to what a grammar can say of them, with what it cannot refused.
 
-What is made here may be narrower than a set, where a set is wider than a grammar can say: members come in one order,
-numbers within bounds have six decimals, names and strings with a pattern have no escaped characters.
+What is made here may be narrower than a set, where a set is wider than a grammar can say: further members and items
+come only where the schema speaks of them, numbers within bounds have six decimals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, permutations
-from math import comb, perm
+from dataclasses import dataclass
+from itertools import permutations, product
+from math import perm, prod
 from typing import Any, TypeGuard
 
-from lmdeploy.json_schema import numbers
 from lmdeploy.json_schema.charsets import EVERY, PLAIN_ASCII, intersection
 from lmdeploy.json_schema.errors import SchemaError
 from lmdeploy.json_schema.expansion import Expansion
-from lmdeploy.json_schema.expressions import expression_of
 from lmdeploy.json_schema.formats import short_form
 from lmdeploy.json_schema.keywords import term
 from lmdeploy.json_schema.languages import (
@@ -38,7 +36,7 @@ from lmdeploy.json_schema.languages import (
     text,
     widths,
 )
-from lmdeploy.json_schema.patterns import PatternError
+from lmdeploy.json_schema.numbers import Decimals, decimals_of
 from lmdeploy.json_schema.sets import (
     TRUE,
     Alternative,
@@ -57,36 +55,48 @@ from lmdeploy.json_schema.values import distinct
 MAX_FINITE = 64  # strings of a language that is written as a list, and names that are
 MAX_EXCLUDED = 400  # characters of names that further members must not have
 MAX_ARRAYS = 512  # of different items, written as a list
-MAX_CONTAINED = 3  # keywords `contains` about one array
-MAX_POSITIONS = 8  # of the items that `contains` is about
-MAX_PLACEMENTS = 64  # of them; beyond, what may come next takes the engine too long to find
-MAX_LARGE_PLACEMENTS = 16  # the same, of arrays and objects
-COMPILED_LENGTH = 128
-"""Up to here a bound of a length is quicker as an expression; beyond it, xgrammar counts (measured with 0.2.8)."""
+MAX_COUNTED = 512  # states of an array whose items `contains` counts
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """A schema without further schemas, as it is given to the engine."""
+class Kind:
+    """All values of a type."""
 
-    schema: dict[str, Any]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Strings of a language."""
+
+    language: Language
+    pointer: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What may follow some items: an item, and the number of the state after it."""
+
+    may_end: bool
+    steps: tuple[tuple[Conjunction, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """An array; `rest` None: nothing comes after the first items."""
+    """An array; `rest` None: nothing comes after the first items. With states, these say what may come."""
 
     prefix: tuple[Conjunction, ...]
     rest: Conjunction | None
     low: int
     high: int | None
+    states: tuple[State, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Members by the expression that their names match; None: anything. Names may come twice."""
+    """Members by the language of their names; None: anything. Names may come twice."""
 
-    names: str | None
+    names: Language | None
     value: Conjunction
 
 
@@ -101,7 +111,7 @@ class ObjectPlan:
     pointer: str
 
 
-Plan = Leaf | ArrayPlan | ObjectPlan
+Plan = Values | Kind | Text | Decimals | ArrayPlan | ObjectPlan
 
 
 class Planner:
@@ -113,36 +123,21 @@ class Planner:
     def of(self, alternative: Alternative) -> Iterator[Plan]:
         """Yield what a set is given to the engine as, in parts."""
         match alternative:
-            case Values(values):
-                yield Leaf({"enum": list(values)})
+            case Values():
+                yield alternative
             case Numbers():
-                yield from map(Leaf, numbers.schemas_of(alternative))
+                yield decimals_of(alternative) or Kind("integer" if alternative.whole else "number")
             case Strings():
-                yield from map(Leaf, self._string(alternative))
+                language = self._language(alternative)
+                pointer = alternative.languages[0][1] if alternative.languages else alternative.pointer
+                if language != NOTHING:
+                    yield Kind("string") if language is None else Text(language, pointer)
             case Arrays():
                 yield from self._array(alternative)
             case Objects():
                 yield from self._object(alternative)
 
     # ---- strings ----
-
-    def _string(self, given: Strings) -> Iterator[dict[str, Any]]:
-        if not given.languages and not given.excluded and max(given.low, given.high or 0) > COMPILED_LENGTH:
-            schema = {"type": "string", "minLength": given.low}
-            yield schema if given.high is None else schema | {"maxLength": given.high}
-            return
-        language = self._language(given)
-        if language is None:
-            yield {"type": "string"}
-            return
-        pointer = given.languages[0][1] if given.languages else given.pointer
-        expression = self._expression(language, pointer)
-        if expression is None and (finite := strings(language, MAX_FINITE)) is not None:
-            yield from [{"enum": finite}] if finite else []
-        elif expression is None:
-            raise SchemaError(pointer, "needs characters that JSON escapes, which is not enforced")
-        else:
-            yield {"type": "string", "pattern": expression}
 
     def _language(self, given: Strings) -> Language | None:
         """Return a language of some of these strings; None: they may be anything."""
@@ -193,7 +188,7 @@ class Planner:
 
     def _array(self, given: Arrays) -> Iterator[Plan]:
         if given == Arrays():
-            yield Leaf({"type": "array"})
+            yield Kind("array")
             return
         low, high = given.low, given.high
         if given.prefix and not given.is_open and low <= len(given.prefix):
@@ -209,39 +204,34 @@ class Planner:
             yield from self._listed(given, low, high, given.unique)
         elif given.excluded:
             yield from self._listed(given, low, high, given.excluded[0].pointer)
-        elif len(contained) > MAX_CONTAINED:
-            raise SchemaError(contained[-1].pointer, f"is not enforced alongside {MAX_CONTAINED} other contains")
         else:
-            is_large = any(isinstance(each, Arrays | Objects) for each in self._expansion.of(given.rest))
-            most = MAX_LARGE_PLACEMENTS if is_large else MAX_PLACEMENTS
-            placements = int(most ** (1 / max(1, len(contained))))
-            yield from self._containing(given, contained, low, high, placements)
-
-    def _containing(
-        self, given: Arrays, contained: Sequence[Contained], low: int, high: int | None, placements: int
-    ) -> Iterator[Plan]:
-        """Yield arrays by where the items are that have to be contained: among the first ones."""
-        if not contained:
             prefix = given.prefix if high is None else given.prefix[:high]
-            yield ArrayPlan(prefix, given.rest if high is None or high > len(prefix) else None, low, high)
-            return
-        first, *further = contained
-        [(place, is_met)] = first.what
-        # Where the number is bounded above, all others must not be as the ones that are counted.
-        other = TRUE if first.high is None else term(place, not is_met)
-        positions = MAX_POSITIONS if high is None else min(MAX_POSITIONS, high)
-        counts = range(first.low, (first.low if first.high is None else min(first.high, positions)) + 1)
-        while positions > first.low and sum(comb(positions, count) for count in counts) > placements:
-            positions -= 1
-        for count in counts:
-            for chosen in combinations(range(positions), count):
-                needed = max(chosen, default=-1) + 1
-                prefix = tuple(
-                    conjoined((given.at(index), first.what if index in chosen else other))
-                    for index in range(max(needed, len(given.prefix)))
+            rest = given.rest if high is None or high > len(prefix) else None
+            yield ArrayPlan(prefix, rest, low, high, self._counted(given, contained, low, high))
+
+    def _counted(self, given: Arrays, contained: Sequence[Contained], low: int, high: int | None) -> tuple[State, ...]:
+        """Return the states of an array by how many items it has, and how many of each kind that is contained."""
+        if not contained:
+            return ()
+        ends = [max(len(given.prefix), low if high is None else high)]
+        ends += [each.low if each.high is None else each.high for each in contained]
+        if prod(end + 1 for end in ends) > MAX_COUNTED:
+            raise SchemaError(contained[-1].pointer, f"takes more than {MAX_COUNTED} combinations of counts of items")
+        numbers = {counts: number for number, counts in enumerate(product(*(range(end + 1) for end in ends)))}
+        states = []
+        for length, *counts in numbers:
+            is_full = length == high
+            may_end = length >= low and all(count >= each.low for count, each in zip(counts, contained, strict=True))
+            kinds = [] if is_full else product(*map(_kinds, contained, counts))
+            steps = tuple(
+                (
+                    conjoined((given.at(length), *(what for what, _ in kind))),
+                    numbers[(min(length + 1, ends[0]), *(count for _, count in kind))],
                 )
-                each = replace(given, prefix=prefix, rest=conjoined((given.rest, other)))
-                yield from self._containing(each, further, max(low, needed), high, placements)
+                for kind in kinds
+            )
+            states.append(State(may_end, steps))
+        return tuple(states)
 
     def _listed(self, given: Arrays, low: int, high: int | None, pointer: str) -> Iterator[Plan]:
         """Yield a list of all arrays, where the items are from a list."""
@@ -265,13 +255,13 @@ class Planner:
                 if self._expansion.holds((given,), list(chosen)):
                     found.append(list(chosen))
         if found:
-            yield Leaf({"enum": found})
+            yield Values(tuple(found))
 
     # ---- objects ----
 
     def _object(self, given: Objects) -> Iterator[Plan]:
         if given == Objects():
-            yield Leaf({"type": "object"})
+            yield Kind("object")
             return
         if given.excluded:
             raise SchemaError(given.excluded[0].pointer, "is not enforced where other objects are allowed")
@@ -297,8 +287,8 @@ class Planner:
                 declared |= {name: value for name in finite if name not in never and name not in declared}
             elif language is None:
                 groups.append(Group(None, value))
-            elif (expression := self._expression(language, "/patternProperties")) is not None:
-                groups.append(Group(expression, value))
+            elif language != NOTHING:
+                groups.append(Group(language, value))
         members = tuple((name, value, name in given.required) for name, value in declared.items())
         yield ObjectPlan(members, tuple(groups), given.low, given.high, given.least_pointer)
 
@@ -347,12 +337,16 @@ class Planner:
             elif isinstance(alternative, Strings):
                 yield self._language(alternative)
 
-    @staticmethod
-    def _expression(language: Language, pointer: str) -> str | None:
-        try:
-            return expression_of(language)
-        except PatternError as error:
-            raise SchemaError(pointer, str(error)) from None
+
+def _kinds(contained: Contained, count: int) -> Iterator[tuple[Conjunction, int]]:
+    """Yield what the next item may be, and how many are contained after it."""
+    [(place, is_met)] = contained.what
+    if contained.high is not None:  # all others must not be as those that are counted
+        yield term(place, not is_met), count
+    else:
+        yield TRUE, count
+    if count < (contained.low if contained.high is None else contained.high):
+        yield contained.what, count + 1
 
 
 def _bounds_length(language: Language, others: Iterable[Language]) -> TypeGuard[Repeat]:

@@ -9,11 +9,12 @@ from pydantic import Field
 from openai_gateway.protocol.fields import AnyText, Closed, JsonObject, Text
 
 
-def schema_format(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+def schema_format(name: str, schema: dict[str, Any] | None, property_order: str | None = None) -> dict[str, Any]:
     """Return the engine's form of a schema; without one any JSON object will do."""
     if schema is None:
         return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
+    order = {} if property_order is None else {"property_order": property_order}
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema} | order}
 
 
 class TextFormat(Closed):
@@ -48,6 +49,9 @@ class JsonSchema(Closed):
     description: AnyText | None = None
     schema_: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None
+    property_order: Literal["schema", "any"] | None = Field(
+        None, description="Members of objects come in the order of the schema, or in any (LMDeploy's addition)."
+    )
 
 
 class JsonSchemaFormat(Closed):
@@ -60,7 +64,8 @@ class JsonSchemaFormat(Closed):
 
     def for_engine(self) -> dict[str, Any] | None:
         """Return the engine's form."""
-        return schema_format(self.json_schema.name, self.json_schema.schema_)
+        given = self.json_schema
+        return schema_format(given.name, given.schema_, given.property_order)
 
 
 class RegexFormat(Closed):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lmdeploy.json_schema import SchemaError, enforceable
+from lmdeploy.json_schema import SchemaError, grammar_of
 from openai_gateway.protocol.fields import AnyText, FieldError, JsonObject, Strict, small
 
 _VALUES = ("const", "default", "enum", "examples")  # which are no schemas
@@ -29,7 +29,7 @@ def require_enforced(field: str, schema: dict[str, Any]) -> None:
         A keyword is not enforced.
     """
     try:
-        enforceable(schema)
+        grammar_of(schema)
     except SchemaError as error:
         raise FieldError(field, f"{field} is refused at #{error.pointer}: {error.reason}") from None
 

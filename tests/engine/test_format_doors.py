@@ -147,7 +147,7 @@ def numbers(**bounds: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "accepted", "others"),
     [
-        (numbers(uniqueItems=True), ["[]", "[1,2]"], ["[1,1]", "[1, 1]"]),
+        (numbers(uniqueItems=True), ["[]", "[1, 2]"], ["[1,1]", "[1, 1]"]),
         (numbers(contains={"const": 2}), ["[1, 2]", "[2]"], ["[]", "[1]"]),
         ({"not": {"type": ["object", "array", "string", "number"]}}, ["null", "true"], ["1", '"a"']),
         ({"type": "string", "pattern": r"[\^a]$"}, ['"b^"', '"a"'], ['"b"']),
@@ -188,3 +188,32 @@ def test_a_schema_is_refused_for_the_same_reason(
     with pytest.raises(ValueError, match=r"response_format.*") as rejected:
         allowed(model, SCHEMAS[door], schema, ["1"])
     assert reason in str(rejected.value)
+
+
+MARKED: dict[str, Any] = {"type": "json_schema", "json_schema": numbers(uniqueItems=True), "is_enforced": True}
+
+
+def test_a_schema_is_enforced_whatever_its_caller_says_of_it(model: AsyncEngine) -> None:
+    door: Door = (by_engine, lambda _: in_tag({"type": "sequence", "elements": [MARKED | {"max_whitespace_cnt": 1}]}))
+    assert allowed(model, door, None, ["[1, 2]", "[1, 1]"]) == ["[1, 2]"]
+    holder = {"schema": MARKED["json_schema"], "is_enforced": True}
+    whole: Door = (by_engine, lambda _: MARKED | {"json_schema": holder})
+    assert allowed(model, whole, None, ["[1, 2]", "[1, 1]"]) == ["[1, 2]"]
+
+
+@pytest.mark.parametrize("door", SCHEMAS)
+def test_members_come_in_any_order_where_the_request_says_so(model: AsyncEngine, door: str) -> None:
+    schema = {"type": "object", "properties": dict.fromkeys("abc", {"type": "null"}), "required": ["a", "b"]}
+    texts = ['{"a": null, "b": null}', '{"b": null, "a": null}', '{"c": null, "b": null, "a": null}']
+    others = ['{"b": null}', '{"a": null, "a": null, "b": null}']
+    respond, form = SCHEMAS[door]
+    assert allowed(model, (respond, form), schema, texts + others) == texts[:1]
+    if door == "lark":  # has no place to say so
+        return
+
+    def free(given: Any) -> dict[str, Any]:
+        held = form(given)
+        holder = held["json_schema"] if "json_schema" in held else held["structural_tag"]
+        return held if holder.update(property_order="any") else held
+
+    assert allowed(model, (respond, free), schema, texts + others) == texts

@@ -183,8 +183,8 @@ def test_a_killed_process_ends_what_waits_for_it_with_a_reason_and_is_replaced(
         kill(processes(others))
         with pytest.raises((ValueError, RuntimeError), match="the process that reads the response format ended"):
             reading.result(DEADLINE_S)
-    again = as_format({"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2})
-    assert model("Hello", structured(again), do_preprocess=False).text == "[7, 7]"
+    again = as_format({"type": "array", "items": {"const": "7"}, "minItems": 2, "maxItems": 2})
+    assert model("Hello", structured(again), do_preprocess=False).text == '["7", "7"]'
 
 
 def test_closing_while_a_format_is_read_leaves_no_process_and_no_descriptor(model_dir: Path, others: Set[int]) -> None:

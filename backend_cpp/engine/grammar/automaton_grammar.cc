@@ -70,10 +70,9 @@ class AutomatonGrammar::Matcher final : public GrammarMatcher {
   StateRef state_;
 };
 
-AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, bool is_printable,
+AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program,
                                    SpecialTokens marks)
     : tokens_(std::move(tokens)),
-      is_printable_(is_printable),
       marks_(std::move(marks)),
       program_bytes_(program.nodes.size() * sizeof(GrammarProgram::Node) +
                      (program.lists.size() + program.starts.size()) * sizeof(int32_t)),
@@ -122,7 +121,7 @@ GrammarState AutomatonGrammar::find_state(Automaton::Place place, const std::vec
   };
   try {
     if (const Automaton::Place begun = automaton_.begin_token(place); begun != Automaton::kNowhere) {
-      tokens_->find_allowed(automaton_, begun, is_printable_, state.mask);
+      tokens_->find_allowed(automaton_, begun, state.mask);
       allow_tokens(begun, state.mask);
     }
   } catch (const Error&) {

@@ -21,9 +21,8 @@ namespace turbomind {
 
 class AutomatonGrammar final : public Grammar, public std::enable_shared_from_this<AutomatonGrammar> {
  public:
-  // `is_printable`: tokens with control characters are not allowed. `marks`: special tokens that stand for a text.
-  AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, bool is_printable,
-                   SpecialTokens marks);
+  // `marks`: special tokens that stand for a text.
+  AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, SpecialTokens marks);
 
   std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override;
 
@@ -43,7 +42,6 @@ class AutomatonGrammar final : public Grammar, public std::enable_shared_from_th
   void forget_some() const;
 
   const std::shared_ptr<const TokenTrie> tokens_;
-  const bool is_printable_;
   const SpecialTokens marks_;
   const size_t program_bytes_;
   // A cache that only the step thread uses, through matchers.

@@ -224,14 +224,13 @@ class ProcessCompiler final : public GrammarCompiler {
   GrammarRef read_grammar(const std::string& payload) const {
     wire::Reader reader(payload);
     SpecialTokens marks = reader.special_tokens();
-    const bool is_printable = reader.get<uint8_t>() != 0;
     GrammarProgram program;
     program.nodes = reader.list<GrammarProgram::Node>();
     program.lists = reader.list<int32_t>();
     program.starts = reader.list<int32_t>();
     program.least = reader.list<int32_t>();
     require_known_tokens(program, marks);
-    return std::make_shared<const AutomatonGrammar>(tokens_, std::move(program), is_printable, std::move(marks));
+    return std::make_shared<const AutomatonGrammar>(tokens_, std::move(program), std::move(marks));
   }
 
   // Throws Error for numbers that are no tokens'.

@@ -50,13 +50,11 @@ TokenTrie::TokenTrie(std::vector<std::string> vocabulary) : vocabulary_(std::mov
   nodes_.push_back({0, 0, static_cast<uint32_t>(nodes_.size()), static_cast<uint32_t>(tokens_.size())});
 }
 
-void TokenTrie::find_allowed(Automaton& automaton, Automaton::Place place, bool is_printable,
-                             std::vector<int32_t>& mask) const {
+void TokenTrie::find_allowed(Automaton& automaton, Automaton::Place place, std::vector<int32_t>& mask) const {
   std::vector<Automaton::Place> places(longest_ + 1, place);  // after each number of bytes
   for (uint32_t i = 0; i + 1 < nodes_.size();) {
     const Node& node = nodes_[i];
-    const bool is_control = is_printable && node.byte < 0x20;
-    const Automaton::Place next = is_control ? Automaton::kNowhere : automaton.after(places[node.depth], node.byte);
+    const Automaton::Place next = automaton.after(places[node.depth], node.byte);
     if (next == Automaton::kNowhere) {
       i = node.end;
       continue;

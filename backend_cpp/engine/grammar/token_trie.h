@@ -23,8 +23,8 @@ class TokenTrie {
   const std::string& bytes_of(int32_t token) const { return vocabulary_[static_cast<size_t>(token)]; }
   // Bytes of the longest token.
   size_t longest() const { return longest_; }
-  // Sets the bits of the tokens allowed at the beginning of a token; `is_printable`: without control characters.
-  void find_allowed(Automaton& automaton, Automaton::Place place, bool is_printable, std::vector<int32_t>& mask) const;
+  // Sets the bits of the tokens allowed at the beginning of a token.
+  void find_allowed(Automaton& automaton, Automaton::Place place, std::vector<int32_t>& mask) const;
 
  private:
   struct Node {

@@ -32,7 +32,7 @@ constexpr int kSocket = 3;  // the process's end of it
 enum Type : uint8_t {
   kVocabulary,  // uint32 tokens and their texts; special tokens; list of int32 stop tokens
   kFormat,      // uint32 milliseconds of processor time, and what to read
-  kReady,       // special tokens that stand for their texts; uint8 whether no control characters come; lists of nodes,
+  kReady,       // special tokens that stand for their texts; lists of nodes,
                 // of int32 lists, starts and least lengths
   kSlow,
   kFailed,  // uint8 whether the format is to blame, and why

@@ -445,29 +445,13 @@ TEST(the_tokens_that_may_come_are_those_whose_bytes_may) {
     automaton.set_budget(100'000);
     apart.set_budget(100'000);
     std::vector<int32_t> mask((vocabulary.size() + 31) / 32, 0);
-    tokens.find_allowed(automaton, automaton.after(automaton.start(), text), false, mask);
+    tokens.find_allowed(automaton, automaton.after(automaton.start(), text), mask);
     for (size_t token = 0; token < vocabulary.size(); ++token) {
       const bool may_come = !vocabulary[token].empty() &&
                             apart.after(apart.after(apart.start(), text), vocabulary[token]) != Automaton::kNowhere;
       CHECK_EQUAL((mask[token / 32] >> (token % 32) & 1) != 0, may_come);
     }
   }
-}
-
-TEST(tokens_with_control_characters_come_only_where_they_are_wanted) {
-  // root ::= [^"]
-  GrammarProgram program;
-  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 1, 1, 0}};
-  program.lists = {'"', '"'};
-  program.starts = {1};
-  Automaton automaton(program);
-  automaton.set_budget(1000);
-  const TokenTrie tokens({"\n", "x", "\""});
-  std::vector<int32_t> mask(1, 0);
-  tokens.find_allowed(automaton, automaton.start(), true, mask);
-  CHECK_EQUAL(mask[0], 0b10);
-  tokens.find_allowed(automaton, automaton.start(), false, mask);
-  CHECK_EQUAL(mask[0], 0b11);
 }
 
 TEST(what_takes_more_than_its_budget_is_an_error_and_can_be_had_with_a_larger_one) {

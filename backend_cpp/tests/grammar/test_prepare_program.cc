@@ -1,16 +1,14 @@
-// Prepared programs accept the texts of the originals, but for long numbers.
+// Prepared programs accept the texts of the originals.
 #include "grammar/prepare_program.h"
 
 #include <algorithm>
 #include <random>
-#include <regex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/grammar/automaton.h"
-#include "grammar/number_bounds.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
@@ -219,110 +217,6 @@ TEST(what_no_text_gets_to_the_end_of_is_removed) {
   CHECK(followed(program_of(rules)) == texts_of(rules));
   GrammarProgram endless = program_of({{{"aA", "B"}, {"Ab"}}});
   CHECK(!prepare(endless));
-}
-
-// A list of a number, of an integer or of a multiple of 3.
-GrammarProgram numbers() {
-  GrammarProgram program;
-  const auto add = [&](int32_t kind, int32_t a, int32_t b, int32_t c, int32_t next) {
-    program.nodes.push_back({kind, a, b, c, next});
-    return static_cast<int32_t>(program.nodes.size()) - 1;
-  };
-  const auto listed = [&](int32_t kind, const std::vector<int32_t>& list, size_t count, int32_t next) {
-    program.lists.insert(program.lists.end(), list.begin(), list.end());
-    return add(kind, static_cast<int32_t>(program.lists.size() - list.size()), static_cast<int32_t>(count), 0, next);
-  };
-  const auto split = [&](const std::vector<int32_t>& nodes) { return listed(Kind::kSplit, nodes, nodes.size(), 0); };
-  const auto one_of = [&](const std::vector<int32_t>& pairs, int32_t next) {
-    return listed(Kind::kClass, pairs, pairs.size() / 2, next);
-  };
-  const std::vector<int32_t> digit{'0', '9'};
-  enum { kRoot, kNumber, kInteger, kMultiple, kDigit = kMultiple + 3 };
-  const int32_t end = add(Kind::kReturn, 0, 0, 0, 0);
-  const auto digits = [&](int least, int32_t next) { return add(Kind::kRepeat, kDigit, least, -1, next); };
-  const int32_t close = add(Kind::kByte, ']', 0, 0, end);
-  std::vector<int32_t> values;
-  for (const int32_t rule : {+kNumber, +kInteger, +kMultiple}) {
-    values.push_back(add(Kind::kByte, "nim"[rule - 1], 0, 0, add(Kind::kCall, rule, 0, 0, close)));
-  }
-  program.starts.push_back(add(Kind::kByte, '[', 0, 0, split(values)));
-  const int32_t power = digits(1, end);
-  const int32_t exponent = one_of({'e', 'e', 'E', 'E'}, split({one_of({'+', '+', '-', '-'}, power), power}));
-  const int32_t scaled = split({end, exponent});
-  const int32_t fraction = split({add(Kind::kByte, '.', 0, 0, digits(1, scaled)), scaled});
-  for (const int32_t rest : {fraction, end}) {
-    const int32_t whole = split({add(Kind::kByte, '0', 0, 0, rest), one_of({'1', '9'}, digits(0, rest))});
-    program.starts.push_back(split({whole, add(Kind::kByte, '-', 0, 0, whole)}));
-  }
-  for (int32_t rest = 0; rest < 3; ++rest) {  // the remainder so far
-    std::vector<int32_t> ways;
-    if (rest == 0) ways.push_back(end);
-    for (int32_t value = 0; value < 10; ++value) {
-      ways.push_back(add(Kind::kByte, '0' + value, 0, 0, add(Kind::kCall, kMultiple + (rest + value) % 3, 0, 0, end)));
-    }
-    program.starts.push_back(split(ways));
-  }
-  program.starts.push_back(one_of(digit, end));
-  return program;
-}
-
-// Whether a value of the list above is short enough, by its text alone.
-bool is_short(const std::string& text) {
-  std::smatch parts;
-  if (!std::regex_match(text, parts, std::regex(".-?(0*\\.?0*)([0-9]*\\.?[0-9]*)(?:[eE][+-]?([0-9]+))?"))) return true;
-  const std::ptrdiff_t most = text[0] == 'n' ? 17 : 19;
-  const auto size = static_cast<std::ptrdiff_t>(parts[2].str().size()) - std::ranges::count(parts[2].str(), '.');
-  return size <= most && std::ranges::count(parts[1].str(), '0') <= most && parts[3].length() <= 3;
-}
-
-TEST(numbers_keep_as_many_digits_as_tell_values_apart_and_can_always_end) {
-  GrammarProgram program = numbers();
-  CHECK(prepare(program));
-  Automaton without(program);
-  CHECK(bound_numbers(program, std::vector<bool>(program.starts.size(), true)));
-  CHECK(prepare(program));
-  CHECK(program.is_sound());
-  GrammarProgram untouched = numbers();
-  CHECK(prepare(untouched));
-  CHECK(!bound_numbers(untouched, std::vector<bool>(untouched.starts.size())));
-  Automaton automaton(program);
-  const auto fits = [](Automaton& of, const std::string& text) {
-    of.set_budget(1 << 20);
-    return of.after(of.start(), "[" + text + "]") != Automaton::kNowhere;
-  };
-  std::mt19937 random(3);
-  const auto digits = [&](size_t most) {
-    std::string text(random() % 8 == 0 ? most : random() % (most + 1), '0');
-    for (char& digit : text) digit = random() % 3 == 0 ? '0' : static_cast<char>('0' + random() % 10);
-    return text;
-  };
-  size_t accepted = 0, refused = 0;
-  for (int round = 0; round < 30'000; ++round) {
-    std::string text(1, "nim"[random() % 3]);
-    if (random() % 4 == 0) text += '-';
-    text += random() % 3 == 0 ? "0" : digits(21);
-    if (random() % 2 == 0) text += "." + digits(4) + digits(20);
-    if (random() % 3 == 0) text += std::string("e") + (random() % 2 == 0 ? "-" : "") + digits(4);
-    const bool was_number = fits(without, text);
-    CHECK_EQUAL(fits(automaton, text), was_number && is_short(text));
-    accepted += was_number && is_short(text);
-    refused += was_number && !is_short(text);
-  }
-  CHECK(accepted > 2000 && refused > 1000);
-  for (int walk = 0; walk < 300; ++walk) {  // that takes a digit wherever it can
-    Automaton::Place place = automaton.after(automaton.start(), std::string("[") + "nim"[walk % 3]);
-    for (int size = 0; !automaton.may_end(place); ++size) {
-      CHECK(size < 64);
-      std::string bytes = "0123456789";
-      std::ranges::shuffle(bytes, random);
-      automaton.set_budget(1 << 20);
-      const auto next = std::ranges::find_if(bytes += ".e]", [&](char byte) {
-        return automaton.after(place, std::string(1, byte)) != Automaton::kNowhere;
-      });
-      CHECK(next != bytes.end());
-      place = automaton.after(place, std::string(1, *next));
-    }
-  }
 }
 
 }  // namespace turbomind::testing

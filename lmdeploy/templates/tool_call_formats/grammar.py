@@ -3,15 +3,20 @@
 They are JSON objects, as `response_format` has them under ``structural_tag``.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmdeploy.json_schema import enforceable, relaxed
+from lmdeploy.json_schema import LOOSE_JSON, Rules, Syntax, grammar_of, relaxed, rules_of
+from lmdeploy.json_schema.plans import Group, Kind, ObjectPlan
+from lmdeploy.json_schema.sets import TRUE, Conjunction
 
 Grammar = dict[str, Any]
 
 _MOST_CALLS = 8  # one after the other; a weak model may call until its tokens are spent
+
+
+_ANY_OBJECT = ObjectPlan((), (Group(None, TRUE),), 0, None, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class FunctionSchema:
     is_strict : bool
         Arguments are held to all of the schema. Otherwise, keywords that no grammar can hold are left out.
     enforced : dict
-        The schema that grammars hold arguments to, as `lmdeploy.json_schema.enforceable` writes it.
+        The same, without the keywords that are left out.
 
     Raises
     ------
@@ -42,21 +47,23 @@ class FunctionSchema:
 
     def __post_init__(self) -> None:
         schema = self.parameters if self.is_strict else relaxed(self.parameters)
-        object.__setattr__(self, "enforced", enforceable(schema))
+        grammar_of(schema, LOOSE_JSON)
+        object.__setattr__(self, "enforced", schema)
 
-    @property
-    def alternatives(self) -> list[dict[str, Any]]:
-        """The enforced schemas of which the arguments fit one; none refers to another.
+    def rules(self, syntax: Syntax) -> tuple[Rules, list[ObjectPlan]]:
+        """Return what writes the arguments, and the objects of which they are one.
 
         Raises
         ------
         ValueError
-            One lists whole objects.
+            One is listed as a whole, or has members whose names come by a rule, alongside others or with a count.
         """
-        found = alternatives(self.enforced, self.enforced)
-        if any("enum" in each for each in found):
+        rules = rules_of(self.enforced, syntax)
+        shapes = [_ANY_OBJECT if plan == Kind("object") else plan for plan in rules.plans(rules.root)]
+        found = [shape for shape in shapes if isinstance(shape, ObjectPlan)]
+        if len(found) < len(shapes):
             raise ValueError("the keyword enum or const, of whole objects")
-        return found
+        return rules, found
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,44 +113,32 @@ class CallGrammar:
         return {"type": "triggered_tags", "triggers": [self.trigger], "tags": tags, "stop_after_first": once}
 
 
-def alternatives(schema: dict[str, Any], root: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the alternatives of an enforced schema.
-
-    Parameters
-    ----------
-    schema
-        The schema.
-    root
-        Whose definitions it refers to.
-    """
-    if "$ref" in schema:
-        return alternatives(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    return [each for one in schema.get("anyOf", ()) for each in alternatives(one, root)] or [schema]
-
-
-def further_members(shape: Mapping[str, Any]) -> Any:
-    """Return the schema of members that an enforced schema of an object does not name; False: there are none.
+def further_members(rules: Rules, shape: ObjectPlan) -> Conjunction | None:
+    """Return what members may be that an object does not name; None: there are none.
 
     Alongside members with names there are none: a name could come twice, with values of different schemas.
 
     Raises
     ------
     ValueError
-        The schema has a keyword that cannot be held with names that come twice; names it.
+        The object has a keyword that cannot be held with names that come twice; names it.
     """
-    named, required = shape.get("properties", {}), shape.get("required", ())
-    further = False if named else shape.get("additionalProperties", True)
-    open_ended = not named and ("patternProperties" in shape or further is not False)
-    if open_ended and (keyword := next((key for key in _COUNTS if key in shape), None)):
-        raise ValueError(f"the keyword {keyword}")
-    if shape.get("minProperties", 0) > len(required):
+    groups = [] if shape.members else [group for group in shape.groups if rules.is_productive(group.value)]
+    if any(group.names is not None for group in groups):
+        raise ValueError("the keyword patternProperties")
+    needed = sum(is_required for *_, is_required in shape.members)
+    if shape.low > needed:
         raise ValueError("the keyword minProperties")
-    if shape.get("maxProperties", len(named)) < len(named):
+    if shape.high is not None and (groups or shape.high < len(shape.members)):
         raise ValueError("the keyword maxProperties")
-    return further
+    return groups[0].value if groups else None
 
 
-_COUNTS = ("patternProperties", "minProperties", "maxProperties")
+def named_members(rules: Rules, shape: ObjectPlan, member: Callable[[str], str] | None = None, others: str = "") -> str:
+    """Return the rule of an object's members, with parameters of `Rules.members`; raises as `further_members` does."""
+    further = further_members(rules, shape)
+    groups = () if further is None else (Group(None, further),)
+    return rules.members(replace(shape, groups=groups), member, others)
 
 
 def tag(begin: str, content: Grammar, end: str) -> Grammar:
@@ -167,16 +162,17 @@ def any_of(elements: Sequence[Grammar]) -> Grammar:
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
 
 
-def json_value(schema: dict[str, Any], *, is_enforced: bool = False) -> Grammar:
-    """Return JSON that fits a schema, with little white space: a model may write it forever.
-
-    ``is_enforced`` marks a schema of `enforceable`; the engine works out others.
-    """
-    mark = {"is_enforced": True} if is_enforced else {}
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1} | mark
+def json_value(schema: dict[str, Any]) -> Grammar:
+    """Return JSON that fits a schema, with little white space: a model may write it forever."""
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def json_object_tag(begin: str, function: FunctionSchema, name: str, arguments: str, end: str) -> Grammar:
     """Return a call as a JSON object with two members of those names, between two texts."""
     head = f'{begin}{{"{name}": "{function.name}", "{arguments}": '
-    return tag(head, json_value(function.enforced, is_enforced=True), "}" + end)
+    return tag(head, json_value(function.enforced), "}" + end)
+
+
+def rules_part(rules: str) -> Grammar:
+    """Return a grammar in EBNF as a part of others."""
+    return {"type": "grammar", "grammar": rules}

@@ -45,7 +45,7 @@ class NamedArguments:
         """Return the grammar of calls of `functions`; without a closing mark, the first opening is in the prompt."""
         opening = self.opening if self.closing else ""
         tags = [
-            tag(f"{opening}{function.name}{self.ending}", json_value(function.enforced, is_enforced=True), self.closing)
+            tag(f"{opening}{function.name}{self.ending}", json_value(function.enforced), self.closing)
             for function in functions
         ]
         return CallGrammar(tags, separator="" if self.closing else self.opening, trigger=opening)
@@ -109,7 +109,7 @@ class HeadedArguments:
     def _tag(self, head: str, function: FunctionSchema) -> Grammar:
         closing = "" if self.response_head else self.closing
         begin, named, behind = head.replace("{name}", function.name).partition("{")
-        arguments = json_value(function.enforced, is_enforced=True)
+        arguments = json_value(function.enforced)
         if not named:
             return tag(begin, arguments, closing)
         kind, _, rest = behind.partition("}")

@@ -5,9 +5,19 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any
 
+from lmdeploy.json_schema import Syntax
+from lmdeploy.json_schema.charsets import complement, of, union
+from lmdeploy.json_schema.expressions import class_of
+from lmdeploy.json_schema.rules import quoted
 from lmdeploy.templates.calls import Call, as_json
-from lmdeploy.templates.tool_call_formats.grammar import CallGrammar, FunctionSchema, Grammar, tag
-from lmdeploy.templates.tool_call_formats.schema_rules import SchemaRules, Syntax
+from lmdeploy.templates.tool_call_formats.grammar import (
+    CallGrammar,
+    FunctionSchema,
+    Grammar,
+    named_members,
+    rules_part,
+    tag,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +82,28 @@ def python_tag(function: FunctionSchema) -> Grammar:
     ValueError
         The schema has a keyword that cannot be held, or a name that Python cannot write; names it.
     """
-    rules = SchemaRules(_PYTHON, function.enforced)
-    shapes = function.alternatives
-    names = [name for shape in shapes for name in shape.get("properties", {})]
+    rules, shapes = function.rules(_PYTHON)
+    names = [name for shape in shapes for name, *_ in shape.members]
     if odd := next((name for name in names if not name.isidentifier() or iskeyword(name)), None):
         raise ValueError(f"the name {odd!r} in the keyword properties")
-    members = [rules.members(shape, lambda name: f"{name}=", 'word "="', is_sorted=False) for shape in shapes]
-    return tag(f"{function.name}(", {"type": "grammar", "grammar": rules.grammar(" | ".join(members))}, ")")
+    members = [named_members(rules, shape, lambda name: quoted(f"{name}="), 'word "="') for shape in shapes]
+    return tag(f"{function.name}(", rules_part(rules.grammar(" | ".join(members))), ")")
 
 
 _PYTHON = Syntax(
-    literal=repr,
+    text=repr,
     rules=(
         'string ::= "\'" char* "\'"',
-        r"""char ::= [^'\\\x00-\x1f] | "\\" ['"\\nrt]""",
+        r"""char ::= [^'\\\u0000-\u001f] | "\\" ['"\\nrt]""",
         "word ::= [a-zA-Z_] [a-zA-Z0-9_]*",
         "name ::= string",
     ),
     quote="'",
-    forbidden="'\\",
-    member=lambda name: f"{name!r}: ",
-    colon=": ",
-    comma=", ",
+    character=class_of,
+    characters=complement(union(of("'\\"), ((0, 0x1F),))),
+    member=repr,
+    comma='", "',
+    colon='": "',
     words=("True", "False", "None"),
 )
 

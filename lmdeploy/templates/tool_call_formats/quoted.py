@@ -4,9 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmdeploy.json_schema import Syntax
+from lmdeploy.json_schema.charsets import complement, of
+from lmdeploy.json_schema.expressions import class_of
+from lmdeploy.json_schema.rules import quoted
 from lmdeploy.templates.calls import Call, as_json
-from lmdeploy.templates.tool_call_formats.grammar import CallGrammar, FunctionSchema, Grammar, tag
-from lmdeploy.templates.tool_call_formats.schema_rules import SchemaRules, Syntax, until
+from lmdeploy.templates.tool_call_formats.grammar import (
+    CallGrammar,
+    FunctionSchema,
+    Grammar,
+    named_members,
+    rules_part,
+    tag,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +62,19 @@ class QuotedArguments:
 
     def _arguments(self, function: FunctionSchema) -> Grammar:
         syntax = Syntax(
-            literal=self._written,
-            rules=(
-                f"string ::= {as_json(self.quote)} rest",
-                *until(self.quote),
-                f"char ::= [^{self.quote[0]}]",
-                "name ::= [a-zA-Z_] [a-zA-Z0-9_]*",
-            ),
+            text=self._written,
+            rules=(f"string ::= {quoted(self.quote)} rest", *_until(self.quote), "name ::= [a-zA-Z_] [a-zA-Z0-9_]*"),
             quote=self.quote,
-            forbidden=self.quote[0],
-            member=lambda name: f"{name}:",
-            colon=":",
-            comma=",",
-            words=("true", "false", "null"),
+            character=class_of,
+            characters=complement(of(self.quote[0])),
+            member=str,
+            comma='","',
+            colon='":"',
+            is_sorted=True,
         )
-        rules = SchemaRules(syntax, function.enforced)
-        members = [rules.members(shape, syntax.member, 'name ":"', is_sorted=True) for shape in function.alternatives]
-        return {"type": "grammar", "grammar": rules.grammar(f'"{{" ({" | ".join(members)}) "}}"')}
+        rules, shapes = function.rules(syntax)
+        members = [named_members(rules, shape) for shape in shapes]
+        return rules_part(rules.grammar(f'"{{" ({" | ".join(members)}) "}}"'))
 
     def _written(self, value: Any) -> str:
         if isinstance(value, str):
@@ -79,3 +85,18 @@ class QuotedArguments:
         if isinstance(value, (list, tuple)):
             return "[" + ",".join(map(self._written, value)) + "]"
         return as_json(value)
+
+
+def _until(mark: str) -> Sequence[str]:
+    """Return the rules of ``rest``: any text up to a mark, and the mark. ``restN`` continues after N characters."""
+    rules = []
+    for size, char in enumerate(mark):
+        then = [f"{quoted(char)} rest{size + 1}" if size + 1 < len(mark) else quoted(char)]
+        seen = [char]
+        for again in range(size, 0, -1):  # what begins the mark again
+            if mark[again - 1] not in seen and mark[:size].endswith(mark[: again - 1]):
+                then.append(f"{quoted(mark[again - 1])} rest{again}")
+                seen.append(mark[again - 1])
+        excluded = "".join(f"\\{each}" if each in "]\\^-" else each for each in seen)
+        rules.append(f"rest{size or ''} ::= {' | '.join(then)} | [^{excluded}] rest")
+    return rules

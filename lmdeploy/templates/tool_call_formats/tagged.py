@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from lmdeploy.json_schema import without
-from lmdeploy.json_schema.output import length_bounds
+from lmdeploy.json_schema import LOOSE_JSON, Rules
+from lmdeploy.json_schema.charsets import complement, of
+from lmdeploy.json_schema.expressions import body_of
+from lmdeploy.json_schema.languages import NOTHING, restricted
+from lmdeploy.json_schema.plans import Kind, ObjectPlan, Plan, Text
+from lmdeploy.json_schema.sets import Conjunction, Values
 from lmdeploy.templates.calls import Call, as_json
 from lmdeploy.templates.schema_types import argument_types
 from lmdeploy.templates.tool_call_formats.grammar import (
     CallGrammar,
     FunctionSchema,
     Grammar,
-    alternatives,
     any_of,
     further_members,
-    json_value,
+    rules_part,
     sequence,
     tag,
 )
@@ -112,22 +115,20 @@ class TaggedArguments:
 
     def _arguments(self, function: FunctionSchema) -> Grammar:
         """Return the grammar of a call's arguments, in the order of the schema."""
-        return any_of([self._members(function, shape) for shape in function.alternatives])
+        rules, shapes = function.rules(LOOSE_JSON)
+        return any_of([self._members(function, rules, shape) for shape in shapes])
 
-    def _members(self, function: FunctionSchema, shape: dict[str, Any]) -> Grammar:
-        further = further_members(shape)
+    def _members(self, function: FunctionSchema, rules: Rules, shape: ObjectPlan) -> Grammar:
         elements: list[Grammar | None] = []
-        for name, schema in shape.get("properties", {}).items():
-            argument = self._argument(function, name, schema)
-            elements.append(
-                argument if name in shape.get("required", ()) else {"type": "optional", "content": argument}
-            )
-        if further is not False:
-            argument = self._argument(function, None, {} if further is True else further)
-            elements.append({"type": "star", "content": argument})
+        for name, value, is_required in shape.members:
+            if is_required or rules.is_productive(value):
+                argument = self._argument(function, rules, name, value)
+                elements.append(argument if is_required else {"type": "optional", "content": argument})
+        if (further := further_members(rules, shape)) is not None:
+            elements.append({"type": "star", "content": self._argument(function, rules, None, further)})
         return sequence(elements) if elements else {"type": "const_string", "value": ""}
 
-    def _argument(self, function: FunctionSchema, name: str | None, schema: dict[str, Any]) -> Grammar:
+    def _argument(self, function: FunctionSchema, rules: Rules, name: str | None, value: Conjunction) -> Grammar:
         """Return the grammar of an argument that is read as what its schema allows; name None: any name.
 
         Raises
@@ -135,23 +136,21 @@ class TaggedArguments:
         ValueError
             All that its schema allows would be read as something else.
         """
-        texts, others = _texts_and_others(alternatives(schema, function.enforced))
+        texts, others = _texts_and_others(rules.plans(value))
         types = argument_types(function.parameters, _NO_NAME if name is None else name)
         if _IS_TEXT in self.value:  # read as the call says
             written = [self._named(name, True, text) for text in self._texts(texts, ())]
-            written += [self._named(name, False, self._json(function, others))] if others else []
+            written += [self._named(name, False, rules_part(rules.apart(others)))] if others else []
         else:
             if not types and self.untyped == "text":
                 types = ("string",)
             if next((kind for kind in types if kind != "null"), None) == "string":
                 written = self._texts(texts, types)
-                if "null" in types and any(
-                    each.get("type") == "null" or None in each.get("enum", ()) for each in others
-                ):
+                if "null" in types and any(isinstance(each, Values) and None in each.values for each in others):
                     written.append({"type": "const_string", "value": "null"})
             else:
                 shapes = others + (texts if not types or "string" in types else [])
-                written = [self._json(function, shapes)] if shapes else []
+                written = [rules_part(rules.apart(shapes))] if shapes else []
             written = [self._named(name, None, any_of(written))] if written else []
         if not written:
             raise ValueError(f"the type of {'further arguments' if name is None else repr(name)}, which reads as text")
@@ -165,29 +164,22 @@ class TaggedArguments:
             return tag(f"{self.key}{name}{value}", content, self.value_end)
         return tag(self.key, sequence([_ANY_NAME, {"type": "const_string", "value": value}, content]), self.value_end)
 
-    @staticmethod
-    def _json(function: FunctionSchema, shapes: Sequence[dict[str, Any]]) -> Grammar:
-        schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
-        definitions = function.enforced.get("$defs")
-        return json_value(schema if definitions is None else schema | {"$defs": definitions}, is_enforced=True)
-
-    def _texts(self, shapes: Sequence[dict[str, Any]], types: Sequence[str]) -> list[Grammar]:
+    def _texts(self, plans: Sequence[Plan], types: Sequence[str]) -> list[Grammar]:
         """Return the grammars of strings, written without quotes and the beginning of the mark after them."""
         found: list[Grammar] = []
-        for shape in shapes:
-            if "enum" in shape:
-                fitting = (each for each in shape["enum"] if self.value_mark not in each)
-                words = ("null", "none") if "null" in types else ()
-                found += [
-                    {"type": "const_string", "value": each} for each in fitting if each.strip().lower() not in words
-                ]
-            elif "pattern" in shape or "minLength" in shape or "maxLength" in shape:
-                least, most = length_bounds(shape)
-                given = shape.get("pattern", f"^[^\\x00-\\x1f]{{{least},{most}}}$")
-                if pattern := without(given, self.value_mark[:1]):
-                    found.append({"type": "regex", "pattern": pattern.removeprefix("^").removesuffix("$")})
-            else:
-                found.append(self._any_text)
+        for plan in plans:
+            match plan:
+                case Values(values):
+                    words = ("null", "none") if "null" in types else ()
+                    fitting = (each for each in values if self.value_mark not in each)
+                    found += [
+                        {"type": "const_string", "value": each} for each in fitting if each.strip().lower() not in words
+                    ]
+                case Text(language):
+                    left = restricted(language, complement(of(self.value_mark[:1])))
+                    found += [] if left == NOTHING else [rules_part(f"root ::= {body_of(left)}")]
+                case _:
+                    found.append(self._any_text)
         return found
 
     @property
@@ -210,21 +202,18 @@ class TaggedArguments:
         return as_json(value)
 
 
-def _texts_and_others(shapes: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the schemas of strings, and those of all else."""
-    texts: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
-    for shape in shapes:
-        if "enum" in shape:
-            named = [each for each in shape["enum"] if isinstance(each, str)]
-            texts += [{"enum": named}] if named else []
-            left = [each for each in shape["enum"] if not isinstance(each, str)]
-            others += [{"enum": left}] if left else []
-        elif not shape:
-            texts.append({"type": "string"})
-            others += [{"enum": [None]}, *({"type": kind} for kind in ("boolean", "number", "array", "object"))]
+def _texts_and_others(plans: Sequence[Plan]) -> tuple[list[Plan], list[Plan]]:
+    """Return the plans of strings, and those of all else."""
+    texts: list[Plan] = []
+    others: list[Plan] = []
+    for plan in plans:
+        if isinstance(plan, Values):
+            named = tuple(each for each in plan.values if isinstance(each, str))
+            left = tuple(each for each in plan.values if not isinstance(each, str))
+            texts += [Values(named)] if named else []
+            others += [Values(left)] if left else []
         else:
-            (texts if shape.get("type") == "string" else others).append(shape)
+            (texts if isinstance(plan, Text) or plan == Kind("string") else others).append(plan)
     return texts, others
 
 

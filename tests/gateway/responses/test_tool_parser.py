@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from lmdeploy.json_schema import enforceable
 from lmdeploy.templates.thinking import HARMONY, THINK, Thinking
 from lmdeploy.templates.tool_call_formats import GENERIC, TOOL_CALL_FORMATS
 from openai_gateway.errors import ApiError
@@ -520,7 +519,7 @@ def test_calls_of_strict_tools_are_held_to_their_schemas_after_their_marks() -> 
     parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     tools = tools_of([{"name": "a", "parameters": parameters, "strict": True}, {"name": "b", "parameters": parameters}])
     strict, loose = tool_inputs(tools, [], GIVEN, GENERIC)["response_format"]["structural_tag"]["tags"]
-    assert strict["content"]["json_schema"] == enforceable(parameters)
+    assert strict["content"]["json_schema"] == parameters | {"type": "object"}
     assert loose["content"]["json_schema"] == {"type": "object"}
     (call,) = parse(f'{strict["begin"]}{{"x": 1}}{strict["end"]}', NAMES | {"a"}).calls
     assert (call.name, call.arguments) == ("a", '{"x": 1}')
@@ -537,7 +536,7 @@ def test_a_response_format_holds_text_and_leaves_calls_to_the_model() -> None:
         text, call = held["structural_tag"]["elements"]
         assert text["json_schema"] == {"type": "object"}
         strict, loose = call["elements"]
-        assert strict["content"]["json_schema"] == enforceable(parameters)
+        assert strict["content"]["json_schema"] == parameters | {"type": "object"}
         assert loose["content"]["json_schema"] == {"type": "object"}
     unknown = tool_inputs(tools, [], requested)
     assert "response_format" not in unknown  # the text alone is held: it is not known how calls look
@@ -554,16 +553,19 @@ def test_a_forced_call_is_constrained_by_the_tools_schemas() -> None:
     one, more = tool_inputs(tools, tools, GIVEN)["response_format"]["structural_tag"]["elements"]
     assert [one["type"], len(one["elements"]), more["max"]] == ["or", 2, 7]
     schema = one["elements"][0]["content"]["json_schema"]
-    assert schema["properties"]["p"] == {"$ref": "#/$defs/d0"}
-    assert schema["$defs"]["d0"]["properties"]["x"] == {"type": "integer"}
+    assert schema["properties"]["p"] == {"$ref": "#/$defs/Point"}
+    assert schema["$defs"]["Point"]["properties"]["x"] == {"type": "integer"}
     single = tool_inputs(tools, tools[:1], GIVEN, several=False)["response_format"]["structural_tag"]
     assert (single["type"], single["begin"]) == ("tag", '<tool_call>\n{"name": "a", "arguments": ')
 
 
 def test_a_schema_that_no_grammar_of_the_format_holds_is_refused_with_the_keyword_at_fault() -> None:
-    parameters = {"type": "object", "properties": {"x": {"type": "integer", "multipleOf": 3}}}
+    named = {"type": "object", "patternProperties": {"^a": {}}, "additionalProperties": False}
+    parameters = {"type": "object", "properties": {"x": named}}
     tools = tools_of([{"name": "a", "parameters": parameters}])
     for name in ("gemma4", "lfm2", "olmo3"):
         form = TOOL_CALL_FORMATS[name].formats[0]
-        with pytest.raises(ApiError, match=r"a call of a cannot be held to its schema: .* the keyword multipleOf"):
+        with pytest.raises(
+            ApiError, match="a call of a cannot be held to its schema: .* the keyword patternProperties"
+        ):
             tool_inputs(tools, tools, GIVEN, form)

@@ -1,0 +1,492 @@
+"""From plans to the rules of a grammar (EBNF): of values in JSON, and as models write them in other ways."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any
+
+from lmdeploy.json_schema import charsets
+from lmdeploy.json_schema.charsets import EVERY, PLAIN, Ranges
+from lmdeploy.json_schema.errors import Budget, SchemaError
+from lmdeploy.json_schema.expansion import Expansion
+from lmdeploy.json_schema.expressions import body_of, class_of
+from lmdeploy.json_schema.keywords import EVERYTHING
+from lmdeploy.json_schema.languages import NOTHING, Language, restricted
+from lmdeploy.json_schema.numbers import Decimals
+from lmdeploy.json_schema.plans import ArrayPlan, Kind, ObjectPlan, Plan, Planner, State, Text
+from lmdeploy.json_schema.sets import Conjunction, Values, least
+from lmdeploy.json_schema.values import exact, is_number
+
+_NAME = re.compile(r"[a-z]+\d*")  # of a rule that any grammar may have
+_MOST_FREE = 8  # members whose order is free: each set of them is a rule
+# Of 64 bits, and of at most 17 digits on each side; Python reads larger powers as infinity.
+_NUMBERS = (
+    'integer ::= "-"? ("0" | [1-9] [0-9]{0,18})',
+    'number ::= "-"? ("0" | [1-9] [0-9]{0,16}) ("." [0-9]{1,17})? ([eE] [+-]? ([0-9]{1,2} | "1" [0-9] [0-9]))?',
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """How values are written.
+
+    Attributes
+    ----------
+    text : callable
+        Writes a string.
+    rules : tuple of str
+        Rules for ``string``, and for ``name`` of a member of an object.
+    quote : str
+        Around the strings of a language.
+    character : callable
+        Returns what writes one of some characters within a string.
+    characters : Ranges
+        That can be written so.
+    member : callable
+        Writes a member's name.
+    comma, colon, blank : str
+        Parts of rules: between items, after a member's name, and within brackets.
+    words : tuple of str
+        True, false and null.
+    zero : str
+        Part of a rule that may follow an integer, as 1.0 is one.
+    is_json : bool
+        Members may have names of a language.
+    is_sorted : bool
+        Members come in alphabetical order.
+    """
+
+    text: Callable[[str], str]
+    rules: tuple[str, ...]
+    quote: str
+    character: Callable[[Ranges], str]
+    characters: Ranges
+    member: Callable[[str], str]
+    comma: str
+    colon: str
+    blank: str = ""
+    words: tuple[str, str, str] = ("true", "false", "null")
+    zero: str = ""
+    is_json: bool = False
+    is_sorted: bool = False
+
+
+def quoted(text: str) -> str:
+    """Return a part of a rule that reads a text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+_ESCAPES = {0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r", 0x22: '\\"', 0x5C: "\\\\"}
+
+
+@lru_cache(maxsize=512)
+def _json_character(ranges: Ranges) -> str:
+    options = [class_of(plain)] if (plain := charsets.intersection(ranges, PLAIN)) else []
+    escaped = [code for code in (*range(0x20), 0x22, 0x5C) if charsets.holds(ranges, chr(code))]
+    if short := "".join(_ESCAPES[code] for code in escaped if code in _ESCAPES):
+        options.append(rf'"\\" [{short}]')
+    others = [f"{code:02x}" for code in escaped if code not in _ESCAPES]
+    lows = {high: "".join(code[1] for code in others if code[0] == high) for high in "01"}
+    options += [rf'"\\u00{high}" [{low}]' for high, low in lows.items() if low]
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def _json_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+JSON = Syntax(
+    text=_json_text,
+    rules=(
+        "name ::= string",
+        r'string ::= "\"" ([^"\\\u0000-\u001f] | "\\" (["\\/bfnrt] | "u" code))* "\""',
+        r'code ::= [0-9A-Ca-cEFef] hex hex hex | [Dd] ([0-7] hex hex | [89ABab] hex hex "\\u" [Dd] [C-Fc-f] hex hex)',
+        "hex ::= [0-9A-Fa-f]",
+    ),
+    quote='"',
+    character=_json_character,
+    characters=EVERY,
+    member=_json_text,
+    comma='", "',
+    colon='": "',
+    zero=' ".0"?',
+    is_json=True,
+)
+"""JSON without white space but after commas and colons: a model may otherwise write it without end."""
+
+LOOSE_JSON = replace(
+    JSON,
+    zero="",
+    rules=(*JSON.rules, r"blank ::= [ \n\r\t]?"),
+    comma='blank "," blank',
+    colon='blank ":" blank',
+    blank="blank ",
+)
+"""JSON with a white space, or none, wherever it may be."""
+
+
+class Rules:
+    """Writes what a schema allows as rules, in one syntax.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    size
+        Characters of its text.
+    syntax
+        How values are written.
+    has_free_order
+        Members of objects come in any order, not in the schema's.
+
+    Raises
+    ------
+    SchemaError
+        It is none, it is not enforced, or no value meets it.
+    """
+
+    def __init__(self, schema: Any, size: int, syntax: Syntax = JSON, *, has_free_order: bool = False) -> None:
+        self.syntax = syntax
+        self._has_free_order = has_free_order
+        self._expansion = Expansion(Budget(size))
+        self._planner = Planner(self._expansion)
+        self._plans: dict[Conjunction, tuple[Plan, ...]] = {}
+        self._productive: set[Conjunction] = set()
+        self._names: dict[Conjunction, str] = {}
+        self._waiting: list[Conjunction] = []
+        self._rules: list[str] = []
+        self._numbers: dict[Decimals, str] = {}
+        self.root = self._expansion.document(schema)
+        self._plan(self.root)
+        self._find_productive()
+        if self.root not in self._productive:
+            raise SchemaError(self.root[0][0].pointer if self.root else "", "no value meets this schema")
+
+    # ---- what there is ----
+
+    def plans(self, conjunction: Conjunction) -> list[Plan]:
+        """Return the plans of a conjunction of which there are values; of anything, one of each type."""
+        if self._expansion.of(conjunction) is EVERYTHING:
+            return [Values((None, True, False)), *map(Kind, ("number", "string", "array", "object"))]
+        return [plan for plan in self._plans[conjunction] if self._ends(plan)]
+
+    def is_productive(self, conjunction: Conjunction) -> bool:
+        """Return whether there are values of a conjunction."""
+        return conjunction in self._productive
+
+    def _plan(self, start: Conjunction) -> None:
+        """Make the plans of all that is within reach."""
+        waiting = [start]
+        while waiting:
+            conjunction = waiting.pop()
+            if conjunction in self._plans:
+                continue
+            union = self._expansion.of(conjunction)
+            plans = () if union is EVERYTHING else tuple(plan for each in union for plan in self._planner.of(each))
+            self._expansion.budget.spend(1 + len(plans), conjunction[0][0].pointer if conjunction else "")
+            self._plans[conjunction] = plans
+            if union is EVERYTHING:
+                self._productive.add(conjunction)
+            for plan in plans:
+                waiting += _parts(plan)
+
+    def _find_productive(self) -> None:
+        """Find out what has values that end: a schema that always needs itself has none."""
+        users: dict[Conjunction, list[Conjunction]] = {}
+        for conjunction, plans in self._plans.items():
+            for plan in plans:
+                for part in _parts(plan):
+                    users.setdefault(part, []).append(conjunction)
+        waiting = list(self._plans)
+        while waiting:
+            conjunction = waiting.pop()
+            if conjunction not in self._productive and any(map(self._ends, self._plans[conjunction])):
+                self._productive.add(conjunction)
+                waiting += users.get(conjunction, ())
+
+    def _ends(self, plan: Plan) -> bool:
+        match plan:
+            case ArrayPlan(states=(_, *_)):
+                return 0 in self._ending(plan.states)
+            case ArrayPlan():
+                return self._length(plan) is not None
+            case ObjectPlan(members, groups, low, high, _):
+                if not all(value in self._productive for _, value, is_required in members if is_required):
+                    return False
+                needed = sum(is_required for *_, is_required in members)
+                there = sum(value in self._productive for _, value, _ in members)
+                if high is not None and needed > high:
+                    return False
+                return there >= low or any(group.value in self._productive for group in groups)
+            case Decimals():
+                return bool(self._decimals(plan))
+        return True
+
+    def _decimals(self, plan: Decimals) -> str:
+        if plan not in self._numbers:
+            self._numbers[plan] = plan.rule(self._add, self._expansion.budget)
+        return self._numbers[plan]
+
+    def _length(self, plan: ArrayPlan) -> tuple[int, int | None] | None:
+        """Return how many first items an array has, and how many items at most; None: there is none."""
+        prefix = len([*takewhile(self._productive.__contains__, plan.prefix)])
+        has_rest = prefix == len(plan.prefix) and plan.rest in self._productive
+        high = plan.high if has_rest else least(plan.high, prefix)
+        return None if high is not None and high < plan.low else (prefix, high)
+
+    def _ending(self, states: Sequence[State]) -> set[int]:
+        """Return the states from which an array may end."""
+        found: set[int] = set()
+        while more := {
+            number
+            for number, state in enumerate(states)
+            if number not in found
+            and (state.may_end or any(to in found and what in self._productive for what, to in state.steps))
+        }:
+            found |= more
+        return found
+
+    # ---- what is written ----
+
+    def grammar(self, body: str | None = None) -> str:
+        """Return the grammar whose root is `body`, which names rules that were made; None: a value of the schema."""
+        body = self.value(self.root) if body is None else body
+        while self._waiting:
+            conjunction = self._waiting.pop()
+            self._rules.append(f"{self._names[conjunction]} ::= {self.either(self.plans(conjunction))}")
+        syntax = self.syntax
+        comma, colon, blank = syntax.comma, syntax.colon, syntax.blank
+        true, false, null = map(quoted, syntax.words)
+        basic = [
+            f'array ::= "[" {blank}(any ({comma} any)*)? {blank}"]"',
+            f'object ::= "{{" {blank}(anymember ({comma} anymember)*)? {blank}"}}"',
+            f"anymember ::= name {colon} any",
+            f"any ::= string | number | {true} | {false} | {null} | array | object",
+            *_NUMBERS,
+            *syntax.rules,
+        ]
+        text = "\n".join([f"root ::= {body}", *self._rules])
+        named = {*_NAME.findall(text)}
+        for rule in (*basic, *basic):  # those that are needed, in whose order no rule needs one above two others
+            if rule.partition(" ")[0] in named:
+                named.update(_NAME.findall(rule))
+        return "\n".join([text, *(rule for rule in basic if rule.partition(" ")[0] in named)])
+
+    def apart(self, plans: Sequence[Plan]) -> str:
+        """Return a grammar of its own of what is of any of some plans that were made here."""
+        other = copy(self)
+        other._names, other._numbers, other._waiting, other._rules = {}, {}, [], []
+        return other.grammar(other.either(plans))
+
+    def value(self, conjunction: Conjunction) -> str:
+        """Return the name of the rule of a conjunction's values."""
+        if self._expansion.of(conjunction) is EVERYTHING:
+            return "any"
+        if conjunction not in self._names:
+            self._names[conjunction] = f"v{len(self._names)}"
+            self._waiting.append(conjunction)
+        return self._names[conjunction]
+
+    def either(self, plans: Sequence[Plan]) -> str:
+        """Return the body of a rule of what is of any plan."""
+        return " | ".join(dict.fromkeys(map(self._written, plans)))
+
+    def _written(self, plan: Plan) -> str:
+        match plan:
+            case Values(values):
+                return " | ".join(map(self.literal, values))
+            case Kind(name):
+                return name + (self.syntax.zero if name == "integer" else "")
+            case Text(language, pointer):
+                return f"{quoted(self.syntax.quote)} ({self.strings(language, pointer)}) {quoted(self.syntax.quote)}"
+            case Decimals():
+                return f"({self._decimals(plan)}){self.syntax.zero if plan.are_integers_of_doubles else ''}"
+            case ArrayPlan():
+                inner = self._counted(plan.states) if plan.states else self._items(plan)
+                return f'"[" {self.syntax.blank}{inner} {self.syntax.blank}"]"'
+            case ObjectPlan():
+                return f'"{{" {self.syntax.blank}{self.members(plan)} {self.syntax.blank}"}}"'
+
+    def strings(self, language: Language, pointer: str) -> str:
+        """Return the body of a rule of the strings of a language, without quotes.
+
+        Raises
+        ------
+        ValueError
+            All of them have characters that cannot be written.
+        """
+        writable = restricted(language, self.syntax.characters)
+        if writable == NOTHING:
+            raise ValueError("the keyword pattern, with characters that the format escapes")
+        self._expansion.budget.spend(1, pointer)
+        return body_of(writable, self.syntax.character)
+
+    def literal(self, value: Any) -> str:
+        """Return a part of a rule that reads a value."""
+        syntax = self.syntax
+        match value:
+            case None | bool():
+                return quoted(syntax.words[0 if value else 1 if value is False else 2])
+            case str():
+                return quoted(syntax.text(value))
+            case list():
+                return self._bracketed("[", map(self.literal, value), "]")
+            case dict():
+                names = sorted(value, key=str.lower) if syntax.is_sorted else [*value]
+                heads = (f"{quoted(syntax.member(name))} {syntax.colon}" for name in names)
+                members = (f"{head} {self.literal(value[name])}" for head, name in zip(heads, names, strict=True))
+                return self._bracketed("{", members, "}")
+        if is_number(value) and exact(value).denominator == 1:
+            return quoted(str(int(exact(value)))) + syntax.zero
+        return quoted(json.dumps(value))
+
+    def _bracketed(self, begin: str, parts: Any, end: str) -> str:
+        blank = self.syntax.blank
+        return f"{quoted(begin)} {blank}{f' {self.syntax.comma} '.join(parts)} {blank}{quoted(end)}"
+
+    def _add(self, body: str) -> str:
+        self._rules.append(f"r{len(self._rules)} ::= {body}")
+        return self._rules[-1].partition(" ")[0]
+
+    # ---- items ----
+
+    def _items(self, plan: ArrayPlan) -> str:
+        found = self._length(plan)
+        assert found is not None
+        prefix, high = found
+        comma = self.syntax.comma
+        tail = '""'
+        if plan.rest is not None and (high is None or high > prefix):
+            rest = self.value(plan.rest)
+            first = f"{rest} " if prefix == 0 else ""
+            done = prefix or 1
+            counts = f"{{{max(plan.low - done, 0)},{'' if high is None else high - done}}}"
+            tail = f"{first}({comma} {rest}){counts}"
+            tail = f"({tail})?" if prefix == 0 and plan.low == 0 else tail
+        for index in reversed(range(prefix)):
+            one = f"{f'{comma} ' if index else ''}{self.value(plan.prefix[index])} {tail}"
+            tail = self._add(one if index < plan.low else f'{one} | ""')
+        return tail
+
+    def _counted(self, states: Sequence[State]) -> str:
+        ending = self._ending(states)
+        names: dict[tuple[int, bool], str] = {}
+        waiting: list[tuple[int, bool]] = []
+
+        def name(number: int, is_first: bool) -> str:
+            if (number, is_first) not in names:
+                names[number, is_first] = self._add("")
+                waiting.append((number, is_first))
+            return names[number, is_first]
+
+        start = name(0, True)
+        while waiting:
+            number, is_first = waiting.pop()
+            options = [
+                f"{'' if is_first else self.syntax.comma} {self.value(what)} {name(to, False)}"
+                for what, to in states[number].steps
+                if to in ending and what in self._productive
+            ]
+            options += ['""'] if states[number].may_end else []
+            rule = names[number, is_first]
+            self._rules[int(rule[1:])] = f"{rule} ::= {' | '.join(options)}"
+        return start
+
+    # ---- members ----
+
+    def members(self, plan: ObjectPlan, member: Callable[[str], str] | None = None, others: str = "") -> str:
+        """Return the name of the rule of an object's members, without what is around them.
+
+        Parameters
+        ----------
+        plan
+            Of the object.
+        member, others
+            Write a name and what is before its value, if not as in an object; parts of a rule.
+        """
+        syntax = self.syntax
+        member = member or (lambda name: f"{quoted(syntax.member(name))} {syntax.colon}")
+        known = [each for each in plan.members if each[1] in self._productive]
+        if syntax.is_sorted:
+            known.sort(key=lambda each: each[0].lower())
+        needed = sum(is_required for *_, is_required in known)
+        low = plan.low if plan.low > needed else 0
+        groups = [group for group in plan.groups if group.value in self._productive]
+        if low > needed + 1 and groups:
+            # Members of a group may have the same name: of those, only one is sure to count.
+            if len(known) < low:
+                raise SchemaError(plan.pointer, "is enforced up to the members with their own names, and one more")
+            groups = []
+        high = plan.high if plan.high is not None and (groups or plan.high < len(known)) else None
+        most = max(low, 1 if high is None else high)
+        further = " | ".join(f"{others or self._name(group.names)} {self.value(group.value)}" for group in groups)
+        ones = [f"{member(name)} {self.value(value)}" for name, value, _ in known]
+        wanted = {number for number, (*_, is_required) in enumerate(known) if is_required}
+        if self._has_free_order and len(known) > _MOST_FREE:
+            raise SchemaError(plan.pointer, f"property_order is free for up to {_MOST_FREE} members, got {len(known)}")
+        names: dict[tuple[frozenset[int], int], str] = {}
+
+        def after(number: int, left: frozenset[int], count: int) -> list[str]:
+            """Return how a member may come after `count` others, and what follows."""
+            if (count == high) or not (then := following(left, count + 1)):
+                return []
+            return [f"{f'{syntax.comma} ' if count else ''}{ones[number]} {then}"]
+
+        def following(left: frozenset[int], count: int) -> str:
+            """Return the rule of what follows `count` members, where some are left; empty: nothing does."""
+            count = min(count, most)
+            if (left, count) not in names:
+                self._expansion.budget.spend(1 / 4, plan.pointer)
+                if self._has_free_order:
+                    options = [each for number in sorted(left) for each in after(number, left - {number}, count)]
+                elif left:
+                    options = after(number := min(left), left - {number}, count)
+                    options += [] if number in wanted else filter(None, [following(left - {number}, count)])
+                else:
+                    options = []
+                if not left or (self._has_free_order and not left & wanted):
+                    options += self._end(further, count, low, high)
+                names[left, count] = self._add(" | ".join(options)) if options else ""
+            return names[left, count]
+
+        every = range(len(known))
+        if not self._has_free_order:  # the last ones first: what follows is known
+            for number in reversed(every):
+                for count in range(min(number, most), -1, -1):
+                    following(frozenset(every[number:]), count)
+        return following(frozenset(every), 0)
+
+    def _end(self, further: str, count: int, low: int, high: int | None) -> list[str]:
+        """Return how an object may end after `count` members."""
+        options = ['""'] if count >= low else []
+        if further and (high is None or count < high):
+            least_more = max(low - count, 1)
+            counts = f"{{{least_more - (count == 0)},{'' if high is None else high - count - (count == 0)}}}"
+            first = f"({further}) " if count == 0 else ""
+            options.append(f"{first}({self.syntax.comma} ({further})){counts}")
+        return options
+
+    def _name(self, names: Language | None) -> str:
+        if names is None:
+            return f"name {self.syntax.colon}"
+        if not self.syntax.is_json:
+            raise ValueError("the keyword patternProperties")
+        return f'"\\"" ({self.strings(names, "")}) "\\"" {self.syntax.colon}'
+
+
+def _parts(plan: Plan) -> list[Conjunction]:
+    """Return the parts of a plan that need plans of their own."""
+    match plan:
+        case ArrayPlan(states=(_, *_) as states):
+            return [what for state in states for what, _ in state.steps]
+        case ArrayPlan(prefix, rest, _, _):
+            return [*prefix, *(() if rest is None else (rest,))]
+        case ObjectPlan(members, groups, _, _, _):
+            return [*(value for _, value, _ in members), *(group.value for group in groups)]
+    return []
