@@ -40,31 +40,32 @@ def rules_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False
     SchemaError
         It is none, it is not enforced, or it is too large.
     """
+    text = _text_of(schema)
+    return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order)
+
+
+def grammar_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> str:
+    """Return the grammar (EBNF) of the values that a schema allows; parameters and errors as of `rules_of`."""
+    found = _grammar_of(_text_of(schema), syntax, has_free_order)
+    if isinstance(found, SchemaError):
+        raise SchemaError(found.pointer, found.reason)
+    return found
+
+
+def _text_of(schema: Any) -> str:
     try:
         text = json.dumps(schema, ensure_ascii=False)
     except ValueError:
         raise SchemaError("", "must not be nested without end") from None
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise SchemaError("", f"must be at most {MAX_BYTES} bytes long")
-    return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order)
-
-
-def grammar_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> str:
-    """Return the grammar (EBNF) of the values that a schema allows; parameters and errors as of `rules_of`."""
-    try:
-        text = json.dumps(schema, ensure_ascii=False)
-    except ValueError:
-        raise SchemaError("", "must not be nested without end") from None
-    found = _grammar_of(text, syntax, has_free_order)
-    if isinstance(found, SchemaError):
-        raise SchemaError(found.pointer, found.reason)
-    return found
+    return text
 
 
 @lru_cache(maxsize=128)
 def _grammar_of(text: str, syntax: Syntax, has_free_order: bool) -> str | SchemaError:
     try:
-        return rules_of(json.loads(text), syntax, has_free_order=has_free_order).grammar()
+        return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order).grammar()
     except SchemaError as error:
         return error
 

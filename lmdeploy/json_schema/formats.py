@@ -1,7 +1,7 @@
 """``format`` of strings: the formats of JSON Schema 2020-12 as languages.
 
 Each is of strings that have the format, if not of all: what no language of moderate size can distinguish, as valid
-Punycode after ``xn--``, and what JSON escapes is left out. A format that the standard does not know is an annotation.
+Punycode after ``xn--``, is left out. A format that the standard does not know is an annotation.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _IPV6 = _ipv6(f"|{_IPV4}")
 
 # Of an address, at most 64 octets before the @ and 254 in all (RFC 5321).
 _ATOM = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~-"
-_LOCAL = rf"[{_ATOM}]{{1,22}}((\.[{_ATOM}]{{1,20}}){{0,2}}|[{_ATOM}]{{1,42}})"
+_QUOTED = r'"([ !#-\[\]-~]|\\[ -~]){0,31}"'
+_LOCAL = rf"([{_ATOM}]{{1,22}}((\.[{_ATOM}]{{1,20}}){{0,2}}|[{_ATOM}]{{1,42}})|{_QUOTED})"
 _LITERAL = rf"\[({_IPV4}|IPv6:({_IPV6}))\]"
 _EMAIL = rf"{_LOCAL}@({_hostname(2)}|{_LITERAL})"
 # The same of characters of four bytes each.
@@ -98,10 +99,10 @@ _POINTER = r"(/([^~/]|~[01])*)*"
 
 
 def _regex(groups: int) -> str:
-    """Return the expression of regular expressions without backslashes whose groups are nested so deep at most."""
+    """Return the expression of regular expressions whose groups are nested so deep at most."""
     count = r"(([*+?]|\{\d(\d{0,2},?|,[1-9]\d)\})\??)?"
     parts = [
-        rf"[A-Za-z0-9 _,:;<>=!@#%~'/.-]{count}",
+        rf"([A-Za-z0-9 _,:;<>=!@#%~'/.-]|\\[dDsSwWtnrfv.*+?()\[\]{{}}|^$\\/-]){count}",
         rf"\[\^?([A-Za-z0-9 _,:;<>=!@#%'/.(){{}}+*?$]|a-z|A-Z|0-9)+\]{count}",
         r"[\^$|]",
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,8 +14,8 @@ MAX_SPLITS = 16  # alternatives that a bound of a length may turn a language int
 _SHARES = (128, 64, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # how long parts may be, where a bound is shared by several
 _MAX_SIZE = 512  # of what a bound turns a language into
 _STEP = 1 / 4  # of a budget, for a part of a language at one place of a string
-_MAX_FACTORED = 5000  # languages that `Factoring` looks at
-_DEEPEST_NAME = 40  # characters by which names, and options, are distinguished
+_MAX_STEPS = 5000  # sets of characters that a combination looks at
+_DEEPEST_NAME = 40  # characters by which names are distinguished
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,63 +112,21 @@ class TooAlikeError(ValueError):
     """Options of a choice begin alike for too long."""
 
 
-class Factoring:
-    """Turns languages into the same ones, in which no two options of a choice begin with the same characters."""
-
-    def __init__(self) -> None:
-        self._left = _MAX_FACTORED
-
-    def of(self, language: Language, depth: int = 0) -> Language:
-        """Return such a language; raise `TooAlikeError` where it would be deep, or large."""
-        self._left -= 1
-        if depth > _DEEPEST_NAME or self._left < 0:
-            raise TooAlikeError("has alternatives that begin alike for too long")
-        match language:
-            case Chars():
-                return language
-            case Concatenation(parts):
-                return concatenation([self.of(part, depth) for part in parts])
-            case Repeat(body, low, high):
-                return repeat(self.of(body, depth), low, high)
-            case Choice(options):
-                return self._choice(options, depth)
-
-    def _choice(self, options: Sequence[Language], depth: int) -> Language:
-        single = [option.ranges for option in options if isinstance(option, Chars)]
-        rest = [self.of(option, depth) for option in options if not isinstance(option, Chars)]
-        options = [Chars(charsets.union(*single)), *rest] if single else rest
-        steps = [list(_heads(option)) for option in options]
-        counts = Counter(head for each in steps for head in {head for head, _ in each} if head is not None)
-        tails: dict[Language, list[Language]] = {}
-        found: list[Language] = []
-        for option, each in zip(options, steps, strict=True):
-            if all(counts[head] <= 1 for head, _ in each if head is not None):
-                found.append(option)
-                continue
-            for head, tail in each:
-                if head is None:
-                    found.append(tail)
-                else:
-                    tails.setdefault(head, []).append(tail)
-        alike = (concatenation([head, self.of(choice(each), depth + 1)]) for head, each in tails.items())
-        return choice([*found, *alike])
-
-
-def _heads(language: Language, *, enters_loops: bool = False) -> Iterator[tuple[Chars | None, Language]]:
+def _heads(language: Language) -> Iterator[tuple[Chars | None, Language]]:
     """Yield ways to split a language into the characters that it begins with and what follows; None: as a whole."""
     match language:
         case Chars():
             yield language, EMPTY
         case Concatenation((first, *rest)):
-            for head, tail in _heads(first, enters_loops=enters_loops):
+            for head, tail in _heads(first):
                 if head is None and tail == EMPTY:
-                    yield from _heads(concatenation(rest), enters_loops=enters_loops)
+                    yield from _heads(concatenation(rest))
                 else:
                     yield head, concatenation([tail, *rest])
-        case Repeat(body, low, high) if enters_loops or low or high is not None:
+        case Repeat(body, low, high):
             more = repeat(body, max(low - 1, 0), None if high is None else high - 1)
             may_be_empty = low == 0
-            for head, tail in _heads(body, enters_loops=enters_loops):
+            for head, tail in _heads(body):
                 if head is None and tail == EMPTY:
                     may_be_empty = True
                 else:
@@ -178,7 +135,7 @@ def _heads(language: Language, *, enters_loops: bool = False) -> Iterator[tuple[
                 yield None, EMPTY
         case Choice(options):
             for option in options:
-                yield from _heads(option, enters_loops=enters_loops)
+                yield from _heads(option)
         case _:
             yield None, language
 
@@ -400,7 +357,7 @@ class _Combination:
         self._ranges = ranges
         self._known: dict[_State, Language] = {}
         self._path: set[_State] = set()
-        self._left = _MAX_FACTORED
+        self._left = _MAX_STEPS
 
     def of(self, state: _State, depth: int) -> Language:
         wanted, unwanted = state
@@ -446,12 +403,7 @@ class _Combination:
         """Yield sets of characters that lead to the same state, and the state."""
         wanted, unwanted = state
         heads = [
-            [
-                (head.ranges, tail)
-                for rest in rests
-                for head, tail in _heads(rest, enters_loops=True)
-                if head is not None
-            ]
+            [(head.ranges, tail) for rest in rests for head, tail in _heads(rest) if head is not None]
             for rests in (*wanted, unwanted)
         ]
         blocks = [self._ranges]

@@ -203,7 +203,7 @@ def test_a_schema_is_enforced_whatever_its_caller_says_of_it(model: AsyncEngine)
 
 @pytest.mark.parametrize("door", SCHEMAS)
 def test_members_come_in_any_order_where_the_request_says_so(model: AsyncEngine, door: str) -> None:
-    schema = {"type": "object", "properties": dict.fromkeys("abc", {"type": "null"}), "required": ["a", "b"]}
+    schema = {"type": "object", "properties": {name: {"type": "null"} for name in "abc"}, "required": ["a", "b"]}
     texts = ['{"a": null, "b": null}', '{"b": null, "a": null}', '{"c": null, "b": null, "a": null}']
     others = ['{"b": null}', '{"a": null, "a": null, "b": null}']
     respond, form = SCHEMAS[door]
@@ -213,7 +213,7 @@ def test_members_come_in_any_order_where_the_request_says_so(model: AsyncEngine,
 
     def free(given: Any) -> dict[str, Any]:
         held = form(given)
-        holder = held["json_schema"] if "json_schema" in held else held["structural_tag"]
-        return held if holder.update(property_order="any") else held
+        held["json_schema" if "json_schema" in held else "structural_tag"]["property_order"] = "any"
+        return held
 
     assert allowed(model, (respond, free), schema, texts + others) == texts

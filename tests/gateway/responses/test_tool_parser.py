@@ -566,6 +566,6 @@ def test_a_schema_that_no_grammar_of_the_format_holds_is_refused_with_the_keywor
     for name in ("gemma4", "lfm2", "olmo3"):
         form = TOOL_CALL_FORMATS[name].formats[0]
         with pytest.raises(
-            ApiError, match="a call of a cannot be held to its schema: .* the keyword patternProperties"
+            ApiError, match=r"a call of a cannot be held to its schema: .* the keyword patternProperties"
         ):
             tool_inputs(tools, tools, GIVEN, form)
