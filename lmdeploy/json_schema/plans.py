@@ -223,14 +223,11 @@ class Planner:
             is_full = length == high
             may_end = length >= low and all(count >= each.low for count, each in zip(counts, contained, strict=True))
             kinds = [] if is_full else product(*map(_kinds, contained, counts))
-            steps = tuple(
-                (
-                    conjoined((given.at(length), *(what for what, _ in kind))),
-                    numbers[(min(length + 1, ends[0]), *(count for _, count in kind))],
-                )
-                for kind in kinds
-            )
-            states.append(State(may_end, steps))
+            steps = []
+            for kind in kinds:
+                after = (min(length + 1, ends[0]), *(count for _, count in kind))
+                steps.append((conjoined((given.at(length), *(what for what, _ in kind))), numbers[after]))
+            states.append(State(may_end, tuple(steps)))
         return tuple(states)
 
     def _listed(self, given: Arrays, low: int, high: int | None, pointer: str) -> Iterator[Plan]:

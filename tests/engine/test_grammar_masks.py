@@ -148,13 +148,11 @@ class Reference:
             self.vocabulary[token] = b""
         self.end = tokenizer.eos_token_id
 
-    def compiler(self, text: str, *, is_printable: bool = False) -> xgrammar.GrammarCompiler:
+    def compiler(self, text: str) -> xgrammar.GrammarCompiler:
         vocabulary = list(self.vocabulary)
         for token, mark in self.marks.items():
             if token != self.end and mark.decode() in text:
                 vocabulary[token] = mark
-        if is_printable:
-            vocabulary = [b"" if any(byte < 0x20 for byte in each) else each for each in vocabulary]
         info = xgrammar.TokenizerInfo(
             vocabulary, vocab_type=xgrammar.VocabType.RAW, vocab_size=VOCABULARY, stop_token_ids=[self.end]
         )
