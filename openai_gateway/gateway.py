@@ -56,10 +56,12 @@ class Gateway:
         self.client = client
         self.models: Models
         self.administration: Administration | None = None
+        self.models_memory: int | None = None  # bytes
         if settings.models_dir is None:
             self.models = OneModel(settings, client, tracing)
         else:
             registry = Registry(settings.models_dir)
+            self.models_memory = registry.budget()
             self.models = MultiModel(registry, client, settings, tracing)
             self.administration = Administration(
                 registry, settings.triton_address, settings.repository_key, settings.drain_seconds

@@ -189,6 +189,7 @@ ModelMemory::Report ModelMemory::report(Id id) const {
   report.level = is_awake ? SleepLevel::kAwake : model.level;
   report.bytes = model.held;
   report.awake_bytes = model.bytes.awake;
+  report.all_bytes = used_bytes();
   report.waiting = model.waiting;
   report.wakes = model.wakes;
   if (model.open + model.waiting == 0) report.idle_seconds = Seconds(now - model.idle_since).count();

@@ -60,6 +60,7 @@ class ModelMemory {
     SleepLevel level = SleepLevel::kNothing;
     size_t bytes = 0;
     size_t awake_bytes = 0;
+    size_t all_bytes = 0;                // of all models
     std::optional<double> idle_seconds;  // none: requests are open
     std::optional<double> sleeps_in;     // seconds; none: never, or it sleeps
     int waiting = 0;

@@ -16,8 +16,9 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kDefaultDrain{20};  // Triton's own --exit-timeout-secs is 30
-const std::vector<std::string> kParameters = {"model_path",     "model_name",   "engine_config", "drain_seconds",
-                                              "unload_seconds", "idle_timeout", "models_memory", "served_model_name"};
+const std::vector<std::string> kParameters = {"model_path",    "model_name",     "engine_config",
+                                              "drain_seconds", "unload_seconds", "idle_timeout",
+                                              "models_memory", "memory_bytes",   "served_model_name"};
 
 std::string name_of(TRITONBACKEND_Model* model) {
   const char* name = nullptr;
@@ -107,6 +108,12 @@ std::optional<double> number(const Json& config, const std::string& key, const s
   return number;
 }
 
+std::optional<size_t> bytes(const Json& config, const std::string& key) {
+  const std::optional<double> given = number(config, key, "bytes");
+  // More than a double counts exactly is as good as no limit.
+  return given && *given < 1e18 ? std::optional(static_cast<size_t>(*given)) : std::nullopt;
+}
+
 std::optional<Seconds> seconds(const Json& config, const std::string& key) {
   const std::optional<double> given = number(config, key, "seconds");
   return given ? std::optional(Seconds(*given)) : std::nullopt;
@@ -128,9 +135,8 @@ ModelParameters read_parameters(TRITONBACKEND_Model* model) {
   parameters.grace = {seconds(config, "drain_seconds").value_or(kDefaultDrain), seconds(config, "unload_seconds")};
   const auto idle_timeout = number(config, "idle_timeout", "seconds", -std::numeric_limits<double>::infinity());
   if (idle_timeout) parameters.idle_timeout = Seconds(*idle_timeout);
-  const auto memory = number(config, "models_memory", "bytes");
-  // More than a double counts exactly is as good as no limit.
-  if (memory && *memory < 1e18) parameters.models_memory = static_cast<size_t>(*memory);
+  parameters.models_memory = bytes(config, "models_memory");
+  parameters.memory_bytes = bytes(config, "memory_bytes");
   return parameters;
 }
 

@@ -114,7 +114,7 @@ ModelState::ModelState(TRITONBACKEND_Model* model)
       loader_(parameters_),
       metrics_({parameters_.name, parameters_.version, loader_.served_name()}) {
   for (const auto& [name, path] : parameters_.settings.adapters) adapters_[name] = {path, ""};
-  slot_ = memory_.add({}, parameters_.idle_timeout);
+  slot_ = memory_.add({.awake = parameters_.memory_bytes.value_or(0)}, parameters_.idle_timeout);
   try {
     if (memory_.reserve(slot_)) {
       load();
@@ -196,7 +196,8 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
     }
     if (adapters && !changes_adapters) {
       known = adapter_list();
-    } else if (reader->wants_limits() && config_) {
+    } else if (reader->wants_limits()) {
+      if (!config_) throw invalid_argument("limits are not known before the model has been loaded");
       known = limits();
     } else if (looks_at_cache && !memory_.hold(slot_)) {
       known = as_json(last_report_);
@@ -204,12 +205,12 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
   }
   if (known) return reply(*stream, *known);
   if (looks_at_cache) return control_cache(std::move(*cache), stream, [this] { memory_.release(slot_); });
-  if (!adapters && !cache && !reader->wants_limits()) return generate(reader, stream);
+  if (!adapters && !cache) return generate(reader, stream);
   open({stream, reader->id()}, [this, adapters, cache, stream](RequestId id, float) {
     if (cache) return control_cache(*cache, stream, [this, id] { close(id); });
-    if (adapters) control_adapters(*adapters);
+    control_adapters(*adapters);
     std::unique_lock lock(mu_);
-    const std::string text = adapters ? adapter_list() : limits();
+    const std::string text = adapter_list();
     lock.unlock();
     reply(*stream, text);
     close(id);
@@ -332,6 +333,7 @@ std::string ModelState::sleep_report() const {
   const std::string bytes = object({{"level", static_cast<int64_t>(report.level)},
                                     {"bytes", static_cast<int64_t>(report.bytes)},
                                     {"awake_bytes", static_cast<int64_t>(report.awake_bytes)},
+                                    {"all_bytes", static_cast<int64_t>(report.all_bytes)},
                                     {"waiting", report.waiting}});
   return "{" + quoted("state") + ": " + quoted(kStates[static_cast<size_t>(report.state)]) + ", " +
          quoted("idle_seconds") + ": " + number(report.idle_seconds) + ", " + quoted("sleeps_in") + ": " +

@@ -41,12 +41,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _run_ps(args: argparse.Namespace) -> int:
-    cards = _requested(args, "GET", "/v1/models", timeout=_SECONDS)["data"]
-    models = [card for card in cards if card["parent"] is None and card["root"] == card["id"]]
+    listed = _requested(args, "GET", "/v1/models", timeout=_SECONDS)
+    models = [card for card in listed["data"] if card["parent"] is None and card["root"] == card["id"]]
     table = [_TITLES, *map(_row, models)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    if budget := listed.get("memory_budget"):
+        print(f"all models: {size_text(listed['memory_bytes'] or 0)} of {size_text(budget)}")
     for model in models:
         if model.get("load_error"):
             print(f"{model['id']} could not be loaded: {model['load_error']}")

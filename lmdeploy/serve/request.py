@@ -259,6 +259,8 @@ class SleepReport:
         1: it sleeps without its cache; 2: without its weights too; 0: it is awake.
     bytes, awake_bytes
         Weights and cache that it has now, and has when it is awake.
+    all_bytes
+        Those that all models of the server have now.
     idle_seconds
         Since its last request ended; None: some are open.
     sleeps_in
@@ -273,6 +275,7 @@ class SleepReport:
     level: int = 0
     bytes: int = 0
     awake_bytes: int = 0
+    all_bytes: int = 0
     idle_seconds: float | None = None
     sleeps_in: float | None = None
     waiting: int = 0

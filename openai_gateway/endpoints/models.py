@@ -54,7 +54,7 @@ class ModelCard(BaseModel):
     last_used: int | None = None  # seconds since 1970
     sleeps_in: float | None = None  # seconds, unless a request comes
     waiting_requests: int | None = None  # until it is awake
-    load_error: str | None = None  # why it could not be woken last
+    load_error: str | None = None  # why it could not be loaded last
 
 
 class ModelList(BaseModel):
@@ -62,6 +62,8 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    memory_bytes: int | None = None  # weights and caches of all models
+    memory_budget: int | None = None  # bytes that they may have
 
 
 @router.get("/v1/models")
@@ -82,7 +84,8 @@ async def list_models(request: Request, gateway: GatewayDependency) -> ModelList
         for name, model in named.items()
         if name != model.name
     ]
-    return ModelList(data=cards)
+    taken = max((report.all_bytes for report in reports.values() if report is not None), default=None)
+    return ModelList(data=cards, memory_bytes=taken, memory_budget=gateway.models_memory)
 
 
 @router.get("/v1/models/{model:path}")

@@ -39,6 +39,7 @@ AWAKE: dict[str, Any] = {  # what an engine that can sleep reports
     "level": 0,
     "bytes": 3_000_000_000,
     "awake_bytes": 3_000_000_000,
+    "all_bytes": 5_000_000_000,
     "idle_seconds": 40.0,
     "sleeps_in": 260.0,
     "waiting": 0,

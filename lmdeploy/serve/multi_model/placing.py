@@ -92,7 +92,7 @@ def _add(
     unload_seconds: float,
 ) -> ServedEntry:
     suffix = registry.new_suffix(model.name, {other.suffix for other in others})
-    registry.add_folders(model, suffix, cache, unload_seconds)
     blocks = cache if cache is not None and cache >= 1 else 0
     memory = model.weights + int(blocks * model.block)
+    registry.add_folders(model, suffix, cache, memory, unload_seconds)
     return ServedEntry(model.name, suffix, model.engine_dir, model.chat_template, model.device, memory)

@@ -42,6 +42,8 @@ class ServedEntry:
         As in `PreparedModel`.
     device, memory
         Where it runs, and how many bytes were set apart for it there.
+    error
+        Why it could not be loaded when the server started; empty: it was.
     """
 
     name: str
@@ -50,6 +52,7 @@ class ServedEntry:
     chat_template: str
     device: str
     memory: int
+    error: str = ""
 
     @property
     def triton_models(self) -> list[str]:
@@ -134,13 +137,17 @@ class Registry:
             suffix = f"{base}-{number}"
         return suffix
 
-    def add_folders(self, model: PreparedModel, suffix: str, cache: float | None, unload_seconds: float) -> None:
+    def add_folders(
+        self, model: PreparedModel, suffix: str, cache: float | None, memory: int, unload_seconds: float
+    ) -> None:
         """Write the model's folders into Triton's repository.
 
         Parameters
         ----------
         cache
             Blocks of its cache, or a share of the free memory; None: as the model's settings say.
+        memory
+            Bytes that are set apart for it.
         unload_seconds
             What open requests get once it is being unloaded.
         """
@@ -151,7 +158,7 @@ class Registry:
         seconds = {"idle_timeout": idle_timeout, "unload_seconds": unload_seconds}
         ends = {name: "" if value is None else f"{value:g}" for name, value in seconds.items()}
         parameters = {
-            "turbomind": {**path, **settings, **names, **ends},
+            "turbomind": {**path, **settings, **names, **ends, "memory_bytes": str(memory)},
             "preprocessing": {**path, **settings, "chat_template": model.chat_template},
             "vision": path,
             "postprocessing": path,

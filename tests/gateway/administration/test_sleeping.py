@@ -30,7 +30,11 @@ def triton() -> Iterator[FakeTriton]:
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
     made = Registry(tmp_path)
-    made.write([ServedEntry(name, f".{name}", str(tmp_path), "vicuna", "cpu", 1) for name in ("small", "big")], {})
+    made.write(
+        [ServedEntry(name, f".{name}", str(tmp_path), "vicuna", "cpu", 1) for name in ("small", "big")],
+        {},
+        budget=8 * 10**9,
+    )
     return made
 
 
@@ -103,7 +107,9 @@ def test_the_list_of_models_has_their_memory(triton: FakeTriton, registry: Regis
     asleep = {"state": "asleep", "bytes": 0, "sleeps_in": None, "waiting": 2, "error": "no file"}
     triton.memory["turbomind.big"] |= asleep
     with client(triton, registry) as gateway:
-        small, big = gateway.get("/v1/models").json()["data"]
+        listed = gateway.get("/v1/models").json()
+        small, big = listed["data"]
+        assert (listed["memory_bytes"], listed["memory_budget"]) == (5 * 10**9, 8 * 10**9)
         assert gateway.get("/v1/models/big").json()["state"] == "asleep"
     kept = ("state", "memory_bytes", "sleeps_in", "waiting_requests", "load_error")
     assert [small[name] for name in kept] == ["awake", 3_000_000_000, 260.0, 0, None]
@@ -128,6 +134,7 @@ def test_the_command_line_lists_models_and_stops_one(
         "NAME   STATE   MEMORY   LAST USED       SLEEPS IN  WAITING",
         "small  awake   3.00 GB  2 hours ago     4 minutes  3",
         "big    asleep  -        40 seconds ago  -          0",
+        "all models: 5.00 GB of 8.00 GB",
         "big could not be loaded: no such file",
     ]
     assert [(one["model"], one["sleep_level"]) for one in triton.sleep_controls] == [("turbomind.big", 2)]
