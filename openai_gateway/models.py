@@ -97,6 +97,7 @@ class ServedModel:
         self.score_head = None if engine_dir is None else read_score_head(engine_dir)
         self.token_heads = None if engine_dir is None else read_token_heads(engine_dir)
         self.client, self.engine_dir = client, engine_dir
+        self.load_error = ""  # why the server could not load it when it was started
         self.adapters = Adapters(client)
         self.token_texts = TokenTexts(client, engine_dir)
         self._context_len: int | None = None
@@ -122,7 +123,7 @@ class ServedModel:
         try:
             return await self.client.sleep_report()
         except (TritonRequestError, TritonUnavailable):
-            return None
+            return SleepReport("asleep", error=self.load_error) if self.load_error else None
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,9 @@ class MultiModel:
         tracer = None if self._tracing is None else self._tracing.of_model(entry.name)
         client, engine_dir = self._client.of_model(entry.suffix, tracer), Path(entry.engine_dir)
         traits = await asyncio.to_thread(_traits, self._settings, engine_dir, entry.chat_template)
-        return ServedModel(entry.name, client, engine_dir, traits, self._settings.generation_config)
+        model = ServedModel(entry.name, client, engine_dir, traits, self._settings.generation_config)
+        model.load_error = entry.error
+        return model
 
 
 def _traits(settings: Settings, engine_dir: Path | None, chat_template: str) -> Traits:

@@ -78,6 +78,8 @@ class ServedModel:
         """
         with _progress(f"loading {self.name} into tritonserver") as progress:
             self.server.wait_ready(progress=progress)
+        for name, error in self.server.unloaded.items():
+            print(f"warning: model {name} could not be loaded: {error}", file=sys.stderr, flush=True)
         self.supervisor.start()
 
 

@@ -8,13 +8,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lmdeploy.serve import installation
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import TritonStartError
-from lmdeploy.serve.multi_model.registry import Registry
+from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
 from lmdeploy.serve.restrictions import REPOSITORY_KEY, RESTRICTION_KEY, new_key, repository_option, restriction_options
 from lmdeploy.serve.shared_memory import Regions
@@ -145,6 +146,12 @@ class TritonServer:
         return f"http://{self._client_host}:{self.ports.metrics}/metrics"
 
     @property
+    def unloaded(self) -> dict[str, str]:
+        """Models of several that could not be loaded when it was started, and why."""
+        entries = () if self._models is None else self._models.models()
+        return {entry.name: entry.error for entry in entries if entry.error}
+
+    @property
     def pid(self) -> int | None:
         """Its process; None before `start`."""
         return self._child.pid if self._child else None
@@ -200,6 +207,19 @@ class TritonServer:
                 raise TritonStartError(self.failure(f"tritonserver was not ready after {timeout:.0f} s"))
             progress(waited)
             time.sleep(_POLL_INTERVAL)
+        if self._models is not None:
+            self._note_failures(self._models)
+
+    def _note_failures(self, registry: Registry) -> None:
+        """Keep in the registry which of its models could not be loaded, and why; the others are served."""
+        failures, entries = load_failures(self.log_tail()), list[ServedEntry]()
+        for entry in registry.models():
+            reasons = (failures[name] for name in entry.triton_models if name in failures)
+            entries.append(replace(entry, error=next(reasons, "")))
+        if entries and all(entry.error for entry in entries):
+            raise TritonStartError(self.failure("no model could be loaded"))
+        if entries != list(registry.models()):
+            registry.write(entries)
 
     def is_ready(self) -> bool:
         """Return whether it answers and every model is ready."""
@@ -253,7 +273,8 @@ class TritonServer:
     def failure(self, what: str) -> str:
         """Return an error text with its reason: the models that could not be loaded, else the end of the log."""
         lines = self.log_tail()
-        reason = load_failures(lines)
+        failures = load_failures(lines)
+        reason = "; ".join(f"model {model} could not be loaded: {why}" for model, why in failures.items())
         shown = "\n".join(lines[-_SHOWN_LINES:])
         return f"{what}: {reason}" if reason else f"{what}; the end of its log:\n{shown}"
 
@@ -299,7 +320,8 @@ class TritonServer:
             repository_option(new_key()),
             # A model that is being loaded, or could not be loaded again after a restart, does not concern the others.
             "--strict-readiness=false",
-            f"--exit-on-error={'false' if self._has_started else 'true'}",
+            # The only one at the start is all that there is to serve.
+            f"--exit-on-error={'false' if self._has_started or len(self._models.models()) > 1 else 'true'}",
             *loaded,
         ]
 
@@ -319,11 +341,11 @@ def _is_dead_stub(stat: Path) -> bool:
     return _STUB.startswith(name) and fields.split()[0] == "Z"
 
 
-def load_failures(log: Sequence[str]) -> str:
-    """Return which models failed to load and why, from tritonserver's log; empty when none did."""
+def load_failures(log: Sequence[str]) -> dict[str, str]:
+    """Return which models failed to load and why, from tritonserver's log."""
     failures: dict[str, str] = {}
     for line in log:
         match = _LOAD_FAILURE.search(line) or _MODEL_FAILED.search(line)
         if match:
             failures.setdefault(match["model"], match["reason"])
-    return "; ".join(f"model {model} could not be loaded: {reason}" for model, reason in failures.items())
+    return failures

@@ -351,17 +351,21 @@ def test_three_models_answer_from_the_memory_of_one_and_a_half(trio: dict[str, P
     taken = {need.name: need.weights + OF_TRIO["cache_max_entry_count"] * need.block for need in needs}
     budget = int(1.5 * max(taken.values()))
     assert sum(taken.values()) > budget
-    settings = OF_TRIO | {"cache_dir": tmp_path / "kv", "models_memory": budget}
+    settings = OF_TRIO | {"cache_dir": tmp_path / "kv", "models_memory": budget, "admin_keys": "boss"}
     options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    with api_server(*(f"{name}={folder}" for name, folder in trio.items()), *options) as server:
+    models: list[dict[str, Any]] = [{"name": name, "path": str(folder)} for name, folder in trio.items()]
+    models.append(models[0] | {"name": "broken", "engine": {"model_format": "awq"}})
+    (tmp_path / "models.json").write_text(json.dumps(models))
+    with api_server("--models-file", str(tmp_path / "models.json"), *options) as server:
         server.wait_ready()
+        assert "warning: model broken could not be loaded" in server.output
         with httpx.Client(base_url=server.url, timeout=_SECONDS, trust_env=False) as http:
             watched = threading.Event()
             most: list[int] = []
 
             def watch() -> None:
                 while not watched.wait(0.02):
-                    most.append(sum(card["memory_bytes"] or 0 for card in http.get("/v1/models").json()["data"]))
+                    most.append(http.get("/v1/models").json()["memory_bytes"] or 0)
 
             watcher = threading.Thread(target=watch)
             watcher.start()
@@ -372,5 +376,10 @@ def test_three_models_answer_from_the_memory_of_one_and_a_half(trio: dict[str, P
                 watched.set()
                 watcher.join()
             assert 0 < max(most) <= budget
+            *others, broken = http.get("/v1/models").json()["data"]
+            assert [card["load_error"] for card in others] == [None] * 3
+            assert "model_format is awq, but the checkpoint's weights are hf" in broken["load_error"]
+            assert http.post("/v1/completions", json=body("broken")).status_code == 503
+            assert unload(http, "broken").status_code == 200
             lines = http.get("/metrics").text.splitlines()
             assert sum(float(line.split()[-1]) for line in lines if line.startswith("turbomind_model_wakes_total{")) > 3

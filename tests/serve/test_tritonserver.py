@@ -129,8 +129,8 @@ def test_every_failed_model_is_reported_once() -> None:
         "| preprocessing | 1       | UNAVAILABLE: Internal: no tokenizer             |",
         "| ensemble      | 1       | READY                                           |",
     ]
-    assert load_failures(log) == (
-        "model turbomind could not be loaded: Invalid argument: session_len is 0; "
-        "model preprocessing could not be loaded: Internal: no tokenizer"
-    )
-    assert load_failures(["all is well"]) == ""
+    assert load_failures(log) == {
+        "turbomind": "Invalid argument: session_len is 0",
+        "preprocessing": "Internal: no tokenizer",
+    }
+    assert load_failures(["all is well"]) == {}
