@@ -151,7 +151,6 @@ void ModelMemory::woke(Id id, const ModelBytes& bytes) {
   const std::lock_guard lock(mu_);
   Model& model = at(id);
   model.state = State::kAwake;
-  if (model.level != SleepLevel::kAwake) model.stays = model.idle_timeout;
   model.level = SleepLevel::kAwake;
   model.bytes = bytes;
   model.held = bytes.awake;
@@ -255,6 +254,7 @@ bool ModelMemory::make_room(Model& model) {
     return false;
   }
   if (model.level != SleepLevel::kAwake) ++model.wakes;
+  model.stays = model.idle_timeout;  // until a request says otherwise, which may end before the model is awake
   model.held += lacks;
   turn(model, State::kWaking);
   return true;

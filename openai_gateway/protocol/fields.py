@@ -116,11 +116,10 @@ def _seconds(value: object, info: ValidationInfo) -> object:
     """Return a duration in seconds; what is none of its types is left for the error about that."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
-    name = info.field_name or "it"
     try:
-        return duration(name, value) if value != "" else None
+        return duration(info.field_name or "it", value) if value != "" else None
     except ValueError as error:
-        raise FieldError(name, str(error)) from None
+        raise FieldError("", str(error)) from None  # pydantic adds the field
 
 
 Duration = Annotated[

@@ -381,5 +381,9 @@ def test_three_models_answer_from_the_memory_of_one_and_a_half(trio: dict[str, P
             assert "model_format is awq, but the checkpoint's weights are hf" in broken["load_error"]
             assert http.post("/v1/completions", json=body("broken")).status_code == 503
             assert unload(http, "broken").status_code == 200
+            for keep_alive in (0, "1h"):
+                assert http.post("/api/generate", json={"model": "embed", "keep_alive": keep_alive}).status_code == 200
+            embed = http.get("/v1/models/embed").json()
+            assert (embed["state"], 3000 < embed["sleeps_in"] <= 3600) == ("awake", True)
             lines = http.get("/metrics").text.splitlines()
             assert sum(float(line.split()[-1]) for line in lines if line.startswith("turbomind_model_wakes_total{")) > 3

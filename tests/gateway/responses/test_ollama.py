@@ -232,7 +232,7 @@ def test_keep_alive_reaches_an_embedder(triton: FakeTriton, tmp_path: Path) -> N
 @pytest.mark.parametrize("keep_alive", ["5 minutes", "1d", "soon", "m"])
 def test_odd_durations_are_refused_by_name(client: ollama.Client, triton: FakeTriton, keep_alive: str) -> None:
     for request in (client.generate, client.embed):
-        with pytest.raises(ollama.ResponseError, match="keep_alive must be seconds or a duration such as") as failure:
+        with pytest.raises(ollama.ResponseError, match=r"^keep_alive must be seconds or a duration such as") as failure:
             request(MODEL, "Hello", keep_alive=keep_alive)
         assert failure.value.status_code == 400
     assert triton.requests == []
