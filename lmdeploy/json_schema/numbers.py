@@ -54,6 +54,8 @@ class Decimals:
 
     def rule(self, add: Callable[[str], str], budget: Budget) -> str:
         """Return the body of their rule, empty where there are none; `add` adds a rule and returns its name."""
+        if self.low == -self.high and not self.excluded:
+            return (above := _Digits(self, add, budget).whole()) and f'"-"? {above}'
         excluded = frozenset(-each for each in self.excluded)
         negative = replace(self, low=max(-self.high, 1), high=-self.low, excluded=excluded)
         above, below = (_Digits(each, add, budget).whole() for each in (self, negative))

@@ -10,10 +10,9 @@ from typing import Any
 import idna
 import jsonschema_rs
 import pytest
-from jsonschema import Draft202012Validator
 
 from lmdeploy.json_schema import SchemaError, grammar_of, relaxed
-from tests.support.grammar_walk import accepts_value, of_schema, walk
+from tests.support.grammar_walk import Judge, accepts, accepts_value, of_schema, walk
 from tests.support.work import calls_made_by
 
 # Format, strings that have it, strings that have not, by the RFCs.
@@ -149,6 +148,11 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ),
     ({"type": "integer", "multipleOf": 7}, [0, 7, -14, 700], [1, 6, 71]),
     ({"type": "integer", "multipleOf": 5, "minimum": 3, "maximum": 12}, [5, 10], [0, 3, 15]),
+    ({"type": "integer", "multipleOf": 12, "minimum": 30}, [36, 1200], [24, 0, 40]),
+    ({"type": "integer", "multipleOf": 1021}, [0, -1021, 102100], [1, 1020]),
+    ({"type": "number", "multipleOf": 0.01}, [0, 0.07, -4.25, 12.5, 1e6], [0.001, 4.257]),
+    ({"type": "number", "multipleOf": 1.5, "exclusiveMaximum": 3}, [1.5, 0, -3], [3, 1, 0.5]),
+    ({"type": "number", "not": {"type": "integer"}}, [0.5, -7.25], [1, 0, -3]),
     ({"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 1}, [0, 0.5, 1], [0.25, 1.5]),
     ({"type": "number", "minimum": 0.1, "exclusiveMaximum": 0.3}, [0.1, 0.2], [0.3, 0.09, 1]),
     ({"type": "number", "minimum": 1e-9, "maximum": 2e-9}, [], [0, 3e-9]),
@@ -158,6 +162,7 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "string", "minLength": 200}, ["x" * 200], ["x" * 199]),
     ({"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 4}, ["ab", "abcd"], ["a", "abcde", "AB"]),
     ({"type": "string", "pattern": "^https://"}, ["https://é"], ["http://x", " https://"]),
+    ({"type": "string", "pattern": '^["\\\\\n\x01é]+$'}, ['"\\é', "\n", "\x01"], ["a", "\x02", "\t"]),
     ({"type": "string", "pattern": "foo"}, ["foo", "a foo b"], ["fo"]),
     ({"allOf": [{"pattern": "^[a-z]*$"}, {"pattern": "^.{2,3}$"}], "type": "string"}, ["ab", "abc"], ["a", "A1"]),
     ({"allOf": [{"pattern": "^(a|b)$"}, {"pattern": "^(b|c)$"}], "type": "string"}, ["b"], ["a", "c"]),
@@ -216,6 +221,11 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
         {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "maxContains": 1, "maxItems": 4},
         [[2], [1, 2, 1]],
         [[2, 2], [1], [2, 1, 2]],
+    ),
+    (
+        {"type": "array", "items": {"enum": [0, 1]}, "contains": {"const": 1}, "minContains": 2, "maxContains": 2},
+        [[0] * 20 + [1] + [0] * 20 + [1], [1, 1], [1, *[0] * 30, 1, 0]],
+        [[], [0] * 20 + [1], [1, 0, 1, 1]],
     ),
     ({"type": "array", "contains": {"type": "null"}, "minContains": 0}, [[], [1]], ["x"]),
     (
@@ -335,13 +345,39 @@ def test_valid_values_can_be_written_and_others_cannot(
     assert [value for value in invalid if accepts_value(grammar, value)] == []
     if ("items" in schema and isinstance(schema["items"], list)) or "dependencies" in schema:
         return  # the standard of today knows neither
-    validator = Draft202012Validator(schema)
+    validator = Judge(schema)
     assert [value for value in valid if not validator.is_valid(value)] == []
     assert "format" in schema or [value for value in invalid if validator.is_valid(value)] == []
     chance = random.Random(0)
     for _ in range(20):
         if (text := walk(grammar, chance)) is not None:
             validator.validate(json.loads(text.decode("utf-8", "replace")))
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "integer"}, ["1", "1.0", "-10.0"], ["1.5", "1.00", "1e3"]),
+        ({"type": "integer", "minimum": 3, "maximum": 120}, ["3.0", "120.0"], ["2.0", "3.5"]),
+        ({"enum": [1, [0], 2.5]}, ["1.0", "[0.0]", "2.5"], ["2.50", "1.5"]),
+    ],
+)
+def test_an_integer_may_have_a_zero_after_its_point(
+    schema: dict[str, Any], valid: list[str], invalid: list[str]
+) -> None:
+    assert [text for text in valid + invalid if accepts(of_schema(schema), text)] == valid
+
+
+def test_members_come_in_any_order_where_they_are_few() -> None:
+    schema = {"type": "object", "properties": dict.fromkeys("abcd", True), "required": ["d", "b"], "maxProperties": 3}
+    grammar, validator = of_schema(schema, has_free_order=True), Judge(schema)
+    for count in range(5):
+        for names in itertools.permutations("abcd", count):
+            value = dict.fromkeys(names, 1)
+            assert accepts_value(grammar, value) == validator.is_valid(value), names
+    many = {"type": "object", "properties": of_many(9, lambda _: True)}
+    with pytest.raises(SchemaError, match="property_order is free for up to 8 members, got 9"):
+        grammar_of(many, has_free_order=True)
 
 
 NULLS: dict[str, Any] = {"contains": {"type": "null"}}
@@ -363,7 +399,7 @@ ONES: dict[str, Any] = {"contains": {"const": 1}}
 )
 def test_items_that_are_contained_may_be_anywhere_among_the_first(schema: dict[str, Any]) -> None:
     schema = {"type": "array", "items": {"enum": [0, 1, None, "a"]}} | schema
-    grammar, validator = of_schema(schema), Draft202012Validator(schema)
+    grammar, validator = of_schema(schema), Judge(schema)
     for length in range(5):
         for items in itertools.product([0, 1, None, "a"], repeat=length):
             assert accepts_value(grammar, list(items)) == validator.is_valid(list(items)), items

@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
+import jsonschema
 import numpy as np
 import torch
 import xgrammar
 
 from lmdeploy.json_schema import grammar_of
+
+
+def _multiple_of(_: Any, factor: float, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """Judge decimals as they are written: `jsonschema` divides doubles, for which 0.07 is no multiple of 0.01."""
+    is_number = isinstance(instance, int | float) and not isinstance(instance, bool)
+    if is_number and (Fraction(repr(instance)) / Fraction(repr(factor))).denominator != 1:
+        yield jsonschema.ValidationError(f"{instance} is not a multiple of {factor}")
+
+
+Judge = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"multipleOf": _multiple_of})
+"""Validator of the standard's draft 2020-12."""
 
 _END = 256
 _SIZE = 257
