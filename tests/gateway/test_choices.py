@@ -127,6 +127,9 @@ def test_penalties_bias_and_formats_reach_the_engine(client: openai.OpenAI, trit
 REGEX_FORM = {"type": "regex_schema", "regex_schema": "a+"}
 
 
+FREE_FORM = {"type": "json_schema", "json_schema": {"name": "any", "schema": {}, "property_order": "any"}}
+
+
 @pytest.mark.parametrize(
     ("asked", "sent"),
     [
@@ -134,6 +137,7 @@ REGEX_FORM = {"type": "regex_schema", "regex_schema": "a+"}
         ({"type": "json_object"}, {"type": "json_object"}),
         ({"type": "regex_schema", "regex_schema": "a+"}, REGEX_FORM),
         ({"type": "json_schema", "json_schema": {"name": "any", "strict": None}}, {"type": "json_object"}),
+        (FREE_FORM, FREE_FORM),
     ],
 )
 def test_each_response_format_has_its_engine_form(
@@ -213,6 +217,11 @@ def test_formats_come_in_the_words_of_vllms_clients_too(
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "scheme": {}}}},
             "response_format.json_schema.scheme",
+            400,
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "is_enforced": True}}},
+            "response_format.json_schema.is_enforced",
             400,
         ),
     ],
