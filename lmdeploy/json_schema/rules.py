@@ -24,6 +24,7 @@ from lmdeploy.json_schema.sets import Conjunction, Values, least
 from lmdeploy.json_schema.values import exact, is_number
 
 _NAME = re.compile(r"[a-z]+\d*")  # of a rule that any grammar may have
+_MOST_TEXT = 1 << 20  # characters of the rules
 _MOST_FREE = 8  # members whose order is free: each set of them is a rule
 # Of 64 bits, and of at most 17 digits on each side; Python reads larger powers as infinity.
 _NUMBERS = (
@@ -161,6 +162,7 @@ class Rules:
         self._names: dict[Conjunction, str] = {}
         self._waiting: list[Conjunction] = []
         self._rules: list[str] = []
+        self._left = _MOST_TEXT
         self._numbers: dict[Decimals, str] = {}
         self.root = self._expansion.document(schema)
         self._plan(self.root)
@@ -259,7 +261,7 @@ class Rules:
         body = self.value(self.root) if body is None else body
         while self._waiting:
             conjunction = self._waiting.pop()
-            self._rules.append(f"{self._names[conjunction]} ::= {self.either(self.plans(conjunction))}")
+            self._add(self.either(self.plans(conjunction)), self._names[conjunction])
         syntax = self.syntax
         comma, colon, blank = syntax.comma, syntax.colon, syntax.blank
         true, false, null = map(quoted, syntax.words)
@@ -350,9 +352,14 @@ class Rules:
         blank = self.syntax.blank
         return f"{quoted(begin)} {blank}{f' {self.syntax.comma} '.join(parts)} {blank}{quoted(end)}"
 
-    def _add(self, body: str) -> str:
-        self._rules.append(f"r{len(self._rules)} ::= {body}")
-        return self._rules[-1].partition(" ")[0]
+    def _add(self, body: str, name: str = "") -> str:
+        """Add a rule and return its name."""
+        name = name or f"r{len(self._rules)}"
+        self._rules.append(f"{name} ::= {body}")
+        self._left -= len(body)
+        if self._left < 0:
+            raise SchemaError("", f"takes more than {_MOST_TEXT} characters as a grammar")
+        return name
 
     # ---- items ----
 
@@ -427,6 +434,8 @@ class Rules:
         most = max(low, 1 if high is None else high)
         further = " | ".join(f"{others or self._name(group.names)} {self.value(group.value)}" for group in groups)
         ones = [f"{member(name)} {self.value(value)}" for name, value, _ in known]
+        if most > 1 or self._has_free_order:  # they are named in several rules
+            ones = [*map(self._add, ones)]
         wanted = {number for number, (*_, is_required) in enumerate(known) if is_required}
         if self._has_free_order and len(known) > _MOST_FREE:
             raise SchemaError(plan.pointer, f"property_order is free for up to {_MOST_FREE} members, got {len(known)}")
