@@ -1,4 +1,4 @@
-// y = x W^T + b for weights of 32, 16, 8 or 4 bits.
+// y = x W^T + b for weights of 32, 16 or 8 to 4 bits.
 //
 //   x [rows, in_features]              float32, row-major, densely packed, or what LinearInput makes of such rows
 //   bias [out_features]                float32, may be null
@@ -12,7 +12,7 @@
 //                       bfloat16: (2^-8 + in_features 2^-24) sum |x w|.
 //   int8, int4          w = scale (code - zero), a scale and a zero point for each group of `group` neighbouring inputs
 //                       of an output (kernels/packed_weight.h), or a scale for all of an output; on the CPU also
-//                       w = scale code + min, with a minimum for each group. x is rounded to 8
+//                       w = scale code + min, with a minimum for each group, and int5 and int6. x is rounded to 8
 //                       bits for each row and group, with its own scale; products and sums inside a group are exact
 //                       integers, sums over groups float32. So beyond the rounding of the weight, y is off by at most
 //                       sum over groups of (max |x| / 254) sum |w|.
@@ -44,7 +44,7 @@
 
 namespace turbomind {
 
-enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kInt4, kFloat8 };
+enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kInt4, kFloat8, kInt5, kInt6 };
 
 inline WeightFormat format_of(DType type) {
   switch (type) {
@@ -65,14 +65,14 @@ struct LinearWeight {
   int in_features = 0;
   const float* bias = nullptr;
 
-  // Packed formats only: int8, int4, float8.
+  // Packed formats only: int8 to int4, float8.
   int group = 0;
-  const half* scales = nullptr;          // of int8 and int4; null: 1
-  const uint8_t* zeros = nullptr;        // null: 128 for int8, 8 for int4; float8 has none
+  const half* scales = nullptr;          // of integers; null: 1
+  const uint8_t* zeros = nullptr;        // null: half the range of codes; float8 has none
   const int32_t* input_order = nullptr;  // [in_features]: which input of x each input of the codes is; null: the same
   const float* block_scales = nullptr;   // of float8, for each group; null: 1
   const float* output_scales = nullptr;  // [out_features padded to whole tiles], besides those of groups; null: 1
-  const half* mins = nullptr;            // of int8 and int4, as many as scales, instead of zeros; CPU only
+  const half* mins = nullptr;            // of integers, as many as scales, instead of zeros; CPU only
 
   bool is_packed() const { return format >= WeightFormat::kInt8; }
 };

@@ -1,10 +1,13 @@
-// 8- and 4-bit weights in the order in which the kernels read them.
+// Weights of 4, 5, 6 and 8 bits in the order in which the kernels read them.
 //
 // Outputs come in tiles of kTileOutputs. A tile's codes are group by group; inside a group, four neighbouring inputs of
 // each of the 16 outputs make 64 bytes (int8), or eight neighbouring inputs do (int4: the first four in the low halves
 // of the bytes, the other four in the high halves). So one vector holds what one 32-bit lane of activations is
 // multiplied with for every output of the tile, and a tile is one unbroken stream. Scales and zero points: [tiles,
 // groups, 16].
+//
+// int5 and int6 are int4 with the higher bits apart: after the vectors of 32 inputs (int5) or 16 (int6) comes a vector
+// whose byte holds the high bits of the codes at its place in each quad of these inputs, the first quad in the lowest.
 //
 // in_features is padded to whole groups and out_features to whole tiles with the code that stands for zero.
 //
@@ -24,8 +27,8 @@ inline constexpr int kTileOutputs = 16;
 struct PackedShape {
   int out_features;
   int in_features;
-  int bits;   // 8 or 4
-  int group;  // a multiple of 8
+  int bits;   // 8, 6, 5 or 4
+  int group;  // a multiple of unit()
   bool is_float8 = false;
 
   int tiles() const { return (out_features + kTileOutputs - 1) / kTileOutputs; }
@@ -34,18 +37,30 @@ struct PackedShape {
   size_t group_bytes() const { return static_cast<size_t>(kTileOutputs) * group * bits / 8; }
   size_t code_bytes() const { return group_bytes() * groups() * tiles(); }
   size_t scale_count() const { return static_cast<size_t>(kTileOutputs) * groups() * tiles(); }
-  int zero_code() const { return is_float8 ? 0 : bits == 8 ? 128 : 8; }
+  int zero_code() const { return is_float8 ? 0 : 1 << (bits - 1); }
+  int high_bits() const { return bits == 8 ? 0 : bits - 4; }  // of a code, in a vector of their own
+  // Inputs that share vectors.
+  int unit() const { return bits == 8 ? 4 : bits == 4 ? 8 : 32 / high_bits(); }
   WeightFormat format() const {
-    return is_float8 ? WeightFormat::kFloat8 : bits == 8 ? WeightFormat::kInt8 : WeightFormat::kInt4;
+    if (is_float8) return WeightFormat::kFloat8;
+    return bits == 8   ? WeightFormat::kInt8
+           : bits == 6 ? WeightFormat::kInt6
+           : bits == 5 ? WeightFormat::kInt5
+                       : WeightFormat::kInt4;
   }
 };
 
+// Bits of a code of a packed format.
+constexpr int bits_of(WeightFormat format) {
+  return format == WeightFormat::kInt4 ? 4 : format == WeightFormat::kInt5 ? 5 : format == WeightFormat::kInt6 ? 6 : 8;
+}
+
 inline PackedShape packed_shape(const LinearWeight& weight) {
-  return {weight.out_features, weight.in_features, weight.format == WeightFormat::kInt4 ? 4 : 8, weight.group,
+  return {weight.out_features, weight.in_features, bits_of(weight.format), weight.group,
           weight.format == WeightFormat::kFloat8};
 }
 
-// Rounds a tile of float32 weights to symmetric codes and packs them.
+// Rounds a tile of float32 weights to symmetric codes of 8 or 4 bits and packs them.
 //   w      the tile's rows, `rows` (at most 16) of them, [rows, in_features]
 //   codes  group_bytes() * groups() bytes; scales [groups, 16]
 // int8: scale = max |w| / 127. int4: scale = w_max / -8 for the w_max of largest magnitude, so that it is met exactly

@@ -208,7 +208,7 @@ LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint
   const auto on_pool = [&](int count, const auto& body) { parallel_for_throwing(pool, count, body); };
   if (!spec.output.normalizes_weight) {
     const std::vector<ManifestValue> parts = checkpoint.parts(name, {shard.vocab, spec.hidden_size});
-    if (can_pack(parts, options.takes_mins)) return pack_quantized(parts, on_pool);
+    if (can_pack(parts, options.takes_gguf_codes)) return pack_quantized(parts, options.takes_gguf_codes, on_pool);
     if (options.bits == 0 && spec.tied_embeddings) return {};
     if (options.bits == 0) return read.matrix(name, shard.vocab, spec.hidden_size, options.dtype);
   }

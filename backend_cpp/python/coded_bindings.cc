@@ -47,7 +47,7 @@ class CodedLinear {
       }
     }
     if (can_pack(parts, true)) {
-      storage_ = pack_quantized(parts, in_order);
+      storage_ = pack_quantized(parts, true, in_order);
     } else {
       become_numbers(parts, slice_of(inputs).size());
     }

@@ -136,20 +136,20 @@ ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>
   return ManifestValue(applied(operation, joined(numbers), shape));
 }
 
-bool can_pack(const std::vector<ManifestValue>& parts, bool takes_mins) {
+bool can_pack(const std::vector<ManifestValue>& parts, bool takes_gguf_codes) {
   const QuantizedMatrix* front = parts[0].codes();
   return front != nullptr && std::all_of(parts.begin(), parts.end(), [&](const ManifestValue& part) {
            return part.codes() != nullptr && front->packs_with(*part.codes()) &&
-                  (takes_mins || !part.codes()->has_mins());
+                  (takes_gguf_codes || !part.codes()->has_mins());
          });
 }
 
-LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, const Loop& loop) {
+LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, bool takes_gguf_codes, const Loop& loop) {
   std::vector<QuantizedRow> rows;
   for (const ManifestValue& part : parts) {
     for (int row = 0; row < static_cast<int>(part.shape()[0]); ++row) rows.push_back({part.codes(), part.output(row)});
   }
-  return parts.at(0).codes()->pack(rows, loop);
+  return parts.at(0).codes()->pack(rows, takes_gguf_codes, loop);
 }
 
 }  // namespace turbomind

@@ -1,4 +1,4 @@
-// A linear layer's weight as a checkpoint stores it in 8 or 4 bits.
+// A linear layer's weight as a checkpoint stores it in 8 to 4 bits.
 #pragma once
 
 #include <memory>
@@ -37,8 +37,8 @@ class QuantizedMatrix {
   // Whether the kernels can multiply with outputs of both as one weight.
   virtual bool packs_with(const QuantizedMatrix& other) const = 0;
   // These outputs, all of matrices that pack with this one, in the order that kernels read (kernels/packed_weight.h),
-  // without loss.
-  virtual LinearStorage pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const = 0;
+  // without loss. takes_gguf_codes: as WeightOptions; else codes of 5 and 6 bits have 8.
+  virtual LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_codes, const Loop& loop) const = 0;
 
  protected:
   QuantizedMatrix() = default;

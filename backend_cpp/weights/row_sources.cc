@@ -22,7 +22,7 @@ class ModuleRows final : public QuantizedMatrix {
   void dequantize(int, float*) const override { refuse(); }
   std::shared_ptr<const QuantizedMatrix> inputs(const Slice&) const override { refuse(); }
   bool packs_with(const QuantizedMatrix&) const override { return false; }
-  LinearStorage pack(const std::vector<QuantizedRow>&, const Loop&) const override { refuse(); }
+  LinearStorage pack(const std::vector<QuantizedRow>&, bool, const Loop&) const override { refuse(); }
 
  private:
   [[noreturn]] static void refuse() { throw invalid_argument("a tensor is not made of whole rows"); }

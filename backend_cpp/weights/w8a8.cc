@@ -143,7 +143,8 @@ void W8A8Matrix::read_row(int output, uint8_t* codes, float* groups, float& whol
   }
 }
 
-LinearStorage W8A8Matrix::pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const {
+LinearStorage W8A8Matrix::pack(const std::vector<QuantizedRow>& rows, bool /*takes_gguf_codes*/,
+                               const Loop& loop) const {
   const auto out_features = static_cast<int>(rows.size());
   const PackedShape shape{out_features, in_features_, 8, group_, is_float8_};
   LinearStorage storage;

@@ -32,8 +32,8 @@ LinearStorage WeightReader::linear(const std::string& name, const Slice& out_fea
                                    bool has_bias) const {
   LinearStorage storage;
   const std::vector<ManifestValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
-  if (can_pack(parts, options_.takes_mins)) {
-    storage = pack_quantized(parts, in_order);
+  if (can_pack(parts, options_.takes_gguf_codes)) {
+    storage = pack_quantized(parts, options_.takes_gguf_codes, in_order);
   } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
   } else {

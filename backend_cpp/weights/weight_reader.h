@@ -13,9 +13,10 @@ namespace turbomind {
 // How matrices are kept in memory.
 struct WeightOptions {
   DType dtype = DType::kFloat32;
-  int bits = 0;             // 8 or 4: rounded while loading, unless stored as codes; 0: as `dtype` says
-  int group = 32;           // inputs that share a scale
-  bool takes_mins = false;  // the device multiplies with codes whose groups have minima
+  int bits = 0;    // 8 or 4: rounded while loading, unless stored as codes; 0: as `dtype` says
+  int group = 32;  // inputs that share a scale
+  // The device multiplies with codes of 5 and 6 bits, and with codes whose groups have minima.
+  bool takes_gguf_codes = false;
 };
 
 // Reads engine tensors by name, whole or the part that the sizes keep. Every method throws Error naming the tensor that

@@ -5,6 +5,7 @@ Where matrices stay codes, activations are rounded to 8 bits: that costs these m
 """
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import FALCON, LINEAR_ROPE, LONG_ROPE, SMALL_HEADS, SOFT_CAPS, UNTIED, YARN_ROPE
+from tests.support.emulated_cuda import emulated_cuda
 from tests.support.expert_models import EXPERTS, QWEN_EXPERTS
 from tests.support.gguf_files import Tensors, Type, TypeOf, matrices_in, write_gguf
 from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
@@ -176,18 +178,21 @@ def mixed(name: str, shape: tuple[int, ...]) -> Type:
 QUANTIZED: dict[str, TypeOf] = {
     "Q4_0": matrices_in(Type.Q4_0),
     "Q4_1": matrices_in(Type.Q4_1),
+    "Q5_0": matrices_in(Type.Q5_0),
+    "Q5_1": matrices_in(Type.Q5_1),
     "Q8_0": matrices_in(Type.Q8_0),
     "mixed": mixed,
 }
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_logits_are_those_of_the_numbers_that_codes_stand_for(name: str, tmp_path: Path) -> None:
+# CUDA has codes of 5 bits as 8-bit ones, with minima as 16-bit numbers.
+@pytest.mark.parametrize(("name", "on_cuda"), [*((name, False) for name in QUANTIZED), ("Q5_0", True), ("Q5_1", True)])
+def test_logits_are_those_of_the_numbers_that_codes_stand_for(name: str, on_cuda: bool, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 384, "initializer_range": 0.05}
     source = make_small(tmp_path / "source", "LlamaForCausalLM", attention_bias=True, **sizes)
     values = write_gguf(source, tmp_path / "model.gguf", "llama", QUANTIZED[name])
     expected = logits_of_transformers(source, PROMPT, values)
-    with TokenEngine(tmp_path / "model.gguf") as engine:
+    with emulated_cuda() if on_cuda else nullcontext(), TokenEngine(tmp_path / "model.gguf") as engine:
         _, logits = engine.generate(PROMPT, 1, "all")
     assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < LIMIT
 

@@ -161,10 +161,20 @@ def test_tiles_of_few_outputs_and_many_inputs_are_put_together(cuda: Device, row
 # ---- what the CPU promises beyond ----
 
 
+# Groups are made of whole vectors of codes.
+UNITS = {8: 8, 4: 8, 6: 16, 5: 32}
+
+
+def bits_and_groups(*groups: int) -> pytest.MarkDecorator:
+    """Parametrize with bits of codes and those of the groups that they have."""
+    return pytest.mark.parametrize(
+        ("bits", "group"), [(bits, group) for bits, unit in UNITS.items() for group in groups if group % unit == 0]
+    )
+
+
 # Where products of bytes are added up in 16 bits, these sums are the largest.
 @pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize("group", [8, 32, 40, 256])
-@pytest.mark.parametrize("bits", [8, 4])
+@bits_and_groups(8, 32, 40, 256)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_codes_are_added_up_exactly(cpu: Device, sign: float, bits: int, group: int, rows: int) -> None:
     shape = (20, 4 * group)
@@ -191,8 +201,7 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(
 
 
 # Tiles that are multiplied three at a time with four rows, and the rest of either.
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("group", [32, 256])
+@bits_and_groups(32, 256)
 @pytest.mark.parametrize("has_minima", [False, True])
 def test_a_row_of_codes_with_zeros_or_minima_is_bitwise_the_same_alone_and_among_others(
     cpu: Device, has_minima: bool, group: int, bits: int
@@ -235,8 +244,7 @@ def test_rounding_keeps_the_product_close_to_the_exact_one(cpu: Device, bits: in
     assert (y - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt() < limit
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("group", [16, 32])
+@bits_and_groups(16, 32)
 @pytest.mark.parametrize(
     ("rows", "out_features", "in_features"), [(1, 16, 64), (2, 7, 96), (9, 40, 576), (50, 70, 160)]
 )

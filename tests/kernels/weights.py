@@ -9,7 +9,16 @@ import torch
 from tests.kernels.device import Device
 from tests.kernels.reference import round_weight, scaled_values
 
-FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "float8": 5}  # WeightFormat
+FORMATS = {
+    "float32": 0,
+    "bfloat16": 1,
+    "float16": 2,
+    "int8": 3,
+    "int4": 4,
+    "float8": 5,
+    "int5": 6,
+    "int6": 7,
+}  # WeightFormat
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -4,6 +4,7 @@
 // namespace.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -109,11 +110,20 @@ inline IVec load_bytes(const uint8_t* p) {
 inline IVec widen_bytes(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline IVec low_halves(IVec v) {
-  return _mm512_and_si512(v, _mm512_set1_epi8(0x0F));
+// Each byte shifted to the right, or by a negative number to the left; its bits beyond are those of neighbours.
+template <int kShift>
+inline IVec shift_bytes(IVec v) {
+  return kShift >= 0 ? _mm512_srli_epi16(v, std::max(0, kShift)) : _mm512_slli_epi16(v, std::max(0, -kShift));
 }
-inline IVec high_halves(IVec v) {
-  return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0x0F));
+// Of each byte the bits of kMask.
+template <int kMask>
+inline IVec masked_bytes(IVec v) {
+  return _mm512_and_si512(v, _mm512_set1_epi8(kMask));
+}
+// `others` with the bits of kMask of each byte.
+template <int kMask>
+inline IVec with_masked_bytes(IVec others, IVec v) {
+  return _mm512_ternarylogic_epi32(v, _mm512_set1_epi8(kMask), others, 0xEA);  // v & mask | others
 }
 inline IVec multiply(IVec a, IVec b) {
   return _mm512_mullo_epi32(a, b);
@@ -266,11 +276,17 @@ inline IVec load_bytes(const uint8_t* p) {
 inline IVec widen_bytes(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
-inline IVec low_halves(IVec v) {
-  return _mm256_and_si256(v, _mm256_set1_epi8(0x0F));
+template <int kShift>
+inline IVec shift_bytes(IVec v) {
+  return kShift >= 0 ? _mm256_srli_epi16(v, std::max(0, kShift)) : _mm256_slli_epi16(v, std::max(0, -kShift));
 }
-inline IVec high_halves(IVec v) {
-  return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(0x0F));
+template <int kMask>
+inline IVec masked_bytes(IVec v) {
+  return _mm256_and_si256(v, _mm256_set1_epi8(kMask));
+}
+template <int kMask>
+inline IVec with_masked_bytes(IVec others, IVec v) {
+  return _mm256_or_si256(others, masked_bytes<kMask>(v));
 }
 inline IVec multiply(IVec a, IVec b) {
   return _mm256_mullo_epi32(a, b);
@@ -389,11 +405,20 @@ inline IVec load_bytes(const uint8_t* p) {
 inline IVec widen_bytes(const uint8_t* p) {
   return map_int([=](int i) { return p[i]; });
 }
-inline IVec low_halves(IVec v) {
-  return map_int([&](int i) { return v.lane[i] & 0x0F0F0F0F; });
+template <int kShift>
+inline IVec shift_bytes(IVec v) {
+  return map_int([&](int i) {
+    const auto lane = static_cast<uint32_t>(v.lane[i]);
+    return static_cast<int32_t>(kShift >= 0 ? lane >> std::max(0, kShift) : lane << std::max(0, -kShift));
+  });
 }
-inline IVec high_halves(IVec v) {
-  return map_int([&](int i) { return (v.lane[i] >> 4) & 0x0F0F0F0F; });
+template <int kMask>
+inline IVec masked_bytes(IVec v) {
+  return map_int([&](int i) { return v.lane[i] & kMask * 0x01010101; });
+}
+template <int kMask>
+inline IVec with_masked_bytes(IVec others, IVec v) {
+  return map_int([&](int i) { return others.lane[i] | (v.lane[i] & kMask * 0x01010101); });
 }
 inline IVec multiply(IVec a, IVec b) {
   return map_int([&](int i) { return a.lane[i] * b.lane[i]; });
@@ -436,6 +461,14 @@ inline IVec dot4(IVec sum, IVec u, IVec s) {
 }
 
 #endif
+
+// Of each byte.
+inline IVec low_halves(IVec v) {
+  return masked_bytes<0x0F>(v);
+}
+inline IVec high_halves(IVec v) {
+  return masked_bytes<0x0F>(shift_bytes<4>(v));
+}
 
 // Four neighbouring bytes in every lane.
 inline IVec broadcast_bytes(const int8_t* p) {

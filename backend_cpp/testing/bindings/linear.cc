@@ -51,7 +51,7 @@ py::tuple pack_scaled(const Array<uint8_t>& codes, bool is_float8, const Array<f
                           {block_outputs, block_inputs});
   std::vector<QuantizedRow> outputs;
   for (int output = 0; output < matrix.out_features(); ++output) outputs.push_back({&matrix, output});
-  const LinearStorage storage = matrix.pack(outputs, in_order);
+  const LinearStorage storage = matrix.pack(outputs, true, in_order);
   const auto floats = [](const AlignedBuffer& buffer) -> py::object {
     if (buffer.size() == 0) return py::none();
     return array_of<float>(buffer);

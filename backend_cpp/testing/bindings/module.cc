@@ -29,7 +29,7 @@ py::object multiply_codes(const std::string& directory, const std::string& name,
   const Checkpoint checkpoint(directory);
   const std::vector<ManifestValue> parts = checkpoint.parts(name, {shape.begin(), shape.end()});
   if (!can_pack(parts, true)) return py::none();
-  const LinearStorage weight = pack_quantized(parts, in_order);
+  const LinearStorage weight = pack_quantized(parts, true, in_order);
   Array<float> y({x.shape(0), static_cast<py::ssize_t>(weight.view.out_features)});
   find_device("cpu").make(1)->linear(weight.view, x.data(), size_of(x, 0), y.mutable_data(), false);
   return y;

@@ -151,7 +151,8 @@ void GroupedMatrix::read_rows(const std::vector<QuantizedRow>& rows, int first, 
   }
 }
 
-LinearStorage GroupedMatrix::pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const {
+LinearStorage GroupedMatrix::pack(const std::vector<QuantizedRow>& rows, bool /*takes_gguf_codes*/,
+                                  const Loop& loop) const {
   const auto out_features = static_cast<int>(rows.size());
   const PackedShape shape{out_features, in_features_, bits_, kernel_group(group_)};
   const std::vector<int32_t> order = input_order();

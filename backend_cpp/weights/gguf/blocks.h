@@ -18,7 +18,7 @@ struct GgufBlocks {
   const char* name;
   int inputs;  // of a block
   int bytes;   // of a block
-  int bits;    // 4 or 8: room that a code needs here
+  int bits;    // 4, 5, 6 or 8: room that a code needs here
   int group;   // inputs that share a scale
   int zero;    // code of 0; -1: each group has a minimum instead
   // One block's codes [inputs], scales and, where groups have them, minima [inputs / group].

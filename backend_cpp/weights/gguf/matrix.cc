@@ -104,7 +104,7 @@ bool GgufMatrix::packs_with(const QuantizedMatrix& other) const {
   return blocks != nullptr && blocks->in_features_ == in_features_;
 }
 
-LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const {
+LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_codes, const Loop& loop) const {
   PackedShape shape{static_cast<int>(rows.size()), in_features_, format_->bits, format_->group};
   bool needs_mins = false;
   for (const QuantizedRow& row : rows) {
@@ -113,6 +113,8 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, const Loop
     shape.group = std::min(shape.group, format.group);
     needs_mins = needs_mins || format.has_mins();
   }
+  if (shape.bits == 5 && shape.group % shape.unit() != 0) shape.bits = 6;
+  if (!takes_gguf_codes && shape.high_bits() != 0) shape.bits = 8;
   LinearStorage storage;
   storage.data = AlignedBuffer(shape.code_bytes());
   storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));

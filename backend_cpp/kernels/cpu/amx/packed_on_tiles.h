@@ -1,9 +1,9 @@
-// Products of rounded activations with 8- and 4-bit weights on tiles. Included by kernels_isa.cc only.
+// Products of rounded activations with weights of 4 to 8 bits on tiles. Included by kernels_isa.cc only.
 //
 // The order in which packed weights are stored (kernels/packed_weight.h) is that of a tile's rows: 16 outputs wide,
-// four inputs in 32 bits. 8-bit codes are loaded as they are; 4-bit ones are widened once for all rows of a block, less
-// their zeros. Sums inside a group are exact integers and scales are added group by group, so results are bitwise those
-// of packed_block.h.
+// four inputs in 32 bits. 8-bit codes are loaded as they are; shorter ones are widened once for all rows of a block,
+// those of 4 bits less their zeros. Sums inside a group are exact integers and scales are added group by group, so
+// results are bitwise those of packed_block.h.
 #pragma once
 
 #include <algorithm>
@@ -101,19 +101,24 @@ inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRow
   const PackedShape shape = packed_shape(weight);
   static thread_local AlignedBuffer wide;
   int8_t* const workspace =
-      kBits == 4 ? wide.reserve<int8_t>(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
+      kBits < 8 ? wide.reserve<int8_t>(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
+  constexpr int kMultiplied = kBits == 4 ? 4 : 8;
   const int unit = x.layout.unit;
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, unit).set(2, unit / 4, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
     const PackedTile tile = packed_tile(weight, shape, index);
-    if (kBits == 4) widen_codes(tile, shape, workspace);
-    const void* codes = kBits == 4 ? static_cast<const void*>(workspace) : tile.codes;
+    if constexpr (kBits == 4) {
+      widen_codes(tile, shape, workspace);
+    } else if constexpr (kBits < 8) {
+      widen_tiles<kBits>(tile.codes, shape, 1, reinterpret_cast<uint8_t*>(workspace));
+    }
+    const void* codes = kBits < 8 ? static_cast<const void*>(workspace) : tile.codes;
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
       if (first_row + rows - row > kTileSide / 2) {
-        packed_rows_on_tiles<kTileSide, kBits>(weight, shape, index, tile, codes, x, row, y, accumulate);
+        packed_rows_on_tiles<kTileSide, kMultiplied>(weight, shape, index, tile, codes, x, row, y, accumulate);
       } else {
-        packed_rows_on_tiles<kTileSide / 2, kBits>(weight, shape, index, tile, codes, x, row, y, accumulate);
+        packed_rows_on_tiles<kTileSide / 2, kMultiplied>(weight, shape, index, tile, codes, x, row, y, accumulate);
       }
     }
   }
@@ -122,13 +127,12 @@ inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRow
 // Few rows are multiplied in vectors, to the same bits.
 inline void packed_block_by_layout(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows,
                                    int first_tile, int last_tile, float* y, bool accumulate) {
-  if (x.layout.interleave != kTileSide) {
-    packed_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
-  } else if (weight.format == WeightFormat::kInt8) {
-    packed_block_on_tiles<8>(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
-  } else {
-    packed_block_on_tiles<4>(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
-  }
+  const auto multiply = x.layout.interleave != kTileSide       ? packed_block
+                        : weight.format == WeightFormat::kInt4 ? packed_block_on_tiles<4>
+                        : weight.format == WeightFormat::kInt5 ? packed_block_on_tiles<5>
+                        : weight.format == WeightFormat::kInt6 ? packed_block_on_tiles<6>
+                                                               : packed_block_on_tiles<8>;
+  multiply(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
 }
 
 }  // namespace turbomind::TM_ISA

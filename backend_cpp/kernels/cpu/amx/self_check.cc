@@ -41,7 +41,8 @@ bool has_same_products(const KernelTable& table, const KernelTable& reference) {
   std::vector<bf16> plain(static_cast<size_t>(kOutputs) * kInputs);
   for (bf16& value : plain) value = to_bf16(numbers.next_float());
 
-  for (const WeightFormat format : {WeightFormat::kInt8, WeightFormat::kInt4, WeightFormat::kBFloat16}) {
+  for (const WeightFormat format :
+       {WeightFormat::kInt8, WeightFormat::kInt6, WeightFormat::kInt5, WeightFormat::kInt4, WeightFormat::kBFloat16}) {
     LinearWeight weight;
     weight.format = format;
     weight.out_features = kOutputs;

@@ -20,6 +20,8 @@ inline RowsPlan rows_plan_on_tiles(const LinearWeight& weight, int rows) {
   };
   switch (weight.format) {
     case WeightFormat::kInt8:
+    case WeightFormat::kInt6:
+    case WeightFormat::kInt5:
     case WeightFormat::kInt4:
       if (rows > kRowsInVectors && tile_unit(weight.group) != 0) use_tiles(tile_unit(weight.group));
       break;

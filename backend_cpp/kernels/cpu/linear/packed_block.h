@@ -1,23 +1,29 @@
-// Products of rounded activations with 8- and 4-bit weights. Included by kernels_isa.cc only.
+// Products of rounded activations with weights of 4 to 8 bits. Included by kernels_isa.cc only.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
+#include "base/aligned_buffer.h"
 #include "kernels/cpu/linear/packed_tile.h"
 
 namespace turbomind::TM_ISA {
 
-// Whether products with 4-bit codes are added up in 16 bits first: at most 15 x 127 each, so eight pairs fit.
+// Whether products with codes of less than 8 bits are added up in 16 bits first, and of how many inputs: of 4 bits they
+// are at most 15 x 127 each, so eight pairs fit, of 5 bits four and of 6 bits two.
 inline constexpr bool kSumsInt16 = !kHasDot4;
-inline constexpr int kInputsInInt16 = 32;
+template <int kBits>
+inline constexpr int kInputsInInt16 = kBits == 4   ? 32
+                                      : kBits == 5 ? 16
+                                                   : 8;
 
 // Rows at a time, so that their sums stay in registers. With 16-bit sums, those of 32 bits need not.
 template <int kBits>
 inline constexpr int kPackedRows = kTileVecs == 1   ? 8
-                                   : kTileVecs == 2 ? (kBits == 4 && kSumsInt16 ? 4 : 2)
+                                   : kTileVecs == 2 ? (kBits < 8 && kSumsInt16 ? 4 : 2)
                                                     : 1;
 // Where there are more rows than that: tiles at a time, and rows. A vector of x is multiplied with each of them, and
 // both kinds of sums stay in registers.
@@ -118,6 +124,58 @@ inline PackedTile packed_tile(const LinearWeight& weight, const PackedShape& sha
           weight.mins == nullptr ? nullptr : weight.mins + first_group * kTileOutputs};
 }
 
+inline constexpr size_t kQuadBytes = static_cast<size_t>(4) * kTileOutputs;  // 8-bit codes of a tile for four inputs
+
+// Vectors of 4-bit parts that share one of higher bits.
+template <int kBits>
+inline constexpr int kUnitSteps = kBits == 5   ? 4
+                                  : kBits == 6 ? 2
+                                               : 1;
+
+// Codes of eight inputs, of less than 8 bits: of the first four and of the other four. kStep: their place in the unit.
+template <int kBits, int kStep>
+inline void decode_step(const uint8_t* codes, IVec& first, IVec& second) {
+  const IVec bytes = load_bytes(codes);
+  first = low_halves(bytes);
+  second = high_halves(bytes);
+  if constexpr (kBits > 4) {
+    constexpr int kHigh = kBits - 4;
+    constexpr int kMask = ((1 << kHigh) - 1) << 4;
+    const IVec high = load_bytes(codes + (kUnitSteps<kBits> - kStep) * kQuadBytes);
+    first = with_masked_bytes<kMask>(first, shift_bytes<kHigh * 2 * kStep - 4>(high));
+    second = with_masked_bytes<kMask>(second, shift_bytes<kHigh * (2 * kStep + 1) - 4>(high));
+  }
+}
+
+// Calls body(std::integral_constant) for kFirst .. kLast - 1.
+template <int kFirst, int kLast, class Body>
+inline void for_steps(Body&& body) {
+  if constexpr (kFirst < kLast) {
+    body(std::integral_constant<int, kFirst>());
+    for_steps<kFirst + 1, kLast>(body);
+  }
+}
+
+// The codes of adjacent tiles of less than 8 bits as those of 8-bit tiles.
+template <int kBits>
+inline void widen_tiles(const uint8_t* codes, const PackedShape& shape, int tiles, uint8_t* wide) {
+  const int units = tiles * (shape.padded_features() / shape.unit());
+  for (int unit = 0; unit < units; ++unit) {
+    for_steps<0, kUnitSteps<kBits>>([&](auto step) {
+      for (size_t at = 0; at < kQuadBytes; at += sizeof(IVec)) {
+        IVec first;
+        IVec second;
+        decode_step<kBits, step()>(codes + at, first, second);
+        std::memcpy(wide + at, &first, sizeof(first));
+        std::memcpy(wide + kQuadBytes + at, &second, sizeof(second));
+      }
+      codes += kQuadBytes;
+      wide += 2 * kQuadBytes;
+    });
+    if (kBits > 4) codes += kQuadBytes;
+  }
+}
+
 // How codes become values: scale (code - zero) with one zero for all, or one for each group, or scale code + min.
 enum class CodeKind : uint8_t { kScaled, kShifted, kWithMins };
 
@@ -131,16 +189,16 @@ inline void prefetch_group(const uint8_t* codes, size_t tile_bytes, size_t group
   }
 }
 
-// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. is_first: the first rows
-// that meet these tiles.
+// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. `codes`: of these tiles,
+// of kBits bits, which may be more than those of the weight. is_first: the first rows that meet these tiles.
 template <int kRows, int kTiles, int kBits, CodeKind kKind>
-inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int first_tile, bool is_first,
-                        const QuantizedRows& x, int first_row, float* y, bool accumulate) {
+inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, const uint8_t* codes, int first_tile,
+                        bool is_first, const QuantizedRows& x, int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
   constexpr int kVecs = kTiles * kTileVecs;
   const PackedTile tile = packed_tile(weight, shape, first_tile);
-  const uint8_t* codes = tile.codes;
-  const size_t tile_bytes = shape.group_bytes() * shape.groups();
+  const size_t group_bytes = static_cast<size_t>(kTileOutputs) * shape.group * kBits / 8;
+  const size_t tile_bytes = group_bytes * shape.groups();
   const size_t tile_scales = static_cast<size_t>(kTileOutputs) * shape.groups();
   const int8_t* input = x.row(static_cast<size_t>(first_row));
   const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
@@ -177,39 +235,62 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
       }
       input += input_step;
     };
-    // Adds the products of the next kStep inputs.
-    const auto add_step = [&](auto&& dot, IVec(&to)[kRows][kVecs]) {
+    const auto pass_vector = [&] {
       if (kTiles == 1) __builtin_prefetch(codes + 2048, 0, 2);
+      codes += kQuadBytes;
+    };
+    // Adds the products of the next kStep inputs.
+    const auto add_step = [&](auto step, auto&& dot, IVec(&to)[kRows][kVecs]) {
       IVec low[kVecs];
       IVec high[kVecs];
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) {
-        const IVec bytes = load_bytes(codes + v / kTileVecs * tile_bytes + v % kTileVecs * 4 * kLanes);
-        low[v] = kBits == 8 ? bytes : low_halves(bytes);
-        if (kBits == 4) high[v] = high_halves(bytes);
+        const uint8_t* own = codes + v / kTileVecs * tile_bytes + v % kTileVecs * 4 * kLanes;
+        if constexpr (kBits == 8) {
+          low[v] = load_bytes(own);
+        } else {
+          decode_step<kBits, step()>(own, low[v], high[v]);
+        }
       }
       multiply(low, dot, to);
-      if (kBits == 4) multiply(high, dot, to);
-      codes += 4 * kTileOutputs;
+      if (kBits < 8) multiply(high, dot, to);
+      pass_vector();
     };
-    if (kTiles > 1 && is_first) prefetch_group<kTiles>(codes, tile_bytes, shape.group_bytes());
-    for (int k = 0; k < shape.group;) {
-      if constexpr (kBits == 4 && kSumsInt16) {
-        IVec int16_sums[kRows][kVecs];
+    // Adds what `add` adds up in 16 bits.
+    const auto sum_int16 = [&](auto&& add) {
+      IVec int16_sums[kRows][kVecs];
 #pragma GCC unroll 8
-        for (auto& row : int16_sums) std::fill(std::begin(row), std::end(row), broadcast_int(0));
-        const int last = std::min(shape.group, k + kInputsInInt16);
-        const auto dot2 = [](auto... operands) { return dot2_bytes(operands...); };  // declared only without kHasDot4
-        for (; k < last; k += kStep) add_step(dot2, int16_sums);
+      for (auto& row : int16_sums) std::fill(std::begin(row), std::end(row), broadcast_int(0));
+      // Declared only without kHasDot4.
+      const auto dot2 = [](auto... operands) { return dot2_bytes(operands...); };
+      const auto add_pairs = [](auto... operands) { return add_int16_pairs(operands...); };
+      add([&](auto step) { add_step(step, dot2, int16_sums); });
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-          for (int v = 0; v < kVecs; ++v) group_sums[r][v] = add_int16_pairs(group_sums[r][v], int16_sums[r][v]);
-        }
-      } else {
-        add_step(dot4, group_sums);
-        k += kStep;
+        for (int v = 0; v < kVecs; ++v) group_sums[r][v] = add_pairs(group_sums[r][v], int16_sums[r][v]);
       }
+    };
+    constexpr std::integral_constant<int, 0> kFirstStep;
+    constexpr int kSteps = kUnitSteps<kBits>;
+    if (kTiles > 1 && is_first) prefetch_group<kTiles>(codes, tile_bytes, group_bytes);
+    for (int k = 0; k < shape.group;) {
+      if constexpr (kBits == 8 || !kSumsInt16) {
+        for_steps<0, kSteps>([&](auto step) { add_step(step, dot4, group_sums); });
+        k += kSteps * kStep;
+      } else if constexpr (kBits == 4) {
+        const int last = std::min(shape.group, k + kInputsInInt16<kBits>);
+        sum_int16([&](auto&& add) {
+          for (; k < last; k += kStep) add(kFirstStep);
+        });
+      } else {
+        constexpr int kTogether = kInputsInInt16<kBits> / kStep;
+        for_steps<0, kSteps / kTogether>([&](auto part) {
+          sum_int16([&](auto&& add) { for_steps<part() * kTogether, (part() + 1) * kTogether>(add); });
+        });
+        k += kSteps * kStep;
+      }
+      if (kBits == 5 || kBits == 6) pass_vector();
     }
     const float* x_scales = x.scales + entry;
     Vec scales[kVecs];
@@ -243,15 +324,26 @@ inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, 
   const PackedShape shape = packed_shape(weight);
   int tile = first_tile;
   if (rows > kPackedRows<kBits>) {
+    // Higher bits cost more than a product: they are put in once for all rows.
+    constexpr int kMultiplied = (kBits == 5 || kBits == 6) && kHasDot4 ? 8 : kBits;
     for (; tile + kPackedTiles <= last_tile; tile += kPackedTiles) {
-      for (int row = first_row; row < first_row + rows; row += kPackedTileRows<kBits>) {
-        packed_rows<kPackedTileRows<kBits>, kPackedTiles, kBits, kKind>(weight, shape, tile, row == first_row, x, row,
-                                                                        y, accumulate);
+      const uint8_t* codes = packed_tile(weight, shape, tile).codes;
+      if constexpr (kMultiplied != kBits) {
+        static thread_local AlignedBuffer wide;
+        auto* widened =
+            wide.reserve<uint8_t>(static_cast<size_t>(kPackedTiles) * shape.padded_features() * kTileOutputs);
+        widen_tiles<kBits>(codes, shape, kPackedTiles, widened);
+        codes = widened;
+      }
+      for (int row = first_row; row < first_row + rows; row += kPackedTileRows<kMultiplied>) {
+        packed_rows<kPackedTileRows<kMultiplied>, kPackedTiles, kMultiplied, kKind>(
+            weight, shape, codes, tile, kMultiplied == kBits && row == first_row, x, row, y, accumulate);
       }
     }
   }
   for_row_groups<kPackedRows<kBits>>(first_row, rows, tile, last_tile, [&](auto count, int own, int row) {
-    packed_rows<count(), 1, kBits, kKind>(weight, shape, own, row == first_row, x, row, y, accumulate);
+    packed_rows<count(), 1, kBits, kKind>(weight, shape, packed_tile(weight, shape, own).codes, own, row == first_row,
+                                          x, row, y, accumulate);
   });
 }
 
@@ -266,11 +358,11 @@ inline void packed_block_bits(const LinearWeight& weight, const QuantizedRows& x
 
 inline void packed_block(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
                          int last_tile, float* y, bool accumulate) {
-  if (weight.format == WeightFormat::kInt8) {
-    packed_block_bits<8>(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
-  } else {
-    packed_block_bits<4>(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
-  }
+  const auto multiply = weight.format == WeightFormat::kInt4   ? packed_block_bits<4>
+                        : weight.format == WeightFormat::kInt5 ? packed_block_bits<5>
+                        : weight.format == WeightFormat::kInt6 ? packed_block_bits<6>
+                                                               : packed_block_bits<8>;
+  multiply(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
 }
 
 }  // namespace turbomind::TM_ISA

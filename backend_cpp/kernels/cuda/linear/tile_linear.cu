@@ -367,10 +367,9 @@ void tile_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, i
       return tile_format<WeightFormat::kInt4>(stream, scratch, task, part_rows, expert_parts);
     case WeightFormat::kFloat8:
       return tile_format<WeightFormat::kFloat8>(stream, scratch, task, part_rows, expert_parts);
-    case WeightFormat::kFloat32:
-      break;
+    default:
+      throw internal_error("tile_linear has kernels for weights of 16, 8 and 4 bits");
   }
-  throw internal_error("tile_linear has no kernel for float32 weights");
 }
 
 size_t split_scratch_bytes() {
