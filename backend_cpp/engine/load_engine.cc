@@ -185,10 +185,56 @@ std::string cache_fingerprint(const std::string& directory, const EngineSettings
   return hex(sha256(text));
 }
 
+size_t left(size_t most, size_t taken) {
+  return most - std::min(most, taken);
+}
+
+void expect_to_fit(size_t weights, size_t cache, size_t most) {
+  if (cache <= left(most, weights) && weights <= most) return;
+  const auto mb = [](size_t bytes) { return std::to_string((bytes + 999'999) / 1'000'000) + " MB"; };
+  throw Error(ErrorCode::kUnavailable, "the model needs " + mb(weights) + " for its weights and " + mb(cache) +
+                                           " for its cache, and all models may take " + mb(most) +
+                                           "; raise models_memory, or lower cache_max_entry_count");
+}
+
+// Of the weights in memory, from their files.
+size_t estimate_weights(const std::string& directory, const ResolvedEngine& engine) {
+  const std::string manifest_file = directory + "/manifest.json";
+  if (!std::filesystem::exists(manifest_file)) return 0;  // workers hold them
+  const Json manifest = Json::parse_file(manifest_file);
+  double bytes = 0;
+  for (const Json& file : manifest.at("files").as_array()) {
+    bytes += static_cast<double>(std::filesystem::file_size(std::filesystem::path(directory) / file.as_string()));
+  }
+  if (manifest.at("weight_format").as_string() == "hf") {
+    constexpr double kBitsOfScales = 0.5;  // a 16-bit factor and zero for many codes
+    const double stored = engine.spec.dtype == "float32" ? 32 : 16;
+    const double kept = engine.settings.weight_bits > 0                   ? engine.settings.weight_bits + kBitsOfScales
+                        : engine.storage.weights.dtype == DType::kFloat32 ? 32
+                                                                          : 16;
+    bytes *= kept / stored;
+  }
+  return static_cast<size_t>(bytes);
+}
+
 }  // namespace
 
+EngineMemory estimate_memory(const std::string& directory, const EngineSettings& given, size_t most) {
+  const Device& device = find_device(given.device);
+  ResolvedEngine resolved =
+      resolve(given, read_model_spec(directory + "/spec.json"), device.traits, has_worker(directory));
+  EngineMemory memory{estimate_weights(directory, resolved), 0};
+  EngineConfig& config = resolved.config;
+  const StepLimits limits{config.max_batch_size, config.session_len, config.block_len};
+  config.plan =
+      plan_cache(limits.block_len, NativeRunner::cache_groups_of(resolved.spec, resolved.storage.cache, limits));
+  const int pages = cache_page_count(resolved, std::min(available_memory(), left(most, memory.weights)));
+  memory.cache = static_cast<size_t>(pages) * config.plan.page_bytes;
+  return memory;
+}
+
 LoadedEngine load_engine(const std::string& directory, const EngineSettings& given, const Programs& programs,
-                         int page_count) {
+                         const MemoryBounds& bounds) {
   const Device& device = find_device(given.device);
   ResolvedEngine resolved =
       resolve(given, read_model_spec(directory + "/spec.json"), device.traits, has_worker(directory));
@@ -209,7 +255,12 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   std::unique_ptr<ModelRunner> draft_runner = make_draft_runner(directory, resolved, device, tokens, *runner);
   if (draft_runner) draft_runner->prepare(limits);
   config.plan = plan_caches(*runner, draft_runner.get(), limits);
-  config.page_count = page_count > 0 ? page_count : cache_page_count(resolved, runner->free_cache_memory());
+  const size_t weights = runner->weight_bytes() + (draft_runner ? draft_runner->weight_bytes() : 0);
+  config.page_count =
+      bounds.page_count > 0
+          ? bounds.page_count
+          : cache_page_count(resolved, std::min(runner->free_cache_memory(), left(bounds.bytes, weights)));
+  expect_to_fit(weights, static_cast<size_t>(config.page_count) * config.plan.page_bytes, bounds.bytes);
   config.host_page_count = host_page_count(resolved, available_memory());
   if (!config.disk.directory.empty()) {
     config.disk.fingerprint = cache_fingerprint(directory, settings, device.name, config.plan);

@@ -29,8 +29,18 @@ struct Programs {
   std::function<std::string(const SpeculativeConfig&, const std::string& target)> locate;
 };
 
-// `page_count`: of the cache, as an earlier engine of the model had it; 0: as the settings say. Throws Error.
+// What bounds an engine besides its settings.
+struct MemoryBounds {
+  size_t bytes = ~size_t{0};  // of weights and cache together
+  int page_count = 0;         // of the cache, as an earlier engine of the model had it; 0: as the settings say
+};
+
+// Throws Error.
 LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const Programs& programs,
-                         int page_count = 0);
+                         const MemoryBounds& bounds = {});
+
+// What the engine would hold, from the size of its files, where its weights and cache may take `most` bytes. Throws
+// Error where it could not be loaded.
+EngineMemory estimate_memory(const std::string& directory, const EngineSettings& settings, size_t most);
 
 }  // namespace turbomind

@@ -159,11 +159,17 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
   compile();
 }
 
+NativeRunner::NativeRunner(const ModelSpec& spec, CacheType cache_type)
+    : NativeRunner(std::make_unique<CpuOperators>(1), Shard::whole(spec), Weights::outline(spec), DType::kFloat32,
+                   cache_type, 1) {}
+
 std::string NativeRunner::program_text(const std::string& spec_file) {
-  const ModelSpec spec = read_model_spec(spec_file);
-  const NativeRunner runner(std::make_unique<CpuOperators>(1), Shard::whole(spec), Weights::outline(spec),
-                            DType::kFloat32, CacheType::kFloat32, 1);
-  return runner.program_.text();
+  return NativeRunner(read_model_spec(spec_file), CacheType::kFloat32).program_.text();
+}
+
+std::vector<CacheGroup> NativeRunner::cache_groups_of(const ModelSpec& spec, CacheType cache_type,
+                                                      const StepLimits& limits) {
+  return NativeRunner(spec, cache_type).cache_groups(limits);
 }
 
 void NativeRunner::prepare(const StepLimits& limits) {

@@ -38,6 +38,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   // The program (model/step/program.h) of the model of that spec.json, a line for each operation. Reads no
   // weights.
   static std::string program_text(const std::string& spec_file);
+  // The cache groups of a model that is not loaded.
+  static std::vector<CacheGroup> cache_groups_of(const ModelSpec& spec, CacheType cache_type, const StepLimits& limits);
 
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   // Runs a step of most rows where the device has its own memory.
@@ -66,6 +68,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
  private:
   NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard, Weights weights, DType adapter_type,
                CacheType cache_type, int max_rows);
+  // Without weights.
+  NativeRunner(const ModelSpec& spec, CacheType cache_type);
   // Brings what the step's operations look at to the device.
   ModelStep stage(const StepInput& input, WantedRows& wanted);
   // Whether every sequence adds one token and looks at its logits; `embedded`: rows in place of token embeddings.

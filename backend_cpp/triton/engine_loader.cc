@@ -18,13 +18,18 @@ EngineLoader::EngineLoader(const ModelParameters& parameters)
       served_name_(parameters.served_name.empty() ? read_model_spec(directory_ + "/spec.json").model_name
                                                   : parameters.served_name) {}
 
-std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters) {
+ModelBytes EngineLoader::estimate(size_t most) const {
+  const EngineMemory memory = estimate_memory(directory_, parameters_.settings, most);
+  return {memory.total(), memory.weights};
+}
+
+std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t most) {
   if (!std::filesystem::exists(directory_ + "/spec.json")) {
     directory_ = find_engine_directory(parameters_.model_path, parameters_.version_directory);
   }
   EngineSettings settings = parameters_.settings;
   settings.adapters.clear();
-  LoadedEngine loaded = load_engine(directory_, settings, programs_, page_count_);
+  LoadedEngine loaded = load_engine(directory_, settings, programs_, {most, page_count_});
   std::unique_ptr<Engine> engine = std::move(loaded.engine);
   for (const auto& [name, adapter] : adapters) {
     try {

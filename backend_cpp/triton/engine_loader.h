@@ -27,8 +27,10 @@ class EngineLoader {
 
   // The model's name as clients see it.
   const std::string& served_name() const { return served_name_; }
-  // Throws Error.
-  std::unique_ptr<Engine> load(const KnownAdapters& adapters);
+  // What the engine will hold, where models may take `most` bytes.
+  ModelBytes estimate(size_t most) const;
+  // Throws Error, also where the engine would take more than `most` bytes.
+  std::unique_ptr<Engine> load(const KnownAdapters& adapters, size_t most);
   // Prepares an engine without requests for sleep: nothing that conversations need is lost where files, or for kWeights
   // the host's memory, keep it. For kNothing, the engine has to end then. Returns what its cache then holds.
   CacheReport rest(Engine& engine, SleepLevel level);

@@ -128,23 +128,30 @@ ModelMemory::Action ModelMemory::next(Id id) {
   std::unique_lock lock(mu_);
   for (;;) {
     Model& model = at(id);
-    if (model.is_closed) return {Action::Kind::kEnd};
-    if (decide()) changed_.notify_all();
-    if (!std::exchange(model.is_told, true)) {
-      if (model.state == State::kWaking) return {Action::Kind::kWake};
-      if (model.state == State::kLeaving) return {Action::Kind::kSleep, model.level};
-      if (model.state == State::kRefusing) {
-        return {Action::Kind::kRefuse, model.level,
-                "the model needs " + in_mb(model.bytes.awake) + ", and all models may take " + in_mb(budget_) +
-                    "; raise models_memory, or give the model a smaller cache_max_entry_count"};
-      }
-    }
+    if (const auto action = take(model)) return *action;
     if (const auto until = sleep_time(model)) {
       changed_.wait_until(lock, *until);
     } else {
       changed_.wait(lock);
     }
   }
+}
+
+std::optional<ModelMemory::Action> ModelMemory::poll(Id id) {
+  const std::lock_guard lock(mu_);
+  return take(at(id));
+}
+
+std::optional<ModelMemory::Action> ModelMemory::take(Model& model) {
+  if (model.is_closed) return Action{Action::Kind::kEnd};
+  if (decide()) changed_.notify_all();
+  if (std::exchange(model.is_told, true)) return std::nullopt;
+  if (model.state == State::kWaking) return Action{Action::Kind::kWake};
+  if (model.state == State::kLeaving) return Action{Action::Kind::kSleep, model.level};
+  if (model.state != State::kRefusing) return std::nullopt;
+  return Action{Action::Kind::kRefuse, model.level,
+                "the model needs " + in_mb(model.bytes.awake) + ", and all models may take " + in_mb(budget_) +
+                    "; raise models_memory, or give the model a smaller cache_max_entry_count"};
 }
 
 void ModelMemory::woke(Id id, const ModelBytes& bytes) {
@@ -183,7 +190,9 @@ ModelMemory::Report ModelMemory::report(Id id) const {
   const Model& model = models_.at(id);
   const auto now = Clock::now();
   Report report;
-  const bool is_awake = model.state == State::kAwake || model.state == State::kLeaving;
+  // What sleeps may be told to.
+  const bool still_has_all = model.state == State::kLeaving && model.held > 0 && model.held >= model.bytes.awake;
+  const bool is_awake = model.state == State::kAwake || still_has_all;
   report.state = model.state == State::kWaking ? Reported::kWaking : is_awake ? Reported::kAwake : Reported::kAsleep;
   report.level = is_awake ? SleepLevel::kAwake : model.level;
   report.bytes = model.held;

@@ -104,6 +104,8 @@ class ModelMemory {
 
   // Waits until there is something to do.
   Action next(Id id);
+  // The same without waiting; none: there is nothing.
+  std::optional<Action> poll(Id id);
   void woke(Id id, const ModelBytes& bytes);
   // Nothing waits any more.
   void failed(Id id);
@@ -145,6 +147,7 @@ class ModelMemory {
   void clear(size_t bytes, const Model* needy);
   void settle(Model& model, Clock::time_point now);
   void turn(Model& model, State state);
+  std::optional<Action> take(Model& model);
   std::optional<Clock::time_point> sleep_time(const Model& model) const;
   size_t used_bytes() const;
 

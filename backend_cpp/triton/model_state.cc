@@ -114,7 +114,10 @@ ModelState::ModelState(TRITONBACKEND_Model* model)
       loader_(parameters_),
       metrics_({parameters_.name, parameters_.version, loader_.served_name()}) {
   for (const auto& [name, path] : parameters_.settings.adapters) adapters_[name] = {path, ""};
-  slot_ = memory_.add({.awake = parameters_.memory_bytes.value_or(0)}, parameters_.idle_timeout);
+  const size_t budget = memory_.budget();
+  ModelBytes bytes{.awake = parameters_.memory_bytes.value_or(0)};
+  if (budget < ~size_t{0} && bytes.awake == 0) bytes = loader_.estimate(budget);
+  slot_ = memory_.add(bytes, parameters_.idle_timeout);
   try {
     if (memory_.reserve(slot_)) {
       load();
@@ -426,7 +429,7 @@ void ModelState::load() {
   std::unique_lock lock(mu_);
   const KnownAdapters adapters = adapters_;
   lock.unlock();
-  std::unique_ptr<Engine> engine = loader_.load(adapters);
+  std::unique_ptr<Engine> engine = loader_.load(adapters, memory_.budget());
   lock.lock();
   if (!config_) metrics_.describe(engine->config());
   config_ = engine->config();
