@@ -471,6 +471,7 @@ void ModelState::refuse_waiting(const std::string& reason) {
     memory_.failed(slot_);
     publish();
   }
+  if (refused.empty()) return;
   log_message(TRITONSERVER_LOG_ERROR, loader_.served_name() + " could not be woken: " + reason);
   for (const Stream& stream : refused) stream->send_error(ErrorCode::kUnavailable, reason);
 }
