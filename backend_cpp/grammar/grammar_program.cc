@@ -178,9 +178,7 @@ class ProgramBuilder {
     return add({GrammarProgram::kClass, list({values + 1, values + count}), count / 2, is_negated ? 1 : 0, next});
   }
 
-  int32_t byte(int32_t value, int32_t next) {
-    return add({GrammarProgram::kByte, value, 0, 0, next});
-  }
+  int32_t byte(int32_t value, int32_t next) { return add({GrammarProgram::kByte, value, 0, 0, next}); }
 
   int32_t tokens(const int32_t* values, int32_t count, bool is_all_but, int32_t next) {
     return add({GrammarProgram::kToken, list({values, values + count}), count, is_all_but ? 1 : 0, next});

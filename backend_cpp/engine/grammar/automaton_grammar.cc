@@ -70,8 +70,7 @@ class AutomatonGrammar::Matcher final : public GrammarMatcher {
   StateRef state_;
 };
 
-AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program,
-                                   SpecialTokens marks)
+AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, SpecialTokens marks)
     : tokens_(std::move(tokens)),
       marks_(std::move(marks)),
       program_bytes_(program.nodes.size() * sizeof(GrammarProgram::Node) +
