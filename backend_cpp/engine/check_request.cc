@@ -75,10 +75,10 @@ void check_grid(const std::string& name, const EmbeddingRange& range, bool has_g
 void check_rows(const std::string& name, const EmbeddingRange& range, const ImageTraits& traits) {
   const size_t rows = range.rows && range.rows->width == traits.width ? range.rows->count() : 0;
   const auto tokens = static_cast<size_t>(range.count);
-  if (!traits.looks && rows != tokens) {
+  if (!traits.has_cross_attention && rows != tokens) {
     throw invalid_argument(name + " must have a row of " + std::to_string(traits.width) + " numbers for each token");
   }
-  if (traits.looks && (tokens != 1 || rows < 2 || rows > kMaxRowsOfImage)) {
+  if (traits.has_cross_attention && (tokens != 1 || rows < 2 || rows > kMaxRowsOfImage)) {
     throw invalid_argument(name + " must be one token, with rows of " + std::to_string(traits.width) +
                            " numbers for it and for what is looked at");
   }
@@ -151,7 +151,7 @@ void check_text(const Request& request, const RequestLimits& limits) {
   if (!params.output_embedding) {
     throw invalid_argument("this model is an encoder: it makes vectors of texts and generates nothing");
   }
-  if (request.session || params.looks_at_prompt()) {
+  if (request.session || params.reads_prompt_outputs()) {
     throw invalid_argument("this model is an encoder: of a text there is its vector alone, and there are no sessions");
   }
   if (const size_t tokens = request.input_ids.size(); tokens > static_cast<size_t>(limits.session_len)) {

@@ -18,7 +18,7 @@ struct DiskTierConfig {
   uint64_t bytes = 0;
   std::string fingerprint;  // of the model and of all settings that keys, values and states depend on
   // How often uses are noted in files, and it is looked whether others have removed some.
-  std::chrono::milliseconds look_interval = std::chrono::seconds(5);
+  std::chrono::milliseconds poll_interval = std::chrono::seconds(5);
 };
 
 struct EngineConfig {

@@ -120,11 +120,11 @@ EngineCore::Plan EngineCore::validate(Submission&& submission, std::shared_ptr<c
     range.begin += group.history_len;
     group.embeddings.push_back(std::move(range));
   }
-  if (runner_.traits().images.looks) {
-    group.looked_at = group_images(group.embeddings, blocks_.group(cross_group()).block_len, config_.block_len);
+  if (runner_.traits().images.has_cross_attention) {
+    group.cross_images = group_images(group.embeddings, blocks_.group(cross_group()).block_len, config_.block_len);
   }
   const int prompt_len = group.history_len + static_cast<int>(request.input_ids.size());
-  limit_new_tokens(request.params, prompt_len, group.looked_at);
+  limit_new_tokens(request.params, prompt_len, group.cross_images);
   std::vector<int32_t>& tokens = plan.tokens;
   tokens.reserve(static_cast<size_t>(prompt_len + request.params.max_new_tokens));
   tokens.insert(tokens.end(), turn.history.begin(), turn.history.end());
@@ -141,11 +141,11 @@ EngineCore::Plan EngineCore::validate(Submission&& submission, std::shared_ptr<c
 
 // Throws where images leave no room for a response.
 void EngineCore::limit_new_tokens(GenerationParams& params, int prompt_len,
-                                  const std::vector<ImageGroup>& looked_at) const {
+                                  const std::vector<ImageGroup>& cross_images) const {
   int left = config_.session_len - prompt_len;
-  if (!looked_at.empty()) {  // which lie in the cache as well
+  if (!cross_images.empty()) {  // which lie in the cache as well
     int pages = config_.page_count;
-    for (const ImageGroup& group : looked_at) pages -= group.block_count() * blocks_.group(cross_group()).pages;
+    for (const ImageGroup& group : cross_images) pages -= group.block_count() * blocks_.group(cross_group()).pages;
     left = blocks_.plan().most_tokens(pages, config_.max_step_tokens, config_.session_len) - prompt_len;
     if (left < (params.generates_nothing() ? 0 : 1)) {
       throw Error(ErrorCode::kTooLong, "the images leave no room in the cache for a prompt of " +
@@ -166,7 +166,7 @@ void EngineCore::describe(const Request& request, const std::vector<int32_t>& to
   // Blocks are shared only by prompts that the model rotates alike.
   group.scope.variant = runner_.cache_variant(static_cast<int>(tokens.size()));
   const bool reads_whole = runner_.traits().reads_whole;
-  group.may_match = !params.looks_at_prompt() && !reads_whole;
+  group.may_match = !params.reads_prompt_outputs() && !reads_whole;
   const bool may_keep = config_.enable_prefix_caching || (request.session && !request.session->end);
   group.keeps_blocks = may_keep && !reads_whole;
   // Where layers keep less than all tokens, a prefix is found at some places alone.

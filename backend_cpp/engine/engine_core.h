@@ -95,7 +95,7 @@ class EngineCore {
   };
   // All that can fail comes first, so that a refused request has changed nothing. Throws Error.
   Plan validate(Submission&& submission, std::shared_ptr<const OutputCallback> on_output) const;
-  void limit_new_tokens(GenerationParams& params, int prompt_len, const std::vector<ImageGroup>& looked_at) const;
+  void limit_new_tokens(GenerationParams& params, int prompt_len, const std::vector<ImageGroup>& cross_images) const;
   void describe(const Request& request, const std::vector<int32_t>& tokens, SequenceGroup& group) const;
   // Adds it before any other request is validated. Cannot fail.
   void admit(Plan&& plan);

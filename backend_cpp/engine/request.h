@@ -41,7 +41,7 @@ struct GenerationParams : GenerationFields {
   bool scores_prompt = false;  // sum of -log p of the prompt's tokens; generates nothing
 
   // Whether what the model says about each token of the prompt is wanted.
-  bool looks_at_prompt() const {
+  bool reads_prompt_outputs() const {
     return scores_prompt || prompt_logprobs || logits == RowsWanted::kAll || hidden_states == RowsWanted::kAll;
   }
   bool generates_nothing() const { return scores_prompt || output_embedding || max_new_tokens == 0; }

@@ -85,7 +85,7 @@ struct AttentionSpan {
 };
 
 // Which rows attend: those of a step's tokens, those of them that attend to images, or rows of images.
-enum class SpanUse : uint8_t { kTokens, kCrossQuery, kCrossFill };
+enum class SpanUse : uint8_t { kTokens, kCrossQuery, kCrossKvWrite };
 inline constexpr int kSpanUses = 3;
 
 // Rows of one use with the blocks of one table: layers whose memory is in different pages have different tables.

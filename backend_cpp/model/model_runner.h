@@ -44,7 +44,7 @@ struct StepSpan {
 };
 
 // Rows of images whose keys and values a step writes before its tokens' rows run: `count` from `first` on.
-struct ImageFill {
+struct EncoderKvWrite {
   const ImageGroup* group = nullptr;
   int first = 0;
   int count = 0;
@@ -52,7 +52,7 @@ struct ImageFill {
 };
 
 // Rows of a step, of one sequence, that look at the first `seen` rows of images, which have been written.
-struct ImageLook {
+struct CrossAttentionSpan {
   int first_row = 0;
   int count = 0;
   int seen = 0;
@@ -64,8 +64,8 @@ struct ImageTraits {
   int width = 0;             // numbers of a row: an embedding, then what is added after each of the first layers
   bool has_grid = false;     // positions have three axes: a range may have a grid
   bool needs_whole = false;  // the tokens of a range see each other: all that are not cached come in one step
-  bool looks = false;        // tokens look at further rows of a range, whose own token is one
-  bool own_on_grid = false;  // of a range without a grid, rows take the weights of text
+  bool has_cross_attention = false;  // tokens look at further rows of a range, whose own token is one
+  bool own_on_grid = false;          // of a range without a grid, rows take the weights of text
 };
 
 // In StepInput::tokens: what the step before chooses for its span number `index`.
@@ -79,8 +79,9 @@ constexpr int span_of_in_flight(int32_t token) {
 struct StepInput {
   std::vector<int32_t> tokens;  // [rows], spans are consecutive; negative: in_flight_token
   std::vector<StepSpan> spans;
-  std::vector<ImageFill> fills;  // of at most as many rows as a step has; there may be no tokens alongside them
-  std::vector<ImageLook> looks;  // in the order of their rows
+  std::vector<EncoderKvWrite>
+      kv_writes;  // of at most as many rows as a step has; there may be no tokens alongside them
+  std::vector<CrossAttentionSpan> cross_spans;  // in the order of their rows
   // Input of a head alongside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own. None of its
   // own: what it made of the rows of the step before, in whose order they are; that step may not have been taken.
   std::vector<float> alongside;
@@ -89,8 +90,8 @@ struct StepInput {
   void clear() {
     tokens.clear();
     spans.clear();
-    fills.clear();
-    looks.clear();
+    kv_writes.clear();
+    cross_spans.clear();
     alongside.clear();
     is_alongside_own = false;
   }

@@ -85,7 +85,7 @@ void NativeRunner::compile_layer(int index) {
   for (int cross = 0; cross < cross_layer_count(spec_); ++cross) {
     if (spec_.images->cross_layers[static_cast<size_t>(cross)] != index) continue;
     program_.add("stream += look at images(stream)", [=, this, own = &weights_.cross_layers[cross]](ModelStep& step) {
-      if (step.looks) cross_->run(step.ops, cross, *own, mlp_, stream);
+      if (step.has_cross_spans) cross_->run(step.ops, cross, *own, mlp_, stream);
     });
   }
   compile_kept(index);

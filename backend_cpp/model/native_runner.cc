@@ -150,7 +150,8 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
   if (spec_.recurrence) memories_.push_back(&recurrence_.emplace(*ops_, shard, max_rows));
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
   if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
-  if (traits_.images.looks) memories_.push_back(&cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_));
+  if (traits_.images.has_cross_attention)
+    memories_.push_back(&cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_));
   if (has_own_image_weights(spec_)) image_rows_.emplace(*ops_, spec_, max_rows);
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
@@ -293,7 +294,7 @@ void NativeRunner::begin(const StepInput& input) {
   WantedRows wanted;
   ModelStep step = stage(input, wanted);
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
-  const bool is_repeatable = decodes(input, step.embedded) && step.adapters == nullptr && !step.looks &&
+  const bool is_repeatable = decodes(input, step.embedded) && step.adapters == nullptr && !step.has_cross_spans &&
                              (!head_ || head_->is_repeatable(input));
   ops_->run_step(step.rows, is_repeatable, [&] { program_.run(step); });
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_);
@@ -321,7 +322,7 @@ ModelStep NativeRunner::stage(const StepInput& input, WantedRows& wanted) {
       {*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks(), has_images ? &*image_rows_ : nullptr},
       input,
       embedded,
-      cross_ && cross_->looks()};
+      cross_ && cross_->has_spans()};
   step.wanted = decodes ? computed : wanted.count();
   step.projected = outputs_.computed_at_once(step.wanted);
   // Adapters and images know rows by their places in the step.

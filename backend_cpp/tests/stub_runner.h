@@ -43,7 +43,7 @@ inline bool stubs_have_groups = false;
 inline constexpr int kStubWindow = 6;
 
 // Whether stubs look at images by cross-attention.
-inline bool stubs_look = false;
+inline bool stubs_cross_attention = false;
 
 class StubRunner final : public ModelRunner, public RunnerProcesses {
  public:
@@ -62,7 +62,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
   StubRunner()
       : ModelRunner({.vocab_size = kStubVocab,
                      .hidden_size = 1,
-                     .images = {.width = 1, .looks = stubs_look},
+                     .images = {.width = 1, .has_cross_attention = stubs_cross_attention},
                      .chooses_tokens = stubs_choose_tokens}) {}
 
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override {
@@ -71,7 +71,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
       groups.push_back(small_group(MemoryKind::kWindow, limits.block_len, kStubWindow, 2));
       groups.push_back(small_group(MemoryKind::kState, limits.block_len));
     }
-    if (stubs_look) groups.push_back(small_group(MemoryKind::kCross, limits.block_len));
+    if (stubs_cross_attention) groups.push_back(small_group(MemoryKind::kCross, limits.block_len));
     return groups;
   }
   size_t free_cache_memory() override { return size_t{1} << 20; }

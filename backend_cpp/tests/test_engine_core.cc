@@ -314,9 +314,9 @@ TEST(a_refused_request_changes_nothing_whichever_check_refuses_it) {
   EngineConfig config = small_config();
   config.enable_prefix_caching = true;
   config.disk = {scratch.path(), uint64_t{1} << 28, "a stub"};
-  stubs_look = true;
+  stubs_cross_attention = true;
   Driven driven(config);
-  stubs_look = false;
+  stubs_cross_attention = false;
   RequestId next = 1;
   const auto salted = [&](std::vector<int32_t> prompt, std::optional<SessionParams> session = {}) {
     Request request = request_of(next, std::move(prompt), 2);

@@ -129,14 +129,14 @@ class LayerNumbers {
 
   double of(const std::string& layer) const {
     Entry found{next_, otherwise_};
-    const auto look = [&found](const auto& entries, const std::string& name) {
+    const auto match = [&found](const auto& entries, const std::string& name) {
       const auto entry = entries.find(name);
       if (entry != entries.end() && entry->second.order < found.order) found = entry->second;
     };
-    look(names_, layer);
-    look(ends_, layer);
+    match(names_, layer);
+    match(ends_, layer);
     for (size_t dot = layer.find('.'); dot != std::string::npos; dot = layer.find('.', dot + 1)) {
-      look(ends_, layer.substr(dot + 1));
+      match(ends_, layer.substr(dot + 1));
     }
     return found.number;
   }

@@ -43,7 +43,7 @@ DiskTier::DiskTier(const DiskTierConfig& config, CacheSource& cache, ModelRunner
       runner_(runner),
       fingerprint_(config.fingerprint),
       files_(config.directory, checked_bytes(config, plan_, runner.kept_page_bytes())),
-      transfers_(files_, config.look_interval, std::move(wake)) {
+      transfers_(files_, config.poll_interval, std::move(wake)) {
   for (const CacheGroup& group : plan_.groups) largest_ = std::max(largest_, bytes_of(group));
   cache_.observe(*this);
 }
@@ -322,7 +322,8 @@ void DiskTier::exchange(bool is_busy) {
     bytes += part->content.size();
     bring_in(*part);
   }
-  for (int looked = 0; bytes < most && transfers_.has_room(largest_) && (!is_busy || looked < kBusyLookups); ++looked) {
+  for (int lookups = 0; bytes < most && transfers_.has_room(largest_) && (!is_busy || lookups < kBusyLookups);
+       ++lookups) {
     if (queue_.empty()) break;
     bytes += send_next();
   }

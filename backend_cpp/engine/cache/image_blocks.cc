@@ -105,18 +105,19 @@ void ImageBlocks::give_up(BlockCache& cache, Keep keep) {
   }
 }
 
-void ImageBlocks::add_fills(std::vector<ImageFill>& fills) const {
+void ImageBlocks::add_kv_writes(std::vector<EncoderKvWrite>& kv_writes) const {
   for (const Held& held : all_) {
-    if (held.planned > 0) fills.push_back({held.group, held.written, held.planned, &held.tables});
+    if (held.planned > 0) kv_writes.push_back({held.group, held.written, held.planned, &held.tables});
   }
 }
 
-void ImageBlocks::add_looks(int begin, int end, int first_row, std::vector<ImageLook>& looks) const {
+void ImageBlocks::add_cross_spans(int begin, int end, int first_row,
+                                  std::vector<CrossAttentionSpan>& cross_spans) const {
   for (const Held& held : all_) {
     const int last = std::min(end, held.end);
     for (int token = std::max(begin, held.group->begin()); token < last;) {
       const int next = held.group->end_of_sight(token, last);
-      looks.push_back({first_row + token - begin, next - token, held.group->rows_seen_by(token), &held.tables});
+      cross_spans.push_back({first_row + token - begin, next - token, held.group->rows_seen_by(token), &held.tables});
       token = next;
     }
   }

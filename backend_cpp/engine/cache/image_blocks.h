@@ -52,9 +52,9 @@ class ImageBlocks {
   void give_up(BlockCache& cache, Keep keep);
 
   // Appends the planned rows.
-  void add_fills(std::vector<ImageFill>& fills) const;
+  void add_kv_writes(std::vector<EncoderKvWrite>& kv_writes) const;
   // Appends what tokens [begin, end) attend to; they are rows first_row, ... of a step.
-  void add_looks(int begin, int end, int first_row, std::vector<ImageLook>& looks) const;
+  void add_cross_spans(int begin, int end, int first_row, std::vector<CrossAttentionSpan>& cross_spans) const;
   // Appends all referenced blocks.
   void add_blocks(std::vector<int32_t>& blocks) const;
   bool holds_any() const {

@@ -17,8 +17,8 @@ constexpr double kOptimism = 1.05;  // an estimate that keeps from reading would
 
 }  // namespace
 
-BlockTransfers::BlockTransfers(BlockFiles& files, std::chrono::milliseconds look_interval, std::function<void()> wake)
-    : files_(files), look_interval_(look_interval), wake_(std::move(wake)), thread_([this] { run(); }) {}
+BlockTransfers::BlockTransfers(BlockFiles& files, std::chrono::milliseconds poll_interval, std::function<void()> wake)
+    : files_(files), poll_interval_(poll_interval), wake_(std::move(wake)), thread_([this] { run(); }) {}
 
 BlockTransfers::~BlockTransfers() {
   {
@@ -94,7 +94,7 @@ void BlockTransfers::run() {
   auto marked = std::chrono::steady_clock::now();
   std::unique_lock lock(mu_);
   while (true) {
-    const bool is_woken = changed_.wait_for(lock, look_interval_, [this] {
+    const bool is_woken = changed_.wait_for(lock, poll_interval_, [this] {
       return is_closing_ || is_dropping_ || !asked_.empty() || !writes_.empty() || idle_work_;
     });
     if (is_closing_ && writes_.empty() && !is_dropping_) break;
@@ -103,7 +103,7 @@ void BlockTransfers::run() {
     is_busy_ = false;
     lock.unlock();
     if (is_woken) wake_();
-    if (std::chrono::steady_clock::now() - marked >= look_interval_) {
+    if (std::chrono::steady_clock::now() - marked >= poll_interval_) {
       files_.mark_used();
       if (files_.has_changes()) wake_();
       marked = std::chrono::steady_clock::now();

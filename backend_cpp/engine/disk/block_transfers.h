@@ -50,8 +50,8 @@ class BlockTransfers {
   static constexpr size_t kQueuedBytes = size_t{64} << 20;
 
   // `files` must outlive it. `wake` is called on its thread when a read can be taken or a queue has room again.
-  // `look_interval`: between calls of BlockFiles::mark_used().
-  BlockTransfers(BlockFiles& files, std::chrono::milliseconds look_interval, std::function<void()> wake);
+  // `poll_interval`: between calls of BlockFiles::mark_used().
+  BlockTransfers(BlockFiles& files, std::chrono::milliseconds poll_interval, std::function<void()> wake);
   // Completes queued writes.
   ~BlockTransfers();
 
@@ -94,7 +94,7 @@ class BlockTransfers {
   bool put(Part&& part);
 
   BlockFiles& files_;
-  const std::chrono::milliseconds look_interval_;
+  const std::chrono::milliseconds poll_interval_;
   const std::function<void()> wake_;
   double bytes_per_second_ = 1e9;  // of reads; used by the thread only
 

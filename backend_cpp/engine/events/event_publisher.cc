@@ -17,7 +17,7 @@ namespace turbomind {
 namespace {
 
 constexpr auto kStartTimeout = std::chrono::seconds(60);
-constexpr int kLookMilliseconds = 50;  // how often it is asked meanwhile whether that is still wanted
+constexpr int kPollMilliseconds = 50;  // how often it is asked meanwhile whether that is still wanted
 constexpr auto kEndTimeout = std::chrono::seconds(2);
 // Between two attempts to start the process again.
 constexpr std::chrono::milliseconds kFirstDelay{500};
@@ -79,7 +79,7 @@ std::string first_line(int socket, const std::atomic<bool>& is_stopping) {
   while (line.empty() || line.back() != '\n') {
     pollfd wanted{socket, POLLIN, 0};
     if (is_stopping || std::chrono::steady_clock::now() > end) return "";
-    if (poll(&wanted, 1, kLookMilliseconds) <= 0) continue;
+    if (poll(&wanted, 1, kPollMilliseconds) <= 0) continue;
     char c = 0;
     if (recv(socket, &c, 1, 0) <= 0) return "";
     line += c;

@@ -24,7 +24,7 @@ void ThinkingBudget::advance(int32_t token, std::string_view bytes) {
   }
   ++tokens_;
   text_ += bytes;
-  if (!has_begun_) look_for_begin();
+  if (!has_begun_) find_begin();
   if (!has_begun_) return;
   const std::string& end = params_.thinking_end;
   is_open_ = is_open_ && text_.find(end) == std::string::npos;
@@ -32,7 +32,7 @@ void ThinkingBudget::advance(int32_t token, std::string_view bytes) {
 }
 
 // A response that begins otherwise has no reasoning.
-void ThinkingBudget::look_for_begin() {
+void ThinkingBudget::find_begin() {
   const std::string& begin = params_.thinking_begin;
   text_.erase(0, std::min(text_.find_first_not_of(" \t\r\n"), text_.size()));
   const size_t common = std::min(text_.size(), begin.size());

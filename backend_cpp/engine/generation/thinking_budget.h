@@ -33,7 +33,7 @@ class ThinkingBudget {
   void end() { budget_ = 0; }
 
  private:
-  void look_for_begin();
+  void find_begin();
 
   const GenerationParams& params_;
   bool is_open_;

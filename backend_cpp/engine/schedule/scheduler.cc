@@ -18,9 +18,9 @@ void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_p
 }
 
 SpanRows wanted_rows(const Sequence& sequence) {
-  const bool looks = sequence.params().looks_at_prompt() || sequence.params().output_token_embeddings;
-  const bool wants_prompt = looks && sequence.cached() < sequence.prompt_len();
-  if (wants_prompt) return SpanRows::kAll;
+  const bool reads_outputs = sequence.params().reads_prompt_outputs() || sequence.params().output_token_embeddings;
+  const bool needs_prompt = reads_outputs && sequence.cached() < sequence.prompt_len();
+  if (needs_prompt) return SpanRows::kAll;
   return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
 
@@ -123,7 +123,7 @@ void Scheduler::add(std::shared_ptr<Sequence> sequence) {
 void Scheduler::plan(Step& step, bool may_preempt) {
   step.input.clear();
   step.sequences.clear();
-  step.looking.clear();
+  step.encoding.clear();
   for (auto& sequence : running_) {
     sequence->planned = 0;
     sequence->drafts.tokens.clear();
@@ -164,13 +164,13 @@ void Scheduler::plan_decoding(Budget& budget) {
 }
 
 void Scheduler::plan_prompts(Budget& budget) {
-  int fills = 0;
+  int kv_writes = 0;
   for (size_t i = 0; i < running_.size() && budget.tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.planned > 0 || !has_next_row(sequence)) continue;
-    const int fills_before = fills;
-    const int chunk = plan_images(sequence, chunk_of(sequence, budget.tokens), fills, budget.may_preempt);
-    budget.tokens -= (fills - fills_before + kFillsOfARow - 1) / kFillsOfARow;
+    const int writes_before = kv_writes;
+    const int chunk = plan_images(sequence, chunk_of(sequence, budget.tokens), kv_writes, budget.may_preempt);
+    budget.tokens -= (kv_writes - writes_before + kKvWritesPerToken - 1) / kKvWritesPerToken;
     if (chunk < 0) budget.is_short = true;
     if (chunk > 0 && budget.tokens > 0) plan_tokens(sequence, std::min(chunk, budget.tokens), budget);
   }
@@ -197,12 +197,12 @@ void Scheduler::plan_texts() {
 // The spans of the sequences that were planned.
 void Scheduler::add_spans(Step& step) {
   for (auto& sequence : running_) {
-    const size_t fills_before = step.input.fills.size();
-    sequence->images.add_fills(step.input.fills);
-    if (step.input.fills.size() > fills_before) step.looking.push_back(sequence);
+    const size_t writes_before = step.input.kv_writes.size();
+    sequence->images.add_kv_writes(step.input.kv_writes);
+    if (step.input.kv_writes.size() > writes_before) step.encoding.push_back(sequence);
     if (sequence->planned == 0) continue;
-    sequence->images.add_looks(sequence->cached(), sequence->cached() + sequence->planned,
-                               static_cast<int>(step.input.tokens.size()), step.input.looks);
+    sequence->images.add_cross_spans(sequence->cached(), sequence->cached() + sequence->planned,
+                                     static_cast<int>(step.input.tokens.size()), step.input.cross_spans);
     const auto first = sequence->tokens.begin() + sequence->cached();
     const int known = sequence->planned - sequence->in_flight - sequence->drafts.count();
     step.input.spans.push_back(
@@ -305,22 +305,22 @@ int Scheduler::chunk_of(const Sequence& sequence, int budget) const {
 
 // Plans to write the images that the next `tokens` of a sequence look at, as far as a step has free tokens.
 // Returns how many of these tokens can run in it; negative: the sequence was preempted, or has no place for an image.
-int Scheduler::plan_images(Sequence& sequence, int tokens, int& fills, bool may_preempt) {
+int Scheduler::plan_images(Sequence& sequence, int tokens, int& kv_writes, bool may_preempt) {
   if (tokens == 0) return 0;
   for (ImageBlocks::Held* held : sequence.images.unwritten(sequence.cached(), sequence.cached() + tokens)) {
     while (!ImageBlocks::grow(blocks_, *held)) {
       if (!may_preempt || !make_room(sequence)) return -1;
     }
     const int left = held->group->rows() - held->written;
-    held->planned = std::min(left, config_.max_step_tokens - fills);
-    fills += held->planned;
+    held->planned = std::min(left, config_.max_step_tokens - kv_writes);
+    kv_writes += held->planned;
     if (held->planned < left) return std::max(0, held->group->begin() - sequence.cached());
   }
   return tokens;
 }
 
 void Scheduler::commit(const Step& step) {
-  for (const std::shared_ptr<Sequence>& sequence : step.looking) sequence->images.commit(blocks_, sequence->prefix());
+  for (const std::shared_ptr<Sequence>& sequence : step.encoding) sequence->images.commit(blocks_, sequence->prefix());
   for (const std::shared_ptr<Sequence>& sequence : step.sequences) {
     if (!sequence->is_open) continue;   // it ended while the step was under way, and holds nothing
     if (config_.reads_whole) continue;  // nothing of it is kept, and it ends with the step

@@ -21,7 +21,7 @@
 // Images. If the tokens of an image attend to each other (bidirectional attention), a chunk does not end within the
 // image; the images of a request fit into a step together with all decoding sequences. With cross-attention, the keys
 // and values of an image are computed before the first token that attends to it: some image rows per step, of which
-// kFillsOfARow count as one token of the budget.
+// kKvWritesPerToken count as one token of the budget.
 //
 // Drafts. A step with everything above takes draft tokens as further tokens of their sequences, as far as blocks are
 // free; drafts take nothing from other sequences. A state cannot be truncated, so it is backed up before drafts run;
@@ -53,15 +53,15 @@ struct Step {
   std::vector<PageMove> moves;  // executed first
   StepInput input;
   std::vector<std::shared_ptr<Sequence>> sequences;
-  std::vector<std::shared_ptr<Sequence>> looking;  // with input.fills, the cross-attention keys and values to compute
-  bool was_short_of_blocks = false;                // a sequence was left out for lack of blocks
-  double begin_seconds = 0;                        // time it took to launch the step
+  std::vector<std::shared_ptr<Sequence>> encoding;  // with input.fills, the cross-attention keys and values to compute
+  bool was_short_of_blocks = false;                 // a sequence was left out for lack of blocks
+  double begin_seconds = 0;                         // time it took to launch the step
 
-  bool is_empty() const { return sequences.empty() && looking.empty(); }
+  bool is_empty() const { return sequences.empty() && encoding.empty(); }
 };
 
 // Image rows that count as one token of the budget: only the cross-attention layers compute keys and values for them.
-inline constexpr int kFillsOfARow = 16;
+inline constexpr int kKvWritesPerToken = 16;
 
 struct SchedulerConfig {
   int max_batch_size = 1;
@@ -126,7 +126,7 @@ class Scheduler {
   void plan_texts();
   void add_spans(Step& step);
   int chunk_of(const Sequence& sequence, int budget) const;
-  int plan_images(Sequence& sequence, int tokens, int& fills, bool may_preempt);
+  int plan_images(Sequence& sequence, int tokens, int& kv_writes, bool may_preempt);
   void add_drafts(int free_tokens);
   bool is_redoing(const Sequence& sequence) const;
   void take_own_drafts(Sequence& sequence);

@@ -35,7 +35,7 @@ struct SequenceGroup : RequestInfo {
   std::vector<int> marks;                  // positions found by likely_forks(), for models with states or windows
   int history_len = 0;                     // leading tokens that came from the session
   std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last response has ended
-  std::vector<ImageGroup> looked_at;       // the same, for cross-attention
+  std::vector<ImageGroup> cross_images;    // the same, for cross-attention
   int open_sequences = 1;                  // responses that have started and not finished
   bool may_match = true;                   // its prompt may use cached blocks
   bool keeps_blocks = false;               // blocks stay cached when it ends
@@ -53,7 +53,7 @@ struct Sequence {
         index(which),
         tokens(std::move(all_tokens)),
         generation(group->rules, index, group->seed, group->arrival << 24 | static_cast<uint64_t>(index), tokens),
-        images(group->looked_at) {}
+        images(group->cross_images) {}
   Sequence(const Sequence&) = delete;
 
   const GenerationParams& params() const { return group->rules->params; }

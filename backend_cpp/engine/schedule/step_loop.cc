@@ -77,7 +77,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
     hidden += static_cast<size_t>(count) * runner_.traits().hidden_size;
   }
   step.sequences.clear();  // ended ones hold their callers' callbacks
-  step.looking.clear();
+  step.encoding.clear();
 }
 
 // Whether what follows the step can be planned before its tokens are known.

@@ -104,7 +104,7 @@ RecentTexts::Match RecentTexts::find(std::span<const int32_t> text, uint64_t sco
 void PromptLookup::read(const std::vector<int32_t>& tokens) {
   for (auto place = static_cast<size_t>(own_.size()); place < tokens.size(); ++place) {
     if (static_cast<int>(place) >= prompt_len_) {
-      look(std::span(tokens).first(place));
+      search(std::span(tokens).first(place));
       if (has_draft()) {
         const bool came = token(0) == tokens[place];
         chances_.note(match_.at.length, came);
@@ -113,17 +113,17 @@ void PromptLookup::read(const std::vector<int32_t>& tokens) {
     }
     own_.append(tokens[place]);
   }
-  look(tokens);
+  search(tokens);
 }
 
-void PromptLookup::look(std::span<const int32_t> text) {
+void PromptLookup::search(std::span<const int32_t> text) {
   const uint64_t generation = shared_.texts.generation();
   const bool is_others = has_draft() && match_.texts != &own_;
   const bool is_dropped = is_others && generation != generation_;  // another scope's text may be in its place
-  if (text.size() == looked_ && !is_dropped) return;
+  if (text.size() == searched_ && !is_dropped) return;
   if (is_dropped) match_.texts = nullptr;
   generation_ = generation;
-  looked_ = text.size();
+  searched_ = text.size();
   const RecentTexts::Match before = match_;
   match_ = {nullptr, own_.find(text)};
   if (match_.at.place >= 0) match_.texts = &own_;

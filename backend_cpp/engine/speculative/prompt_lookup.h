@@ -137,7 +137,7 @@ class PromptLookup {
   double chance(int index) const { return chances_.of(match_.at.length + index); }
 
  private:
-  void look(std::span<const int32_t> text);
+  void search(std::span<const int32_t> text);
   void go_on_behind(const RecentTexts::Match& before, std::span<const int32_t> text);
 
   SharedLookup& shared_;
@@ -146,7 +146,7 @@ class PromptLookup {
   NgramIndex own_;
   MatchChances chances_;
   RecentTexts::Match match_;
-  size_t looked_ = 0;        // tokens of the text for which match_ was found
+  size_t searched_ = 0;      // tokens of the text for which match_ was found
   uint64_t generation_ = 0;  // of the recent texts, when match_ was found
   int astray_ = 0;           // tokens since the last match
 };

@@ -68,7 +68,7 @@ double StepCost::of(int tokens) const {
 void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
   model_seconds_ = 0;
   if (!may_pay(step_tokens)) return;
-  std::vector<Candidate> looking;
+  std::vector<Candidate> lookups;
   std::vector<Candidate> asking;
   for (const Candidate& candidate : candidates) {
     if (candidate.most <= 0) continue;
@@ -80,10 +80,10 @@ void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, i
     if (candidate.drafts.are_the_models) {
       asking.push_back(candidate);
     } else if (is_forced || lookup.has_draft()) {
-      looking.push_back(candidate);
+      lookups.push_back(candidate);
     }
   }
-  const int found = look_up(looking, step_tokens, free_tokens);
+  const int found = look_up(lookups, step_tokens, free_tokens);
   if (!asking.empty()) ask_model(asking, step_tokens + found, free_tokens - found);
 }
 

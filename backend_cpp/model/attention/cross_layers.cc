@@ -13,7 +13,7 @@ CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_
       is_divided_(is_divided),
       shape_{cache_type, 1, spec.num_kv_heads, spec.head_dim, spec.head_dim, 0},
       image_rows_(ops, static_cast<size_t>(max_rows) * static_cast<size_t>(spec.hidden_size) * sizeof(float)),
-      looking_rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
+      span_rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       kv_lens_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       key_values_(ops, max_rows, 2 * spec.num_kv_heads * spec.head_dim),
       x_(ops, max_rows, spec.hidden_size),
@@ -60,24 +60,24 @@ HeadsView CrossLayers::heads(const AlignedBuffer& buffer, int rows, int count, i
   return {buffer.as<float>() + first, rows, static_cast<size_t>(width), count, head_dim, spec_.head_dim};
 }
 
-void CrossLayers::fill(Operators& ops, const StepInput& input, const std::vector<CrossLayerWeights>& layers) {
-  if (input.fills.empty()) return;
+void CrossLayers::write(Operators& ops, const StepInput& input, const std::vector<CrossLayerWeights>& layers) {
+  if (input.kv_writes.empty()) return;
   std::vector<AttentionSpan> spans;
   std::vector<const PageTables*> tables;
   int rows = 0;
   auto* to = image_rows_.host<float>();
-  for (const ImageFill& fill : input.fills) {
-    if (rows + fill.count > max_rows_) throw internal_error("a step fills more rows of images than it may have");
-    spans.push_back({rows, fill.count, fill.first});
-    tables.push_back(fill.tables);
-    for (int row = 0; row < fill.count; ++row, to += spec_.hidden_size) fill.group->read(fill.first + row, to);
-    rows += fill.count;
+  for (const EncoderKvWrite& write : input.kv_writes) {
+    if (rows + write.count > max_rows_) throw internal_error("a step fills more rows of images than it may have");
+    spans.push_back({rows, write.count, write.first});
+    tables.push_back(write.tables);
+    for (int row = 0; row < write.count; ++row, to += spec_.hidden_size) write.group->read(write.first + row, to);
+    rows += write.count;
   }
   image_rows_.upload(ops, static_cast<size_t>(rows) * static_cast<size_t>(spec_.hidden_size) * sizeof(float));
-  set_spans(ops, SpanUse::kCrossFill, spans, tables);
+  set_spans(ops, SpanUse::kCrossKvWrite, spans, tables);
 
   AttentionParams params = params_;
-  params.set.use = SpanUse::kCrossFill;
+  params.set.use = SpanUse::kCrossKvWrite;
   const int width = spec_.num_kv_heads * spec_.head_dim;
   const HeadsView keys = heads(key_values_, rows, spec_.num_kv_heads, 2 * width, 0);
   const HeadsView values = heads(key_values_, rows, spec_.num_kv_heads, 2 * width, width);
@@ -90,20 +90,20 @@ void CrossLayers::fill(Operators& ops, const StepInput& input, const std::vector
 }
 
 void CrossLayers::begin_step(Operators& ops, const StepInput& input) {
-  looking_ = 0;
-  if (input.looks.empty()) return;
+  row_count_ = 0;
+  if (input.cross_spans.empty()) return;
   std::vector<AttentionSpan> spans;
   std::vector<const PageTables*> tables;
-  auto* rows = looking_rows_.host<int32_t>();
-  for (const ImageLook& look : divide_looks(input.looks)) {
-    spans.push_back({looking_, look.count, look.seen - look.count});  // the last rows of what they all see
-    tables.push_back(look.tables);
-    for (int row = 0; row < look.count; ++row) rows[looking_ + row] = look.first_row + row;
-    std::fill_n(kv_lens_.host<int32_t>() + looking_, look.count, look.seen);
-    looking_ += look.count;
+  auto* rows = span_rows_.host<int32_t>();
+  for (const CrossAttentionSpan& span : split_cross_spans(input.cross_spans)) {
+    spans.push_back({row_count_, span.count, span.seen - span.count});  // the last rows of what they all see
+    tables.push_back(span.tables);
+    for (int row = 0; row < span.count; ++row) rows[row_count_ + row] = span.first_row + row;
+    std::fill_n(kv_lens_.host<int32_t>() + row_count_, span.count, span.seen);
+    row_count_ += span.count;
   }
-  looking_rows_.upload(ops, static_cast<size_t>(looking_) * sizeof(int32_t));
-  kv_lens_.upload(ops, static_cast<size_t>(looking_) * sizeof(int32_t));
+  span_rows_.upload(ops, static_cast<size_t>(row_count_) * sizeof(int32_t));
+  kv_lens_.upload(ops, static_cast<size_t>(row_count_) * sizeof(int32_t));
   set_spans(ops, SpanUse::kCrossQuery, spans, tables);
   params_.set.use = SpanUse::kCrossQuery;
   params_.kv_lens = kv_lens_.device<int32_t>();
@@ -111,27 +111,27 @@ void CrossLayers::begin_step(Operators& ops, const StepInput& input) {
 
 void CrossLayers::run(Operators& ops, int index, const CrossLayerWeights& layer, DenseMlp& mlp, float* hidden) {
   const int size = spec_.hidden_size;
-  ops.gather_rows(hidden, looking_rows_.device<int32_t>(), looking_, size, x_);
+  ops.gather_rows(hidden, span_rows_.device<int32_t>(), row_count_, size, x_);
 
-  ops.norm(layer.attention_norm.view, x_, looking_, size, normed_);
-  ops.linear(layer.q.view, normed_, looking_, queries_, false);
-  const HeadsView queries = heads(queries_, looking_, spec_.num_heads, spec_.num_heads * spec_.head_dim, 0);
+  ops.norm(layer.attention_norm.view, x_, row_count_, size, normed_);
+  ops.linear(layer.q.view, normed_, row_count_, queries_, false);
+  const HeadsView queries = heads(queries_, row_count_, spec_.num_heads, spec_.num_heads * spec_.head_dim, 0);
   ops.norm_heads(layer.q_norm.view, queries);
   ops.scale(spec_.attention.scale, queries);
   choose_layer(params_, index);
   ops.paged_attention(params_, queries, attended_);
-  ops.linear(layer.o.view, attended_, looking_, branch_, false);
+  ops.linear(layer.o.view, attended_, row_count_, branch_, false);
   add_gated(ops, layer.attention_gate);
 
-  ops.norm(layer.mlp_norm.view, x_, looking_, size, normed_);
-  mlp.run(StepContext{ops, looking_}, layer.mlp, normed_, branch_, false);
+  ops.norm(layer.mlp_norm.view, x_, row_count_, size, normed_);
+  mlp.run(StepContext{ops, row_count_}, layer.mlp, normed_, branch_, false);
   add_gated(ops, layer.mlp_gate);
-  ops.scatter_rows(x_, looking_rows_.device<int32_t>(), looking_, size, hidden, false);
+  ops.scatter_rows(x_, span_rows_.device<int32_t>(), row_count_, size, hidden, false);
 }
 
 void CrossLayers::add_gated(Operators& ops, float gate) {
-  if (is_divided_) ops.all_reduce(branch_, static_cast<size_t>(looking_) * static_cast<size_t>(spec_.hidden_size));
-  ops.add_scaled(gate, branch_, looking_, spec_.hidden_size, x_);
+  if (is_divided_) ops.all_reduce(branch_, static_cast<size_t>(row_count_) * static_cast<size_t>(spec_.hidden_size));
+  ops.add_scaled(gate, branch_, row_count_, spec_.hidden_size, x_);
 }
 
 }  // namespace turbomind

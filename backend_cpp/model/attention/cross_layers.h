@@ -29,7 +29,7 @@ class CrossLayers final : public LayerMemory {
   // Writes the keys and values of the step's ImageFills. Once a step, as is begin_step().
   void fill(Operators& ops, const StepInput& input, const std::vector<CrossLayerWeights>& layers);
   void begin_step(Operators& ops, const StepInput& input) override;
-  bool looks() const { return looking_ > 0; }  // a row of the step, at an image
+  bool has_spans() const { return row_count_ > 0; }  // a row of the step, at an image
   // Adds what layer number `index` makes of the rows of hidden [rows, hidden_size] that look. `mlp`: its scratch.
   void run(Operators& ops, int index, const CrossLayerWeights& layer, DenseMlp& mlp, float* hidden);
 
@@ -49,10 +49,10 @@ class CrossLayers final : public LayerMemory {
   CacheLayout shape_;  // of one layer, without a block's length
   int table_count_ = 0;
   AttentionParams params_;
-  int looking_ = 0;  // rows of the step
+  int row_count_ = 0;  // rows of the step
 
   Staged image_rows_;     // float32 [max_rows, hidden_size]
-  Staged looking_rows_;   // int32 [max_rows]; their places in the step
+  Staged span_rows_;      // int32 [max_rows]; their places in the step
   Staged kv_lens_;        // int32 [max_rows]; how many rows of images each of them sees
   FloatRows key_values_;  // [max_rows, 2 kv_heads head_dim]
   FloatRows x_;           // [max_rows, hidden_size]; rows that look, gathered

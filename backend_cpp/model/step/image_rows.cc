@@ -114,11 +114,11 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions) {
   }
 }
 
-std::vector<ImageLook> divide_looks(const std::vector<ImageLook>& looks) {
-  std::vector<ImageLook> divided;
-  for (const ImageLook& look : looks) {
-    for (int done = 0; done < look.count; done += look.seen) {
-      divided.push_back({look.first_row + done, std::min(look.count - done, look.seen), look.seen, look.tables});
+std::vector<CrossAttentionSpan> split_cross_spans(const std::vector<CrossAttentionSpan>& cross_spans) {
+  std::vector<CrossAttentionSpan> divided;
+  for (const CrossAttentionSpan& spans : looks) {
+    for (int done = 0; done < spans.count; done += spans.seen) {
+      divided.push_back({spans.first_row + done, std::min(spans.count - done, spans.seen), spans.seen, spans.tables});
     }
   }
   return divided;

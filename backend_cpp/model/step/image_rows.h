@@ -59,7 +59,7 @@ std::vector<EmbeddedRow> embedded_rows(const StepInput& input);
 void fill_grid_positions(const StepSpan& span, int32_t* positions);
 
 // The rows that look at images, divided so that none of the looks has more rows than it sees.
-std::vector<ImageLook> divide_looks(const std::vector<ImageLook>& looks);
+std::vector<CrossAttentionSpan> split_cross_spans(const std::vector<CrossAttentionSpan>& cross_spans);
 
 // Reads what a linear layer has for rows of images: `own` weights, or low-rank matrices for each of the `parts` of its
 // outputs.

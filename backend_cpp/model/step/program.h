@@ -28,8 +28,8 @@ namespace turbomind {
 // A step, with what its operations look at.
 struct ModelStep : StepContext {
   const StepInput& input;
-  int embedded = 0;    // rows that take the place of token embeddings
-  bool looks = false;  // whether rows look at images
+  int embedded = 0;              // rows that take the place of token embeddings
+  bool has_cross_spans = false;  // whether rows look at images
   int wanted = 0;
   int projected = 0;        // of the wanted rows, those whose logits are computed
   bool drops_rows = false;  // whether the MLP of the last layer runs for wanted rows alone

@@ -28,7 +28,7 @@ std::shared_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> promp
   group->arrival = id;
   group->keeps_blocks = id % 3 != 0;
   group->embeddings = std::move(images);
-  group->looked_at = group_images(group->embeddings, kRowsOfBlock, kBlockLen);
+  group->cross_images = group_images(group->embeddings, kRowsOfBlock, kBlockLen);
   return std::make_shared<Sequence>(std::move(group), 0, std::move(prompt));
 }
 
@@ -67,12 +67,12 @@ class Memory {
  public:
   void run(const Step& step) {
     int filled = 0;
-    for (const ImageFill& fill : step.input.fills) {
-      CHECK_EQUAL(static_cast<int>(fill.tables->front().size()), fill.group->block_count());
-      for (int row = fill.first; row < fill.first + fill.count; ++row) {
-        fill.group->read(row, &rows_[place(fill.tables->front(), row)]);
+    for (const EncoderKvWrite& write : step.input.kv_writes) {
+      CHECK_EQUAL(static_cast<int>(write.tables->front().size()), write.group->block_count());
+      for (int row = write.first; row < write.first + write.count; ++row) {
+        write.group->read(row, &rows_[place(write.tables->front(), row)]);
       }
-      filled += fill.count;
+      filled += write.count;
     }
     CHECK(filled <= kStepTokens);
     filled_ += filled;
@@ -82,7 +82,7 @@ class Memory {
         std::erase_if(rows_, [block](const auto& row) { return row.first.first == block; });
       }
     }
-    for (size_t i = 0; i < step.sequences.size(); ++i) check_looks(step, i);
+    for (size_t i = 0; i < step.sequences.size(); ++i) check_cross_spans(step, i);
   }
   int filled() const { return filled_; }
 
@@ -93,18 +93,18 @@ class Memory {
     return {blocks.at(static_cast<size_t>(row / kRowsOfBlock)), row % kRowsOfBlock};
   }
 
-  void check_looks(const Step& step, size_t index) {
+  void check_cross_spans(const Step& step, size_t index) {
     const StepSpan& span = step.input.spans[index];
     for (int i = 0; i < span.count; ++i) {
       std::vector<float> seen;
-      int looks = 0;
-      for (const ImageLook& look : step.input.looks) {
+      int attending = 0;
+      for (const CrossAttentionSpan& cross : step.input.cross_spans) {
         const int row = span.first_row + i;
-        if (row < look.first_row || row >= look.first_row + look.count) continue;
-        ++looks;
-        for (int r = 0; r < look.seen; ++r) seen.push_back(rows_.at(place(look.tables->front(), r)));
+        if (row < cross.first_row || row >= cross.first_row + cross.count) continue;
+        ++attending;
+        for (int r = 0; r < cross.seen; ++r) seen.push_back(rows_.at(place(cross.tables->front(), r)));
       }
-      CHECK(looks <= 1);
+      CHECK(attending <= 1);
       CHECK(seen == seen_by(step.sequences[index]->group->embeddings, span.first_position + i));
     }
   }

@@ -80,9 +80,9 @@ struct Simulated {
       : scope(of),
         tokens(content.tokens),
         images(content.images),
-        looked_at(group_images(images, rows_of_block, kBlockLen)),
+        cross_images(group_images(images, rows_of_block, kBlockLen)),
         prompt_len(static_cast<int>(tokens.size())),
-        image_blocks(looked_at) {}
+        image_blocks(cross_images) {}
 
   PrefixKey key() const { return {scope, tokens, images}; }
   void give_up(BlockCache& cache, Keep keep) {
@@ -93,7 +93,7 @@ struct Simulated {
   PrefixScope scope;
   Tokens tokens;
   Images images;
-  std::vector<ImageGroup> looked_at;
+  std::vector<ImageGroup> cross_images;
   int prompt_len;
   SequenceMemory memory;
   ImageBlocks image_blocks;
@@ -257,12 +257,12 @@ class History {
   }
 
   void write_images(Simulated& sequence) {
-    std::vector<ImageFill> fills;
-    sequence.image_blocks.add_fills(fills);
-    for (const ImageFill& fill : fills) {
-      for (int row = fill.first; row < fill.first + fill.count; ++row) {
-        for (const std::vector<int32_t>& table : *fill.tables) {
-          image_slot(table, row) = hash_of(sequence.scope, *fill.group, row);
+    std::vector<EncoderKvWrite> kv_writes;
+    sequence.image_blocks.add_kv_writes(kv_writes);
+    for (const EncoderKvWrite& write : kv_writes) {
+      for (int row = write.first; row < write.first + write.count; ++row) {
+        for (const std::vector<int32_t>& table : *write.tables) {
+          image_slot(table, row) = hash_of(sequence.scope, *write.group, row);
         }
       }
     }
@@ -275,25 +275,25 @@ class History {
   }
 
   // Tokens [begin, end) look at their images, all of whose rows have been written.
-  void look(const Simulated& sequence, int begin, int end) {
-    std::vector<ImageLook> looks;
-    sequence.image_blocks.add_looks(begin, end, 0, looks);
-    int looking = 0;
-    for (const ImageLook& look : looks) {
-      looking += look.count;
-      const int token = begin + look.first_row;
+  void check_spans(const Simulated& sequence, int begin, int end) {
+    std::vector<CrossAttentionSpan> cross_spans;
+    sequence.image_blocks.add_cross_spans(begin, end, 0, cross_spans);
+    int cross_rows = 0;
+    for (const CrossAttentionSpan& cross : looks) {
+      cross_rows += cross.count;
+      const int token = begin + cross.first_row;
       const auto of_token = [&](const ImageGroup& group) { return group.begin() <= token; };
-      const auto after = std::ranges::find_if_not(sequence.looked_at, of_token);
+      const auto after = std::ranges::find_if_not(sequence.cross_images, of_token);
       const ImageGroup& group = *std::prev(after);
-      CHECK_EQUAL(look.seen, group.rows_seen_by(token));
-      for (int row = 0; row < look.seen; ++row) {
-        for (const auto& table : *look.tables) {
+      CHECK_EQUAL(cross.seen, group.rows_seen_by(token));
+      for (int row = 0; row < cross.seen; ++row) {
+        for (const auto& table : *cross.tables) {
           CHECK_EQUAL(image_slot(table, row), hash_of(sequence.scope, group, row));
         }
       }
     }
     const int first = sequence.images.empty() ? end : sequence.images.front().begin;
-    CHECK_EQUAL(looking, std::max(0, end - std::max(begin, first)));
+    CHECK_EQUAL(cross_rows, std::max(0, end - std::max(begin, first)));
   }
 
   // Some tokens of a sequence run, and maybe some that are only drafted; some of these are right.
@@ -327,7 +327,7 @@ class History {
     run.insert(run.end(), proposed.begin(), proposed.begin() + drafts);
     write_images(sequence);
     if (count == 0) return;
-    look(sequence, begin, begin + count + drafts);
+    check_spans(sequence, begin, begin + count + drafts);
     compute(sequence, run, begin, count + drafts);
     draft(sequence, begin + count);
     memory.advance(cache_, sequence.key(), count, Keep::kContent);

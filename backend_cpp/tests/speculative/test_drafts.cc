@@ -35,14 +35,14 @@ TEST(the_longest_of_the_latest_runs_is_found) {
       const std::vector<int32_t> text(read.begin() + begin, read.end());
       // Places after the last `least` tokens of the text, the latest first.
       NgramIndex::Match want;
-      int looked = 0;
+      int compared = 0;
       for (int place = static_cast<int>(read.size()) - 1; place >= 1; --place) {
         int length = 0;
         while (length < std::min({most, static_cast<int>(text.size()), place}) &&
                read[static_cast<size_t>(place - 1 - length)] == text[text.size() - 1 - static_cast<size_t>(length)]) {
           ++length;
         }
-        if (length < least || read[static_cast<size_t>(place)] == -1 || ++looked > 16) continue;
+        if (length < least || read[static_cast<size_t>(place)] == -1 || ++compared > 16) continue;
         if (length > want.length) want = {place, length};
       }
       const NgramIndex::Match found = index.find(text);
