@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kNothingCounted = -1;
 
-int context_of(const TokenChoice& choice) {
+int context_of(const SamplingMetadata& choice) {
   return static_cast<int>(choice.tokens->size()) + choice.in_flight;
 }
 
@@ -21,7 +21,7 @@ const TokenHistories::History* TokenHistories::find(uint64_t sequence) const {
   return found != histories_.end() ? &*found : nullptr;
 }
 
-bool TokenHistories::reserve(const TokenChoice& choice) {
+bool TokenHistories::reserve(const SamplingMetadata& choice) {
   const int64_t next = step_ + 1;
   History* history = find(choice.sequence);
   if (choice.in_flight > 0) {
@@ -38,12 +38,12 @@ bool TokenHistories::reserve(const TokenChoice& choice) {
   return true;
 }
 
-bool TokenHistories::must_recount(const TokenChoice& choice) const {
+bool TokenHistories::must_recount(const SamplingMetadata& choice) const {
   const History* history = find(choice.sequence);
   return history == nullptr || history->tokens != context_of(choice);
 }
 
-int TokenHistories::count(const TokenChoice& choice, bool& recounts) {
+int TokenHistories::count(const SamplingMetadata& choice, bool& recounts) {
   History& history = *find(choice.sequence);
   recounts = history.tokens != context_of(choice);
   history.tokens = context_of(choice) + 1;

@@ -16,15 +16,15 @@ class TokenHistories {
   explicit TokenHistories(int count) : histories_(static_cast<size_t>(count)) {}
 
   // Whether the sequence has a place in the step that begins next; it keeps it until that has begun.
-  bool reserve(const TokenChoice& choice);
+  bool reserve(const SamplingMetadata& choice);
   // Whether count() will ask to have the sequence counted from its beginning, which takes all its tokens.
-  bool must_recount(const TokenChoice& choice) const;
+  bool must_recount(const SamplingMetadata& choice) const;
 
   // The next step begins.
   void begin_step() { ++step_; }
   // The place of a reserved sequence, the token that the step chooses included; `recounts`: its counts are to begin
   // again, with the tokens that the host knows.
-  int count(const TokenChoice& choice, bool& recounts);
+  int count(const SamplingMetadata& choice, bool& recounts);
 
  private:
   struct History {

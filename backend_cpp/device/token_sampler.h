@@ -11,7 +11,7 @@
 namespace turbomind {
 
 // Pointers are the host's and are read when the step begins, not later.
-struct TokenChoice : SamplingParams {
+struct SamplingMetadata : SamplingParams {
   // Tokens that penalties count: those so far, of which the first prompt_len are no response; after them come
   // `unseen` tokens that were chosen by the steps before and that the host does not know yet.
   uint64_t sequence = 0;  // names the sequence; never that of another one
@@ -27,7 +27,7 @@ struct TokenChoice : SamplingParams {
   bool has_penalties() const { return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0; }
 };
 
-struct ChosenToken {
+struct SampledToken {
   int32_t token = -1;  // -1: the logits hold NaN or allow no token
   // Where asked for, log probabilities under the model's own distribution.
   float log_probability = 0;
@@ -47,9 +47,9 @@ class TokenSampler {
   virtual ~TokenSampler() = default;
 
   // Whether the step that begins next can choose so; it then must. Room for penalties, masks and lists is limited.
-  virtual bool reserve(const TokenChoice& choice) = 0;
+  virtual bool reserve(const SamplingMetadata& choice) = 0;
 
-  virtual void begin(const std::vector<const TokenChoice*>& choices) = 0;
+  virtual void begin(const std::vector<const SamplingMetadata*>& choices) = 0;
   // Puts unseen tokens into their rows of `tokens` (the device's).
   virtual void place(const std::vector<InFlightToken>& in_flight, int32_t* tokens) = 0;
   // Chooses number first to first + count - 1. logits [count, vocab] (the device's), changed.
@@ -57,7 +57,7 @@ class TokenSampler {
   virtual void end() = 0;
   // Waits for the oldest step that ended and was not taken, also if it chose nothing. Its choices, in order, valid
   // until the next call.
-  virtual const ChosenToken* take() = 0;
+  virtual const SampledToken* take() = 0;
   // For how long the device has worked on that step.
   virtual double seconds_taken() const = 0;
 };

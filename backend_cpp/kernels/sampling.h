@@ -20,7 +20,7 @@ struct SamplingParams : SamplingFields {
 
 // Whether nothing is asked for but by these fields: what chooses tokens leaves others to the host.
 template <class Names>
-bool asks_only_for(const SamplingFields& wanted, const Names& known) {
+bool uses_only(const SamplingFields& wanted, const Names& known) {
   bool is_known = true;
   visit_sampling(wanted, [&](std::string_view name, const auto& value, const auto& off) {
     is_known = is_known && (value == off || std::ranges::find(known, name) != std::end(known));

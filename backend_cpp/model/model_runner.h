@@ -30,8 +30,8 @@ struct StepSpan {
   const PageTables* tables = nullptr;  // each covers positions 0 .. first_position + count - 1; of a state, all
   SpanRows wanted = SpanRows::kNone;   // rows whose logits are wanted
   int prompt_len = 0;                  // of the whole sequence; some models stretch positions by it
-  // The token after the last row is chosen by the runner (RunnerTraits::chooses_tokens); nothing is `wanted` then.
-  const TokenChoice* choice = nullptr;
+  // The token after the last row is chosen by the runner (RunnerTraits::samples_on_device); nothing is `wanted` then.
+  const SamplingMetadata* choice = nullptr;
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
   int position_shift = 0;  // of the ranges that end at or before first_position
@@ -105,7 +105,7 @@ struct StepOutput {
   // row alone is wanted: their vectors.
   const float* hidden = nullptr;
   // The choices, in span order; valid until the next step is taken.
-  const ChosenToken* chosen = nullptr;
+  const SampledToken* chosen = nullptr;
   // For how long a device alongside the host has worked on it; 0 where the host itself has.
   double device_seconds = 0;
   // Where ModelRunner::keep_hidden says so: of all rows, [rows, width].
@@ -189,7 +189,7 @@ struct RunnerTraits {
   bool shares_cache = false;
   // It can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens that
   // nobody has seen yet, if no rows were wanted of this one.
-  bool chooses_tokens = false;
+  bool samples_on_device = false;
   AdapterSlots* adapters = nullptr;      // null: it takes none
   RunnerProcesses* processes = nullptr;  // null: it runs in this one, and a fault of the device cannot be mended
 };
@@ -245,7 +245,7 @@ class ModelRunner {
   // Forgets what it did for others than the first `count` shapes.
   virtual void keep_prepared(size_t /*count*/) {}
   // Whether it chooses tokens so in the step that begins next, which must then ask for it.
-  virtual bool reserve(const TokenChoice& /*choice*/) { return traits_.chooses_tokens; }
+  virtual bool reserve(const SamplingMetadata& /*choice*/) { return traits_.samples_on_device; }
 
   // Begins a step; writes the keys and values of every row. A throw means the device failed, not a request.
   virtual void begin(const StepInput& input) = 0;

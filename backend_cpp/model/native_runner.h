@@ -58,7 +58,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   size_t weight_bytes() const override { return weight_bytes_; }
   size_t prepare_decoding(const StepLimits& limits) override;
   void keep_prepared(size_t count) override;
-  bool reserve(const TokenChoice& choice) override { return outputs_.reserve(choice); }
+  bool reserve(const SamplingMetadata& choice) override { return outputs_.reserve(choice); }
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
   void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
   void drop_adapter(int slot) override { adapters_.drop(slot); }

@@ -94,7 +94,7 @@ size_t ParallelRunner::prepare_decoding(const StepLimits& limits) {
   return least;
 }
 
-bool ParallelRunner::reserve(const TokenChoice& choice) {
+bool ParallelRunner::reserve(const SamplingMetadata& choice) {
   bool is_reserved = true;
   for (const auto& runner : ranks_) is_reserved = runner->reserve(choice) && is_reserved;
   return is_reserved;

@@ -52,7 +52,7 @@ class ParallelRunner final : public ModelRunner, public AdapterSlots {
   size_t weight_bytes() const override;
   // Ranks must do alike: what not all could prepare, none keeps.
   size_t prepare_decoding(const StepLimits& limits) override;
-  bool reserve(const TokenChoice& choice) override;
+  bool reserve(const SamplingMetadata& choice) override;
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
   void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
   void drop_adapter(int slot) override {

@@ -17,8 +17,8 @@ namespace turbomind::testing {
 inline bool engines_draft = false;
 
 // Runs a test body as an engine is to be run.
-inline void run_engine_test(bool chooses, bool drafts, void (*body)(), bool has_groups = false) {
-  stubs_choose_tokens = chooses;
+inline void run_engine_test(bool samples, bool drafts, void (*body)(), bool has_groups = false) {
+  stubs_sample_tokens = samples;
   stubs_have_groups = has_groups;
   engines_draft = stubs_repeat_themselves = drafts;
   body();

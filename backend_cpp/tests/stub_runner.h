@@ -36,7 +36,7 @@ inline int32_t stub_next(const std::vector<int32_t>& tokens) {
 }
 
 // Whether stubs choose tokens.
-inline bool stubs_choose_tokens = false;
+inline bool stubs_sample_tokens = false;
 
 // Whether stubs have groups with a window and with a state too.
 inline bool stubs_have_groups = false;
@@ -63,7 +63,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
       : ModelRunner({.vocab_size = kStubVocab,
                      .hidden_size = 1,
                      .images = {.width = 1, .has_cross_attention = stubs_cross_attention},
-                     .chooses_tokens = stubs_choose_tokens}) {}
+                     .samples_on_device = stubs_sample_tokens}) {}
 
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override {
     std::vector<CacheGroup> groups = {small_group(MemoryKind::kPaged, limits.block_len)};
@@ -128,7 +128,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
 
   void begin(const StepInput& input) override {
     on_step(steps_++);
-    if (begun_.size() > (traits_.chooses_tokens ? 1u : 0u))
+    if (begun_.size() > (traits_.samples_on_device ? 1u : 0u))
       throw std::logic_error("a step began before an earlier one was taken");
     if (!begun_.empty() && !logits_.empty()) throw std::logic_error("a step began before the wanted rows were taken");
     if (!begun_.empty()) ++steps_ahead;
@@ -156,15 +156,15 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
         }
       }
       if (plan_.groups.size() > 1) check_groups(span);
-      const bool chooses = span.choice != nullptr;
-      const int wanted = chooses ? 1 : span.wanted_rows();
+      const bool samples = span.choice != nullptr;
+      const int wanted = samples ? 1 : span.wanted_rows();
       std::vector<int32_t> tokens;
       for (int position = 0; position < span.first_position + span.count; ++position) {
         if (slot(span, position) < 0) throw std::logic_error("a position was read before it was written");
         tokens.push_back(slot(span, position));
         if (position < span.first_position + span.count - wanted) continue;
         const int32_t next = stub_next(tokens);
-        if (chooses) {
+        if (samples) {
           chosen[s] = next == poison ? kNotANumber : choose(next, *span.choice, static_cast<int>(tokens.size()));
           continue;
         }
@@ -190,7 +190,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
   static constexpr int32_t kNotChosen = -2;
 
   // The most likely of the tokens that may come, the lowest among equals.
-  static int32_t choose(int32_t next, const TokenChoice& choice, int context) {
+  static int32_t choose(int32_t next, const SamplingMetadata& choice, int context) {
     if (!choice.is_greedy) throw std::logic_error("the stub is greedy");
     if (static_cast<int>(choice.tokens->size()) + choice.in_flight != context)
       throw std::logic_error("a choice does not know how many tokens there are");
@@ -251,7 +251,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
   std::vector<float> hidden_;                // the position of each wanted row
   std::vector<int32_t> chosen_;              // by the step begun last, for each span
   std::vector<std::vector<int32_t>> begun_;  // choices of the steps that were begun and not taken
-  std::vector<ChosenToken> taken_;
+  std::vector<SampledToken> taken_;
 };
 
 }  // namespace turbomind::testing

@@ -133,7 +133,7 @@ TEST(an_engine_lets_encoders_of_its_process_go_first) {
 
 TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
   const auto steps_ahead = [](const std::function<void(GenerationParams&)>& change) {
-    stubs_choose_tokens = true;
+    stubs_sample_tokens = true;
     Collector collector;
     auto runner = std::make_unique<StubRunner>();
     const StubRunner& stub = *runner;

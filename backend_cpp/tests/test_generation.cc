@@ -117,7 +117,7 @@ TEST(logits_that_allow_no_token_are_an_error) {
   Asked asked(change_nothing);
   std::vector<float> logits(kStubVocab, NAN);
   CHECK(error_of([&] { asked.generation.advance(asked.sampler, logits.data(), nullptr); }) == ErrorCode::kInternal);
-  CHECK(error_of([&] { asked.generation.advance(ChosenToken{}); }) == ErrorCode::kInternal);
+  CHECK(error_of([&] { asked.generation.advance(SampledToken{}); }) == ErrorCode::kInternal);
   CHECK_EQUAL(asked.generation.generated(), 0);
 }
 
@@ -157,7 +157,7 @@ TEST(each_token_has_its_row_where_rows_are_wanted_so_none_is_jumped_over) {
 
 TEST(a_token_that_a_grammar_does_not_know_is_an_error) {
   Asked asked(change_nothing, std::make_shared<PatternGrammar>(8));
-  CHECK(error_of([&] { asked.generation.advance(ChosenToken{50, 0, nullptr, nullptr}); }) == ErrorCode::kInternal);
+  CHECK(error_of([&] { asked.generation.advance(SampledToken{50, 0, nullptr, nullptr}); }) == ErrorCode::kInternal);
 }
 
 TEST(log_probabilities_and_logits_are_the_models_own_before_any_penalty) {
@@ -199,7 +199,7 @@ TEST(a_choice_says_what_the_request_said_and_where_the_response_stands) {
     params.min_new_tokens = 3;
     params.logprobs = 4;
   });
-  const TokenChoice& choice = asked.generation.choice(2);
+  const SamplingMetadata& choice = asked.generation.choice(2);
   CHECK(!choice.is_greedy);
   CHECK_EQUAL(choice.top_k, 9);
   CHECK_EQUAL(choice.seed, uint64_t{77});
@@ -213,7 +213,7 @@ TEST(a_choice_says_what_the_request_said_and_where_the_response_stands) {
   CHECK(asked.generation.choice(3).forbidden.empty());
   const std::vector<int32_t> top = {8, 9, 1, 2};
   const std::vector<float> of_top = {-0.5f, -1.0f, -2.0f, -3.0f};
-  asked.generation.advance(ChosenToken{9, -1.0f, top.data(), of_top.data()});
+  asked.generation.advance(SampledToken{9, -1.0f, top.data(), of_top.data()});
   const Output output = *asked.generation.take_output(FinishReason::kNone);
   CHECK_EQUAL(output.logprobs.at(0).chosen, -1.0f);
   CHECK_EQUAL(output.logprobs[0].top.at(3).first, 2);
@@ -310,7 +310,7 @@ TEST(reasoning_that_repeats_itself_ends_as_by_its_budget_and_the_answer_only_if_
 
 TEST(tokens_on_their_way_when_reasoning_is_ended_belong_to_it) {
   Asked asked = repeating("reasoning", "");
-  for (int i = 0; i < 258; ++i) asked.generation.advance(ChosenToken{4, 0, nullptr, nullptr});  // two were in flight
+  for (int i = 0; i < 258; ++i) asked.generation.advance(SampledToken{4, 0, nullptr, nullptr});  // two were in flight
   CHECK(asked.generation.needs_known_tokens());
   for (int i = 0; i < 4; ++i) asked.advance({8});
   std::vector<int32_t> want(258, 4);
@@ -332,8 +332,8 @@ TEST(reasoning_that_ends_in_time_and_responses_without_reasoning_are_left_alone)
 TEST(a_runner_is_reported_the_only_token_that_ends_reasoning) {
   Asked asked = thinking(1, "");
   CHECK(asked.generation.choice(0).mask == nullptr);
-  asked.generation.advance(ChosenToken{4, 0, nullptr, nullptr});
-  const TokenChoice& choice = asked.generation.choice(0);
+  asked.generation.advance(SampledToken{4, 0, nullptr, nullptr});
+  const SamplingMetadata& choice = asked.generation.choice(0);
   for (int token = 0; token < kStubVocab; ++token) {
     CHECK_EQUAL((static_cast<uint32_t>(choice.mask[token / 32]) >> (token % 32) & 1u) != 0, token == 9);
   }

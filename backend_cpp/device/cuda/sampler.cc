@@ -91,8 +91,8 @@ CudaSampler::Counts CudaSampler::counts_at(int place) const {
   return {seen, reinterpret_cast<int32_t*>(seen + mask_words())};
 }
 
-bool CudaSampler::reserve(const TokenChoice& choice) {
-  if (!is_wanted_ || !asks_only_for(choice, kKnownFields)) return false;
+bool CudaSampler::reserve(const SamplingMetadata& choice) {
+  if (!is_wanted_ || !uses_only(choice, kKnownFields)) return false;
   const size_t list_bytes = reserved_list_bytes_ + bytes_of_lists(choice);
   if (list_bytes > lists_.size()) return false;
   if (choice.has_penalties() && !histories_.reserve(choice)) return false;
@@ -100,14 +100,14 @@ bool CudaSampler::reserve(const TokenChoice& choice) {
   return true;
 }
 
-size_t CudaSampler::bytes_of_lists(const TokenChoice& choice) const {
+size_t CudaSampler::bytes_of_lists(const SamplingMetadata& choice) const {
   const size_t biases = choice.biases != nullptr ? choice.biases->size() : 0;
   return aligned(biases * sizeof(cuda::TokenBias)) + aligned(choice.forbidden.size() * sizeof(int32_t)) +
          aligned(choice.mask != nullptr ? mask_words() * sizeof(uint32_t) : 0);
 }
 
 // Counts the sequence's tokens from its beginning.
-void CudaSampler::count_tokens(const Counts& counts, const TokenChoice& choice) {
+void CudaSampler::count_tokens(const Counts& counts, const SamplingMetadata& choice) {
   std::vector<uint32_t> seen(mask_words());
   std::vector<int32_t> times(static_cast<size_t>(vocab_size_));
   for (size_t i = 0; i < choice.tokens->size(); ++i) {
@@ -121,7 +121,7 @@ void CudaSampler::count_tokens(const Counts& counts, const TokenChoice& choice) 
 
 // ---- a step ----
 
-void CudaSampler::begin(const std::vector<const TokenChoice*>& choices) {
+void CudaSampler::begin(const std::vector<const SamplingMetadata*>& choices) {
   ++step_;
   histories_.begin_step();
   reserved_list_bytes_ = 0;
@@ -132,11 +132,11 @@ void CudaSampler::begin(const std::vector<const TokenChoice*>& choices) {
   fill_rows(choices);
 }
 
-void CudaSampler::fill_rows(const std::vector<const TokenChoice*>& choices) {
+void CudaSampler::fill_rows(const std::vector<const SamplingMetadata*>& choices) {
   ListWriter lists(lists_.host<std::byte>(), lists_.device<std::byte>());
   std::vector<cuda::TokenBias> biases;
   for (size_t i = 0; i < choices.size(); ++i) {
-    const TokenChoice& choice = *choices[i];
+    const SamplingMetadata& choice = *choices[i];
     cuda::SamplingRow row;
     static_cast<SamplingParams&>(row) = choice;
     if (choice.has_penalties()) {
@@ -165,7 +165,7 @@ void CudaSampler::fill_rows(const std::vector<const TokenChoice*>& choices) {
   rows_.upload(ops_, choices.size() * sizeof(cuda::SamplingRow));
 }
 
-void CudaSampler::fill_logprob_rows(const std::vector<const TokenChoice*>& choices) {
+void CudaSampler::fill_logprob_rows(const std::vector<const SamplingMetadata*>& choices) {
   logprob_rows_.choices.clear();
   logprob_rows_.most_top = 0;
   for (size_t i = 0; i < choices.size(); ++i) {
@@ -236,14 +236,14 @@ void CudaSampler::end() {
   bring(results_.top, entries * top, host.top);
   bring(results_.of_top, entries * top, host.of_top);
   for (size_t i = 0; i < entries; ++i) {
-    ChosenToken& chosen = step.chosen[static_cast<size_t>(logprob_rows_.choices[i])];
+    SampledToken& chosen = step.chosen[static_cast<size_t>(logprob_rows_.choices[i])];
     chosen.top_tokens = host.top.as<int32_t>() + i * top;
     chosen.top_log_probabilities = host.of_top.as<float>() + i * top;
   }
   ops_.mark(step.is_there);
 }
 
-const ChosenToken* CudaSampler::take() {
+const SampledToken* CudaSampler::take() {
   StepInFlight& step = steps_[static_cast<size_t>(++taken_ % 2)];
   ops_.wait_for(step.is_there);
   float milliseconds = 0;
@@ -251,7 +251,7 @@ const ChosenToken* CudaSampler::take() {
   seconds_taken_ = milliseconds * 1e-3;
   const float* logprobs = step.results.logprobs.as<float>();
   for (size_t i = 0; i < step.chosen.size(); ++i) {
-    ChosenToken& chosen = step.chosen[i];
+    SampledToken& chosen = step.chosen[i];
     chosen.token = step.results.tokens.as<int32_t>()[i];
     if (chosen.top_tokens != nullptr) chosen.log_probability = *logprobs++;
   }

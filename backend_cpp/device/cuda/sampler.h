@@ -18,12 +18,12 @@ class CudaSampler final : public TokenSampler {
   CudaSampler(CudaOperators& ops, int vocab_size, int max_choices);
   ~CudaSampler() override;
 
-  bool reserve(const TokenChoice& choice) override;
-  void begin(const std::vector<const TokenChoice*>& choices) override;
+  bool reserve(const SamplingMetadata& choice) override;
+  void begin(const std::vector<const SamplingMetadata*>& choices) override;
   void place(const std::vector<InFlightToken>& in_flight, int32_t* tokens) override;
   void choose(int first, int count, float* logits) override;
   void end() override;
-  const ChosenToken* take() override;
+  const SampledToken* take() override;
   double seconds_taken() const override { return seconds_taken_; }
 
  private:
@@ -49,7 +49,7 @@ class CudaSampler final : public TokenSampler {
   };
   struct StepInFlight {
     Results results;
-    std::vector<ChosenToken> chosen;
+    std::vector<SampledToken> chosen;
     cudaEvent_t began = nullptr;
     cudaEvent_t is_there = nullptr;
   };
@@ -57,10 +57,10 @@ class CudaSampler final : public TokenSampler {
   size_t mask_words() const { return (static_cast<size_t>(vocab_size_) + 31) / 32; }
   size_t history_words() const { return mask_words() + static_cast<size_t>(vocab_size_); }
   Counts counts_at(int place) const;
-  size_t bytes_of_lists(const TokenChoice& choice) const;
-  void count_tokens(const Counts& counts, const TokenChoice& choice);
-  void fill_rows(const std::vector<const TokenChoice*>& choices);
-  void fill_logprob_rows(const std::vector<const TokenChoice*>& choices);
+  size_t bytes_of_lists(const SamplingMetadata& choice) const;
+  void count_tokens(const Counts& counts, const SamplingMetadata& choice);
+  void fill_rows(const std::vector<const SamplingMetadata*>& choices);
+  void fill_logprob_rows(const std::vector<const SamplingMetadata*>& choices);
   void choose_at_once(int first, int count, float* logits);
 
   CudaOperators& ops_;

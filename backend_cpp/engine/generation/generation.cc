@@ -114,7 +114,7 @@ bool Generation::needs_logits() const {
          params.generates_nothing();
 }
 
-const TokenChoice& Generation::choice(int in_flight) {
+const SamplingMetadata& Generation::choice(int in_flight) {
   const int position = generated() + in_flight;
   choice_.draw = static_cast<uint64_t>(position);
   choice_.in_flight = in_flight;
@@ -139,7 +139,7 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   std::vector<float> unchanged;  // for what is reported of the model's own distribution
   if (params.logprobs || params.logits != RowsWanted::kNone) unchanged.assign(logits, logits + vocab);
   if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
-  const TokenChoice& how = choice(0);
+  const SamplingMetadata& how = choice(0);
   penalties_.apply(logits);
   for (const int32_t token : how.forbidden) logits[token] = -std::numeric_limits<float>::infinity();
   if (how.mask != nullptr) apply_mask(how.mask, vocab, logits);
@@ -162,7 +162,7 @@ void Generation::report(int32_t token, const std::vector<float>& logits, const f
   }
 }
 
-FinishReason Generation::advance(const ChosenToken& chosen) {
+FinishReason Generation::advance(const SampledToken& chosen) {
   if (is_ended_by(chosen.token)) return FinishReason::kStop;
   if (const int top = choice_.logprobs; top >= 0) {
     TokenLogprobs& entry = unsent_.logprobs.emplace_back();

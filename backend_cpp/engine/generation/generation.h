@@ -73,7 +73,7 @@ class PromptOutputs {
 class Generation {
  public:
   // `tokens` holds the prompt, receives the response's tokens, and must outlive this object. The responses to a request
-  // differ in `index`; each has its own random stream, derived from `seed`. `sequence` is TokenChoice::sequence.
+  // differ in `index`; each has its own random stream, derived from `seed`. `sequence` is SamplingMetadata::sequence.
   Generation(std::shared_ptr<const GenerationRules> rules, int index, uint64_t seed, uint64_t sequence,
              std::vector<int32_t>& tokens);
   Generation(const Generation&) = delete;
@@ -97,13 +97,13 @@ class Generation {
   bool is_complete() const { return matcher_ && matcher_->state().is_finished; }
   // Sampling instructions for a runner, for the token after the known ones and `in_flight` more. Valid until the next
   // call.
-  const TokenChoice& choice(int in_flight);
+  const SamplingMetadata& choice(int in_flight);
 
   // Appends the next token, and those after it that a grammar forces: sampled from logits [vocab] (modified) and hidden
   // [hidden], or chosen by a runner. Returns the finish reason, kNone if the response continues. Throws Error if no
   // token is allowed; the caller then ends the response.
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
-  FinishReason advance(const ChosenToken& chosen);
+  FinishReason advance(const SampledToken& chosen);
 
   // Stores outputs of prompt tokens.
   void take_prompt_outputs(int first, int count, const float* logits, const float* hidden) {
@@ -133,7 +133,7 @@ class Generation {
   std::shared_ptr<const GenerationRules> rules_;
   std::vector<int32_t>& tokens_;  // prompt, then response
   int index_;
-  TokenChoice choice_;
+  SamplingMetadata choice_;
   Penalties penalties_;
   BadWords::States bad_word_states_;
   ThinkingBudget thinking_;

@@ -28,13 +28,13 @@ void StepLoop::abort() {
 }
 
 void StepLoop::begin(Step& step) {
-  if (runner_.traits().chooses_tokens) {
+  if (runner_.traits().samples_on_device) {
     for (size_t i = 0; i < step.sequences.size(); ++i) {
       StepSpan& span = step.input.spans[i];
       Sequence& sequence = *step.sequences[i];
       if (span.wanted != SpanRows::kLast || span.drafts > 0 || sequence.generation.needs_logits()) continue;
       if (sequence.generation.is_complete()) continue;  // nothing to choose
-      const TokenChoice& choice = sequence.generation.choice(sequence.in_flight);
+      const SamplingMetadata& choice = sequence.generation.choice(sequence.in_flight);
       if (!runner_.reserve(choice)) continue;
       span.wanted = SpanRows::kNone;
       span.choice = &choice;
@@ -61,18 +61,18 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
   if (output.token_hidden != nullptr) scheduler_.note_hidden(step, output.token_hidden);
   float* logits = output.logits;
   const float* hidden = output.hidden;
-  const ChosenToken* chosen = output.chosen;
+  const SampledToken* chosen = output.chosen;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     Sequence& sequence = *step.sequences[i];
     const StepSpan& span = step.input.spans[i];
-    const bool has_chosen = span.choice != nullptr;
+    const bool is_sampled = span.choice != nullptr;
     const int count = span.wanted_rows();
-    if (has_chosen) --sequence.in_flight;
-    if (sequence.is_open && (has_chosen || count > 0)) {
-      on_output(step.sequences[i], {span, has_chosen ? chosen : nullptr, count, logits, hidden,
+    if (is_sampled) --sequence.in_flight;
+    if (sequence.is_open && (is_sampled || count > 0)) {
+      on_output(step.sequences[i], {span, is_sampled ? chosen : nullptr, count, logits, hidden,
                                     runner_.traits().vocab_size, runner_.traits().hidden_size});
     }
-    if (has_chosen) ++chosen;
+    if (is_sampled) ++chosen;
     if (logits != nullptr) logits += static_cast<size_t>(count) * runner_.traits().vocab_size;
     hidden += static_cast<size_t>(count) * runner_.traits().hidden_size;
   }
@@ -82,7 +82,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
 
 // Whether what follows the step can be planned before its tokens are known.
 bool StepLoop::can_overlap(const Step& step) const {
-  if (!runner_.traits().chooses_tokens || step.was_short_of_blocks) return false;
+  if (!runner_.traits().samples_on_device || step.was_short_of_blocks) return false;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     if (step.input.spans[i].wanted != SpanRows::kNone) return false;
     if (step.input.spans[i].choice != nullptr && step.sequences[i]->generation.needs_known_tokens()) return false;

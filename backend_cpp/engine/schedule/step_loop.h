@@ -24,10 +24,10 @@ namespace turbomind {
 // A step's output for one sequence. Valid during the callback.
 struct SpanOutput {
   const StepSpan& span;
-  const ChosenToken* chosen;  // the token that the runner sampled; null: none
-  int count;                  // rows with outputs; the last is the span's last token
-  float* logits;              // [count, vocab], writable; null: the model has none
-  const float* hidden;        // [count, hidden]
+  const SampledToken* chosen;  // the token that the runner sampled; null: none
+  int count;                   // rows with outputs; the last is the span's last token
+  float* logits;               // [count, vocab], writable; null: the model has none
+  const float* hidden;         // [count, hidden]
   int vocab_size;
   int hidden_size;
 

@@ -44,7 +44,7 @@ void Drafter::run(std::span<const Due> all, int width, bool is_own, const OnLast
 
 void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int count) {
   StepInput input;
-  std::vector<TokenChoice> choices(links.size());
+  std::vector<SamplingMetadata> choices(links.size());
   const auto begin = [&](int step) {
     input.clear();
     for (size_t i = 0; i < links.size(); ++i) {
@@ -77,7 +77,7 @@ void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int 
   if (count > 0 && !links.empty()) begin(0);
   for (int step = 0; step < count && !links.empty(); ++step) {
     if (step + 1 < count) begin(step + 1);
-    const ChosenToken* chosen = runner_.take().chosen;
+    const SampledToken* chosen = runner_.take().chosen;
     for (size_t i = 0; i < links.size(); ++i) {
       const int32_t token = chosen[i].token;
       if (token < 0 || token >= vocab_size_) has_ended[i] = true;

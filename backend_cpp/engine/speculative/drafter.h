@@ -98,7 +98,7 @@ class Drafter {
   };
   // Whether the device samples tokens. Then a step of one token a sequence is launched before the tokens of the
   // previous step are known, so that the device does not wait for the host.
-  bool can_chain() { return runner_.traits().chooses_tokens && runner_.reserve({}); }
+  bool can_chain() { return runner_.traits().samples_on_device && runner_.reserve({}); }
   // Drafts up to `count` more tokens for each; fewer after a draft outside the vocabulary. `hidden`
   // [links, hidden_size]: a head's hidden states of the first drafts; empty for a draft model.
   void chain(std::span<const Link> links, std::vector<float> hidden, int count);

@@ -43,7 +43,7 @@ int OutputRows::computed_at_once(int count) const {
 
 void OutputRows::begin(const StepInput& input, StepRows& rows) {
   if (!sampler_) return;
-  std::vector<const TokenChoice*> choices;
+  std::vector<const SamplingMetadata*> choices;
   for (const StepSpan& span : input.spans) {
     if (span.choice != nullptr) choices.push_back(span.choice);
   }

@@ -19,8 +19,8 @@ class OutputRows {
   // All but `shard` must outlive it. The shard's first rank alone brings rows to the host.
   OutputRows(Operators& ops, const Shard& shard, const ModelSpec& spec, const Weights& weights, int max_rows);
 
-  bool chooses_tokens() const { return sampler_ != nullptr; }
-  bool reserve(const TokenChoice& choice) { return sampler_ && sampler_->reserve(choice); }
+  bool samples_on_device() const { return sampler_ != nullptr; }
+  bool reserve(const SamplingMetadata& choice) { return sampler_ && sampler_->reserve(choice); }
   // How many of `count` rows have their logits computed with the step; those of the others follow in parts.
   int computed_at_once(int count) const;
 

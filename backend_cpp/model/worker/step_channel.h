@@ -56,8 +56,8 @@ struct ChannelSpan {
   int32_t adapter;
 };
 
-// How a token is chosen (TokenChoice); its lists are words of the step's lists from first_list on: biases (token, then
-// the float's bits), forbidden tokens, the mask, and what its history is counted from.
+// How a token is chosen (SamplingMetadata); its lists are words of the step's lists from first_list on: biases (token,
+// then the float's bits), forbidden tokens, the mask, and what its history is counted from.
 struct ChannelChoice : SamplingParams {
   double u = 0;     // the random number that it is drawn by
   int32_t row = 0;  // of the step, whose logits it is chosen from

@@ -5,7 +5,7 @@
 
 namespace turbomind {
 
-bool WorkerChoices::reserve(const TokenChoice& choice) {
+bool WorkerChoices::reserve(const SamplingMetadata& choice) {
   if (choice.logprobs > kMaxChoiceLogprobs || reserved_ == shape_.spans) return false;
   const bool recounts = choice.has_penalties() && histories_.must_recount(choice);
   const size_t words = reserved_words_ + (choice.biases != nullptr ? 2 * choice.biases->size() : 0) +
@@ -36,7 +36,7 @@ void WorkerChoices::begin(const StepInput& input, StepChannel& channel, Order& o
   }
 }
 
-ChannelChoice WorkerChoices::write(const TokenChoice& choice, int32_t* lists, int32_t& used) {
+ChannelChoice WorkerChoices::write(const SamplingMetadata& choice, int32_t* lists, int32_t& used) {
   ChannelChoice sent;
   static_cast<SamplingParams&>(sent) = choice;
   sent.u = choice.is_greedy ? 0 : uniform(choice.seed, choice.draw);
@@ -65,7 +65,7 @@ ChannelChoice WorkerChoices::write(const TokenChoice& choice, int32_t* lists, in
   return sent;
 }
 
-const ChosenToken* WorkerChoices::take(const StepChannel& channel, int area, int count) {
+const SampledToken* WorkerChoices::take(const StepChannel& channel, int area, int count) {
   chosen_.clear();
   for (int i = 0; i < count; ++i) {
     const int first_top = i * kMaxChoiceLogprobs;

@@ -102,7 +102,7 @@ void WorkerRunner::start() {
   facts_.layers = AdaptableLayers(said.at("layers"));
   facts_.sampling.clear();
   for (const Json& name : said.at("sampling").as_array()) facts_.sampling.push_back(name.as_string());
-  traits_.chooses_tokens = !facts_.sampling.empty();
+  traits_.samples_on_device = !facts_.sampling.empty();
   end_of_watch_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
   watcher_ = std::thread([this] { watch(); });
 }

@@ -48,8 +48,8 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   size_t free_cache_memory() override;
   std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override;
-  bool reserve(const TokenChoice& choice) override {
-    return traits_.chooses_tokens && asks_only_for(choice, facts_.sampling) && choices_.reserve(choice);
+  bool reserve(const SamplingMetadata& choice) override {
+    return traits_.samples_on_device && uses_only(choice, facts_.sampling) && choices_.reserve(choice);
   }
   void begin(const StepInput& input) override;
   StepOutput take() override;

@@ -8,11 +8,11 @@ namespace turbomind::testing {
 namespace {
 
 struct Fixture {
-  explicit Fixture(bool chooses)
-      : blocks(small_plan(4), {40}), scheduler({8, 24}, blocks), loop(scheduler, runner(chooses), stats) {}
+  explicit Fixture(bool samples)
+      : blocks(small_plan(4), {40}), scheduler({8, 24}, blocks), loop(scheduler, runner(samples), stats) {}
 
-  StubRunner& runner(bool chooses) {
-    stubs_choose_tokens = chooses;
+  StubRunner& runner(bool samples) {
+    stubs_sample_tokens = samples;
     stub = std::make_unique<StubRunner>();
     stub->allocate_cache({small_plan(4), {40}, 0});
     return *stub;
@@ -61,8 +61,8 @@ struct Fixture {
 }  // namespace
 
 TEST(each_sequence_gets_its_own_rows_whoever_chooses) {
-  for (const bool chooses : {false, true}) {
-    Fixture fixture(chooses);
+  for (const bool samples : {false, true}) {
+    Fixture fixture(samples);
     std::mt19937 random(1);
     std::map<RequestId, std::vector<int32_t>> prompts;
     std::map<RequestId, std::shared_ptr<Sequence>> sequences;
@@ -77,7 +77,7 @@ TEST(each_sequence_gets_its_own_rows_whoever_chooses) {
       CHECK_EQUAL(fixture.outputs[id], static_cast<int>(id));
     }
     CHECK_EQUAL(fixture.blocks.pool().referenced_count(), 0);
-    CHECK_EQUAL(fixture.stub->steps_ahead > 0, chooses);
+    CHECK_EQUAL(fixture.stub->steps_ahead > 0, samples);
   }
 }
 
