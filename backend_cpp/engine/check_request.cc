@@ -144,10 +144,10 @@ void check_text(const Request& request, const RequestLimits& limits) {
     throw invalid_argument("second_text_begin must be less than the " + std::to_string(request.input_ids.size()) +
                            " tokens of input_ids, got " + std::to_string(*params.second_text_begin));
   }
-  if (params.output_token_embeddings && !(limits.only_embeds && params.output_embedding)) {
+  if (params.output_token_embeddings && !(limits.is_pooling_model && params.output_embedding)) {
     throw invalid_argument("output_token_embeddings needs a model that is an encoder, and output_embedding");
   }
-  if (!limits.only_embeds) return;
+  if (!limits.is_pooling_model) return;
   if (!params.output_embedding) {
     throw invalid_argument("this model is an encoder: it makes vectors of texts and generates nothing");
   }

@@ -16,7 +16,7 @@ struct RequestLimits {
   ImageTraits images{};                // of rows in place of token embeddings
   int most_whole_rows = 0;             // that one step can hold
   bool has_grammars = false;           // response formats can be had
-  bool only_embeds = false;            // the model generates nothing
+  bool is_pooling_model = false;       // the model generates nothing
   std::vector<int32_t> eos_token_ids;  // end responses that do not ignore them
 };
 

@@ -62,7 +62,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
       tokens_(std::move(tokens)),
       limits_{runner_->traits().vocab_size, config_.session_len,
               runner_->traits().images,     config_.max_step_tokens - config_.max_batch_size,
-              compiler != nullptr,          runner_->traits().reads_whole,
+              compiler != nullptr,          runner_->traits().is_pooling_model,
               config_.eos_token_ids},
       adapters_(
           *runner_, config_.adapter_bytes, [this](Submission&& ready) { inbox_.deliver(std::move(ready)); },
@@ -82,7 +82,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
   }
   if (processes_) processes_->on_loss([this] { inbox_.wake(); });
   if (events_) events_->notify([this] { inbox_.wake(); });
-  if (limits_.only_embeds) ++encoder_count;
+  if (limits_.is_pooling_model) ++encoder_count;
   thread_ = std::thread([this] { run(); });
 }
 
@@ -106,7 +106,7 @@ Engine::~Engine() {
   thread_.join();
   adapters_.stop();
   if (processes_) processes_->on_loss({});
-  if (limits_.only_embeds) --encoder_count;
+  if (limits_.is_pooling_model) --encoder_count;
 }
 
 void Engine::submit(Request request) {
@@ -206,7 +206,7 @@ void Engine::guard(const std::function<void()>& work) {
 
 void Engine::step() {
   if (is_healthy_ && processes_ && processes_->is_lost()) throw Error(ErrorCode::kUnavailable, "a worker has ended");
-  if (!has_lower_priority_ && !limits_.only_embeds && encoder_count > 0) {
+  if (!has_lower_priority_ && !limits_.is_pooling_model && encoder_count > 0) {
     has_lower_priority_ = true;  // as long as the engine lives: to raise it again takes privileges
     runner_->lower_priority();
     if (draft_runner_) draft_runner_->lower_priority();

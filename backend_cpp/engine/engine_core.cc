@@ -58,7 +58,7 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
                       : std::nullopt),
       scheduler_(
           {config.max_batch_size, config.max_step_tokens, runner.traits().images.needs_whole,
-           runner.traits().reads_whole},
+           runner.traits().is_pooling_model},
           blocks_, speculator_ ? &*speculator_ : nullptr,
           [&runner](const std::vector<PageMove>& moves) {
             if (!moves.empty()) runner.move_pages(moves);
@@ -165,10 +165,10 @@ void EngineCore::describe(const Request& request, const std::vector<int32_t>& to
   group.seed = params.random_seed ? *params.random_seed : draw_seed();
   // Blocks are shared only by prompts that the model rotates alike.
   group.scope.variant = runner_.cache_variant(static_cast<int>(tokens.size()));
-  const bool reads_whole = runner_.traits().reads_whole;
-  group.may_match = !params.reads_prompt_outputs() && !reads_whole;
+  const bool is_pooling_model = runner_.traits().is_pooling_model;
+  group.may_match = !params.reads_prompt_outputs() && !is_pooling_model;
   const bool may_keep = config_.enable_prefix_caching || (request.session && !request.session->end);
-  group.keeps_blocks = may_keep && !reads_whole;
+  group.keeps_blocks = may_keep && !is_pooling_model;
   // Where layers keep less than all tokens, a prefix is found at some places alone.
   const CachePlan& plan = blocks_.plan();
   const bool needs_anchors = plan.group_of(MemoryKind::kState) >= 0 || plan.group_of(MemoryKind::kWindow) >= 0;

@@ -184,7 +184,7 @@ struct RunnerTraits {
   std::optional<HeadTraits> head = std::nullopt;  // where it is one
   // It is an encoder: a text runs in one step, and its last row, where that alone is wanted, is its vector. There are
   // no logits.
-  bool reads_whole = false;
+  bool is_pooling_model = false;
   // Other runners of this process can use the cache's memory too (ModelRunner::allocate_cache).
   bool shares_cache = false;
   // It can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens that

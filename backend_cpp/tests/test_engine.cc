@@ -123,7 +123,7 @@ TEST(an_engine_lets_encoders_of_its_process_go_first) {
   CHECK_EQUAL(stub.times_lowered.load(), 0);
   auto texts = std::make_unique<StubRunner>();
   const StubRunner& encoding = *texts;
-  texts->traits_.reads_whole = true;
+  texts->traits_.is_pooling_model = true;
   const Engine encoder(small_config(), std::move(texts), letters());
   run(2);
   run(3);

@@ -128,7 +128,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     sequence->planned = 0;
     sequence->drafts.tokens.clear();
   }
-  if (config_.reads_whole) {
+  if (config_.is_pooling_model) {
     plan_texts();
     return add_spans(step);
   }
@@ -322,8 +322,8 @@ int Scheduler::plan_images(Sequence& sequence, int tokens, int& kv_writes, bool 
 void Scheduler::commit(const Step& step) {
   for (const std::shared_ptr<Sequence>& sequence : step.encoding) sequence->images.commit(blocks_, sequence->prefix());
   for (const std::shared_ptr<Sequence>& sequence : step.sequences) {
-    if (!sequence->is_open) continue;   // it ended while the step was under way, and holds nothing
-    if (config_.reads_whole) continue;  // nothing of it is kept, and it ends with the step
+    if (!sequence->is_open) continue;        // it ended while the step was under way, and holds nothing
+    if (config_.is_pooling_model) continue;  // nothing of it is kept, and it ends with the step
     const Keep keep = keep_of(*sequence);
     sequence->memory.advance(blocks_, sequence->prefix(), sequence->planned - sequence->drafts.count(), keep);
     sequence->planned = 0;
@@ -381,7 +381,7 @@ void Scheduler::admit() {
   }
   for (const auto& sequence : running_) reserved += missing_pages(*sequence);
   int waits = 0;
-  const int most = config_.reads_whole ? std::numeric_limits<int>::max() : config_.max_batch_size;
+  const int most = config_.is_pooling_model ? std::numeric_limits<int>::max() : config_.max_batch_size;
   while (waits < std::min<int>(waiting_count(), kMaxPrefixWaits) && running_count() < most) {
     const auto next = waiting_.begin() + waits;
     if (waits_for_prefix(**next) || waits_for_disk(**next, reserved)) {

@@ -67,7 +67,7 @@ struct SchedulerConfig {
   int max_batch_size = 1;
   int max_step_tokens = 1;
   bool keeps_images_whole = false;  // image tokens have bidirectional attention
-  bool reads_whole = false;         // the model is an encoder
+  bool is_pooling_model = false;    // the model is an encoder
 };
 
 // In models whose rejected drafts make tokens run again, a step with more sequences than this has no drafts.
