@@ -86,8 +86,8 @@ int available_cpu_count() {
   int count = allowed.empty()
                   ? static_cast<int>(std::thread::hardware_concurrency())
                   : threads_for("/sys/devices/system", allowed, cpu_quota("/sys/fs/cgroup", "/proc/self/cgroup"));
-  if (const char* wanted = std::getenv("OMP_NUM_THREADS")) {
-    if (const int number = std::atoi(wanted); number > 0) count = std::min(count, number);
+  if (const char* requested = std::getenv("OMP_NUM_THREADS")) {
+    if (const int number = std::atoi(requested); number > 0) count = std::min(count, number);
   }
   return std::max(count, 1);
 }

@@ -39,18 +39,18 @@ std::optional<KernelSource> read_part(std::string_view part, std::string_view en
   std::string choices;
   bool is_known = of.empty();
   bool is_there = of.empty();
-  std::optional<KernelSource> wanted;
+  std::optional<KernelSource> requested;
   for (const KernelOperator& op : kernel_operators()) {
     if (!of.empty() && op.name != of) continue;
     is_known = true;
     for (const KernelSource each : op.order) (choices += choices.empty() ? "" : ", ") += name_of(each);
     if (!has(op, *source)) continue;
     is_there = true;
-    if (op.engine == engine && op.name == name) wanted = source;
+    if (op.engine == engine && op.name == name) requested = source;
   }
   if (!is_known) throw refused("there is no operator " + std::string(of));
   if (!is_there) throw refused(std::string(of) + " can be " + choices + ", not " + text);
-  return wanted;
+  return requested;
 }
 
 }  // namespace
@@ -79,16 +79,16 @@ const std::vector<KernelOperator>& kernel_operators() {
   return kOperators;
 }
 
-std::optional<KernelSource> wanted_kernels(std::string_view engine, std::string_view name) {
+std::optional<KernelSource> requested_kernels(std::string_view engine, std::string_view name) {
   const char* variable = std::getenv(kVariable);
   std::string_view rest = variable != nullptr ? variable : "";
-  std::optional<KernelSource> wanted;
+  std::optional<KernelSource> requested;
   while (!rest.empty()) {
     const size_t size = std::min(rest.find(','), rest.size());
-    if (const auto said = read_part(rest.substr(0, size), engine, name)) wanted = said;
+    if (const auto said = read_part(rest.substr(0, size), engine, name)) requested = said;
     rest.remove_prefix(std::min(size + 1, rest.size()));
   }
-  return wanted;
+  return requested;
 }
 
 }  // namespace turbomind

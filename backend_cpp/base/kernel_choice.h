@@ -33,6 +33,6 @@ const std::vector<KernelOperator>& kernel_operators();
 
 // Environment's order for an operator; nothing: the order of trust decides. Throws Error (kInvalidArgument) for a
 // value that names no operator, or kernels that it does not have. `engine` is as above.
-std::optional<KernelSource> wanted_kernels(std::string_view engine, std::string_view name);
+std::optional<KernelSource> requested_kernels(std::string_view engine, std::string_view name);
 
 }  // namespace turbomind

@@ -21,8 +21,8 @@ std::atomic<int> encoder_count{0};
 // Allocates the runner's cache. A sequence that fits alone always completes, so none may be longer than the whole
 // cache; where a window bounds what a sequence holds, every length fits.
 EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draft_runner) {
-  const StepLimits asked{config.max_batch_size, config.session_len, config.block_len};
-  if (config.plan.groups.empty()) config.plan = plan_caches(runner, draft_runner, asked);
+  const StepLimits step_limits{config.max_batch_size, config.session_len, config.block_len};
+  if (config.plan.groups.empty()) config.plan = plan_caches(runner, draft_runner, step_limits);
   config.plan.expect_a_sequence(config.page_count, config.max_step_tokens);
   config.session_len = config.plan.most_tokens(config.page_count, config.max_step_tokens, config.session_len);
   const CacheSize size{config.page_count, config.host_page_count};

@@ -243,7 +243,7 @@ void EngineCore::take(Sequence& sequence, const SpanOutput& output) {
 }
 
 FinishReason EngineCore::advance(Sequence& sequence, const SpanOutput& output) {
-  if (output.span.wanted == SpanRows::kAll) {
+  if (output.span.requested == SpanRows::kAll) {
     sequence.generation.take_prompt_outputs(output.span.first_position, output.count, output.logits, output.hidden);
     const int end = output.span.first_position + output.span.count;
     if (static_cast<size_t>(end) < sequence.tokens.size()) return FinishReason::kNone;
@@ -397,9 +397,9 @@ void EngineCore::end_all(const Error* error) {
             error);
 }
 
-void EngineCore::end_where(const std::function<bool(const Sequence&)>& is_wanted, FinishReason reason,
+void EngineCore::end_where(const std::function<bool(const Sequence&)>& matches, FinishReason reason,
                            const Error* error) {
-  for (const std::shared_ptr<Sequence>& ended : scheduler_.remove_if(is_wanted)) {
+  for (const std::shared_ptr<Sequence>& ended : scheduler_.remove_if(matches)) {
     SequenceGroup& group = *ended->group;
     --group.open_sequences;
     emit(*ended, reason, error);

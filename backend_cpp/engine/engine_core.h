@@ -109,7 +109,7 @@ class EngineCore {
   void start_siblings(const Sequence& first);
 
   void end_request(RequestId id, FinishReason reason, const Error* error);
-  void end_where(const std::function<bool(const Sequence&)>& is_wanted, FinishReason reason, const Error* error);
+  void end_where(const std::function<bool(const Sequence&)>& matches, FinishReason reason, const Error* error);
   void emit(Sequence& sequence, FinishReason finish, const Error* error);
   Output& respond_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
                           const Error* error, int input_len = 0);

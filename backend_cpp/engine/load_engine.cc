@@ -130,12 +130,14 @@ wire::Vocabulary grammar_vocabulary(const TokenTable& tokens, const ModelSpec& s
 }
 
 // The engine shortens a session length that its cache cannot hold.
-void report_session_length(const ResolvedEngine& wanted, const EngineConfig& config, std::vector<std::string>& notes) {
-  if (config.session_len == wanted.config.session_len) return;
+void report_session_length(const ResolvedEngine& requested, const EngineConfig& config,
+                           std::vector<std::string>& notes) {
+  if (config.session_len == requested.config.session_len) return;
   notes.push_back("session_len is " + std::to_string(config.session_len) + " instead of " +
-                  (wanted.settings.session_len != 0 ? "" : "the model's ") + std::to_string(wanted.config.session_len) +
-                  ": the cache holds " + std::to_string(config.page_count / std::max(1, config.plan.pages_of_block())) +
-                  " blocks of " + std::to_string(config.block_len) + " tokens; raise cache_max_entry_count for more");
+                  (requested.settings.session_len != 0 ? "" : "the model's ") +
+                  std::to_string(requested.config.session_len) + ": the cache holds " +
+                  std::to_string(config.page_count / std::max(1, config.plan.pages_of_block())) + " blocks of " +
+                  std::to_string(config.block_len) + " tokens; raise cache_max_entry_count for more");
 }
 
 // Null where nobody asks for events. Started first, so that an endpoint in use is reported before a model is loaded.

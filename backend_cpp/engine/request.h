@@ -26,7 +26,7 @@ inline double seconds_between(Clock::time_point from, Clock::time_point to) {
 
 inline constexpr int kAllThatIsLeft = -1;
 
-enum class RowsWanted { kNone, kGeneration, kAll };  // of the generated tokens; or of the prompt's too
+enum class RequestedRows { kNone, kGeneration, kAll };  // of the generated tokens; or of the prompt's too
 
 // Looks at the tokens so far and changes the next token's logits [vocab]. Runs on the step thread; a throw ends the
 // request.
@@ -36,13 +36,13 @@ struct GenerationParams : GenerationFields {
   std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never occur, besides bad_token_ids
   LogitsHook logits_hook;
   bool stream = true;  // false: one output a response, when it is complete
-  RowsWanted logits = RowsWanted::kNone;
-  RowsWanted hidden_states = RowsWanted::kNone;
+  RequestedRows logits = RequestedRows::kNone;
+  RequestedRows hidden_states = RequestedRows::kNone;
   bool scores_prompt = false;  // sum of -log p of the prompt's tokens; generates nothing
 
   // Whether what the model says about each token of the prompt is wanted.
   bool reads_prompt_outputs() const {
-    return scores_prompt || prompt_logprobs || logits == RowsWanted::kAll || hidden_states == RowsWanted::kAll;
+    return scores_prompt || prompt_logprobs || logits == RequestedRows::kAll || hidden_states == RequestedRows::kAll;
   }
   bool generates_nothing() const { return scores_prompt || output_embedding || max_new_tokens == 0; }
   // Whether the model has to run: else only a session takes the prompt.

@@ -77,18 +77,18 @@ Storage storage_of(const EngineSettings& settings, int weight_bits, const ModelS
 }
 
 int session_len(const EngineSettings& settings, const ModelSpec& spec, const DeviceTraits& device) {
-  const int wanted = settings.session_len != 0 ? settings.session_len : std::max(2, spec.max_position_embeddings);
+  const int requested = settings.session_len != 0 ? settings.session_len : std::max(2, spec.max_position_embeddings);
   const auto check = [&](int most, const std::string& unit, const std::string& reason) {
-    if (wanted <= most) return;
+    if (requested <= most) return;
     throw invalid_argument("session_len must be at most " + std::to_string(most) + unit + ", got " +
-                           std::to_string(wanted) + reason);
+                           std::to_string(requested) + reason);
   };
   if (spec.learned_positions > 0) check(spec.learned_positions, " positions that the model has learned", "");
-  if (device.has_sparse_attention || !spec.attention.mla || !spec.attention.mla->indexer) return wanted;
+  if (device.has_sparse_attention || !spec.attention.mla || !spec.attention.mla->indexer) return requested;
   const int dense = spec.attention.mla->indexer->top_k;
-  if (settings.session_len == 0) return std::min(wanted, dense);
+  if (settings.session_len == 0) return std::min(requested, dense);
   check(dense, "", ": in longer sequences this model's attention is sparse, which this device does not have");
-  return wanted;
+  return requested;
 }
 
 int step_tokens(const EngineSettings& settings, const EngineConfig& config, const DeviceTraits& device) {
@@ -237,20 +237,20 @@ int cache_page_count(const ResolvedEngine& engine, size_t free_bytes) {
   const EngineConfig& config = engine.config;
   const CachePlan& plan = config.plan;
   if (plan.groups.empty()) return 0;
-  const double wanted = engine.settings.cache_max_entry_count;
+  const double requested = engine.settings.cache_max_entry_count;
   const int pages_of_block = plan.pages_of_block();
   // States of a fixed size come in addition: one a sequence that runs, and as many snapshots.
   const int state = plan.group_of(MemoryKind::kState);
   const int pages_of_state = state < 0 ? 0 : 2 * plan.groups[static_cast<size_t>(state)].pages;
-  if (wanted >= 1) {
-    const auto states = std::min(static_cast<double>(config.max_batch_size), wanted) * pages_of_state;
-    return static_cast<int>(wanted * pages_of_block + states);
+  if (requested >= 1) {
+    const auto states = std::min(static_cast<double>(config.max_batch_size), requested) * pages_of_state;
+    return static_cast<int>(requested * pages_of_block + states);
   }
-  const size_t limit = wanted == kDefaults.cache_max_entry_count ? engine.device.cache_limit : ~size_t{0};
+  const size_t limit = requested == kDefaults.cache_max_entry_count ? engine.device.cache_limit : ~size_t{0};
   const bool has_other_memory =
       std::ranges::any_of(plan.groups, [](const CacheGroup& group) { return group.is_apart; });
   const size_t page_bytes = plan.page_bytes * (has_other_memory ? 2 : 1);
-  const auto share = static_cast<size_t>(wanted * static_cast<double>(free_bytes));
+  const auto share = static_cast<size_t>(requested * static_cast<double>(free_bytes));
   const size_t affordable = std::min(share, limit / static_cast<size_t>(engine.settings.tp)) / page_bytes;
   const size_t blocks_of_one = (static_cast<size_t>(config.session_len) + config.block_len - 1) / config.block_len;
   const size_t useful = static_cast<size_t>(config.max_batch_size) *

@@ -20,9 +20,9 @@ struct SamplingParams : SamplingFields {
 
 // Whether nothing is asked for but by these fields: what chooses tokens leaves others to the host.
 template <class Names>
-bool uses_only(const SamplingFields& wanted, const Names& known) {
+bool uses_only(const SamplingFields& requested, const Names& known) {
   bool is_known = true;
-  visit_sampling(wanted, [&](std::string_view name, const auto& value, const auto& off) {
+  visit_sampling(requested, [&](std::string_view name, const auto& value, const auto& off) {
     is_known = is_known && (value == off || std::ranges::find(known, name) != std::end(known));
   });
   return is_known;

@@ -26,10 +26,10 @@ enum class SpanRows { kNone, kLast, kAll };
 struct StepSpan {
   int first_row = 0;
   int count = 0;
-  int first_position = 0;              // position of the first of them
-  const PageTables* tables = nullptr;  // each covers positions 0 .. first_position + count - 1; of a state, all
-  SpanRows wanted = SpanRows::kNone;   // rows whose logits are wanted
-  int prompt_len = 0;                  // of the whole sequence; some models stretch positions by it
+  int first_position = 0;                // position of the first of them
+  const PageTables* tables = nullptr;    // each covers positions 0 .. first_position + count - 1; of a state, all
+  SpanRows requested = SpanRows::kNone;  // rows whose logits are wanted
+  int prompt_len = 0;                    // of the whole sequence; some models stretch positions by it
   // The token after the last row is chosen by the runner (RunnerTraits::samples_on_device); nothing is `wanted` then.
   const SamplingMetadata* choice = nullptr;
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
@@ -40,7 +40,9 @@ struct StepSpan {
   int second_text = 0;     // of an encoder: first position of the second text of a pair; 0: there is one text
 
   // The last ones, whose logits are wanted.
-  int wanted_rows() const { return wanted == SpanRows::kNone ? 0 : wanted == SpanRows::kLast ? 1 + drafts : count; }
+  int logit_row_count() const {
+    return requested == SpanRows::kNone ? 0 : requested == SpanRows::kLast ? 1 + drafts : count;
+  }
 };
 
 // Rows of images whose keys and values a step writes before its tokens' rows run: `count` from `first` on.

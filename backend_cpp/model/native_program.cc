@@ -37,7 +37,7 @@ void NativeRunner::compile() {
   }
   compile_kept(spec_.num_layers);
   program_.add("logits = output layer(norm(wanted rows of stream))", [=, this](ModelStep& step) {
-    outputs_.compute(step, stream, step.drops_rows ? nullptr : rows_.wanted(), step.wanted, step.projected);
+    outputs_.compute(step, stream, step.drops_rows ? nullptr : rows_.logit_rows(), step.logit_rows, step.projected);
   });
 }
 
@@ -203,9 +203,9 @@ bool NativeRunner::can_drop_rows() const {
 void NativeRunner::compile_drop() {
   program_.add("stream = wanted rows of stream", [this](ModelStep& step) {
     if (!step.drops_rows) return;
-    step.rows = step.wanted;
+    step.rows = step.logit_rows;
     float* rows = mlp_input_;
-    step.ops.gather_rows(hidden_, rows_.wanted(), step.rows, spec_.hidden_size, rows);
+    step.ops.gather_rows(hidden_, rows_.logit_rows(), step.rows, spec_.hidden_size, rows);
     step.ops.copy(rows, static_cast<size_t>(step.rows) * spec_.hidden_size * sizeof(float), hidden_);
   });
 }

@@ -291,28 +291,28 @@ void NativeRunner::begin(const StepInput& input) {
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
   if (cross_) cross_->fill(*ops_, input, weights_.cross_layers);
   if (rows == 0) return outputs_.end_without_rows();
-  WantedRows wanted;
-  ModelStep step = stage(input, wanted);
+  LogitRows logit_rows;
+  ModelStep step = stage(input, logit_rows);
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
   const bool is_repeatable = decodes(input, step.embedded) && step.adapters == nullptr && !step.has_cross_spans &&
                              (!head_ || head_->is_repeatable(input));
   ops_->run_step(step.rows, is_repeatable, [&] { program_.run(step); });
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_);
   bring_kept(rows);
-  outputs_.end(wanted, step.projected, meets_ranks());
+  outputs_.end(logit_rows, step.projected, meets_ranks());
 }
 
 bool NativeRunner::decodes(const StepInput& input, int embedded) const {
   return embedded == 0 && !spec_.encoder && std::ranges::all_of(input.spans, [](const StepSpan& span) {
-           return span.count == 1 && (span.choice != nullptr || span.wanted_rows() == 1);
+           return span.count == 1 && (span.choice != nullptr || span.logit_row_count() == 1);
          });
 }
 
-ModelStep NativeRunner::stage(const StepInput& input, WantedRows& wanted) {
+ModelStep NativeRunner::stage(const StepInput& input, LogitRows& logit_rows) {
   const int embedded = rows_.stage_embeddings(input);
   const bool decodes = this->decodes(input, embedded);
   for (LayerMemory* memory : memories_) memory->begin_step(*ops_, input);
-  wanted = rows_.stage(input);
+  logit_rows = rows_.stage(input);
   outputs_.begin(input, rows_);
   const int computed = std::min(ops_->padded_rows(static_cast<int>(input.tokens.size()), decodes), max_rows_);
   if (head_) head_->begin_step(*ops_, input, outputs_.own_states());
@@ -323,10 +323,10 @@ ModelStep NativeRunner::stage(const StepInput& input, WantedRows& wanted) {
       input,
       embedded,
       cross_ && cross_->has_spans()};
-  step.wanted = decodes ? computed : wanted.count();
-  step.projected = outputs_.computed_at_once(step.wanted);
+  step.logit_rows = decodes ? computed : logit_rows.count();
+  step.projected = outputs_.computed_at_once(step.logit_rows);
   // Adapters and images know rows by their places in the step.
-  step.drops_rows = can_drop_rows() && step.wanted < computed && embedded == 0 && !has_adapters;
+  step.drops_rows = can_drop_rows() && step.logit_rows < computed && embedded == 0 && !has_adapters;
   return step;
 }
 
@@ -347,7 +347,7 @@ void NativeRunner::run_empty_rows(const DecodingShape& shape) {
   StepInput input;
   input.is_alongside_own = true;  // as in the steps of a head that are repeatable
   ModelStep step{{*ops_, computed, nullptr, meets_ranks()}, input};
-  step.wanted = computed;
+  step.logit_rows = computed;
   step.projected = outputs_.computed_at_once(computed);
   program_.run(step);
 }

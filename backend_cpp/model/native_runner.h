@@ -71,7 +71,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   // Without weights.
   NativeRunner(const ModelSpec& spec, CacheType cache_type);
   // Brings what the step's operations look at to the device.
-  ModelStep stage(const StepInput& input, WantedRows& wanted);
+  ModelStep stage(const StepInput& input, LogitRows& logit_rows);
   // Whether every sequence adds one token and looks at its logits; `embedded`: rows in place of token embeddings.
   bool decodes(const StepInput& input, int embedded) const;
   // First meeting of the ranks, which is not to happen within a graph.

@@ -32,9 +32,9 @@ pybind11::list kernel_operators() {
 }
 
 // LMDEPLOY_CUDA_KERNELS of an operator; None: not set. Raises for an invalid value.
-std::optional<std::string> wanted_kernels(const std::string& engine, const std::string& name) {
-  const auto wanted = turbomind::wanted_kernels(engine, name);
-  return wanted ? std::optional<std::string>(turbomind::name_of(*wanted)) : std::nullopt;
+std::optional<std::string> requested_kernels(const std::string& engine, const std::string& name) {
+  const auto requested = turbomind::requested_kernels(engine, name);
+  return requested ? std::optional<std::string>(turbomind::name_of(*requested)) : std::nullopt;
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ PYBIND11_MODULE(_turbomind, m) {
   turbomind::bind_coded(m);
   m.def("available_cpu_count", &turbomind::available_cpu_count);
   m.def("kernel_operators", &kernel_operators);
-  m.def("wanted_kernels", &wanted_kernels, pybind11::arg("engine"), pybind11::arg("name"));
+  m.def("wanted_kernels", &requested_kernels, pybind11::arg("engine"), pybind11::arg("name"));
   m.def("model_program", &turbomind::NativeRunner::program_text, pybind11::arg("spec_file"));
   m.def("cpu_isas", &turbomind::supported_isas);
   m.def("cpu_isa", [] { return turbomind::kernels().name; });

@@ -27,13 +27,13 @@ void read(const py::dict& params, const char* key, T& field) {
   }
 }
 
-RowsWanted rows_wanted(const py::dict& params, const char* key) {
-  std::string wanted;
-  read(params, key, wanted);
-  if (wanted.empty()) return RowsWanted::kNone;
-  if (wanted == "generation") return RowsWanted::kGeneration;
-  if (wanted == "all") return RowsWanted::kAll;
-  throw invalid_argument(std::string(key) + " must be generation or all, got " + wanted);
+RequestedRows requested_rows(const py::dict& params, const char* key) {
+  std::string requested;
+  read(params, key, requested);
+  if (requested.empty()) return RequestedRows::kNone;
+  if (requested == "generation") return RequestedRows::kGeneration;
+  if (requested == "all") return RequestedRows::kAll;
+  throw invalid_argument(std::string(key) + " must be generation or all, got " + requested);
 }
 
 // Calls hook(tokens, logits) with NumPy views; the logits are changed in place. The Python object is released under the
@@ -61,8 +61,8 @@ GenerationParams read_params(const py::dict& params) {
   visit_fields(result, [&](const char* name, auto& field, const Limits&) { read(params, name, field); });
   if (params.contains("logits_hook")) result.logits_hook = make_hook(params["logits_hook"]);
   read(params, "stream", result.stream);
-  result.logits = rows_wanted(params, "output_logits");
-  result.hidden_states = rows_wanted(params, "output_last_hidden_state");
+  result.logits = requested_rows(params, "output_logits");
+  result.hidden_states = requested_rows(params, "output_last_hidden_state");
   read(params, "scores_prompt", result.scores_prompt);
   return result;
 }

@@ -157,12 +157,12 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
       }
       if (plan_.groups.size() > 1) check_groups(span);
       const bool samples = span.choice != nullptr;
-      const int wanted = samples ? 1 : span.wanted_rows();
+      const int requested = samples ? 1 : span.logit_row_count();
       std::vector<int32_t> tokens;
       for (int position = 0; position < span.first_position + span.count; ++position) {
         if (slot(span, position) < 0) throw std::logic_error("a position was read before it was written");
         tokens.push_back(slot(span, position));
-        if (position < span.first_position + span.count - wanted) continue;
+        if (position < span.first_position + span.count - requested) continue;
         const int32_t next = stub_next(tokens);
         if (samples) {
           chosen[s] = next == poison ? kNotANumber : choose(next, *span.choice, static_cast<int>(tokens.size()));

@@ -32,12 +32,12 @@ ENGINE_TEST(random_traffic_through_a_small_cache_answers_as_if_alone) {
     }
     for (const auto& [id, one] : sent) {
       const Collector::Response response = collector.wait(id);
-      const std::vector<int32_t> want = expected_tokens(one.prompt, one.count);
-      CHECK(response.tokens.size() <= want.size());
-      CHECK(std::equal(response.tokens.begin(), response.tokens.end(), want.begin()));
+      const std::vector<int32_t> expected = expected_tokens(one.prompt, one.count);
+      CHECK(response.tokens.size() <= expected.size());
+      CHECK(std::equal(response.tokens.begin(), response.tokens.end(), expected.begin()));
       if (response.finish != FinishReason::kCancelled) {
         CHECK(response.finish == FinishReason::kLength);
-        CHECK_EQUAL(response.tokens.size(), want.size());
+        CHECK_EQUAL(response.tokens.size(), expected.size());
         if (!one.is_streamed) CHECK_EQUAL(response.outputs, 1);
       }
     }
@@ -76,9 +76,9 @@ TEST(ten_thousand_conversations_through_an_engine_lose_no_page) {
           }
           for (RequestId id = first; id < first + kAtOnce; ++id) {
             const Collector::Response response = collector.wait(id);
-            std::vector<int32_t> want = expected_tokens(prompts[id - first], 6);
-            if (response.finish == FinishReason::kCancelled) want.resize(response.tokens.size());
-            CHECK(response.tokens == want);
+            std::vector<int32_t> expected = expected_tokens(prompts[id - first], 6);
+            if (response.finish == FinishReason::kCancelled) expected.resize(response.tokens.size());
+            CHECK(response.tokens == expected);
           }
         }
         const EngineStats stats = engine.stats();
@@ -150,7 +150,7 @@ TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
   CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.min_new_tokens = 12; }), 11);
   CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.bad_tokens = {{0, 1}}; }), 0);
   CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.bad_words = {"never"}; }), 0);
-  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.hidden_states = RowsWanted::kGeneration; }), 0);
+  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.hidden_states = RequestedRows::kGeneration; }), 0);
 }
 
 ENGINE_TEST(stop_tokens_end_a_response_and_are_not_part_of_it) {

@@ -27,9 +27,9 @@ PLAIN_ENGINE_TEST(twenty_blocks_serve_64_sessions_of_8_turns_as_if_they_had_all_
       sent.emplace_back(id++, session, count);
     }
     for (const auto& [request, session, count] : sent) {
-      const std::vector<int32_t> want = expected_tokens(histories[session], count);
-      CHECK(collector.wait(request).tokens == want);
-      histories[session].insert(histories[session].end(), want.begin(), want.end());
+      const std::vector<int32_t> expected = expected_tokens(histories[session], count);
+      CHECK(collector.wait(request).tokens == expected);
+      histories[session].insert(histories[session].end(), expected.begin(), expected.end());
     }
   }
   CHECK(engine.stats().evictions > 0);
@@ -55,9 +55,9 @@ PLAIN_ENGINE_TEST(what_the_host_keeps_is_not_computed_again) {
         std::vector<int32_t>& history = histories[session];
         history.insert(history.end(), input.begin(), input.end());
         engine.submit(session_request(id, session, round == 0, input, 3, collector.callback()));
-        const std::vector<int32_t> want = expected_tokens(history, 3);
-        CHECK(collector.wait(id++).tokens == want);
-        history.insert(history.end(), want.begin(), want.end());
+        const std::vector<int32_t> expected = expected_tokens(history, 3);
+        CHECK(collector.wait(id++).tokens == expected);
+        history.insert(history.end(), expected.begin(), expected.end());
       }
     }
     const EngineStats stats = engine.stats();
@@ -308,8 +308,8 @@ ENGINE_TEST(hidden_states_and_logits_come_for_the_tokens_asked_for) {
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   Request request = make_request(1, std::vector<int32_t>(50, 2), 5, collector.callback());
   request.params.stream = false;
-  request.params.hidden_states = RowsWanted::kAll;
-  request.params.logits = RowsWanted::kGeneration;
+  request.params.hidden_states = RequestedRows::kAll;
+  request.params.logits = RequestedRows::kGeneration;
   engine.submit(std::move(request));
   const Output output = collector.wait(1).last;
   CHECK_EQUAL(output.hidden_states.size(), 54u);

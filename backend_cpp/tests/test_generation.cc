@@ -148,7 +148,7 @@ TEST(a_jump_forward_ends_with_the_response) {
 }
 
 TEST(each_token_has_its_row_where_rows_are_wanted_so_none_is_jumped_over) {
-  Asked asked([](GenerationParams& params) { params.logits = RowsWanted::kGeneration; },
+  Asked asked([](GenerationParams& params) { params.logits = RequestedRows::kGeneration; },
               std::make_shared<PatternGrammar>(8));
   asked.advance({3});
   CHECK_EQUAL(asked.generation.generated(), 1);
@@ -163,8 +163,8 @@ TEST(a_token_that_a_grammar_does_not_know_is_an_error) {
 TEST(log_probabilities_and_logits_are_the_models_own_before_any_penalty) {
   Asked asked([](GenerationParams& params) {
     params.logprobs = 2;
-    params.logits = RowsWanted::kGeneration;
-    params.hidden_states = RowsWanted::kGeneration;
+    params.logits = RequestedRows::kGeneration;
+    params.hidden_states = RequestedRows::kGeneration;
     params.logit_bias = {{5, 100.0f}};
     params.logits_hook = [](const std::vector<int32_t>& tokens, float* logits, int) {
       CHECK(tokens == kPrompt);
@@ -313,9 +313,9 @@ TEST(tokens_on_their_way_when_reasoning_is_ended_belong_to_it) {
   for (int i = 0; i < 258; ++i) asked.generation.advance(SampledToken{4, 0, nullptr, nullptr});  // two were in flight
   CHECK(asked.generation.needs_known_tokens());
   for (int i = 0; i < 4; ++i) asked.advance({8});
-  std::vector<int32_t> want(258, 4);
-  want.insert(want.end(), {9, 2, 3, 8});
-  CHECK(asked.generated() == want);
+  std::vector<int32_t> expected(258, 4);
+  expected.insert(expected.end(), {9, 2, 3, 8});
+  CHECK(asked.generated() == expected);
 }
 
 TEST(reasoning_that_ends_in_time_and_responses_without_reasoning_are_left_alone) {
@@ -349,7 +349,7 @@ TEST(responses_to_one_prompt_draw_from_streams_of_their_own) {
 }
 
 TEST(rows_of_the_prompt_are_taken_once_and_the_last_is_the_responses) {
-  Asked asked([](GenerationParams& params) { params.hidden_states = RowsWanted::kAll; });
+  Asked asked([](GenerationParams& params) { params.hidden_states = RequestedRows::kAll; });
   const std::vector<float> logits(3 * kStubVocab, 0.0f);
   const std::vector<float> hidden = {10, 11, 12};
   asked.generation.take_prompt_outputs(0, 2, logits.data(), hidden.data());

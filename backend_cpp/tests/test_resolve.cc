@@ -71,18 +71,18 @@ Change set(const std::string& json) {
   return [json](Given& given) { read_settings(Json::parse(json), given.settings); };
 }
 
-Change learned(int positions, int wanted) {
+Change learned(int positions, int expected) {
   return [=](Given& given) {
     given.spec.learned_positions = positions;
-    given.settings.session_len = wanted;
+    given.settings.session_len = expected;
   };
 }
 
-Change sparse_of_device(bool has, int wanted) {
+Change sparse_of_device(bool has, int expected) {
   return [=](Given& given) {
     given.spec.attention.mla.emplace().indexer.emplace().top_k = 2048;
     given.device.has_sparse_attention = has;
-    given.settings.session_len = wanted;
+    given.settings.session_len = expected;
   };
 }
 
@@ -118,13 +118,13 @@ TEST(sizes_follow_from_settings_model_and_device) {
       {encode, 4096, 48, 256, 4096, 512},  // its longest text runs in one step
       {[](Given& given) { given.spec.images.emplace().whole_rows = 500; }, 4096, 48, 548, 548, 512},
   };
-  for (const Case& wanted : cases) {
-    const ResolvedEngine engine = resolve_with(wanted.given);
-    CHECK_EQUAL(engine.config.session_len, wanted.session_len);
-    CHECK_EQUAL(engine.config.max_batch_size, wanted.batch);
-    CHECK_EQUAL(engine.config.max_step_tokens, wanted.step_tokens);
-    CHECK_EQUAL(engine.max_rows, wanted.rows);
-    CHECK_EQUAL(engine.config.snapshot_interval, wanted.snapshot_interval);
+  for (const Case& expected : cases) {
+    const ResolvedEngine engine = resolve_with(expected.given);
+    CHECK_EQUAL(engine.config.session_len, expected.session_len);
+    CHECK_EQUAL(engine.config.max_batch_size, expected.batch);
+    CHECK_EQUAL(engine.config.max_step_tokens, expected.step_tokens);
+    CHECK_EQUAL(engine.max_rows, expected.rows);
+    CHECK_EQUAL(engine.config.snapshot_interval, expected.snapshot_interval);
     CHECK(engine.notes.empty());
   }
 }
@@ -136,16 +136,16 @@ TEST(storage_follows_from_types_and_bits) {
     CacheType cache;
     int bits;
   };
-  for (const Case& wanted : std::vector<Case>{
+  for (const Case& expected : std::vector<Case>{
            {"{}", DType::kBFloat16, CacheType::kBFloat16, 0},
            {R"({"dtype": "float32"})", DType::kFloat32, CacheType::kFloat32, 0},
            {R"({"dtype": "float16", "weight_bits": 4})", DType::kFloat16, CacheType::kBFloat16, 4},
            {R"({"quant_policy": 8})", DType::kBFloat16, CacheType::kInt8, 0},
            {R"({"dtype": "float32", "quant_policy": 4})", DType::kFloat32, CacheType::kInt4, 0},
        }) {
-    const Storage storage = resolve_with(set(wanted.settings)).storage;
-    CHECK(storage.weights.dtype == wanted.dtype && storage.cache == wanted.cache);
-    CHECK_EQUAL(storage.weights.bits, wanted.bits);
+    const Storage storage = resolve_with(set(expected.settings)).storage;
+    CHECK(storage.weights.dtype == expected.dtype && storage.cache == expected.cache);
+    CHECK_EQUAL(storage.weights.bits, expected.bits);
   }
 }
 
@@ -156,7 +156,7 @@ TEST(a_cache_takes_blocks_or_a_share_of_the_free_memory) {
     size_t free_bytes;
     int pages;
   };
-  for (const Case& wanted : std::vector<Case>{
+  for (const Case& expected : std::vector<Case>{
            {R"({"cache_max_entry_count": 10})", false, false, 0, 10},
            {R"({"cache_max_entry_count": 10, "max_batch_size": 4})", true, false, 0, 10 + 4 * 2 * 3},
            {"{}", false, false, 50 * kMiB, 40},                                    // 0.8 of it
@@ -166,8 +166,8 @@ TEST(a_cache_takes_blocks_or_a_share_of_the_free_memory) {
            {R"({"cache_max_entry_count": 0.5})", false, true, 1000 * kMiB, 250},   // a draft's pages come twice
            {R"({"max_batch_size": 2, "session_len": 640})", false, false, 1000 * kMiB, 20},  // as much as it can use
        }) {
-    const ResolvedEngine engine = with_plan(set(wanted.settings), wanted.has_state, wanted.is_apart);
-    CHECK_EQUAL(cache_page_count(engine, wanted.free_bytes), wanted.pages);
+    const ResolvedEngine engine = with_plan(set(expected.settings), expected.has_state, expected.is_apart);
+    CHECK_EQUAL(cache_page_count(engine, expected.free_bytes), expected.pages);
   }
   CHECK_EQUAL(cache_page_count(resolve_with(encode), 1000 * kMiB), 0);
   const ResolvedEngine host = with_plan(set(R"({"num_cpu_blocks": 30, "tp": 2})"));

@@ -233,8 +233,8 @@ void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams
   }
 }
 
-DType CudaOperators::attended_type(const AttentionParams& params, DType wanted) const {
-  return wanted == DType::kBFloat16 && !cuda::is_latent_attention(params) ? wanted : DType::kFloat32;
+DType CudaOperators::attended_type(const AttentionParams& params, DType requested) const {
+  return requested == DType::kBFloat16 && !cuda::is_latent_attention(params) ? requested : DType::kFloat32;
 }
 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) {

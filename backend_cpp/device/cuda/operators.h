@@ -84,7 +84,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   }
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
-  DType attended_type(const AttentionParams& params, DType wanted) const override;
+  DType attended_type(const AttentionParams& params, DType requested) const override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
@@ -136,7 +136,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   Stream shared_stream_;
   cudaStream_t stream_;
   CudaGraphs graphs_;
-  const bool uses_graphs_ = wanted_kernels("turbomind", "graphs") != KernelSource::kOff;
+  const bool uses_graphs_ = requested_kernels("turbomind", "graphs") != KernelSource::kOff;
   std::array<size_t, 3> taken_{};  // bytes, by MemoryUse
   std::unique_ptr<cuda::Gemm> gemm_;
   std::unique_ptr<cuda::SplitCounters> counters_;

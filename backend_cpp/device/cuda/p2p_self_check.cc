@@ -26,9 +26,9 @@ constexpr std::array<size_t, 5> kCounts = {1, 1001, P2pAllReduce::kMaxCount, 409
 // The largest sum takes less than a millisecond. GPUs that do not see each other's signals would wait forever.
 constexpr auto kTimeout = std::chrono::seconds(20);
 
-bool is_wanted() {
-  const auto wanted = wanted_kernels("turbomind", "peers");
-  return !wanted || *wanted == KernelSource::kOwn;
+bool is_enabled() {
+  const auto requested = requested_kernels("turbomind", "peers");
+  return !requested || *requested == KernelSource::kOwn;
 }
 
 struct DestroyStream {
@@ -121,7 +121,7 @@ SelfCheck run(P2pAllReduce& peers, int ranks) {
 }  // namespace
 
 std::unique_ptr<P2pAllReduce> proven_peers(int ranks) {
-  if (!is_wanted()) return nullptr;
+  if (!is_enabled()) return nullptr;
   std::unique_ptr<P2pAllReduce> peers;
   const auto try_out = [&] {
     peers = std::make_unique<P2pAllReduce>(ranks);

@@ -49,7 +49,7 @@ class ListWriter {
 CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices)
     : ops_(ops),
       vocab_size_(vocab_size),
-      is_wanted_(wanted_kernels("turbomind", "sampling") != KernelSource::kOff),
+      is_enabled_(requested_kernels("turbomind", "sampling") != KernelSource::kOff),
       histories_(std::min(max_choices, kMaxHistories)) {
   const auto rows = static_cast<size_t>(max_choices);
   history_memory_ = ops.allocate(std::min(rows, size_t{kMaxHistories}) * history_words() * sizeof(int32_t));
@@ -92,7 +92,7 @@ CudaSampler::Counts CudaSampler::counts_at(int place) const {
 }
 
 bool CudaSampler::reserve(const SamplingMetadata& choice) {
-  if (!is_wanted_ || !uses_only(choice, kKnownFields)) return false;
+  if (!is_enabled_ || !uses_only(choice, kKnownFields)) return false;
   const size_t list_bytes = reserved_list_bytes_ + bytes_of_lists(choice);
   if (list_bytes > lists_.size()) return false;
   if (choice.has_penalties() && !histories_.reserve(choice)) return false;

@@ -65,7 +65,7 @@ class CudaSampler final : public TokenSampler {
 
   CudaOperators& ops_;
   int vocab_size_;
-  bool is_wanted_;
+  bool is_enabled_;
   int64_t step_ = 0;                // under way
   size_t reserved_list_bytes_ = 0;  // for the next
   AlignedBuffer history_memory_;

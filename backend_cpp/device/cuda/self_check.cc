@@ -14,8 +14,8 @@ namespace turbomind {
 
 bool may_use_library(LibraryUse use) {
   static constexpr std::array<std::string_view, 4> kNames = {"experts", "latents", "prompts", "scales"};
-  const auto wanted = wanted_kernels("turbomind", kNames[static_cast<size_t>(use)]);
-  return !wanted || *wanted == KernelSource::kLibrary;
+  const auto requested = requested_kernels("turbomind", kNames[static_cast<size_t>(use)]);
+  return !requested || *requested == KernelSource::kLibrary;
 }
 
 double largest_difference(const SelfCheck& check) {

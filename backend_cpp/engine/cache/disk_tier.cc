@@ -110,7 +110,7 @@ bool DiskTier::holds_up(const PrefixKey& prefix, int limit, const std::vector<in
     question.read = open;
     return true;
   }
-  question.read = {read.get(), [read](const PrefixRead*) { read->is_wanted = false; }};
+  question.read = {read.get(), [read](const PrefixRead*) { read->is_requested = false; }};
   question.is_own = true;
   open_.push_back(question.read);
   transfers_.ask(read);
@@ -188,7 +188,7 @@ void DiskTier::bring_in(const BlockTransfers::Part& part) {
     read.path.clear();
     return;
   }
-  if (!read.is_wanted || read.is_broken) return;
+  if (!read.is_requested || read.is_broken) return;
   const DiskRead::Item& item = *part.item;
   const PrefixKey prefix = read.prefix();
   const auto move_on = [&](NodeId node) {

@@ -48,13 +48,13 @@ SharedBlock PrefixTree::find_longest(NodeId parent, const PrefixKey& prefix, int
   int most = std::clamp(static_cast<int>(prefix.tokens.size()) - begin, 0, std::min(count, block_len_));
   const auto images = ranges_within(prefix.images, begin, begin + most);
   if (!images.empty()) most = std::max(0, images.front().begin - begin);
-  const auto wanted = std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(most));
+  const auto target = std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(most));
   SharedBlock longest;
   int compared = 0;
   for (NodeId child = at(parent).first_child; child != kNoNode; child = at(child).next) {
     const Node& known = at(child);
-    const auto parted = std::ranges::mismatch(wanted, known.tokens).in1;
-    auto shared = static_cast<int>(parted - wanted.begin());
+    const auto parted = std::ranges::mismatch(target, known.tokens).in1;
+    auto shared = static_cast<int>(parted - target.begin());
     if (!known.images.empty()) shared = std::min(shared, known.images.front().at);
     if (shared > longest.tokens && is_usable(child)) longest = {child, shared};
     if (longest.tokens == most || ++compared == kMaxCompared) break;

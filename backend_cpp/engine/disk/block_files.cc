@@ -407,7 +407,7 @@ bool BlockFiles::grant(uint64_t bytes, const FileDescriptor& file) {
       pread(file.get(), &ledger, sizeof(ledger), 0) == sizeof(ledger) && ledger.check == ~ledger.bytes;
   if (bytes == 0 || !is_whole || ledger.bytes + bytes > most_bytes_ || ledger.removals != removals_) {
     // More than this one file, so that the directory is not read for every file from now on.
-    const uint64_t wanted = most_bytes_ - std::max(bytes, most_bytes_ / 128);
+    const uint64_t target_bytes = most_bytes_ - std::max(bytes, most_bytes_ / 128);
     std::vector<Found> found = scan();
     forget_others(found);
     std::ranges::sort(found, {}, &Found::used);
@@ -415,7 +415,7 @@ bool BlockFiles::grant(uint64_t bytes, const FileDescriptor& file) {
     for (const Found& each : found) ledger.bytes += each.bytes;
     const bool is_full = ledger.bytes + bytes > most_bytes_;
     for (const Found& each : found) {
-      if (!is_full || ledger.bytes <= wanted) break;
+      if (!is_full || ledger.bytes <= target_bytes) break;
       if (!each.name || (unlinkat(folder_.get(), each.file.c_str(), 0) != 0 && errno != ENOENT)) continue;
       ledger.bytes -= each.bytes;
       ++own_removals_;

@@ -153,7 +153,7 @@ void BlockTransfers::serve(const std::shared_ptr<const DiskRead>& read) {
   const DiskRead::Choice choice = read->choose(is_there);
   if (is_worth(choice)) {
     for (const DiskRead::Item* item : choice.items) {
-      if (!read->is_wanted) break;
+      if (!read->is_requested) break;
       std::vector<std::byte> content;
       if (const Write* own = queued(item->key.name)) {
         content = own->content;
@@ -191,11 +191,11 @@ bool BlockTransfers::put(Part&& part) {
   const bool is_end = part.item == nullptr;
   {
     std::unique_lock lock(mu_);
-    while (!is_end && !is_closing_ && part.read->is_wanted && !parts_.empty() &&
+    while (!is_end && !is_closing_ && part.read->is_requested && !parts_.empty() &&
            read_bytes_ + part.content.size() > kQueuedBytes) {
       changed_.wait_for(lock, std::chrono::milliseconds(100));
     }
-    if (!is_end && (is_closing_ || !part.read->is_wanted)) return false;
+    if (!is_end && (is_closing_ || !part.read->is_requested)) return false;
     if (!is_end) ++counts_.read;
     read_bytes_ += part.content.size();
     parts_.push_back(std::move(part));

@@ -42,7 +42,7 @@ class DiskRead {
   // Chooses the items to read among the existing ones. Called on the transfer thread.
   virtual Choice choose(const std::function<bool(const Item&)>& is_there) const = 0;
 
-  std::atomic<bool> is_wanted{true};  // false: cancelled
+  std::atomic<bool> is_requested{true};  // false: cancelled
 };
 
 class BlockTransfers {

@@ -77,9 +77,9 @@ std::string first_line(int socket, const std::atomic<bool>& is_stopping) {
   std::string line;
   const auto end = std::chrono::steady_clock::now() + kStartTimeout;
   while (line.empty() || line.back() != '\n') {
-    pollfd wanted{socket, POLLIN, 0};
+    pollfd descriptor{socket, POLLIN, 0};
     if (is_stopping || std::chrono::steady_clock::now() > end) return "";
-    if (poll(&wanted, 1, kPollMilliseconds) <= 0) continue;
+    if (poll(&descriptor, 1, kPollMilliseconds) <= 0) continue;
     char c = 0;
     if (recv(socket, &c, 1, 0) <= 0) return "";
     line += c;

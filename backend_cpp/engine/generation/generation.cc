@@ -58,7 +58,7 @@ void PromptOutputs::take(const std::vector<int32_t>& tokens, int first, int coun
                             hidden + static_cast<size_t>(count) * static_cast<size_t>(rules_.space.hidden_size));
     return;
   }
-  if (wants_logprobs() && first == 0 && taken_ == 0) {
+  if (needs_logprobs() && first == 0 && taken_ == 0) {
     const auto top = static_cast<size_t>(*rules_.params.prompt_logprobs);
     output.prompt_logprobs = {{std::nanf(""), {top, {-1, std::nanf("")}}}};  // nothing predicts the first token
   }
@@ -79,11 +79,11 @@ void PromptOutputs::take_token(int32_t next_token, const float* logits, const fl
     output.score += negative_log_probability(logits, vocab, next_token);
     ++output.scored_tokens;
   }
-  if (wants_logprobs()) {
+  if (needs_logprobs()) {
     output.prompt_logprobs.push_back(log_probabilities(logits, vocab, next_token, *params.prompt_logprobs));
   }
-  if (params.logits == RowsWanted::kAll) output.logits.insert(output.logits.end(), logits, logits + vocab);
-  if (params.hidden_states == RowsWanted::kAll) {
+  if (params.logits == RequestedRows::kAll) output.logits.insert(output.logits.end(), logits, logits + vocab);
+  if (params.hidden_states == RequestedRows::kAll) {
     output.hidden_states.insert(output.hidden_states.end(), hidden, hidden + rules_.space.hidden_size);
   }
 }
@@ -110,7 +110,7 @@ Generation::Generation(std::shared_ptr<const GenerationRules> rules, int index, 
 
 bool Generation::needs_logits() const {
   const GenerationParams& params = rules_->params;
-  return params.logits_hook || params.logits != RowsWanted::kNone || params.hidden_states != RowsWanted::kNone ||
+  return params.logits_hook || params.logits != RequestedRows::kNone || params.hidden_states != RequestedRows::kNone ||
          params.generates_nothing();
 }
 
@@ -137,7 +137,7 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   }
   if (is_complete()) return FinishReason::kStop;
   std::vector<float> unchanged;  // for what is reported of the model's own distribution
-  if (params.logprobs || params.logits != RowsWanted::kNone) unchanged.assign(logits, logits + vocab);
+  if (params.logprobs || params.logits != RequestedRows::kNone) unchanged.assign(logits, logits + vocab);
   if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
   const SamplingMetadata& how = choice(0);
   penalties_.apply(logits);
@@ -156,8 +156,8 @@ void Generation::report(int32_t token, const std::vector<float>& logits, const f
   if (params.logprobs) {
     unsent_.logprobs.push_back(log_probabilities(logits.data(), space.vocab_size, token, *params.logprobs));
   }
-  if (params.logits != RowsWanted::kNone) unsent_.logits.insert(unsent_.logits.end(), logits.begin(), logits.end());
-  if (params.hidden_states != RowsWanted::kNone) {
+  if (params.logits != RequestedRows::kNone) unsent_.logits.insert(unsent_.logits.end(), logits.begin(), logits.end());
+  if (params.hidden_states != RequestedRows::kNone) {
     unsent_.hidden_states.insert(unsent_.hidden_states.end(), hidden, hidden + space.hidden_size);
   }
 }

@@ -63,7 +63,7 @@ class PromptOutputs {
 
  private:
   void take_token(int32_t next_token, const float* logits, const float* hidden, Output& output) const;
-  bool wants_logprobs() const { return rules_.params.prompt_logprobs && is_first_response_; }
+  bool needs_logprobs() const { return rules_.params.prompt_logprobs && is_first_response_; }
 
   const GenerationRules& rules_;
   bool is_first_response_;

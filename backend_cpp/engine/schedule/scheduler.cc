@@ -17,7 +17,7 @@ void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_p
   list.insert(std::ranges::upper_bound(list, sequence, is_served_before), std::move(sequence));
 }
 
-SpanRows wanted_rows(const Sequence& sequence) {
+SpanRows requested_rows(const Sequence& sequence) {
   const bool reads_outputs = sequence.params().reads_prompt_outputs() || sequence.params().output_token_embeddings;
   const bool needs_prompt = reads_outputs && sequence.cached() < sequence.prompt_len();
   if (needs_prompt) return SpanRows::kAll;
@@ -207,7 +207,7 @@ void Scheduler::add_spans(Step& step) {
     const int known = sequence->planned - sequence->in_flight - sequence->drafts.count();
     step.input.spans.push_back(
         {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached(), &sequence->memory.tables(),
-         wanted_rows(*sequence), sequence->prompt_len(), nullptr,
+         requested_rows(*sequence), sequence->prompt_len(), nullptr,
          ranges_within(sequence->group->embeddings, sequence->cached(), sequence->cached() + sequence->planned),
          position_shift(sequence->group->embeddings, sequence->cached()),
          sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count(),
@@ -229,17 +229,17 @@ void Scheduler::add_drafts(int free_tokens) {
   std::vector<Sequence*> sequences;
   for (const auto& sequence : running_) {
     const bool goes_on = sequence->planned > 0 && sequence->in_flight == 0 && sequence->generation.can_take_drafts() &&
-                         wanted_rows(*sequence) == SpanRows::kLast;
+                         requested_rows(*sequence) == SpanRows::kLast;
     if (!goes_on) continue;
     const int end = sequence->cached() + sequence->planned;
     const int most = std::min(most_drafts(*sequence), speculator_->most_drafts());
     // The last border of a prompt may lie within the step; tokens that run again are not to become ever more.
     if (has_state && (sequence->cached() < sequence->prompt_len() || sequence->planned > kMaxRedone)) continue;
-    const int wanted = sequence->memory.next_stop(blocks_, end + most) - end;
-    if (wanted <= 0) continue;
+    const int requested = sequence->memory.next_stop(blocks_, end + most) - end;
+    if (requested <= 0) continue;
     const int spare = running_count() * blocks_.plan().pages_of_block();
-    if (blocks_.pool().available_count() > spare) reserve(*sequence, sequence->planned + wanted, false);
-    candidates.push_back(candidate(blocks_, *sequence, std::min(wanted, sequence->memory.places(blocks_) - end)));
+    if (blocks_.pool().available_count() > spare) reserve(*sequence, sequence->planned + requested, false);
+    candidates.push_back(candidate(blocks_, *sequence, std::min(requested, sequence->memory.places(blocks_) - end)));
     sequences.push_back(sequence.get());
   }
   // A drafter writes into pages of the arena, as the step will.
@@ -474,11 +474,11 @@ bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   return true;
 }
 
-std::vector<std::shared_ptr<Sequence>> Scheduler::remove_if(const std::function<bool(const Sequence&)>& is_wanted) {
+std::vector<std::shared_ptr<Sequence>> Scheduler::remove_if(const std::function<bool(const Sequence&)>& matches) {
   std::vector<std::shared_ptr<Sequence>> removed;
   for (auto* list : {&running_, &waiting_}) {
     for (auto& sequence : *list) {
-      if (is_wanted(*sequence)) removed.push_back(std::move(sequence));
+      if (matches(*sequence)) removed.push_back(std::move(sequence));
     }
     std::erase(*list, nullptr);
   }

@@ -102,8 +102,8 @@ class Scheduler {
   // Whether the next step should wait for the tokens of `step`, since drafts depend on them.
   bool would_draft(const Step& step) const;
 
-  // Removes every sequence for which `is_wanted` holds, in any state, and frees its blocks.
-  std::vector<std::shared_ptr<Sequence>> remove_if(const std::function<bool(const Sequence&)>& is_wanted);
+  // Removes every sequence for which `matches` holds, in any state, and frees its blocks.
+  std::vector<std::shared_ptr<Sequence>> remove_if(const std::function<bool(const Sequence&)>& matches);
 
   int running_count() const { return static_cast<int>(running_.size()); }
   int waiting_count() const { return static_cast<int>(waiting_.size()); }

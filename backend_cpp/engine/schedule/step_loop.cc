@@ -32,11 +32,11 @@ void StepLoop::begin(Step& step) {
     for (size_t i = 0; i < step.sequences.size(); ++i) {
       StepSpan& span = step.input.spans[i];
       Sequence& sequence = *step.sequences[i];
-      if (span.wanted != SpanRows::kLast || span.drafts > 0 || sequence.generation.needs_logits()) continue;
+      if (span.requested != SpanRows::kLast || span.drafts > 0 || sequence.generation.needs_logits()) continue;
       if (sequence.generation.is_complete()) continue;  // nothing to choose
       const SamplingMetadata& choice = sequence.generation.choice(sequence.in_flight);
       if (!runner_.reserve(choice)) continue;
-      span.wanted = SpanRows::kNone;
+      span.requested = SpanRows::kNone;
       span.choice = &choice;
     }
   }
@@ -66,7 +66,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
     Sequence& sequence = *step.sequences[i];
     const StepSpan& span = step.input.spans[i];
     const bool is_sampled = span.choice != nullptr;
-    const int count = span.wanted_rows();
+    const int count = span.logit_row_count();
     if (is_sampled) --sequence.in_flight;
     if (sequence.is_open && (is_sampled || count > 0)) {
       on_output(step.sequences[i], {span, is_sampled ? chosen : nullptr, count, logits, hidden,
@@ -84,7 +84,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
 bool StepLoop::can_overlap(const Step& step) const {
   if (!runner_.traits().samples_on_device || step.was_short_of_blocks) return false;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
-    if (step.input.spans[i].wanted != SpanRows::kNone) return false;
+    if (step.input.spans[i].requested != SpanRows::kNone) return false;
     if (step.input.spans[i].choice != nullptr && step.sequences[i]->generation.needs_known_tokens()) return false;
   }
   return !scheduler_.would_draft(step);

@@ -6,17 +6,17 @@ namespace turbomind {
 
 void Drafter::run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last) {
   StepInput input;
-  std::vector<size_t> wanted;
+  std::vector<size_t> requested;
   const auto flush = [&] {
     if (input.tokens.empty()) return;
     input.is_alongside_own = is_own;
     const StepOutput output = runner_.forward(input);
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      on_last(wanted[i], output.logits + i * static_cast<size_t>(runner_.traits().vocab_size),
+    for (size_t i = 0; i < requested.size(); ++i) {
+      on_last(requested[i], output.logits + i * static_cast<size_t>(runner_.traits().vocab_size),
               output.hidden + i * static_cast<size_t>(runner_.traits().hidden_size));
     }
     input.clear();
-    wanted.clear();
+    requested.clear();
   };
   for (size_t index = 0; index < all.size(); ++index) {
     const Due& due = all[index];
@@ -24,18 +24,18 @@ void Drafter::run(std::span<const Due> all, int width, bool is_own, const OnLast
       if (static_cast<int>(input.tokens.size()) == max_rows_) flush();
       const auto first = static_cast<int>(input.tokens.size());
       const int count = std::min(due.count - done, max_rows_ - first);
-      const bool is_wanted = due.is_wanted && done + count == due.count;
+      const bool needs_output = due.needs_output && done + count == due.count;
       input.spans.push_back({.first_row = first,
                              .count = count,
                              .first_position = due.first_position + done,
                              .tables = due.tables,
-                             .wanted = is_wanted ? SpanRows::kLast : SpanRows::kNone,
+                             .requested = needs_output ? SpanRows::kLast : SpanRows::kNone,
                              .prompt_len = due.prompt_len > 0 ? due.prompt_len : due.first_position + done + count});
       // An image's tokens may be any number.
       for (int i = 0; i < count; ++i) input.tokens.push_back(std::clamp(due.tokens[done + i], 0, vocab_size_ - 1));
       const float* states = due.hidden + static_cast<ptrdiff_t>(done) * width;
       input.alongside.insert(input.alongside.end(), states, states + static_cast<ptrdiff_t>(count) * width);
-      if (is_wanted) wanted.push_back(index);
+      if (needs_output) requested.push_back(index);
       done += count;
     }
   }

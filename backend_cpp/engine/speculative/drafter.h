@@ -81,7 +81,7 @@ class Drafter {
     int count;
     int first_position;
     const PageTables* tables;
-    bool is_wanted;                 // the last token's output
+    bool needs_output;              // the last token's output
     const float* hidden = nullptr;  // [count, width]: a head's
     int prompt_len = 0;             // as in StepSpan; 0: all tokens so far
   };

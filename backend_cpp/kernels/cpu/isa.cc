@@ -89,8 +89,8 @@ const KernelTable* table_named(const std::string& name) {
 
 std::atomic<const KernelTable*>& current() {
   static std::atomic<const KernelTable*> table = [] {
-    const char* wanted = std::getenv("LMDEPLOY_CPU_ISA");
-    return wanted != nullptr && *wanted != '\0' ? table_named(wanted) : usable_tables().front();
+    const char* requested = std::getenv("LMDEPLOY_CPU_ISA");
+    return requested != nullptr && *requested != '\0' ? table_named(requested) : usable_tables().front();
   }();
   return table;
 }

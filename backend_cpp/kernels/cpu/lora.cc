@@ -42,8 +42,8 @@ void for_runs(const LoraRows& rows, Visit&& visit) {
 // Cuts `count` units of `unit_bytes` into tasks of whole `multiple`s.
 template <class Add>
 void cut(int count, size_t unit_bytes, int multiple, Add&& add) {
-  const int wanted = static_cast<int>(kTaskBytes / unit_bytes) / multiple * multiple;
-  const int step = std::max(multiple, wanted);
+  const int requested = static_cast<int>(kTaskBytes / unit_bytes) / multiple * multiple;
+  const int step = std::max(multiple, requested);
   for (int first = 0; first < count; first += step) add(first, std::min(first + step, count));
 }
 

@@ -59,8 +59,8 @@ void ScaledSum::run(ThreadPool& pool) const {
 void MatchRms::run(ThreadPool& pool) const {
   for_rows(pool, rows, 2 * size, [&](size_t row) {
     float* own = x + row * size;
-    const float wanted = std::sqrt(mean_square(like + row * size, size));
-    const float factor = wanted / std::sqrt(std::max(mean_square(own, size), 1e-5f));
+    const float requested = std::sqrt(mean_square(like + row * size, size));
+    const float factor = requested / std::sqrt(std::max(mean_square(own, size), 1e-5f));
     for (int i = 0; i < size; ++i) own[i] *= factor;
   });
 }

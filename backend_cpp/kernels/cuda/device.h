@@ -89,8 +89,8 @@ inline dim3 rows_and(int rows, int others) {
 // Whether the environment lets kernels overlap (LMDEPLOY_CUDA_KERNELS).
 inline bool may_overlap() {
   static const bool may = [] {
-    const auto wanted = wanted_kernels("turbomind", "overlap");
-    return !wanted || *wanted != KernelSource::kOff;
+    const auto requested = requested_kernels("turbomind", "overlap");
+    return !requested || *requested != KernelSource::kOff;
   }();
   return may;
 }

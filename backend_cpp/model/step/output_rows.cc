@@ -51,12 +51,12 @@ void OutputRows::begin(const StepInput& input, StepRows& rows) {
   if (!rows.in_flight().empty()) sampler_->place(rows.in_flight(), rows.tokens());
 }
 
-void OutputRows::compute(const StepContext& step, const float* hidden, const int32_t* wanted, int count,
+void OutputRows::compute(const StepContext& step, const float* hidden, const int32_t* logit_rows, int count,
                          int projected) {
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return;  // all rows of a text go into its vector
   const auto gather = [&](float* to) {
-    if (wanted == nullptr) return ops_.copy(hidden, float_bytes(count, spec_.hidden_size), to);
-    ops_.gather_rows(hidden, wanted, count, spec_.hidden_size, to);
+    if (logit_rows == nullptr) return ops_.copy(hidden, float_bytes(count, spec_.hidden_size), to);
+    ops_.gather_rows(hidden, logit_rows, count, spec_.hidden_size, to);
   };
   gather(rows_);
   if (!spec_.head || has_outer_norms(*spec_.head)) {
@@ -101,27 +101,27 @@ void OutputRows::project_together(const float* rows, int count, bool meets_ranks
   }
 }
 
-void OutputRows::end(const WantedRows& wanted, int projected, bool meets_ranks) {
+void OutputRows::end(const LogitRows& logit_rows, int projected, bool meets_ranks) {
   output_ = {};
   if (ops_.shares_host_memory()) {
     output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
     output_.hidden = own_states();
     return;
   }
-  for (int first = 0; first < wanted.count() && !spec_.encoder; first += logit_rows_at_once_) {
-    const int count = std::min(logit_rows_at_once_, wanted.count() - first);
+  for (int first = 0; first < logit_rows.count() && !spec_.encoder; first += logit_rows_at_once_) {
+    const int count = std::min(logit_rows_at_once_, logit_rows.count() - first);
     if (first >= projected) project(first, count, meets_ranks);
-    const int choices = std::clamp(wanted.choices - first, 0, count);
+    const int choices = std::clamp(logit_rows.choices - first, 0, count);
     if (choices > 0) sampler_->choose(first, choices, logits_);
     if (choices == count) continue;
     const auto vocab = static_cast<size_t>(logit_count(spec_));
-    const auto asked = static_cast<size_t>(first + choices - wanted.choices);  // those brought before
+    const auto requested = static_cast<size_t>(first + choices - logit_rows.choices);  // those brought before
     bring(logits_ + static_cast<size_t>(choices) * vocab, count - choices, logit_count(spec_),
-          host_logits_.as<float>() + asked * vocab);
+          host_logits_.as<float>() + requested * vocab);
   }
   if (sampler_) sampler_->end();
-  const auto skipped = static_cast<size_t>(wanted.choices) * static_cast<size_t>(spec_.hidden_size);
-  bring(own_states() + skipped, wanted.asked, spec_.hidden_size, host_rows_.as<float>());
+  const auto skipped = static_cast<size_t>(logit_rows.choices) * static_cast<size_t>(spec_.hidden_size);
+  bring(own_states() + skipped, logit_rows.requested, spec_.hidden_size, host_rows_.as<float>());
   output_.logits = host_logits_.size() > 0 ? host_logits_.as<float>() : nullptr;
   output_.hidden = host_rows_.as<float>();
 }
@@ -136,18 +136,18 @@ void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
   output_ = {};
   if (rank_ != 0) return;
   size_t vectors = 0;
-  for (const StepSpan& span : input.spans) vectors += static_cast<size_t>(span.wanted_rows());
+  for (const StepSpan& span : input.spans) vectors += static_cast<size_t>(span.logit_row_count());
   vectors_.resize(vectors * width);
   float* to = vectors_.data();
   for (const StepSpan& span : input.spans) {
     const float* rows = from + static_cast<size_t>(span.first_row) * width;
-    const size_t wanted = static_cast<size_t>(span.wanted_rows()) * width;
-    if (span.wanted == SpanRows::kAll) {
-      std::copy_n(rows, wanted, to);
+    const size_t logit_rows = static_cast<size_t>(span.logit_row_count()) * width;
+    if (span.logit_rows == SpanRows::kAll) {
+      std::copy_n(rows, logit_rows, to);
     } else {
       pool_text(spec_.encoder->pooling, rows, span.count, spec_.hidden_size, to);
     }
-    to += wanted;
+    to += logit_rows;
   }
   output_.hidden = vectors_.data();
 }

@@ -28,11 +28,11 @@ class OutputRows {
   void begin(const StepInput& input, StepRows& rows);
   // Of hidden [rows, hidden_size]: the last norm of the `count` rows that are wanted (null: the first ones), and
   // the logits of the first `projected`.
-  void compute(const StepContext& step, const float* hidden, const int32_t* wanted, int count, int projected);
+  void compute(const StepContext& step, const float* hidden, const int32_t* logit_rows, int count, int projected);
   // Logits of wanted rows first, first + 1, ...
   void project(int first, int count, bool meets_ranks);
   // Ends the step: chooses tokens and brings rows to the host; of the logits, the first `projected` are computed.
-  void end(const WantedRows& wanted, int projected, bool meets_ranks);
+  void end(const LogitRows& logit_rows, int projected, bool meets_ranks);
   // Ends one that pools texts: all rows of a text go into its vector, or all are wanted.
   void end_with_texts(const StepInput& input, const float* hidden);
   // Ends one that fills images alone.

@@ -30,7 +30,7 @@ struct ModelStep : StepContext {
   const StepInput& input;
   int embedded = 0;              // rows that take the place of token embeddings
   bool has_cross_spans = false;  // whether rows look at images
-  int wanted = 0;
+  int logit_rows = 0;
   int projected = 0;        // of the wanted rows, those whose logits are computed
   bool drops_rows = false;  // whether the MLP of the last layer runs for wanted rows alone
 };

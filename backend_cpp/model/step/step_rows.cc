@@ -27,15 +27,15 @@ StepRows::StepRows(Operators& ops, const ModelSpec& spec, int max_rows)
       tokens_(ops, row_bytes(true, max_rows)),
       positions_(ops, row_bytes(spec.learned_positions > 0, max_rows)),
       token_types_(ops, row_bytes(spec.encoder && spec.encoder->token_types > 0, max_rows)),
-      wanted_(ops, row_bytes(true, max_rows)),
+      logit_rows_(ops, row_bytes(true, max_rows)),
       embeddings_(ops, embedding_bytes(spec, max_rows)),
       embedding_rows_(ops, row_bytes(spec.images.has_value(), max_rows)) {}
 
-WantedRows StepRows::stage(const StepInput& input) {
+LogitRows StepRows::stage(const StepInput& input) {
   stage_tokens(input);
   if (positions_.size() > 0) stage_positions(input);
   if (token_types_.size() > 0) stage_token_types(input);
-  return stage_wanted(input);
+  return stage_logit_rows(input);
 }
 
 void StepRows::stage_tokens(const StepInput& input) {
@@ -75,24 +75,24 @@ void StepRows::stage_token_types(const StepInput& input) {
   token_types_.upload(ops_, input.tokens.size() * sizeof(int32_t));
 }
 
-WantedRows StepRows::stage_wanted(const StepInput& input) {
-  WantedRows wanted;
-  auto* next = wanted_.host<int32_t>();
+LogitRows StepRows::stage_logit_rows(const StepInput& input) {
+  LogitRows logit_rows;
+  auto* next = logit_rows_.host<int32_t>();
   choice_of_span_.clear();
   for (const StepSpan& span : input.spans) {
-    choice_of_span_.push_back(wanted.choices);
+    choice_of_span_.push_back(logit_rows.choices);
     if (span.choice == nullptr) continue;
     *next++ = span.first_row + span.count - 1;
-    ++wanted.choices;
+    ++logit_rows.choices;
   }
   for (const StepSpan& span : input.spans) {
     const bool takes_first = spec_.encoder && spec_.encoder->pooling == TextPooling::kFirst;
-    const int first = takes_first ? 0 : span.count - span.wanted_rows();
-    for (int row = first; row < first + span.wanted_rows(); ++row) *next++ = span.first_row + row;
-    wanted.asked += span.wanted_rows();
+    const int first = takes_first ? 0 : span.count - span.logit_row_count();
+    for (int row = first; row < first + span.logit_row_count(); ++row) *next++ = span.first_row + row;
+    logit_rows.requested += span.logit_row_count();
   }
-  wanted_.upload(ops_, static_cast<size_t>(wanted.count()) * sizeof(int32_t));
-  return wanted;
+  logit_rows_.upload(ops_, static_cast<size_t>(logit_rows.count()) * sizeof(int32_t));
+  return logit_rows;
 }
 
 int StepRows::stage_embeddings(const StepInput& input) {

@@ -12,10 +12,10 @@
 namespace turbomind {
 
 // Rows whose logits are computed: first those that tokens are chosen from, then those that were asked for.
-struct WantedRows {
+struct LogitRows {
   int choices = 0;
-  int asked = 0;
-  int count() const { return choices + asked; }
+  int requested = 0;
+  int count() const { return choices + requested; }
 };
 
 class StepRows {
@@ -26,13 +26,13 @@ class StepRows {
   // Uploads what the step's operators read. Returns how many rows take the place of token embeddings.
   int stage_embeddings(const StepInput& input);
   // The same of everything else; comes after it.
-  WantedRows stage(const StepInput& input);
+  LogitRows stage(const StepInput& input);
 
   // Of the step staged last, on the device. Token types and positions: null where the model reads none.
   int32_t* tokens() { return tokens_.device<int32_t>(); }
   const int32_t* positions() const { return positions_.size() > 0 ? positions_.device<int32_t>() : nullptr; }
   const int32_t* token_types() const { return token_types_.size() > 0 ? token_types_.device<int32_t>() : nullptr; }
-  const int32_t* wanted() const { return wanted_.device<int32_t>(); }
+  const int32_t* logit_rows() const { return logit_rows_.device<int32_t>(); }
   // Its tokens that the device has chosen and the host does not know yet.
   const std::vector<InFlightToken>& in_flight() const { return in_flight_; }
 
@@ -44,14 +44,14 @@ class StepRows {
   void stage_tokens(const StepInput& input);
   void stage_positions(const StepInput& input);
   void stage_token_types(const StepInput& input);
-  WantedRows stage_wanted(const StepInput& input);
+  LogitRows stage_logit_rows(const StepInput& input);
 
   Operators& ops_;
   const ModelSpec& spec_;
   Staged tokens_;                         // int32 [max_rows], as all but the embeddings
   Staged positions_;                      // empty without learned positions
   Staged token_types_;                    // empty without token types
-  Staged wanted_;                         // numbers of rows
+  Staged logit_rows_;                     // numbers of rows
   Staged embeddings_;                     // float32 [1 + deepstack layers, rows, hidden_size], where it takes them
   Staged embedding_rows_;                 // their places in the step
   std::vector<int> embedded_rows_;        // of the step begun last

@@ -52,7 +52,7 @@ struct ChannelSpan {
   int32_t prompt_len;
   int32_t first_block;  // of the step's block tables; the pages of its state follow its blocks
   int32_t block_count;
-  int32_t wanted_from;  // its rows from this one on are wanted; `count`: none
+  int32_t first_logit_row;  // its rows from this one on are wanted; `count`: none
   int32_t adapter;
 };
 
@@ -104,7 +104,7 @@ struct Order {
   // Of kStep.
   int32_t rows = 0;
   int32_t spans = 0;
-  int32_t wanted = 0;
+  int32_t logit_rows = 0;
   int32_t choices = 0;
   int32_t embedded = 0;  // rows that have embeddings of images in place of their tokens'
   int32_t has_grid = 0;  // whether grid_positions() holds the rows' positions

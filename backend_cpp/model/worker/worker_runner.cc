@@ -272,11 +272,11 @@ void WorkerRunner::begin(const StepInput& input) {
   int32_t* blocks = channel_->blocks(area_);
   int32_t used = 0;
   for (const StepSpan& span : input.spans) {
-    const int wanted = span.wanted_rows();
+    const int logit_rows = span.logit_row_count();
     ChannelSpan& sent = *to++;
-    sent = {span.first_row, span.count, span.first_position, span.prompt_len,
-            used,           0,          span.count - wanted, span.adapter};
-    order.wanted += wanted;
+    sent = {span.first_row, span.count, span.first_position,     span.prompt_len,
+            used,           0,          span.count - logit_rows, span.adapter};
+    order.logit_rows += logit_rows;
     for (const CacheGroup& group : cache_.plan.groups) {
       const bool is_state = group.kind == MemoryKind::kState;
       const int needed = is_state ? group.pages : group.blocks_for(span.first_position + span.count);

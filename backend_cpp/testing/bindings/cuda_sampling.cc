@@ -69,10 +69,10 @@ void bind_sampling(DeviceClass& device) {
   add_method(device, "sample",
              [](TestDevice& d, const std::vector<py::dict>& rows, const Floats& logits, const Ints& tokens) {
                CudaOperators& ops = operators_of(d);
-               const RowsOnDevice wanted(ops, rows);
+               const RowsOnDevice sampling(ops, rows);
                const int count = logits.size(0);
                const int vocab_size = logits.size(1);
-               sample(ops.stream(), ops.scratch(sampling_scratch_bytes(vocab_size, count)), wanted.data(), logits,
+               sample(ops.stream(), ops.scratch(sampling_scratch_bytes(vocab_size, count)), sampling.data(), logits,
                       vocab_size, count, tokens);
                return py::make_tuple(tokens.fetch(), logits.fetch());
              });

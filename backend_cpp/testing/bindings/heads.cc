@@ -36,7 +36,7 @@ class Head {
     StepInput input;
     input.tokens = tokens;
     input.spans.push_back(
-        {.count = rows, .first_position = first_position, .tables = &tables_, .wanted = SpanRows::kAll});
+        {.count = rows, .first_position = first_position, .tables = &tables_, .requested = SpanRows::kAll});
     input.alongside.assign(alongside.data(), alongside.data() + alongside.size());
     input.is_alongside_own = is_own;
     const StepOutput output = runner_.forward(input);

@@ -341,8 +341,8 @@ TEST(contents_are_evicted_by_place_and_last_use) {
   const auto is_snapshot = [](Place place) {
     return place == Place::kPassedSnapshot || place == Place::kLatestSnapshot || place == Place::kSharedSnapshot;
   };
-  const auto first = [&](auto is_wanted) {
-    const auto found = std::ranges::find_if(idle, is_wanted);
+  const auto first = [&](auto matches) {
+    const auto found = std::ranges::find_if(idle, matches);
     return found == idle.end() ? kNoBlock : found->block;
   };
   const auto first_at = [&](Place place) { return first([=](const Idle& each) { return each.place == place; }); };

@@ -126,7 +126,7 @@ void run(Scheduler& scheduler, Memory& memory, Step& step) {
   scheduler.commit(step);
   scheduler.check_invariants();
   for (size_t i = 0; i < step.sequences.size(); ++i) {
-    if (step.input.spans[i].wanted != SpanRows::kNone) step.sequences[i]->tokens.push_back(1);
+    if (step.input.spans[i].requested != SpanRows::kNone) step.sequences[i]->tokens.push_back(1);
   }
 }
 

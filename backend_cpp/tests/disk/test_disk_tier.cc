@@ -121,8 +121,8 @@ ENGINE_TEST(what_has_no_room_in_memory_comes_back_from_files) {
 // In each history engines come and go over one directory, two of them at a time, with requests that begin alike, while
 // somebody damages files, removes them or the directory, or leaves others there.
 ENGINE_TEST(no_token_is_wrong_whatever_becomes_of_the_files) {
-  const char* const wanted = std::getenv("LMDEPLOY_DISK_HISTORIES");
-  const unsigned histories = wanted != nullptr ? static_cast<unsigned>(std::atoi(wanted)) : 12;
+  const char* const expected = std::getenv("LMDEPLOY_DISK_HISTORIES");
+  const unsigned histories = expected != nullptr ? static_cast<unsigned>(std::atoi(expected)) : 12;
   int64_t read = 0;
   int64_t damaged = 0;
   for (unsigned seed = 0; seed < histories; ++seed) {

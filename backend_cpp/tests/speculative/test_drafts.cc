@@ -34,7 +34,7 @@ TEST(the_longest_of_the_latest_runs_is_found) {
       }
       const std::vector<int32_t> text(read.begin() + begin, read.end());
       // Places after the last `least` tokens of the text, the latest first.
-      NgramIndex::Match want;
+      NgramIndex::Match expected;
       int compared = 0;
       for (int place = static_cast<int>(read.size()) - 1; place >= 1; --place) {
         int length = 0;
@@ -43,11 +43,11 @@ TEST(the_longest_of_the_latest_runs_is_found) {
           ++length;
         }
         if (length < least || read[static_cast<size_t>(place)] == -1 || ++compared > 16) continue;
-        if (length > want.length) want = {place, length};
+        if (length > expected.length) expected = {place, length};
       }
       const NgramIndex::Match found = index.find(text);
-      CHECK_EQUAL(found.place, want.place);
-      CHECK_EQUAL(found.length, want.length);
+      CHECK_EQUAL(found.place, expected.place);
+      CHECK_EQUAL(found.length, expected.length);
       read.push_back(static_cast<int32_t>(random() % 3));
       index.append(read.back());
     }
@@ -158,8 +158,8 @@ TEST(drafts_are_taken_while_they_bring_more_than_they_cost) {
     speculator.draft(candidates, sequences, room);
     int count = 0;
     for (const Drafts& drafts : all) {
-      const std::vector<int32_t> want{4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1};
-      CHECK(std::equal(drafts.tokens.begin(), drafts.tokens.end(), want.begin()));
+      const std::vector<int32_t> expected{4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1};
+      CHECK(std::equal(drafts.tokens.begin(), drafts.tokens.end(), expected.begin()));
       count += drafts.count();
     }
     return count;

@@ -155,9 +155,9 @@ class Product {
     row_chunks_ = (job_.rows + plan_.block_rows - 1) / plan_.block_rows;
     multiples_ = (static_cast<size_t>(units_) + unit_multiple_ - 1) / unit_multiple_;
     const size_t bytes = unit_bytes * units_;
-    size_t wanted = std::max(bytes / kChunkBytes, std::min(2 * threads / row_chunks_, bytes / kMinChunkBytes));
-    if (wanted > 1) wanted = (wanted + threads - 1) / threads * threads;
-    unit_chunks_ = static_cast<int>(std::clamp<size_t>(wanted, 1, std::max<size_t>(multiples_, 1)));
+    size_t requested = std::max(bytes / kChunkBytes, std::min(2 * threads / row_chunks_, bytes / kMinChunkBytes));
+    if (requested > 1) requested = (requested + threads - 1) / threads * threads;
+    unit_chunks_ = static_cast<int>(std::clamp<size_t>(requested, 1, std::max<size_t>(multiples_, 1)));
   }
 
   int first_unit(int part) const {

@@ -45,10 +45,10 @@ bool can_split_keys(const CacheLayout& layout) {
 
 // Splits of `keys` keys that are as short as may be, for a launch that would like `wanted`. Halves of tiles are made
 // where there is a split for each, or not at all: a split of several would be in more tiles than it need.
-int short_splits(const CacheLayout& layout, int keys, int wanted) {
+int short_splits(const CacheLayout& layout, int keys, int requested) {
   const int tile = tile_keys(layout);
-  const int least = wanted >= keys / tile * 2 ? std::min(tile, kHalvedKeys) : tile;
-  return std::min(wanted, keys / least);
+  const int least = requested >= keys / tile * 2 ? std::min(tile, kHalvedKeys) : tile;
+  return std::min(requested, keys / least);
 }
 
 Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
@@ -69,10 +69,10 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   plan.tile_rows = plan.is_plain || plan.is_split_keys ? kNarrowTile : kWideTile;
   plan.tiles = divide_up(rows, plan.tile_rows);
   const int blocks = std::max(1, spans.span_count * layout.num_kv_heads * plan.tiles);
-  const int wanted = divide_up(kBlocksPerMultiprocessor * multiprocessor_count(), blocks);
+  const int requested = divide_up(kBlocksPerMultiprocessor * multiprocessor_count(), blocks);
   const int many = divide_up(kFewBlocks * multiprocessor_count(), blocks);
   const int few = plan.is_split_keys ? short_splits(layout, seen, many) : std::min(many, seen / kLeastSplit);
-  plan.splits = std::max(1, std::min({wanted, std::max(few, seen / kLeastSplit), kMaxSplits}));
+  plan.splits = std::max(1, std::min({requested, std::max(few, seen / kLeastSplit), kMaxSplits}));
   return plan;
 }
 

@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kThreads, 4) exchange_kernel(PeerView peers, f
 template <bool kGathers>
 void exchange(const PeerView& peers, float* x, size_t elements, cudaStream_t stream) {
   const int count = static_cast<int>(elements);
-  const int wanted = min(divide_up(count, 4 * kThreads), kMaxBlocks);
-  const int slice = divide_up(divide_up(count, wanted), 4) * 4;
+  const int needed = min(divide_up(count, 4 * kThreads), kMaxBlocks);
+  const int slice = divide_up(divide_up(count, needed), 4) * 4;
   const auto blocks = static_cast<unsigned>(divide_up(count, slice));
   const bool has_vectors = count % 4 == 0 && reinterpret_cast<uintptr_t>(x) % sizeof(float4) == 0;
   const auto kernel = has_vectors ? &exchange_kernel<float4, kGathers> : &exchange_kernel<float, kGathers>;

@@ -49,9 +49,9 @@ __device__ float row_mean_square(const float* x, int size, float mean) {
 __global__ void __launch_bounds__(Group::kBlock) match_kernel(MatchRms op) {
   await_previous();
   const size_t offset = static_cast<size_t>(Group::row()) * op.size;
-  const float wanted = sqrtf(row_mean_square(op.like + offset, op.size, 0));
+  const float root_mean_square = sqrtf(row_mean_square(op.like + offset, op.size, 0));
   const float found = row_mean_square(op.x + offset, op.size, 0);
-  const float factor = wanted / sqrtf(found < 1e-5f ? 1e-5f : found);
+  const float factor = root_mean_square / sqrtf(found < 1e-5f ? 1e-5f : found);
   float* own = op.x + offset;
   for_each<kNormThreads, float>(own, op.size, [&](int i, const float* v) { own[i] = *v * factor; });
 }

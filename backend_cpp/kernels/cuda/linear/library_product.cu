@@ -39,8 +39,8 @@ void library_product(cudaStream_t stream, const LinearScratch& scratch, const Li
   const CodeShape shape{divide_up(rows, kLibraryRows) * kLibraryRows, padded_inputs(weight)};
   const int inputs = shape.inputs;
   const int blocks = inputs / kFloat8Block;
-  const int wanted = std::max(kPieceBytes / inputs / kTileOutputs, 1) * kTileOutputs;
-  const int step = std::min({wanted, kPieceOutputs, weight.out_features});
+  const int requested = std::max(kPieceBytes / inputs / kTileOutputs, 1) * kTileOutputs;
+  const int step = std::min({requested, kPieceOutputs, weight.out_features});
   Scratch memory = scratch.memory;
   auto* codes = memory.take<uint8_t>(static_cast<size_t>(shape.rows) * inputs);
   auto* x_scales = memory.take<float>(static_cast<size_t>(shape.rows) * (scales == GemmScales::kBlocks ? blocks : 1));

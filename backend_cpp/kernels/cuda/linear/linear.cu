@@ -20,8 +20,8 @@ constexpr size_t kWideBytes = size_t{32} << 20;
 // Outputs that are widened at once.
 int wide_outputs(const LinearWeight& weight) {
   const auto row_bytes = static_cast<size_t>(padded_inputs(weight)) * 2;
-  const auto wanted = static_cast<int>(kWideBytes / row_bytes) / kTileOutputs * kTileOutputs;
-  return std::min(std::max(wanted, kTileOutputs), packed_shape(weight).tiles() * kTileOutputs);
+  const auto requested = static_cast<int>(kWideBytes / row_bytes) / kTileOutputs * kTileOutputs;
+  return std::min(std::max(requested, kTileOutputs), packed_shape(weight).tiles() * kTileOutputs);
 }
 
 // How a call multiplies.
@@ -38,10 +38,10 @@ enum class Variant : uint8_t {
 // The most rows that kernels of ours multiply: of 16 bits none, since cuBLASLt took 0.65 to 0.28 of their time for 1 to
 // 16 rows (H200). What LMDEPLOY_CUDA_KERNELS says of `linear` holds as far as there is a choice.
 int own_rows(const LinearWeight& weight) {
-  static const std::optional<KernelSource> wanted = wanted_kernels("turbomind", "linear");
-  if (wanted == KernelSource::kLibrary && weight.output_scales != nullptr) return kStreamRows;
-  if (weight.is_packed() && wanted != KernelSource::kLibrary) return kWidenRows - 1;
-  return wanted == KernelSource::kOwn ? kStreamRows : 0;
+  static const std::optional<KernelSource> requested = requested_kernels("turbomind", "linear");
+  if (requested == KernelSource::kLibrary && weight.output_scales != nullptr) return kStreamRows;
+  if (weight.is_packed() && requested != KernelSource::kLibrary) return kWidenRows - 1;
+  return requested == KernelSource::kOwn ? kStreamRows : 0;
 }
 
 Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {

@@ -19,8 +19,8 @@ constexpr int kPieceRows = 1024;
 // Outputs of a piece, as if each weight took 16 bits.
 int piece_outputs(const LinearWeight& weight) {
   const auto row_bytes = static_cast<size_t>(product_inputs(weight)) * sizeof(uint16_t);
-  const int wanted = std::max(static_cast<int>(kPieceBytes / row_bytes) / kTileOutputs, 1) * kTileOutputs;
-  return std::min({wanted, kPieceOutputs, packed_shape(weight).tiles() * kTileOutputs});
+  const int requested = std::max(static_cast<int>(kPieceBytes / row_bytes) / kTileOutputs, 1) * kTileOutputs;
+  return std::min({requested, kPieceOutputs, packed_shape(weight).tiles() * kTileOutputs});
 }
 
 GemmType product_type(const LinearWeight& weight, const Gemm& gemm) {

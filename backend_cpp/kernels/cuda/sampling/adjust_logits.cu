@@ -28,9 +28,9 @@ __device__ __forceinline__ float penalised(const SamplingRow& row, int token, fl
 }
 
 __global__ void __launch_bounds__(kChunkThreads)
-    adjust_kernel(const SamplingRow* wanted, float* all_logits, int vocab_size, SamplingState state) {
+    adjust_kernel(const SamplingRow* sampling, float* all_logits, int vocab_size, SamplingState state) {
   await_previous();
-  const SamplingRow& row = wanted[blockIdx.y];
+  const SamplingRow& row = sampling[blockIdx.y];
   float* logits = all_logits + static_cast<size_t>(blockIdx.y) * vocab_size;
   const int first = blockIdx.x * kChunkTokens;
   const int end = min(first + kChunkTokens, vocab_size);
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kChunkThreads)
 }
 
 __global__ void __launch_bounds__(kChunkThreads)
-    sum_kernel(const SamplingRow* wanted, const float* all_logits, int vocab_size, SamplingState state) {
+    sum_kernel(const SamplingRow* sampling, const float* all_logits, int vocab_size, SamplingState state) {
   await_previous();
-  const SamplingRow& row = wanted[blockIdx.y];
+  const SamplingRow& row = sampling[blockIdx.y];
   if (row.is_greedy || has_top_k(row, vocab_size)) return;
   const size_t first_chunk = static_cast<size_t>(blockIdx.y) * state.chunks;
   const float largest = row_top<kChunkThreads>(state.tops + first_chunk, state.chunks).logit;
@@ -101,14 +101,14 @@ __global__ void __launch_bounds__(kChunkThreads)
 
 }  // namespace
 
-void adjust_logits(cudaStream_t stream, const SamplingRow* wanted, float* logits, int vocab_size, int rows,
+void adjust_logits(cudaStream_t stream, const SamplingRow* sampling, float* logits, int vocab_size, int rows,
                    const SamplingState& state) {
-  launch(adjust_kernel, dim3(state.chunks, rows), dim3(kChunkThreads), 0, stream, wanted, logits, vocab_size, state);
+  launch(adjust_kernel, dim3(state.chunks, rows), dim3(kChunkThreads), 0, stream, sampling, logits, vocab_size, state);
 }
 
-void sum_weights(cudaStream_t stream, const SamplingRow* wanted, const float* logits, int vocab_size, int rows,
+void sum_weights(cudaStream_t stream, const SamplingRow* sampling, const float* logits, int vocab_size, int rows,
                  const SamplingState& state) {
-  launch(sum_kernel, dim3(state.chunks, rows), dim3(kChunkThreads), 0, stream, wanted, logits, vocab_size, state);
+  launch(sum_kernel, dim3(state.chunks, rows), dim3(kChunkThreads), 0, stream, sampling, logits, vocab_size, state);
 }
 
 }  // namespace turbomind::cuda

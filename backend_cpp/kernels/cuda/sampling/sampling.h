@@ -36,12 +36,12 @@ struct SamplingRow : SamplingParams {
 size_t sampling_scratch_bytes(int vocab_size, int rows);
 
 // wanted [rows]; logits [rows, vocab_size], changed; tokens [rows]: -1 where logits hold NaN or allow no token.
-void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* wanted, float* logits, int vocab_size, int rows,
+void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* sampling, float* logits, int vocab_size, int rows,
             int32_t* tokens);
 
 // Takes notice of tokens [rows]: sets their bits in `seen` and counts them in `counts` of `wanted`, where these are.
 // Tokens below 0 are passed over.
-void note_tokens(cudaStream_t stream, const SamplingRow* wanted, const int32_t* tokens, int rows);
+void note_tokens(cudaStream_t stream, const SamplingRow* sampling, const int32_t* tokens, int rows);
 
 struct TokenMove {
   int32_t from;

@@ -91,12 +91,12 @@ __device__ ChunkTop row_top(const ChunkTop* tops, int chunks) {
 }
 
 // Changes the rows' logits; fills tops and sets.
-void adjust_logits(cudaStream_t stream, const SamplingRow* wanted, float* logits, int vocab_size, int rows,
+void adjust_logits(cudaStream_t stream, const SamplingRow* sampling, float* logits, int vocab_size, int rows,
                    const SamplingState& state);
 // Fills the sums of rows without top-k: of all tokens, or, where nothing but min_p limits, of those it leaves.
-void sum_weights(cudaStream_t stream, const SamplingRow* wanted, const float* logits, int vocab_size, int rows,
+void sum_weights(cudaStream_t stream, const SamplingRow* sampling, const float* logits, int vocab_size, int rows,
                  const SamplingState& state);
-void draw_tokens(cudaStream_t stream, const SamplingRow* wanted, const float* logits, int vocab_size, int rows,
+void draw_tokens(cudaStream_t stream, const SamplingRow* sampling, const float* logits, int vocab_size, int rows,
                  const SamplingState& state, int32_t* tokens);
 
 }  // namespace turbomind::cuda
