@@ -37,12 +37,12 @@ double old_limit_in(const std::filesystem::path& folder) {
 // The least limit of a group and of those around it. Where a container mounts its own group as the root, the path in
 // front of it is not there and sets none.
 template <class Limit>
-double least_limit(const std::filesystem::path& root, std::filesystem::path group, Limit&& limit) {
-  double least = limit(root);
+double min_limit(const std::filesystem::path& root, std::filesystem::path group, Limit&& limit) {
+  double minimum = limit(root);
   for (; group.has_relative_path(); group = group.parent_path()) {
-    least = std::min(least, limit(root / group.relative_path()));
+    minimum = std::min(minimum, limit(root / group.relative_path()));
   }
-  return least;
+  return minimum;
 }
 
 // Whether a list such as "cpu,cpuacct" names the controller of processor time.
@@ -61,8 +61,8 @@ double cpu_quota(const std::filesystem::path& cgroups, const std::filesystem::pa
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string group = line.substr(second + 1);
-    if (controllers.empty()) quota = std::min(quota, least_limit(cgroups, group, limit_in));
-    if (names_cpu(controllers)) quota = std::min(quota, least_limit(cgroups / "cpu", group, old_limit_in));
+    if (controllers.empty()) quota = std::min(quota, min_limit(cgroups, group, limit_in));
+    if (names_cpu(controllers)) quota = std::min(quota, min_limit(cgroups / "cpu", group, old_limit_in));
   }
   return quota;
 }

@@ -12,7 +12,7 @@ template <class Key, class Value>
 class RecentMap {
  public:
   // Holds at most `most` values, at least one.
-  explicit RecentMap(size_t most) : most_(most) {}
+  explicit RecentMap(size_t limit) : max_count_(limit) {}
 
   // The value of `key`; made by make() where there is none. Valid until the next call. What make() throws passes
   // through, and nothing has changed.
@@ -23,7 +23,7 @@ class RecentMap {
     } else {
       entries_.emplace_front(key, make());
       places_[key] = entries_.begin();
-      if (entries_.size() > most_) {
+      if (entries_.size() > max_count_) {
         places_.erase(entries_.back().first);
         entries_.pop_back();
       }
@@ -35,7 +35,7 @@ class RecentMap {
  private:
   using Entries = std::list<std::pair<Key, Value>>;
 
-  size_t most_;
+  size_t max_count_;
   Entries entries_;  // the one asked for last comes first
   std::map<Key, typename Entries::iterator> places_;
 };

@@ -47,9 +47,9 @@ class PreparedSteps {
  public:
   virtual ~PreparedSteps() = default;
 
-  // The shapes that steps of at most `most_rows` sequences, none longer than `most_context` tokens, take and that can
+  // The shapes that steps of at most `max_rows` sequences, none longer than `max_context` tokens, take and that can
   // be prepared for: what comes most often comes first.
-  virtual std::vector<DecodingShape> shapes(int most_rows, int most_context) const = 0;
+  virtual std::vector<DecodingShape> shapes(int max_rows, int max_context) const = 0;
   // In place of set_spans for tokens, of all tables that it was called with: those of a step of that shape, which has
   // no rows of its own.
   virtual void set_empty_spans(const DecodingShape& shape) = 0;

@@ -15,9 +15,9 @@ int CachePins::pin(const PrefixKey& prefix) {
   for (const Pin& pin : pins_) {
     if (known == pins_.end() || &pin != &*known) all.insert(all.end(), pin.nodes.begin(), pin.nodes.end());
   }
-  if (const int pages = pages_of(all); pages > most_pages()) {
+  if (const int pages = pages_of(all); pages > max_pages()) {
     throw invalid_argument("pinned prompts would take " + std::to_string(pages) + " pages, and may take " +
-                           std::to_string(most_pages()) + ", a fourth of the cache; unpin others, or pin less");
+                           std::to_string(max_pages()) + ", a fourth of the cache; unpin others, or pin less");
   }
   for (const NodeId each : nodes) tree.hold(each);
   unpin(prefix);

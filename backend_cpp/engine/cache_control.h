@@ -21,7 +21,7 @@ struct CacheReport {
   bool has_files = false;
   int pinned_prompts = 0;
   int pinned_pages = 0;  // that are in memory now
-  int most_pinned_pages = 0;
+  int max_pinned_pages = 0;
   int tokens = 0;  // of the prompt that was pinned: how many of them are kept
 };
 
@@ -71,7 +71,7 @@ class CachePins {
   int count() const { return static_cast<int>(pins_.size()); }
   // Pages of pinned contents.
   int page_count() const;
-  int most_pages() const { return blocks_.pool().page_count() / 4; }
+  int max_pages() const { return blocks_.pool().page_count() / 4; }
 
  private:
   struct Pin {

@@ -98,8 +98,8 @@ void check_embeddings(const Request& request, const RequestLimits& limits) {
     }
     check_rows(name, range, traits);
     check_grid(name, range, traits.has_grid);
-    if (traits.needs_whole && range.count > limits.most_whole_rows) {
-      throw invalid_argument(name + " must be at most " + std::to_string(limits.most_whole_rows) +
+    if (traits.needs_whole && range.count > limits.max_whole_rows) {
+      throw invalid_argument(name + " must be at most " + std::to_string(limits.max_whole_rows) +
                              ": they see each other, and a step holds no more; raise max_prefill_token_num");
     }
     free_from = range.end();

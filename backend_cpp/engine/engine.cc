@@ -12,7 +12,7 @@ namespace {
 
 // Between two attempts to start a runner again.
 constexpr std::chrono::milliseconds kFirstDelay{500};
-constexpr std::chrono::milliseconds kLongestDelay{30'000};
+constexpr std::chrono::milliseconds kMaxDelay{30'000};
 
 // Engines of encoders in this process. A text of theirs takes milliseconds, so others let them go first on the
 // processors that they share.
@@ -24,7 +24,7 @@ EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draf
   const StepLimits step_limits{config.max_batch_size, config.session_len, config.block_len};
   if (config.plan.groups.empty()) config.plan = plan_caches(runner, draft_runner, step_limits);
   config.plan.expect_a_sequence(config.page_count, config.max_step_tokens);
-  config.session_len = config.plan.most_tokens(config.page_count, config.max_step_tokens, config.session_len);
+  config.session_len = config.plan.max_tokens(config.page_count, config.max_step_tokens, config.session_len);
   const CacheSize size{config.page_count, config.host_page_count};
   std::byte* pages = runner.allocate_cache({config.plan, size, 0});
   if (draft_runner != nullptr) {
@@ -230,7 +230,7 @@ void Engine::restart_runner() {
     is_healthy_ = true;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "the engine could not be started again: %s\n", error.what());
-    restart_delay_ = std::clamp<std::chrono::milliseconds>(2 * restart_delay_, kFirstDelay, kLongestDelay);
+    restart_delay_ = std::clamp<std::chrono::milliseconds>(2 * restart_delay_, kFirstDelay, kMaxDelay);
     next_restart_ = Clock::now() + restart_delay_;
   }
 }

@@ -146,7 +146,7 @@ void EngineCore::limit_new_tokens(GenerationParams& params, int prompt_len,
   if (!cross_images.empty()) {  // which lie in the cache as well
     int pages = config_.page_count;
     for (const ImageGroup& group : cross_images) pages -= group.block_count() * blocks_.group(cross_group()).pages;
-    left = blocks_.plan().most_tokens(pages, config_.max_step_tokens, config_.session_len) - prompt_len;
+    left = blocks_.plan().max_tokens(pages, config_.max_step_tokens, config_.session_len) - prompt_len;
     if (left < (params.generates_nothing() ? 0 : 1)) {
       throw Error(ErrorCode::kTooLong, "the images leave no room in the cache for a prompt of " +
                                            std::to_string(prompt_len) +
@@ -365,7 +365,7 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
   report.has_files = disk_ != nullptr;
   report.pinned_prompts = pins_.count();
   report.pinned_pages = pins_.page_count();
-  report.most_pinned_pages = pins_.most_pages();
+  report.max_pinned_pages = pins_.max_pages();
   return report;
 }
 

@@ -27,8 +27,8 @@ bool is_utf8(std::string_view text) {
       if ((at(i + k) & 0xC0u) != 0x80u) return false;
       code = code << 6 | (at(i + k) & 0x3Fu);
     }
-    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (code < kLeast[length] || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) return false;
+    constexpr uint32_t kMinLength[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (code < kMinLength[length] || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) return false;
     i += length;
   }
   return true;

@@ -77,15 +77,15 @@ void check_padding(const CachePlan& plan) {
 
 // The largest page that wastes little; where none does, the one that wastes least.
 size_t choose_page(const std::vector<CacheGroup>& groups) {
-  size_t least = 0;
-  for (const CacheGroup& group : groups) least = std::max(least, group.piece_bytes);
+  size_t largest_piece = 0;
+  for (const CacheGroup& group : groups) largest_piece = std::max(largest_piece, group.piece_bytes);
   size_t best = 0;
   double best_excess = std::numeric_limits<double>::infinity();
   for (const CacheGroup& from : groups) {
     if (from.kind == MemoryKind::kCross) continue;  // its blocks are made to fit
     for (int pieces = 1; pieces <= from.pieces; ++pieces) {
       const size_t page = from.piece_bytes * static_cast<size_t>(pieces);
-      if (page < least) continue;
+      if (page < largest_piece) continue;
       double excess = 0;
       for (const CacheGroup& group : groups) {
         if (group.kind == MemoryKind::kCross) continue;
@@ -98,7 +98,7 @@ size_t choose_page(const std::vector<CacheGroup>& groups) {
       }
     }
   }
-  return best > 0 ? best : least;
+  return best > 0 ? best : largest_piece;
 }
 
 // As long as makes the most of its pages.
@@ -157,17 +157,17 @@ int CachePlan::pages_for(int tokens, int step_tokens) const {
 }
 
 void CachePlan::expect_a_sequence(int pages_there, int step_tokens) const {
-  if (most_tokens(pages_there, step_tokens, 1) > 0) return;
+  if (max_tokens(pages_there, step_tokens, 1) > 0) return;
   const auto needs = [&](const CacheGroup& group) { return pages_of_group(group, 1, step_tokens); };
-  const auto most = std::ranges::max_element(groups, {}, needs);
+  const auto neediest = std::ranges::max_element(groups, {}, needs);
   throw invalid_argument(
       "not enough memory for the cache: the shortest sequence takes " + std::to_string(pages_for(1, step_tokens)) +
       " pages of " + std::to_string(page_bytes) + " bytes, and there are " + std::to_string(pages_there) + "; " +
-      name_of(*most, static_cast<size_t>(most - groups.begin())) + ", takes " + std::to_string(needs(*most)) +
-      " of them; raise cache_max_entry_count or lower cache_block_seq_len");
+      name_of(*neediest, static_cast<size_t>(neediest - groups.begin())) + ", takes " +
+      std::to_string(needs(*neediest)) + " of them; raise cache_max_entry_count or lower cache_block_seq_len");
 }
 
-int CachePlan::most_tokens(int pages, int step_tokens, int limit) const {
+int CachePlan::max_tokens(int pages, int step_tokens, int limit) const {
   int low = 0;
   int high = limit;
   while (low < high) {

@@ -75,7 +75,7 @@ struct CachePlan {
   // Pages that a sequence of this many tokens holds, with `step_tokens` of them computed at once.
   int pages_for(int tokens, int step_tokens) const;
   // The longest sequence that this many pages hold, at most `limit` tokens.
-  int most_tokens(int pages, int step_tokens, int limit) const;
+  int max_tokens(int pages, int step_tokens, int limit) const;
   // Throws Error (kInvalidArgument), with the group that needs most, where this many pages hold no sequence at all.
   void expect_a_sequence(int pages_there, int step_tokens) const;
 

@@ -99,7 +99,7 @@ void move_weights(Operators& ops, Weights& weights) {
 }
 
 // How long the preparation of steps may take, and how often its progress is logged.
-constexpr std::chrono::seconds kLongestPreparation{60};
+constexpr std::chrono::seconds kMaxPreparation{60};
 constexpr std::chrono::seconds kReportEvery{2};
 
 Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options,
@@ -260,7 +260,7 @@ size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
     if (!steps->prepare(computed_rows(shape), [&] { run_empty_rows(shape); })) break;
     ++prepared;
     const auto now = Clock::now();
-    if (now - begin > kLongestPreparation) break;
+    if (now - begin > kMaxPreparation) break;
     if (!brings_output_ || now - reported < kReportEvery) continue;
     reported = now;
     std::fprintf(stderr, "preparing steps that decode: %zu of %zu shapes\n", prepared, shapes_.size());

@@ -55,8 +55,8 @@ ParallelRunner::~ParallelRunner() {
 size_t ParallelRunner::free_cache_memory() {
   std::vector<size_t> free(ranks_.size());
   run([&](ModelRunner& runner, int rank) { free[static_cast<size_t>(rank)] = runner.free_cache_memory(); });
-  const size_t least = *std::min_element(free.begin(), free.end());
-  return shares_memory_ ? least / ranks_.size() : least;
+  const size_t smallest = *std::min_element(free.begin(), free.end());
+  return shares_memory_ ? smallest / ranks_.size() : smallest;
 }
 
 std::byte* ParallelRunner::allocate_cache(const CacheShare& share) {
@@ -89,9 +89,9 @@ void ParallelRunner::write_pages(std::span<const int32_t> pages, const std::byte
 size_t ParallelRunner::prepare_decoding(const StepLimits& limits) {
   std::vector<size_t> prepared(ranks_.size());
   run([&](ModelRunner& runner, int rank) { prepared[static_cast<size_t>(rank)] = runner.prepare_decoding(limits); });
-  const size_t least = *std::min_element(prepared.begin(), prepared.end());
-  run([&](ModelRunner& runner, int) { runner.keep_prepared(least); });
-  return least;
+  const size_t smallest = *std::min_element(prepared.begin(), prepared.end());
+  run([&](ModelRunner& runner, int) { runner.keep_prepared(smallest); });
+  return smallest;
 }
 
 bool ParallelRunner::reserve(const SamplingMetadata& choice) {

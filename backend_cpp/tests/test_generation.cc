@@ -256,12 +256,12 @@ TEST(a_span_that_came_often_enough_is_noticed_with_its_last_token_and_nothing_el
   int found = 0, periodic = 0;
   for (int round = 0; round < 300; ++round) {
     const size_t span = 1 + random() % 80;
-    const int most = 1 + static_cast<int>(random() % 4);
+    const int vocabulary = 1 + static_cast<int>(random() % 4);
     std::vector<int32_t> tokens;
     RepetitionDetector detector;
     for (int size = 0; size < 600; ++size) {
       const bool is_new = tokens.size() < span || random() % 400 == 0;
-      tokens.push_back(is_new ? static_cast<int32_t>(random() % most) : tokens[tokens.size() - span]);
+      tokens.push_back(is_new ? static_cast<int32_t>(random() % vocabulary) : tokens[tokens.size() - span]);
       const bool repeats = detector.advance(tokens.back());
       CHECK_EQUAL(repeats, ends_in_repetitions(tokens));
       found += repeats;

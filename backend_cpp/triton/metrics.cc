@@ -143,7 +143,7 @@ void EngineMetrics::describe(const EngineConfig& config) {
   requests("waiting", [](const EngineStats& s) { return double(s.waiting); });
   requests("scheduled", [](const EngineStats& s) { return double(s.running); });
   requests("active", [](const EngineStats& s) { return double(s.running + s.waiting); });
-  requests("max", [most = config.max_batch_size](const EngineStats&) { return double(most); });
+  requests("max", [max_batch = config.max_batch_size](const EngineStats&) { return double(max_batch); });
   const auto blocks = [&](const char* kind, Read read) {
     add_kind(kTrtBlocks, "Blocks of the KV cache; fraction: the share in use", "kv_cache_block_type", kind,
              std::move(read));

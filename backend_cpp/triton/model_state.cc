@@ -40,7 +40,7 @@ std::string as_json(const CacheReport& report) {
                                    {"damaged", stats.disk.damaged},
                                    {"failures", stats.disk.failures}});
   const std::string pinned = object(
-      {{"prompts", report.pinned_prompts}, {"pages", report.pinned_pages}, {"most_pages", report.most_pinned_pages}});
+      {{"prompts", report.pinned_prompts}, {"pages", report.pinned_pages}, {"most_pages", report.max_pinned_pages}});
   return "{" + quoted("device") + ": " + device + ", " + quoted("host") + ": " + host + ", " + quoted("disk") + ": " +
          (report.has_files ? disk : "null") + ", " + quoted("pinned") + ": " + pinned + ", " + quoted("tokens") + ": " +
          std::to_string(report.tokens) + "}";

@@ -463,8 +463,8 @@ std::optional<Clock::time_point> RequestReader::deadline() const {
   check(TRITONBACKEND_InferenceRequestTimeoutMicroseconds(request_, &microseconds));
   if (microseconds > 0) {
     // Longer ones than a clock can count are as good as none.
-    constexpr std::chrono::microseconds kLongest = std::chrono::hours(24 * 365);
-    const std::chrono::microseconds of_triton(std::min<uint64_t>(microseconds, kLongest.count()));
+    constexpr std::chrono::microseconds kMaxTimeout = std::chrono::hours(24 * 365);
+    const std::chrono::microseconds of_triton(std::min<uint64_t>(microseconds, kMaxTimeout.count()));
     limit = limit ? std::min(*limit, of_triton) : of_triton;
   }
   if (!limit) return std::nullopt;

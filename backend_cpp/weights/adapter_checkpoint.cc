@@ -28,7 +28,7 @@ constexpr std::string_view kCopies[] = {".base_layer.weight"};
 constexpr std::string_view kOuter[] = {"model.", "language_model.", "text_model.", "llm.",
                                        "bert.",  "distilbert.",     "mpnet.",      "roberta."};
 constexpr int64_t kMaxRanks = 4096;
-constexpr size_t kLongestName = 512;  // of a layer; each of its ends is looked up
+constexpr size_t kMaxNameLen = 512;  // of a layer; each of its ends is looked up
 
 // Fields that say how the adapter was trained, or that are read below. Any other must be null, false or empty.
 constexpr std::string_view kKnownFields[] = {"alpha_pattern",
@@ -119,7 +119,7 @@ class LayerNumbers {
       const std::string name = name_in(pattern);
       if (name.empty()) {
         throw invalid_argument("adapter_config.json: " + std::string(patterns) + " has the pattern " +
-                               quoted(pattern.substr(0, kLongestName)) +
+                               quoted(pattern.substr(0, kMaxNameLen)) +
                                "; regular expressions are not supported, expected the name of a layer or its end, " +
                                "such as layers.0.self_attn.q_proj or q_proj");
       }
@@ -234,7 +234,7 @@ void AdapterCheckpoint::read_tensors() {
                              "and cannot be served alongside the base's; merge the adapter into the model");
     }
     const std::string layer(text.substr(kPrefix.size()));
-    if (layer.size() > kLongestName) throw invalid_argument(file_.path() + " has a tensor with too long a name");
+    if (layer.size() > kMaxNameLen) throw invalid_argument(file_.path() + " has a tensor with too long a name");
     if (tensor.shape.size() != 2 || type_bytes(tensor.dtype) == 0) {
       throw invalid_argument(file_.path() + ": tensor " + name + " is no matrix of F32, BF16 or F16");
     }

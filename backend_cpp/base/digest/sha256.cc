@@ -32,8 +32,8 @@ void add_chunk(std::array<uint32_t, 8>& state, const uint8_t* chunk) {
   for (size_t i = 0; i < 64; ++i) {
     const uint32_t chosen = (e & f) ^ (~e & g);
     const uint32_t one = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + chosen + kRounds[i] + w[i];
-    const uint32_t most = (a & b) ^ (a & c) ^ (b & c);
-    const uint32_t two = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + most;
+    const uint32_t majority = (a & b) ^ (a & c) ^ (b & c);
+    const uint32_t two = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + majority;
     h = g;
     g = f;
     f = e;

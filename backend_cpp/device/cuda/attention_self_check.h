@@ -40,8 +40,8 @@ class AttentionSelfCheck {
   int value_in_key_;
   std::vector<cuda::DeviceSpan> spans_;
   int rows_ = 0;
-  int most_rows_ = 0;
-  int most_keys_ = 0;
+  int max_rows_ = 0;
+  int max_keys_ = 0;
   std::vector<int32_t> block_ids_;
   std::vector<float> keys_;    // [blocks, block_len, heads, key_dim]
   std::vector<float> values_;  // the same of value_dim, or none

@@ -11,11 +11,11 @@ namespace turbomind {
 namespace {
 
 constexpr int kMaxRows = 512;
-constexpr int kLeastContextBound = 512;
+constexpr int kMinContextBound = 512;
 
 // Of graphs that are captured before the first step; each takes one or two MiB and some hundredths of a second.
 constexpr size_t kMaxPrepared = 128;
-constexpr size_t kLeastFreeMemory = size_t{256} << 20;  // that they leave
+constexpr size_t kMinFreeMemory = size_t{256} << 20;  // that they leave
 
 // Few sizes, near to each other where few rows too many cost the most.
 int rounded_up_rows(int rows) {
@@ -31,19 +31,19 @@ int CudaGraphs::padded_rows(int rows, bool is_decoding) {
 }
 
 int CudaGraphs::context_bound(int context) {
-  return std::max(kLeastContextBound, static_cast<int>(std::bit_ceil(static_cast<unsigned>(context))));
+  return std::max(kMinContextBound, static_cast<int>(std::bit_ceil(static_cast<unsigned>(context))));
 }
 
-std::vector<DecodingShape> CudaGraphs::shapes(int most_rows, int most_context) {
+std::vector<DecodingShape> CudaGraphs::shapes(int max_rows, int max_context) {
   struct Ranked {
     int rank;
     DecodingShape shape;
   };
   std::vector<Ranked> all;
-  const int last_rows = rounded_up_rows(std::min(most_rows, kMaxRows));
-  const int last_context = context_bound(most_context);
+  const int last_rows = rounded_up_rows(std::min(max_rows, kMaxRows));
+  const int last_context = context_bound(max_context);
   int rank_of_context = 0;
-  for (int context = kLeastContextBound; context <= last_context; context *= 2, rank_of_context += 2) {
+  for (int context = kMinContextBound; context <= last_context; context *= 2, rank_of_context += 2) {
     int rank = rank_of_context;
     for (int rows = 1; rows <= last_rows; rows = rounded_up_rows(rows + 1)) all.push_back({rank++, {rows, context}});
   }
@@ -80,7 +80,7 @@ void CudaGraphs::run(const DecodingShape& shape, const std::function<void()>& bo
 }
 
 bool CudaGraphs::prepare(const DecodingShape& shape, const std::function<void()>& body) {
-  if (cuda::free_device_memory() < kLeastFreeMemory) return false;
+  if (cuda::free_device_memory() < kMinFreeMemory) return false;
   Graph graph = captured(body);
   if (graph && cudaGraphUpload(graph.get(), stream_) != cudaSuccess) graph.reset();
   if (!graph) {

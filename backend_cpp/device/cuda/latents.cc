@@ -11,7 +11,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr size_t kLeastPlanBytes = size_t{64} << 10;  // decodes of most models fit
+constexpr size_t kMinPlanBytes = size_t{64} << 10;  // decodes of most models fit
 
 // Sequences at the borders of tiles of keys, one whose keys are split, and the end of a prompt.
 const std::vector<std::pair<int, int>> kTried = {{1, 1}, {1, 64}, {1, 65}, {20, 90}, {1, 700}, {3, 130}};
@@ -68,7 +68,7 @@ void CudaLatents::plan() {
   const size_t bytes = count * sizeof(int32_t);
   if (plan_.size() < bytes) {
     ops_.forget_graphs();  // they hold the old address
-    plan_ = Staged(ops_, std::max(std::bit_ceil(bytes), kLeastPlanBytes));
+    plan_ = Staged(ops_, std::max(std::bit_ceil(bytes), kMinPlanBytes));
   }
   auto* next = plan_.host<int32_t>();
   for (const cuda::LatentPiece& piece : pieces_) {

@@ -12,7 +12,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr size_t kLeastPlanBytes = size_t{64} << 10;
+constexpr size_t kMinPlanBytes = size_t{64} << 10;
 
 // Prompts at the borders of tiles, of their rows and of their keys, and the ends of longer ones.
 const std::vector<std::pair<int, int>> kTried = {{2, 2}, {129, 129}, {20, 300}, {193, 290}};
@@ -41,20 +41,20 @@ void CudaPrefill::set_spans(const std::vector<cuda::DeviceSpan>& spans) {
   is_planned_ = false;
   if (!may_be_used_) return;
   size_t rows = 0;
-  most_keys_ = 0;
+  max_keys_ = 0;
   for (const cuda::DeviceSpan& span : spans) {
     if (span.count <= 1) continue;
     plan_.spans.push_back(span);
     rows += static_cast<size_t>(span.count);
-    most_keys_ = std::max(most_keys_, span.first_position + span.count);
+    max_keys_ = std::max(max_keys_, span.first_position + span.count);
   }
-  if (rows < plan_.spans.size() * cuda::kLeastPrefillRows) plan_.spans.clear();
+  if (rows < plan_.spans.size() * cuda::kMinPrefillRows) plan_.spans.clear();
   if (kernel_ != nullptr) plan();
 }
 
 // Whether the kernel computes this, and may: the first time that there is one for such heads it is tried.
 bool CudaPrefill::knows(const AttentionParams& params) {
-  if (!may_be_used_ || plan_.spans.empty() || !cuda::is_prefill_attention(params, most_keys_)) return false;
+  if (!may_be_used_ || plan_.spans.empty() || !cuda::is_prefill_attention(params, max_keys_)) return false;
   if (kernel_ == nullptr) {
     const auto* kernel = cuda::find_library_kernel<cuda::PrefillKernel>(
         [&](const cuda::PrefillKernel& each) { return each.dim == params.layout.key_dim; });
@@ -75,7 +75,7 @@ void CudaPrefill::plan() {
   plan_.tile_rows = kernel_->tile_rows;
   plan_.multiprocessors = cuda::multiprocessor_count();
   const size_t bytes = plan_.size() * sizeof(int32_t);
-  if (on_device_.size() < bytes) on_device_ = Staged(ops_, std::max(std::bit_ceil(bytes), kLeastPlanBytes));
+  if (on_device_.size() < bytes) on_device_ = Staged(ops_, std::max(std::bit_ceil(bytes), kMinPlanBytes));
   cuda::fill_prefill_plan(plan_, on_device_.host<int32_t>());
   on_device_.upload(ops_, bytes);
   is_planned_ = true;

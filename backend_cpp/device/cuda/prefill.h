@@ -32,7 +32,7 @@ class CudaPrefill {
   const cuda::PrefillKernel* kernel_ = nullptr;  // null: none yet
   int heads_ = 0;                                // that the kernel was tried with
   cuda::PrefillPlan plan_;                       // without spans: nothing for the library
-  int most_keys_ = 0;                            // of a span of plan_
+  int max_keys_ = 0;                             // of a span of plan_
   bool is_planned_ = false;
   Staged on_device_;
 };

@@ -167,7 +167,7 @@ void CudaSampler::fill_rows(const std::vector<const SamplingMetadata*>& choices)
 
 void CudaSampler::fill_logprob_rows(const std::vector<const SamplingMetadata*>& choices) {
   logprob_rows_.choices.clear();
-  logprob_rows_.most_top = 0;
+  logprob_rows_.max_top = 0;
   for (size_t i = 0; i < choices.size(); ++i) {
     if (choices[i]->logprobs < 0) continue;
     const auto entry = static_cast<int32_t>(logprob_rows_.choices.size());
@@ -175,7 +175,7 @@ void CudaSampler::fill_logprob_rows(const std::vector<const SamplingMetadata*>& 
     logprob_rows_.rows.host<int32_t>()[entry] = row;
     logprob_rows_.moves.host<cuda::TokenMove>()[entry] = {row, entry};
     logprob_rows_.choices.push_back(static_cast<int>(i));
-    logprob_rows_.most_top = std::max(logprob_rows_.most_top, std::min(choices[i]->logprobs, vocab_size_));
+    logprob_rows_.max_top = std::max(logprob_rows_.max_top, std::min(choices[i]->logprobs, vocab_size_));
   }
   logprob_rows_.rows.upload(ops_, logprob_rows_.choices.size() * sizeof(int32_t));
   logprob_rows_.moves.upload(ops_, logprob_rows_.choices.size() * sizeof(cuda::TokenMove));
@@ -217,9 +217,9 @@ void CudaSampler::choose_at_once(int first, int count, float* logits) {
 
   cuda::move_tokens(stream, tokens, logprob_rows_.moves.device<cuda::TokenMove>() + first_entry, entries,
                     logprob_tokens_.as<int32_t>());
-  const size_t first_top = first_entry * static_cast<size_t>(logprob_rows_.most_top);
+  const size_t first_top = first_entry * static_cast<size_t>(logprob_rows_.max_top);
   cuda::log_probabilities(stream, kept, vocab_size_, entries, logprob_tokens_.as<int32_t>() + first_entry,
-                          logprob_rows_.most_top, results_.logprobs.as<float>() + first_entry,
+                          logprob_rows_.max_top, results_.logprobs.as<float>() + first_entry,
                           results_.top.as<int32_t>() + first_top, results_.of_top.as<float>() + first_top);
 }
 
@@ -230,7 +230,7 @@ void CudaSampler::end() {
   };
   const Results& host = step.results;
   const size_t entries = logprob_rows_.choices.size();
-  const size_t top = static_cast<size_t>(logprob_rows_.most_top);
+  const size_t top = static_cast<size_t>(logprob_rows_.max_top);
   bring(results_.tokens, step.chosen.size(), host.tokens);
   bring(results_.logprobs, entries, host.logprobs);
   bring(results_.top, entries * top, host.top);

@@ -36,7 +36,7 @@ class CudaSampler final : public TokenSampler {
   // their tokens go.
   struct LogprobRows {
     std::vector<int> choices;
-    int most_top = 0;
+    int max_top = 0;
     Staged rows;   // int32 [max_choices]
     Staged moves;  // TokenMove [max_choices]
   };
@@ -44,8 +44,8 @@ class CudaSampler final : public TokenSampler {
   struct Results {
     AlignedBuffer tokens;    // int32 [max_choices]
     AlignedBuffer logprobs;  // float32 [logprob rows]
-    AlignedBuffer top;       // int32 [logprob rows, most_top]
-    AlignedBuffer of_top;    // float32 [logprob rows, most_top]
+    AlignedBuffer top;       // int32 [logprob rows, max_top]
+    AlignedBuffer of_top;    // float32 [logprob rows, max_top]
   };
   struct StepInFlight {
     Results results;

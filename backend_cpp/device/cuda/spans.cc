@@ -20,11 +20,11 @@ void CudaSpans::set(CudaOperators& ops, const std::vector<AttentionSpan>& spans,
   };
   size_t block_count = 0;
   int longest = 0;
-  int most_rows = 0;
+  int max_rows = 0;
   for (const AttentionSpan& span : spans) {
     block_count += blocks_of(span);
     longest = std::max(longest, span.first_position + span.count);
-    most_rows = std::max(most_rows, span.count);
+    max_rows = std::max(max_rows, span.count);
   }
   if (blocks_.size() < block_count * sizeof(int32_t)) {
     ops.forget_graphs();  // they hold the old address
@@ -44,7 +44,7 @@ void CudaSpans::set(CudaOperators& ops, const std::vector<AttentionSpan>& spans,
   const auto singles = static_cast<int>(single_.filled.size());
   const bool is_decoding = is_padded && several_.filled.empty();
   upload(ops, single_, CudaGraphs::padded_rows(singles, is_decoding), 1, context);
-  upload(ops, several_, static_cast<int>(several_.filled.size()), most_rows, context);
+  upload(ops, several_, static_cast<int>(several_.filled.size()), max_rows, context);
 }
 
 void CudaSpans::set_empty(CudaOperators& ops, const DecodingShape& shape) {

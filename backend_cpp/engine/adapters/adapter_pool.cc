@@ -10,12 +10,12 @@ namespace turbomind {
 namespace {
 
 constexpr int kPriority = 10;
-constexpr size_t kLongestName = 256;
-constexpr size_t kLongestNote = 64 << 10;
+constexpr size_t kMaxNameLen = 256;
+constexpr size_t kMaxNoteLen = 64 << 10;
 
 void check_name(const std::string& name) {
-  if (name.empty() || name.size() > kLongestName) {
-    throw invalid_argument("an adapter's name must have 1 to " + std::to_string(kLongestName) + " bytes, got " +
+  if (name.empty() || name.size() > kMaxNameLen) {
+    throw invalid_argument("an adapter's name must have 1 to " + std::to_string(kMaxNameLen) + " bytes, got " +
                            std::to_string(name.size()));
   }
 }
@@ -48,7 +48,7 @@ void AdapterPool::stop() {
 
 void AdapterPool::add(const std::string& name, const std::string& directory, const std::string& note) {
   check_name(name);
-  if (note.size() > kLongestNote) throw invalid_argument("the note of adapter " + name + " is too long");
+  if (note.size() > kMaxNoteLen) throw invalid_argument("the note of adapter " + name + " is too long");
   const auto refuse_taken = [&] {
     if (entries_.contains(name)) {
       throw invalid_argument("there is an adapter " + name + " already; unload it first, or choose another name");

@@ -220,8 +220,8 @@ void DiskTier::idle(NodeId node, int group) {
   if (!is_queued_.emplace(number, group).second) return;
   queue_.push_back({node, number, group});
   // Where far more leaves than anybody takes, the oldest have gone by now.
-  const size_t most = 4 * cache_.tree().id_bound() * plan_.groups.size();
-  if (queue_.size() <= most) return;
+  const size_t max_entries = 4 * cache_.tree().id_bound() * plan_.groups.size();
+  if (queue_.size() <= max_entries) return;
   const auto kept = queue_.begin() + std::ssize(queue_) / 2;
   std::for_each(queue_.begin(), kept, [this](const Queued& old) { is_queued_.erase({old.number, old.group}); });
   queue_.erase(queue_.begin(), kept);
@@ -314,15 +314,15 @@ bool DiskTier::describe_files() {
 
 void DiskTier::exchange(bool is_busy) {
   leaving_bytes_ = 0;
-  const size_t most = is_busy ? kBusyBytes : kIdleBytes;
+  const size_t max_bytes = is_busy ? kBusyBytes : kIdleBytes;
   size_t bytes = 0;
-  while (bytes < most) {
+  while (bytes < max_bytes) {
     const auto part = transfers_.take_read();
     if (!part) break;
     bytes += part->content.size();
     bring_in(*part);
   }
-  for (int lookups = 0; bytes < most && transfers_.has_room(largest_) && (!is_busy || lookups < kBusyLookups);
+  for (int lookups = 0; bytes < max_bytes && transfers_.has_room(largest_) && (!is_busy || lookups < kBusyLookups);
        ++lookups) {
     if (queue_.empty()) break;
     bytes += send_next();

@@ -40,18 +40,18 @@ bool has_blocks_before_part(const CachePlan& plan, int tokens, IsThere is_there)
 // The longest hit in blocks, at most `most`, for which every group has the blocks it needs: `is_there(index, group)` is
 // whether a group's block `index` exists.
 template <class IsThere>
-int longest_hit(const CachePlan& plan, int most, IsThere is_there) {
-  std::vector<bool> is_valid(static_cast<size_t>(most) + 1, true);
+int longest_hit(const CachePlan& plan, int limit, IsThere is_there) {
+  std::vector<bool> is_valid(static_cast<size_t>(limit) + 1, true);
   for (int index = 0; index < static_cast<int>(plan.groups.size()); ++index) {
     const CacheGroup& group = plan.groups[static_cast<size_t>(index)];
     if (!bounds_hits(group)) continue;
     int run = 0;  // consecutive existing blocks up to here
-    for (int count = 1; count <= most; ++count) {
+    for (int count = 1; count <= limit; ++count) {
       run = is_there(count - 1, index) ? run + 1 : 0;
       if (run < count - first_needed(plan, group, count * plan.block_len)) is_valid[static_cast<size_t>(count)] = false;
     }
   }
-  int count = most;
+  int count = limit;
   while (!is_valid[static_cast<size_t>(count)]) --count;
   return count;
 }

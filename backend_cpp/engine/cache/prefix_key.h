@@ -44,14 +44,14 @@ class CacheScopes {
   static constexpr uint64_t kUnknown = ~uint64_t{0};  // of nobody
 
   // `most` salts are remembered. One that was forgotten gets a new scope: what was cached in its name is not found.
-  explicit CacheScopes(size_t most = 4096) : most_(most) {}
+  explicit CacheScopes(size_t limit = 4096) : max_count_(limit) {}
 
   // `adapter`: of the rows; 0: none. What adapters add is in the keys and values.
   uint64_t of(const std::string& salt, uint64_t adapter = 0) {
     uint64_t scope = find(salt, adapter);
     if (scope == kShared) return scope;
     if (scope == kUnknown) {
-      if (known_.size() == most_)
+      if (known_.size() == max_count_)
         known_.erase(std::ranges::min_element(known_, {}, [](const auto& of) { return of.second.used; }));
       scope = fresh();
     }
@@ -74,7 +74,7 @@ class CacheScopes {
     uint64_t used = 0;  // by clock_
   };
 
-  size_t most_;
+  size_t max_count_;
   std::map<std::pair<uint64_t, std::string>, Known> known_;  // by adapter and salt
   uint64_t clock_ = 0;
   uint64_t next_ = kShared + 1;

@@ -20,17 +20,17 @@ template <class IsThere>
 PrefixRead::Reach PrefixRead::reach(IsThere is_there) const {
   const auto groups = static_cast<int>(plan_.groups.size());
   const auto has = [&](int index, int group) { return is_there(blocks[static_cast<size_t>(index * groups + group)]); };
-  int most = static_cast<int>(blocks.size()) / std::max(1, groups);
+  int limit = static_cast<int>(blocks.size()) / std::max(1, groups);
   for (int group = 0; group < groups; ++group) {
     if (plan_.groups[static_cast<size_t>(group)].kind != MemoryKind::kPaged) continue;
-    for (int index = 0; index < most; ++index) {
-      if (!has(index, group)) most = index;
+    for (int index = 0; index < limit; ++index) {
+      if (!has(index, group)) limit = index;
     }
   }
-  const Reach whole{longest_hit(plan_, most, has) * plan_.block_len, nullptr};
+  const Reach whole{longest_hit(plan_, limit, has) * plan_.block_len, nullptr};
   for (const Part& part : parts) {
     if (part.tokens <= whole.tokens) break;
-    if (part.tokens / plan_.block_len > most || !std::ranges::all_of(part.groups, is_there)) continue;
+    if (part.tokens / plan_.block_len > limit || !std::ranges::all_of(part.groups, is_there)) continue;
     if (has_blocks_before_part(plan_, part.tokens, has)) return {part.tokens, &part};
   }
   return whole;

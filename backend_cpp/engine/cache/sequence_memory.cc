@@ -107,7 +107,7 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
 }
 
 SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixKey& prefix,
-                                                const std::vector<NodeId>& path, int least, int limit) const {
+                                                const std::vector<NodeId>& path, int min_tokens, int limit) const {
   const int len = cache.block_len();
   const auto node_before = [&](int blocks) {
     return blocks > 0 ? path[static_cast<size_t>(blocks) - 1] : cache.tree().find_root(prefix.scope);
@@ -115,11 +115,12 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
   if (cache.plan().group_of(MemoryKind::kState) < 0) {
     // Of the blocks before, a window needs no more than after `least` tokens.
     const auto is_whole = [&](NodeId node) { return has_all_groups(cache, node); };
-    const int blocks = least / len;
-    const auto [part, shared] = cache.tree().find_longest(node_before(blocks), prefix, blocks, limit - least, is_whole);
-    return shared < cache.snapshots().limits.least_copied ? Found{} : Found{blocks, part, least + shared};
+    const int blocks = min_tokens / len;
+    const auto [part, shared] =
+        cache.tree().find_longest(node_before(blocks), prefix, blocks, limit - min_tokens, is_whole);
+    return shared < cache.snapshots().limits.min_copied_tokens ? Found{} : Found{blocks, part, min_tokens + shared};
   }
-  for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend() && *anchor > least; ++anchor) {
+  for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend() && *anchor > min_tokens; ++anchor) {
     const int blocks = *anchor / len;
     if (*anchor > limit || *anchor % len == 0 || blocks > static_cast<int>(path.size())) continue;
     const NodeId before = node_before(blocks);
@@ -423,7 +424,8 @@ void SequenceMemory::keep_end(BlockCache& cache, const PrefixKey& prefix) {
   }
   const bool has_state = cache.plan().group_of(MemoryKind::kState) >= 0;
   const int in_last = cached_ % cache.block_len();
-  if (!has_state && cached_ > matched_ && in_last >= cache.snapshots().limits.least_copied) publish_part(cache, prefix);
+  if (!has_state && cached_ > matched_ && in_last >= cache.snapshots().limits.min_copied_tokens)
+    publish_part(cache, prefix);
 }
 
 // The last block, which is not full.

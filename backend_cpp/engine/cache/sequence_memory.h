@@ -111,7 +111,7 @@ class SequenceMemory {
   static int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most);
   // The longest match of more than `least` and at most `limit` tokens that ends within a block: with states, at an
   // anchor; without, after `least` tokens in whole blocks, where the block that shares most of its tokens parts.
-  Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int least,
+  Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int min_tokens,
                   int limit) const;
   // References the blocks of a match. On failure it releases them again. Returns the index of the first block that
   // could not be referenced, or the number of blocks.

@@ -16,9 +16,10 @@
 namespace turbomind {
 
 struct SnapshotLimits {
-  int pages = 0;         // of all snapshots; by default a fourth of the arena
-  int interval = 0;      // in prompt tokens at which they are made; 0: at anchors only (engine/cache/sequence_memory.h)
-  int least_copied = 8;  // of a block that shares its first tokens with a prefix, at least so many are worth a copy
+  int pages = 0;     // of all snapshots; by default a fourth of the arena
+  int interval = 0;  // in prompt tokens at which they are made; 0: at anchors only (engine/cache/sequence_memory.h)
+  int min_copied_tokens =
+      8;  // of a block that shares its first tokens with a prefix, at least so many are worth a copy
 };
 
 class Snapshots {

@@ -111,8 +111,8 @@ size_t BlockFiles::NameHash::operator()(const Sha256& name) const {
   return hash;
 }
 
-BlockFiles::BlockFiles(std::string directory, uint64_t most_bytes, std::chrono::milliseconds retry)
-    : directory_(std::move(directory)), most_bytes_(most_bytes), retry_(retry), writer_(draw_name()) {
+BlockFiles::BlockFiles(std::string directory, uint64_t max_bytes, std::chrono::milliseconds retry)
+    : directory_(std::move(directory)), max_bytes_(max_bytes), retry_(retry), writer_(draw_name()) {
   if (const std::string wrong = open_directory(); !wrong.empty()) throw invalid_argument("cache_dir: " + wrong);
   const std::string probe = "probe." + writer_ + std::string(kTemporary);
   const FileDescriptor file(openat(folder_.get(), probe.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
@@ -296,9 +296,9 @@ bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, 
   return true;
 }
 
-std::vector<std::string> BlockFiles::next_keys(size_t most) {
+std::vector<std::string> BlockFiles::next_keys(size_t max_count) {
   std::vector<std::string> keys;
-  while (keys.size() < most && !unread_.empty()) {
+  while (keys.size() < max_count && !unread_.empty()) {
     const Sha256 name = unread_.back();
     unread_.pop_back();
     const FileDescriptor file(openat(folder_.get(), file_name(name).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
@@ -385,7 +385,7 @@ FileDescriptor BlockFiles::lock_ledger() {
 }
 
 FileDescriptor BlockFiles::reserve(uint64_t bytes, const std::string& temporary) {
-  if (bytes > most_bytes_) return FileDescriptor();
+  if (bytes > max_bytes_) return FileDescriptor();
   const FileDescriptor lock = lock_ledger();
   if (!lock || !grant(bytes, lock)) return FileDescriptor();
   // Of its whole length before others count the files.
@@ -405,15 +405,15 @@ bool BlockFiles::grant(uint64_t bytes, const FileDescriptor& file) {
   Ledger ledger;
   const bool is_whole =
       pread(file.get(), &ledger, sizeof(ledger), 0) == sizeof(ledger) && ledger.check == ~ledger.bytes;
-  if (bytes == 0 || !is_whole || ledger.bytes + bytes > most_bytes_ || ledger.removals != removals_) {
+  if (bytes == 0 || !is_whole || ledger.bytes + bytes > max_bytes_ || ledger.removals != removals_) {
     // More than this one file, so that the directory is not read for every file from now on.
-    const uint64_t target_bytes = most_bytes_ - std::max(bytes, most_bytes_ / 128);
+    const uint64_t target_bytes = max_bytes_ - std::max(bytes, max_bytes_ / 128);
     std::vector<Found> found = scan();
     forget_others(found);
     std::ranges::sort(found, {}, &Found::used);
     ledger.bytes = 0;
     for (const Found& each : found) ledger.bytes += each.bytes;
-    const bool is_full = ledger.bytes + bytes > most_bytes_;
+    const bool is_full = ledger.bytes + bytes > max_bytes_;
     for (const Found& each : found) {
       if (!is_full || ledger.bytes <= target_bytes) break;
       if (!each.name || (unlinkat(folder_.get(), each.file.c_str(), 0) != 0 && errno != ENOENT)) continue;
@@ -421,7 +421,7 @@ bool BlockFiles::grant(uint64_t bytes, const FileDescriptor& file) {
       ++own_removals_;
       forget(*each.name);
     }
-    if (ledger.bytes + bytes > most_bytes_) return fail("there is no space in cache_dir_bytes", 0), false;
+    if (ledger.bytes + bytes > max_bytes_) return fail("there is no space in cache_dir_bytes", 0), false;
   }
   ledger.bytes += bytes;
   ledger.check = ~ledger.bytes;

@@ -63,7 +63,7 @@ class BlockFiles {
  public:
   // Creates or opens the directory. Throws Error(kInvalidArgument) with the reason if it cannot be used.
   // `retry`: pause after a failed write.
-  BlockFiles(std::string directory, uint64_t most_bytes, std::chrono::milliseconds retry = std::chrono::seconds(30));
+  BlockFiles(std::string directory, uint64_t max_bytes, std::chrono::milliseconds retry = std::chrono::seconds(30));
 
   // ---- any thread ----
 
@@ -86,7 +86,7 @@ class BlockFiles {
   // `depth`: number of preceding blocks; of files used at the same time, the deepest are evicted first.
   bool write(const BlockKey& key, std::span<const std::byte> content, int depth);
   // The keys of some files that existed when the directory was read, each once; empty: none are left.
-  std::vector<std::string> next_keys(size_t most);
+  std::vector<std::string> next_keys(size_t max_count);
   // Updates modification times for knows(), and checks for removals by other processes.
   void mark_used();
   // Removes all files. Returns how many.
@@ -133,7 +133,7 @@ class BlockFiles {
   void forget_others(const std::vector<Found>& found);
 
   const std::string directory_;
-  const uint64_t most_bytes_;
+  const uint64_t max_bytes_;
   const std::chrono::milliseconds retry_;
   const std::string writer_;  // unique among processes that write to the directory
   FileDescriptor folder_;

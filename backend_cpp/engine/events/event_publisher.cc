@@ -21,7 +21,7 @@ constexpr int kPollMilliseconds = 50;  // how often it is asked meanwhile whethe
 constexpr auto kEndTimeout = std::chrono::seconds(2);
 // Between two attempts to start the process again.
 constexpr std::chrono::milliseconds kFirstDelay{500};
-constexpr std::chrono::milliseconds kLongestDelay{30'000};
+constexpr std::chrono::milliseconds kMaxDelay{30'000};
 
 // A JSON list, of items as `text_of` writes them.
 template <class Item, class TextOf>
@@ -89,8 +89,8 @@ std::string first_line(int socket, const std::atomic<bool>& is_stopping) {
 
 }  // namespace
 
-EventPublisher::EventPublisher(std::vector<std::string> command, int block_len, size_t most_bytes)
-    : command_(std::move(command)), block_len_(block_len), most_bytes_(most_bytes) {
+EventPublisher::EventPublisher(std::vector<std::string> command, int block_len, size_t max_bytes)
+    : command_(std::move(command)), block_len_(block_len), max_bytes_(max_bytes) {
   start();
   thread_ = std::thread([this] { run(); });
 }
@@ -126,7 +126,7 @@ void EventPublisher::push(std::vector<CacheEvent>&& events) {
   CacheEventBatch batch{static_cast<uint64_t>(counts_.event_batches++), std::move(events)};
   const size_t bytes = bytes_of(batch);
   // All that a cache holds may be more than the bound.
-  if (state_ == State::kFollows && queued_bytes_ + bytes > most_bytes_) return lose();
+  if (state_ == State::kFollows && queued_bytes_ + bytes > max_bytes_) return lose();
   state_ = State::kFollows;
   queued_bytes_ += bytes;
   queue_.push_back(std::move(batch));
@@ -202,7 +202,7 @@ bool EventPublisher::send(const std::string& line) {
 
 void EventPublisher::start_again(std::unique_lock<std::mutex>& lock) {
   lose();
-  for (std::chrono::milliseconds delay = kFirstDelay; !is_stopping_; delay = std::min(2 * delay, kLongestDelay)) {
+  for (std::chrono::milliseconds delay = kFirstDelay; !is_stopping_; delay = std::min(2 * delay, kMaxDelay)) {
     changed_.wait_for(lock, delay, [this] { return is_stopping_.load(); });
     if (is_stopping_) return;
     lock.unlock();

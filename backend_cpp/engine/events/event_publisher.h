@@ -35,7 +35,7 @@ class EventPublisher final : public CacheEventSink {
   static constexpr size_t kMaxBytes = size_t{64} << 20;  // of queued events
 
   // Starts `command` and waits until it can publish. Throws Error with the reason if it cannot.
-  EventPublisher(std::vector<std::string> command, int block_len, size_t most_bytes = kMaxBytes);
+  EventPublisher(std::vector<std::string> command, int block_len, size_t max_bytes = kMaxBytes);
   // Gives the process a moment to publish queued events, and ends it.
   ~EventPublisher() override;
 
@@ -56,7 +56,7 @@ class EventPublisher final : public CacheEventSink {
 
   const std::vector<std::string> command_;
   const int block_len_;
-  const size_t most_bytes_;
+  const size_t max_bytes_;
   std::function<void()> wake_ = [] {};
   // Used by the thread, and the destructor.
   FileDescriptor socket_;

@@ -14,8 +14,8 @@ namespace turbomind {
 
 class RepetitionDetector {
  public:
-  static constexpr int kLongestSpan = 64;
-  static constexpr int kLeastTokens = 256;  // of the repetitions together: at least four of the longest span
+  static constexpr int kMaxSpanLen = 64;
+  static constexpr int kMinTokens = 256;  // of the repetitions together: at least four of the longest span
 
   RepetitionDetector() { last_.fill(-1); }
 
@@ -23,19 +23,19 @@ class RepetitionDetector {
   bool advance(int32_t token) {
     const int32_t* last = &last_[static_cast<size_t>(next_)];  // the oldest first
     int32_t longest = 0;
-    for (int i = 0; i < kLongestSpan; ++i) {
+    for (int i = 0; i < kMaxSpanLen; ++i) {
       same_[static_cast<size_t>(i)] = last[i] == token ? same_[static_cast<size_t>(i)] + 1 : 0;
-      const int32_t tokens = same_[static_cast<size_t>(i)] + kLongestSpan - i;
+      const int32_t tokens = same_[static_cast<size_t>(i)] + kMaxSpanLen - i;
       longest = longest > tokens ? longest : tokens;
     }
-    last_[static_cast<size_t>(next_)] = last_[static_cast<size_t>(next_ + kLongestSpan)] = token;
-    next_ = (next_ + 1) % kLongestSpan;
-    return longest >= kLeastTokens;
+    last_[static_cast<size_t>(next_)] = last_[static_cast<size_t>(next_ + kMaxSpanLen)] = token;
+    next_ = (next_ + 1) % kMaxSpanLen;
+    return longest >= kMinTokens;
   }
 
  private:
-  std::array<int32_t, size_t{2} * kLongestSpan> last_;  // twice, so that those from next_ on are in order
-  std::array<int32_t, kLongestSpan> same_{};            // of a span of kLongestSpan - i tokens
+  std::array<int32_t, size_t{2} * kMaxSpanLen> last_;  // twice, so that those from next_ on are in order
+  std::array<int32_t, kMaxSpanLen> same_{};            // of a span of kMaxSpanLen - i tokens
   int next_ = 0;
 };
 

@@ -40,14 +40,14 @@ Keep keep_of(const Sequence& sequence) {
   return sequence.group->keeps_blocks || sequence.params().n > 1 ? Keep::kContent : Keep::kNothing;
 }
 
-Speculator::Candidate candidate(const BlockCache& cache, Sequence& sequence, int most) {
+Speculator::Candidate candidate(const BlockCache& cache, Sequence& sequence, int max_drafts) {
   // A draft model knows nothing of images.
   const bool has_images = !sequence.group->embeddings.empty();
   return {sequence.tokens,
           sequence.prompt_len(),
           sequence.group->draft_scope,
           sequence.drafts,
-          most,
+          max_drafts,
           has_images ? nullptr : &sequence.memory.tables(),
           sequence.memory.published_draft_rows(cache),
           &sequence.generation};
@@ -104,7 +104,7 @@ PrefixReport count_hit(PrefixReport report, const BlockCache& cache, const Seque
 }
 
 // Drafts that it can take before its response ends.
-int most_drafts(const Sequence& sequence) {
+int max_drafts(const Sequence& sequence) {
   return sequence.params().max_new_tokens - sequence.chosen() - 1;
 }
 
@@ -232,10 +232,10 @@ void Scheduler::add_drafts(int free_tokens) {
                          requested_rows(*sequence) == SpanRows::kLast;
     if (!goes_on) continue;
     const int end = sequence->cached() + sequence->planned;
-    const int most = std::min(most_drafts(*sequence), speculator_->most_drafts());
+    const int max_drafts = std::min(max_drafts(*sequence), speculator_->max_drafts());
     // The last border of a prompt may lie within the step; tokens that run again are not to become ever more.
     if (has_state && (sequence->cached() < sequence->prompt_len() || sequence->planned > kMaxRedone)) continue;
-    const int requested = sequence->memory.next_stop(blocks_, end + most) - end;
+    const int requested = sequence->memory.next_stop(blocks_, end + max_drafts) - end;
     if (requested <= 0) continue;
     const int spare = running_count() * blocks_.plan().pages_of_block();
     if (blocks_.pool().available_count() > spare) reserve(*sequence, sequence->planned + requested, false);
@@ -266,7 +266,7 @@ void Scheduler::take_own_drafts(Sequence& sequence) {
 // Whether tokens of its answer run again, whose drafts were taken back.
 bool Scheduler::is_redoing(const Sequence& sequence) const {
   return speculator_ != nullptr && sequence.planned == 0 && sequence.chosen() > 0 && sequence.pending() > 1 &&
-         sequence.pending() <= 2 + speculator_->most_drafts() && has_next_row(sequence) &&
+         sequence.pending() <= 2 + speculator_->max_drafts() && has_next_row(sequence) &&
          sequence.cached() >= sequence.prompt_len() && blocks_.plan().group_of(MemoryKind::kState) >= 0;
 }
 
@@ -283,7 +283,7 @@ bool Scheduler::would_draft(const Step& step) const {
   const auto step_tokens = static_cast<int>(step.input.tokens.size());
   return speculator_ != nullptr && std::ranges::any_of(step.sequences, [&](const auto& sequence) {
            return sequence->is_open && sequence->generation.can_take_drafts() &&
-                  speculator_->would_draft(candidate(blocks_, *sequence, most_drafts(*sequence)), step_tokens);
+                  speculator_->would_draft(candidate(blocks_, *sequence, max_drafts(*sequence)), step_tokens);
          });
 }
 
@@ -381,8 +381,8 @@ void Scheduler::admit() {
   }
   for (const auto& sequence : running_) reserved += missing_pages(*sequence);
   int waits = 0;
-  const int most = config_.is_pooling_model ? std::numeric_limits<int>::max() : config_.max_batch_size;
-  while (waits < std::min<int>(waiting_count(), kMaxPrefixWaits) && running_count() < most) {
+  const int max_running = config_.is_pooling_model ? std::numeric_limits<int>::max() : config_.max_batch_size;
+  while (waits < std::min<int>(waiting_count(), kMaxPrefixWaits) && running_count() < max_running) {
     const auto next = waiting_.begin() + waits;
     if (waits_for_prefix(**next) || waits_for_disk(**next, reserved)) {
       ++waits;
@@ -406,17 +406,17 @@ void Scheduler::admit() {
 bool Scheduler::waits_for_prefix(const Sequence& sequence) {
   if (!sequence.group->may_match) return false;
   // The last token is always computed.
-  const int most = static_cast<int>(sequence.tokens.size()) - 1;
+  const int max_shared = static_cast<int>(sequence.tokens.size()) - 1;
   for (const auto& running : running_) {
     if (!running->is_before(sequence) || !has_next_row(*running)) continue;
     const int next_border = (running->cached() / blocks_.block_len() + 1) * blocks_.block_len();
     if (next_border > static_cast<int>(running->tokens.size()) && running->pending() <= 1) continue;
-    const int shared = std::min(shared_tokens(*running, sequence), most);
+    const int shared = std::min(shared_tokens(*running, sequence), max_shared);
     int target = shared / blocks_.block_len() * blocks_.block_len();
     int awaited = 0;
     if (blocks_.plan().group_of(MemoryKind::kState) >= 0) {
       for (const int mark : sequence.group->marks) target = mark <= shared ? std::max(target, mark) : target;
-    } else if (shared - target >= blocks_.snapshots().limits.least_copied &&
+    } else if (shared - target >= blocks_.snapshots().limits.min_copied_tokens &&
                target + blocks_.block_len() <= static_cast<int>(running->tokens.size())) {
       awaited = target + blocks_.block_len();  // the block whose first tokens it shares can be copied once it is full
     }

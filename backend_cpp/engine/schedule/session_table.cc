@@ -51,8 +51,8 @@ SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t inp
   }
   Turn turn;
   if (!params.start) {
-    const size_t most = params.step < 0 ? session->tokens.size() : static_cast<size_t>(params.step);
-    turn.history = std::span(session->tokens).first(std::min(most, session->tokens.size()));
+    const size_t limit = params.step < 0 ? session->tokens.size() : static_cast<size_t>(params.step);
+    turn.history = std::span(session->tokens).first(std::min(limit, session->tokens.size()));
     turn.embeddings = first_of(session->embeddings, turn.history.size());
     if (session->owner.adapter == owner.adapter) turn.scope = session->scope;
   }

@@ -94,9 +94,9 @@ void DraftModel::keep(const Running& done) {
 
 // The last token always runs: what it leads to is wanted.
 int DraftModel::cached_rows(const Candidate& of) {
-  const auto most = std::ssize(of.tokens) - 1;
+  const auto limit = std::ssize(of.tokens) - 1;
   const auto same = std::ranges::mismatch(of.drafts.cache, of.tokens).in1 - of.drafts.cache.begin();
-  return static_cast<int>(std::min(std::max<ptrdiff_t>(same, of.cached_tokens), most));
+  return static_cast<int>(std::min(std::max<ptrdiff_t>(same, of.cached_tokens), limit));
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ class Drafter {
     int prompt_len;
     uint64_t scope;  // of other sequences' texts that it may be drafted from
     Drafts& drafts;  // empty; output: tokens and cached
-    int most;        // limit for this sequence
+    int max_drafts;  // limit for this sequence
     // For a drafter; null: it does not draft for this sequence.
     const PageTables* tables = nullptr;  // with room for the tokens and all drafts but the last
     int cached_tokens = 0;               // leading tokens of a prefix hit

@@ -38,8 +38,8 @@ void NgramIndex::append(int32_t token, uint64_t scope) {
   // The run before this place is entered now, so that a text does not find its own end.
   const int place = size();
   earlier_.push_back(-1);
-  if (place - text_begin_ >= least_) {
-    const auto [entry, is_new] = latest_.try_emplace(key_of(tokens_.data() + place - least_, scope), place);
+  if (place - text_begin_ >= min_length_) {
+    const auto [entry, is_new] = latest_.try_emplace(key_of(tokens_.data() + place - min_length_, scope), place);
     if (!is_new) earlier_.back() = std::exchange(entry->second, place);
   }
   tokens_.push_back(token);
@@ -53,27 +53,29 @@ void NgramIndex::end_text() {
 
 NgramIndex::Match NgramIndex::find(std::span<const int32_t> text, uint64_t scope) const {
   Match best;
-  if (text.size() < static_cast<size_t>(least_)) return best;
-  const auto entry = latest_.find(key_of(text.data() + text.size() - least_, scope));
+  if (text.size() < static_cast<size_t>(min_length_)) return best;
+  const auto entry = latest_.find(key_of(text.data() + text.size() - min_length_, scope));
   if (entry == latest_.end()) return best;
   int place = entry->second;
-  for (int i = 0; i < kMaxPlaces && place >= 0 && best.length < most_; ++i) {
-    if (const int length = length_at(text, place); length >= least_ && length > best.length) best = {place, length};
+  for (int i = 0; i < kMaxPlaces && place >= 0 && best.length < max_length_; ++i) {
+    if (const int length = length_at(text, place); length >= min_length_ && length > best.length)
+      best = {place, length};
     place = earlier_[static_cast<size_t>(place)];
   }
   return best;
 }
 
 int NgramIndex::length_at(std::span<const int32_t> text, int place) const {
-  const int most = std::min({most_, static_cast<int>(text.size()), place});
+  const int max_length = std::min({max_length_, static_cast<int>(text.size()), place});
   int length = 0;
-  while (length < most && tokens_[static_cast<size_t>(place - 1 - length)] == text[text.size() - 1 - length]) ++length;
+  while (length < max_length && tokens_[static_cast<size_t>(place - 1 - length)] == text[text.size() - 1 - length])
+    ++length;
   return length;
 }
 
 uint64_t NgramIndex::key_of(const int32_t* run, uint64_t scope) const {
   uint64_t key = scope * 0x9E3779B97F4A7C15u;
-  for (int i = 0; i < least_; ++i) {
+  for (int i = 0; i < min_length_; ++i) {
     key = (key ^ static_cast<uint32_t>(run[i])) * 0xFF51AFD7ED558CCDu;
     key ^= key >> 32;
   }
@@ -165,10 +167,10 @@ void LikelyTokens::read_table() {
   }
 }
 
-std::vector<int32_t> LikelyTokens::of(std::string_view text, size_t most) {
+std::vector<int32_t> LikelyTokens::of(std::string_view text, size_t max_count) {
   if (longest_ == 0) read_table();
   std::vector<int32_t> tokens;
-  while (!text.empty() && tokens.size() < most) {
+  while (!text.empty() && tokens.size() < max_count) {
     size_t length = std::min(longest_, text.size());
     auto found = token_of_.find(text.substr(0, length));
     while (found == token_of_.end() && --length > 0) found = token_of_.find(text.substr(0, length));

@@ -54,7 +54,7 @@ class NgramIndex {
     int length = 0;  // of the match before it, at most `most`
   };
 
-  NgramIndex(int least, int most) : least_(least), most_(most) {}
+  NgramIndex(int min_length, int max_length) : min_length_(min_length), max_length_(max_length) {}
 
   int size() const { return static_cast<int>(tokens_.size()); }
   int32_t token(int place) const { return tokens_[static_cast<size_t>(place)]; }
@@ -67,13 +67,13 @@ class NgramIndex {
   Match find(std::span<const int32_t> text, uint64_t scope = 0) const;
   // The number of tokens before `place` that match the end of `text`, at most `most`.
   int length_at(std::span<const int32_t> text, int place) const;
-  void clear() { *this = NgramIndex(least_, most_); }
+  void clear() { *this = NgramIndex(min_length_, max_length_); }
 
  private:
   uint64_t key_of(const int32_t* run, uint64_t scope) const;
 
-  int least_;
-  int most_;
+  int min_length_;
+  int max_length_;
   std::vector<int32_t> tokens_;  // kBetween is between texts
   std::vector<int> earlier_;     // by place, the previous place with the same n-gram before it; -1: none
   int text_begin_ = 0;
@@ -91,9 +91,9 @@ class RecentTexts {
     NgramIndex::Match at;
   };
 
-  // Keeps at least half of `most_tokens` tokens, and at most all.
-  RecentTexts(int most_tokens, int least, int most)
-      : half_(most_tokens / 2), indices_{NgramIndex(least, most), NgramIndex(least, most)} {}
+  // Keeps at least half of `max_tokens` tokens, and at most all.
+  RecentTexts(int max_tokens, int min_length, int max_length)
+      : half_(max_tokens / 2), indices_{NgramIndex(min_length, max_length), NgramIndex(min_length, max_length)} {}
 
   // A text that is too long is truncated at its end.
   void add(std::span<const int32_t> text, uint64_t scope);
@@ -160,7 +160,7 @@ class LikelyTokens {
   LikelyTokens(const TokenTable& table, int vocab_size) : table_(table), vocab_size_(vocab_size) {}
 
   // At most `most`; fewer where no token continues.
-  std::vector<int32_t> of(std::string_view text, size_t most);
+  std::vector<int32_t> of(std::string_view text, size_t max_count);
 
  private:
   void read_table();

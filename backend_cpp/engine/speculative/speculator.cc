@@ -71,7 +71,7 @@ void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, i
   std::vector<Candidate> lookups;
   std::vector<Candidate> asking;
   for (const Candidate& candidate : candidates) {
-    if (candidate.most <= 0) continue;
+    if (candidate.max_drafts <= 0) continue;
     const PromptLookup& lookup = lookup_of(candidate);
     find_forced(candidate, lookup);
     const bool is_forced = !candidate.drafts.forced.empty();
@@ -88,11 +88,11 @@ void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, i
 }
 
 template <class Chance>
-double Speculator::best_rate(int most, double seconds_a_draft, Chance&& chance) const {
+double Speculator::best_rate(int max_drafts, double seconds_a_draft, Chance&& chance) const {
   double tokens = 1;
   double all_right = 1;
   double best = 1 / cost_.of(1);
-  for (int i = 0; i < most; ++i) {
+  for (int i = 0; i < max_drafts; ++i) {
     all_right *= chance(i);
     tokens += all_right;
     best = std::max(best, tokens / (cost_.of(2 + i) + (i + 1) * seconds_a_draft));
@@ -103,9 +103,9 @@ double Speculator::best_rate(int most, double seconds_a_draft, Chance&& chance) 
 bool Speculator::is_model_better(const Candidate& candidate) const {
   const PromptLookup& lookup = *candidate.drafts.lookup;
   if (!lookup.has_draft()) return true;
-  const int most = std::min(candidate.most, shared_.config.num_speculative_tokens);
-  const double found = best_rate(most, 0, [&](int i) { return lookup.chance(i); });
-  return best_rate(most, model_cost_.is_known() ? model_cost_.of(1) : 0, [this](int) { return model_chance(); }) >
+  const int max_drafts = std::min(candidate.max_drafts, shared_.config.num_speculative_tokens);
+  const double found = best_rate(max_drafts, 0, [&](int i) { return lookup.chance(i); });
+  return best_rate(max_drafts, model_cost_.is_known() ? model_cost_.of(1) : 0, [this](int) { return model_chance(); }) >
          found;
 }
 
@@ -155,7 +155,7 @@ int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, 
       best_rate = rate;
       best_count = taken.size();
     }
-    if (index + 1 < std::min(of->most, shared_.config.num_speculative_tokens) &&
+    if (index + 1 < std::min(of->max_drafts, shared_.config.num_speculative_tokens) &&
         found_token(of->drafts, index + 1) >= 0) {
       next.push({chance * found_chance(of->drafts, index + 1), chance, of});
     }
@@ -166,30 +166,30 @@ int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, 
 
 void Speculator::ask_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
   const auto count = static_cast<int>(candidates.size());
-  int most = std::min(shared_.config.num_speculative_tokens, free_tokens / count);
+  int max_drafts = std::min(shared_.config.num_speculative_tokens, free_tokens / count);
   int missing = 0;
   for (const Candidate& candidate : candidates) {
     missing += model_->missing_tokens(candidate);
-    most = std::min(most, candidate.most);
+    max_drafts = std::min(max_drafts, candidate.max_drafts);
   }
-  if (shared_.config.is_adaptive) most = model_drafts_that_pay(count, missing, step_tokens, most);
-  if (most <= 0) return;
+  if (shared_.config.is_adaptive) max_drafts = model_drafts_that_pay(count, missing, step_tokens, max_drafts);
+  if (max_drafts <= 0) return;
   const auto start = std::chrono::steady_clock::now();
-  model_->draft(candidates, most);
+  model_->draft(candidates, max_drafts);
   model_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (missing == count) model_cost_.note(count, model_seconds_ / most);
+  if (missing == count) model_cost_.note(count, model_seconds_ / max_drafts);
 }
 
 // The model's drafts cost steps of its own, and tokens that it has to run first.
-int Speculator::model_drafts_that_pay(int sequences, int missing_tokens, int step_tokens, int most) {
+int Speculator::model_drafts_that_pay(int sequences, int missing_tokens, int step_tokens, int max_drafts) {
   if (step_tokens > kMaxTokensToAsk) return 0;
-  if (!model_cost_.is_known()) return std::min(most, kFirstModelDrafts);
+  if (!model_cost_.is_known()) return std::min(max_drafts, kFirstModelDrafts);
   const double plain_rate = step_tokens / cost_.of(step_tokens);
   double best_rate = plain_rate;
   int best = 0;
   double tokens = step_tokens;
   double chance = 1;
-  for (int count = 1; count <= most; ++count) {
+  for (int count = 1; count <= max_drafts; ++count) {
     chance *= model_chance();
     tokens += sequences * chance;
     const double time = cost_.of(step_tokens + sequences * count) + count * model_cost_.of(sequences);
@@ -202,11 +202,11 @@ int Speculator::model_drafts_that_pay(int sequences, int missing_tokens, int ste
     best = 0;
   if (best > 0 || sequences > kMaxToTry || ++steps_without_model_ < kStepsToTry) return best;
   steps_without_model_ = 0;
-  return std::min(most, 1);
+  return std::min(max_drafts, 1);
 }
 
 bool Speculator::would_draft(const Candidate& candidate, int step_tokens) {
-  if (!may_pay(step_tokens) || candidate.most <= 0) return false;
+  if (!may_pay(step_tokens) || candidate.max_drafts <= 0) return false;
   if (model_ != nullptr && candidate.tables != nullptr) return true;
   const PromptLookup& lookup = lookup_of(candidate);
   if (!lookup.has_draft()) return false;

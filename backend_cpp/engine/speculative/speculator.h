@@ -48,7 +48,7 @@ class Speculator {
       : shared_(config), model_(model), tokens_(tokens) {}
 
   // The maximum number of drafts of a sequence in a step.
-  int most_drafts() const { return shared_.config.num_speculative_tokens; }
+  int max_drafts() const { return shared_.config.num_speculative_tokens; }
 
   // From now on, a rejected draft makes the sequence's tokens before it run again (recurrent states).
   void expect_redone_tokens() { has_redone_tokens_ = true; }
@@ -83,7 +83,7 @@ class Speculator {
   // Tokens a second of one sequence alone with the best number of drafts. chance(i): the probability that draft i is
   // accepted if those before it are.
   template <class Chance>
-  double best_rate(int most, double seconds_a_draft, Chance&& chance) const;
+  double best_rate(int max_drafts, double seconds_a_draft, Chance&& chance) const;
   bool is_model_better(const Candidate& candidate) const;
   // Finds the text that a grammar forces, unless prompt lookup has a longer match.
   void find_forced(const Candidate& candidate, const PromptLookup& lookup);
@@ -94,7 +94,7 @@ class Speculator {
   // Returns the number of drafts.
   int look_up(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
   void ask_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
-  int model_drafts_that_pay(int sequences, int missing_tokens, int step_tokens, int most);
+  int model_drafts_that_pay(int sequences, int missing_tokens, int step_tokens, int max_drafts);
 
   SharedLookup shared_;
   StepCost cost_;

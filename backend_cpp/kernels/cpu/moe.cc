@@ -11,8 +11,8 @@ namespace turbomind {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr int kRoutedRows = 16;     // rows one task routes
-constexpr size_t kLeastPart = 256;  // elements of a row that one task adds
+constexpr int kRoutedRows = 16;   // rows one task routes
+constexpr size_t kMinPart = 256;  // elements of a row that one task adds
 // Rows of experts whose products are made together; one expert may have more. What passes between its layers stays in
 // the caches.
 constexpr int kPairsTogether = 256;
@@ -199,7 +199,7 @@ void add_some_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activ
   }
   linear_together(pool, scratch.products, down);
   // A part of all rows at a time: an expert after the other adds to a row.
-  const size_t part = std::max(kChunkElements / pairs, kLeastPart);
+  const size_t part = std::max(kChunkElements / pairs, kMinPart);
   pool.parallel_for(static_cast<int>((hidden + part - 1) / part), [&](int index) {
     const size_t from = static_cast<size_t>(index) * part;
     const size_t to = std::min(hidden, from + part);

@@ -91,11 +91,11 @@ void select_highest(const float* scores, int count, int top_k, int32_t* chosen) 
     if (std::isnan(score)) score = -std::numeric_limits<float>::infinity();
   }
   std::nth_element(sorted.begin(), sorted.begin() + (top_k - 1), sorted.end(), std::greater<>());
-  const float least = sorted[static_cast<size_t>(top_k) - 1];
-  auto equal = std::count(sorted.begin(), sorted.begin() + top_k, least);  // that are taken of this score
+  const float threshold = sorted[static_cast<size_t>(top_k) - 1];
+  auto equal = std::count(sorted.begin(), sorted.begin() + top_k, threshold);  // that are taken of this score
   for (int position = 0, taken = 0; taken < top_k; ++position) {
     const float score = std::isnan(scores[position]) ? -std::numeric_limits<float>::infinity() : scores[position];
-    if (score > least || (score == least && equal-- > 0)) chosen[taken++] = position;
+    if (score > threshold || (score == threshold && equal-- > 0)) chosen[taken++] = position;
   }
 }
 

@@ -98,7 +98,7 @@ inline bool may_overlap() {
 #ifdef TM_CUDA_EMULATED
 
 // Of a block, in bytes.
-inline size_t most_shared_memory() {
+inline size_t max_shared_memory() {
   return emulated::shared_memory();
 }
 
@@ -179,7 +179,7 @@ inline int compute_capability() {
          device_attribute<cudaDevAttrComputeCapabilityMinor>();
 }
 
-inline size_t most_shared_memory() {
+inline size_t max_shared_memory() {
   return static_cast<size_t>(device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>());
 }
 

@@ -13,7 +13,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr int kLeastUnit = 8;  // channels are divided in runs that vectors of 16-bit weights fill
+constexpr int kMinUnit = 8;  // channels are divided in runs that vectors of 16-bit weights fill
 
 // Collects what is in the way.
 class Divider {
@@ -41,7 +41,7 @@ class Divider {
 
   Slice channels(const char* name, int count) {
     if (count == 0) return 0;
-    const int unit = std::lcm(kLeastUnit, group_);
+    const int unit = std::lcm(kMinUnit, group_);
     if ((count + unit - 1) / unit < count_) {
       refuse(std::string(name) + " " + std::to_string(count) + " has fewer groups of " + std::to_string(unit) +
              " than that");
@@ -51,8 +51,8 @@ class Divider {
 
   // Parts that are consecutive where each has as much room as the first.
   int part_of_tokens(int count) const {
-    const int units = (count + kLeastUnit - 1) / kLeastUnit;
-    return std::max((units + count_ - 1) / count_, 1) * kLeastUnit;
+    const int units = (count + kMinUnit - 1) / kMinUnit;
+    return std::max((units + count_ - 1) / count_, 1) * kMinUnit;
   }
   Slice tokens(int count) const {
     const int size = part_of_tokens(count);

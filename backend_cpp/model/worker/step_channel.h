@@ -24,7 +24,7 @@
 namespace turbomind {
 
 inline constexpr int kMaxRanks = 64;
-inline constexpr size_t kLongestPath = 4096;
+inline constexpr size_t kMaxPathLen = 4096;
 inline constexpr size_t kTextBytes = 16384;
 inline constexpr int kMaxOrders = 4;  // that were given and are not done
 inline constexpr int kAreas = 2;
@@ -111,7 +111,7 @@ struct Order {
   // Of kPlaceAdapter and kDropAdapter.
   int32_t slot = 0;
   int32_t directory_bytes = 0;
-  char directory[kLongestPath] = {};
+  char directory[kMaxPathLen] = {};
 };
 
 class StepChannel {

@@ -228,7 +228,7 @@ void WorkerRunner::order_cache() {
 }
 
 std::unique_ptr<AdapterFile> WorkerRunner::open_adapter(const std::string& directory) const {
-  if (directory.size() > kLongestPath) throw invalid_argument("its path is too long");
+  if (directory.size() > kMaxPathLen) throw invalid_argument("its path is too long");
   return facts_.layers.open(directory);
 }
 

@@ -77,7 +77,7 @@ void bind_attention_internals(DeviceClass& device) {
     AttentionParams params = params_of(bits, sizes);
     params.window = window;
     return std::pair(attention_workspace_floats(params, {nullptr, nullptr, span_count, max_rows, max_context}),
-                     most_attention_workspace_floats(params));
+                     max_attention_workspace_floats(params));
   });
   // Warps of a block, and splits, of a decoding launch on this device.
   device.def("decode_cut", [](TestDevice&, int bits, const CacheSizes& sizes, int rows, int contexts, int seen) {

@@ -138,7 +138,7 @@ ENGINE_TEST(who_reads_the_events_of_ten_thousand_requests_knows_what_the_cache_h
     Reader reader(config.block_len);
     EngineCore core(config, runner, stub_space().tokens, &reader);
     std::mt19937 random(7);
-    size_t most = 0;
+    size_t max_places = 0;
     for (RequestId id = 1; id <= kRequests; ++id) {
       // Adapters are loaded again under their names, now and then; the reader loses track, and asks again.
       core.add({request_of(id, random, id / 2500), nullptr, std::nullopt});
@@ -157,12 +157,12 @@ ENGINE_TEST(who_reads_the_events_of_ten_thousand_requests_knows_what_the_cache_h
       if (id % 100 == 99 && reader.state() == CacheEventSink::State::kFollows) {
         core.announce();
         const std::set<Place> places = places_of(core.cache());
-        most = std::max(most, places.size());
+        max_places = std::max(max_places, places.size());
         CHECK(reader.places() == places);
       }
     }
     const EngineStats stats = core.stats();
-    CHECK(most > 30);
+    CHECK(max_places > 30);
     CHECK(stats.evictions > 1000);
     CHECK((host_blocks > 0) == (stats.swapped_in > 100));
     reader.set_state(CacheEventSink::State::kAsks);
@@ -210,8 +210,8 @@ namespace {
 
 // A publisher that is a line of shell, in its own folder.
 struct Published {
-  explicit Published(const std::string& script, size_t most_bytes = EventPublisher::kMaxBytes)
-      : publisher({"/bin/sh", "-c", "cd " + folder.string() + "; " + script}, 1, most_bytes) {
+  explicit Published(const std::string& script, size_t max_bytes = EventPublisher::kMaxBytes)
+      : publisher({"/bin/sh", "-c", "cd " + folder.string() + "; " + script}, 1, max_bytes) {
     publisher.notify([this] { is_woken = true; });
   }
   ~Published() { std::filesystem::remove_all(folder); }

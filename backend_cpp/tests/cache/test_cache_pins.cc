@@ -84,8 +84,8 @@ ENGINE_TEST(pins_take_a_fourth_of_the_cache_and_give_way_to_what_needs_it_all) {
     const Asked asked = control(engine, Action::kPin, last);
     is_refused = asked.error.has_value();
     const CacheReport report = control(engine, Action::kReport).report;
-    CHECK(report.pinned_pages <= report.most_pinned_pages);
-    CHECK_EQUAL(report.most_pinned_pages, config.page_count / 4);
+    CHECK(report.pinned_pages <= report.max_pinned_pages);
+    CHECK_EQUAL(report.max_pinned_pages, config.page_count / 4);
   }
   CHECK(is_refused);
   // A request that fits into the cache alone completes.

@@ -122,7 +122,7 @@ class History {
   History(unsigned seed, const CachePlan& plan, const CacheSize& size)
       : random_(seed), cache_(plan, size), pages_(size) {
     cache_.snapshots().limits.interval = seed % 2 == 0 ? 2 * kBlockLen : 0;
-    cache_.snapshots().limits.least_copied = 1 + static_cast<int>(seed % 4);
+    cache_.snapshots().limits.min_copied_tokens = 1 + static_cast<int>(seed % 4);
   }
 
   void run(int events) {

@@ -120,9 +120,9 @@ TEST(without_states_the_longest_prefix_that_any_sequence_computed_is_found) {
       plan_cache(4, {small_group(MemoryKind::kPaged, 4), small_group(MemoryKind::kWindow, 4, 100)})};
   std::mt19937 random(2);
   for (const CachePlan& plan : plans) {
-    for (const int least : {1, 3}) {
+    for (const int min_copied : {1, 3}) {
       BlockCache cache(plan, {40'000});
-      cache.snapshots().limits.least_copied = least;
+      cache.snapshots().limits.min_copied_tokens = min_copied;
       std::vector<Tokens> known;
       int copied = 0;
       for (int i = 0; i < 400; ++i) {
@@ -136,7 +136,7 @@ TEST(without_states_the_longest_prefix_that_any_sequence_computed_is_found) {
           longest = std::max(longest, static_cast<int>(parted - tokens.begin()));
         }
         longest = std::min(longest, static_cast<int>(tokens.size()) - 1);  // the last token is always computed
-        if (longest % 4 < least) longest -= longest % 4;
+        if (longest % 4 < min_copied) longest -= longest % 4;
         CHECK_EQUAL(run_whole(cache, tokens), longest);
         copied += longest % 4 != 0;
         known.push_back(std::move(tokens));
@@ -148,7 +148,7 @@ TEST(without_states_the_longest_prefix_that_any_sequence_computed_is_found) {
 
 TEST(what_blocks_share_ends_before_an_image) {
   BlockCache cache(small_plan(8), {40});
-  cache.snapshots().limits.least_copied = 1;
+  cache.snapshots().limits.min_copied_tokens = 1;
   const Tokens tokens = counted(8);
   const auto found = [&](const std::vector<EmbeddingRange>& images) {
     SequenceMemory memory;
@@ -262,12 +262,13 @@ TEST(a_cache_that_cannot_hold_one_sequence_is_refused_with_the_group_that_needs_
   CacheGroup state = small_group(MemoryKind::kState, 4, 0, 9);
   state.layers = {1, 2, 4};
   const CachePlan plan = plan_cache(4, {paged, state});
-  const int least = plan.pages_for(1, 16);
-  CHECK_EQUAL(refusal_of([&] { plan.expect_a_sequence(least, 16); }), std::string());
-  CHECK_EQUAL(refusal_of([&] { plan.expect_a_sequence(least - 1, 16); }),
-              "not enough memory for the cache: the shortest sequence takes " + std::to_string(least) + " pages of " +
-                  std::to_string(plan.page_bytes) + " bytes, and there are " + std::to_string(least - 1) +
-                  "; cache group 1, of layer 1, takes " + std::to_string(plan.groups[1].pages) +
+  const int min_pages = plan.pages_for(1, 16);
+  CHECK_EQUAL(refusal_of([&] { plan.expect_a_sequence(min_pages, 16); }), std::string());
+  CHECK_EQUAL(refusal_of([&] { plan.expect_a_sequence(min_pages - 1, 16); }),
+              "not enough memory for the cache: the shortest sequence takes " + std::to_string(min_pages) +
+                  " pages of " + std::to_string(plan.page_bytes) + " bytes, and there are " +
+                  std::to_string(min_pages - 1) + "; cache group 1, of layer 1, takes " +
+                  std::to_string(plan.groups[1].pages) +
                   " of them; raise cache_max_entry_count or lower cache_block_seq_len");
 }
 

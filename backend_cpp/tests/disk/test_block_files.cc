@@ -126,19 +126,19 @@ TEST(what_was_torn_or_has_changed_is_not_read_and_removed) {
 
 TEST(files_keep_to_their_bytes_and_what_was_used_last_stays) {
   const ScratchDirectory scratch;
-  const uint64_t most = 1 << 20;
-  BlockFiles files(scratch.path(), most);
+  const uint64_t max_bytes = 1 << 20;
+  BlockFiles files(scratch.path(), max_bytes);
   for (unsigned seed = 0; seed < 2000; ++seed) {
     CHECK(files.write(key_of(seed), content_of(seed, 2000), 0));
     CHECK(has_content(files, 0, 2000));  // in use all the time
-    CHECK(files.counts().bytes <= static_cast<int64_t>(most));
-    if (seed % 100 == 0) CHECK(bytes_in(scratch.path()) <= most);
+    CHECK(files.counts().bytes <= static_cast<int64_t>(max_bytes));
+    if (seed % 100 == 0) CHECK(bytes_in(scratch.path()) <= max_bytes);
   }
   const uint64_t bytes = bytes_in(scratch.path());
-  CHECK(bytes <= most && bytes >= most - most / 100);
+  CHECK(bytes <= max_bytes && bytes >= max_bytes - max_bytes / 100);
   CHECK(has_content(files, 1999, 2000));
   CHECK(!has_content(files, 1, 2000));
-  CHECK(!files.write(key_of(5000), content_of(1, most), 0));  // too large for all of them
+  CHECK(!files.write(key_of(5000), content_of(1, max_bytes), 0));  // too large for all of them
   // The blocks in front of others that were used at the same time are the last to go.
   const ScratchDirectory other;
   BlockFiles chain(other.path(), 20'000);
@@ -233,9 +233,9 @@ TEST(a_full_disk_costs_what_it_has_no_room_for) {
 
 TEST(processes_share_a_directory_and_its_bytes) {
   const ScratchDirectory scratch;
-  const uint64_t most = 200'000;
+  const uint64_t max_bytes = 200'000;
   const auto work = [&](unsigned who) {
-    BlockFiles files(scratch.path(), most);
+    BlockFiles files(scratch.path(), max_bytes);
     std::mt19937 random(who);
     int found = 0;
     for (int i = 0; i < 600; ++i) {
@@ -268,8 +268,8 @@ TEST(processes_share_a_directory_and_its_bytes) {
     waitpid(child, &status, 0);
     CHECK_EQUAL(status, 0);
   }
-  CHECK(bytes_in(scratch.path()) <= most);
-  CHECK(bytes_in(scratch.path()) > most / 2);
+  CHECK(bytes_in(scratch.path()) <= max_bytes);
+  CHECK(bytes_in(scratch.path()) > max_bytes / 2);
 }
 
 TEST(a_directory_that_is_not_this_users_alone_is_refused) {

@@ -124,7 +124,7 @@ void wait_until(Condition&& holds_true) {
 }  // namespace
 
 ENGINE_TEST(who_reads_the_events_of_two_engines_knows_what_their_directory_holds) {
-  size_t most = 0;
+  size_t max_hashes = 0;
   for (unsigned seed = 0; seed < 6; ++seed) {
     const ScratchDirectory scratch;
     std::mt19937 random(seed);
@@ -155,7 +155,7 @@ ENGINE_TEST(who_reads_the_events_of_two_engines_knows_what_their_directory_holds
       for (Server& each : servers) each.write_out();
       for (Server& each : servers) each.reader.set_state(CacheEventSink::State::kAsks);
       const Hashes there = contents.in(scratch.path());
-      most = std::max(most, there.size());
+      max_hashes = std::max(max_hashes, there.size());
       // Each knows what it has written and looked for, and notices what the other has removed.
       wait_until([&] {
         Hashes known;
@@ -173,7 +173,7 @@ ENGINE_TEST(who_reads_the_events_of_two_engines_knows_what_their_directory_holds
       CHECK(std::ranges::includes(contents.in(scratch.path()), each.reader.hashes));
     }
   }
-  CHECK(most > 50);
+  CHECK(max_hashes > 50);
 }
 
 ENGINE_TEST(files_of_an_earlier_engine_are_reported) {

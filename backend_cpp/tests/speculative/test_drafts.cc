@@ -21,9 +21,9 @@ SpeculativeConfig lookups(int drafts) {
 TEST(the_longest_of_the_latest_runs_is_found) {
   std::mt19937 random(3);
   for (int history = 0; history < 200; ++history) {
-    const int least = 1 + static_cast<int>(random() % 3);
-    const int most = least + static_cast<int>(random() % 6);
-    NgramIndex index(least, most);
+    const int min_length = 1 + static_cast<int>(random() % 3);
+    const int max_length = min_length + static_cast<int>(random() % 6);
+    NgramIndex index(min_length, max_length);
     std::vector<int32_t> read;
     int begin = 0;
     for (int i = 0; i < 120; ++i) {
@@ -38,11 +38,11 @@ TEST(the_longest_of_the_latest_runs_is_found) {
       int compared = 0;
       for (int place = static_cast<int>(read.size()) - 1; place >= 1; --place) {
         int length = 0;
-        while (length < std::min({most, static_cast<int>(text.size()), place}) &&
+        while (length < std::min({max_length, static_cast<int>(text.size()), place}) &&
                read[static_cast<size_t>(place - 1 - length)] == text[text.size() - 1 - static_cast<size_t>(length)]) {
           ++length;
         }
-        if (length < least || read[static_cast<size_t>(place)] == -1 || ++compared > 16) continue;
+        if (length < min_length || read[static_cast<size_t>(place)] == -1 || ++compared > 16) continue;
         if (length > expected.length) expected = {place, length};
       }
       const NgramIndex::Match found = index.find(text);
@@ -190,11 +190,11 @@ TEST(where_one_token_was_exchanged_the_text_after_it_is_expected) {
 TEST(a_draft_ends_where_the_response_must) {
   Speculator speculator(lookups(16));
   const std::vector<int32_t> tokens(40, 5);
-  for (const int most : {0, 1, 3}) {
+  for (const int max_drafts : {0, 1, 3}) {
     Drafts drafts;
-    const Speculator::Candidate candidate{tokens, 40, 0, drafts, most};
+    const Speculator::Candidate candidate{tokens, 40, 0, drafts, max_drafts};
     speculator.draft({&candidate, 1}, 1, 100);
-    CHECK_EQUAL(drafts.count(), most);
+    CHECK_EQUAL(drafts.count(), max_drafts);
   }
 }
 

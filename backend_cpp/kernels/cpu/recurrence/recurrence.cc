@@ -10,9 +10,9 @@ namespace turbomind {
 void CausalConv::run(ThreadPool& pool) const {
   if (rows == 0) return;
   // Some blocks for each thread, of whole cache lines.
-  constexpr int kLeast = 64;
+  constexpr int kMinBlock = 64;
   const int share = params.channels / (2 * pool.thread_count());
-  const int block = std::clamp(share / kLeast * kLeast, kLeast, kConvBlock);
+  const int block = std::clamp(share / kMinBlock * kMinBlock, kMinBlock, kConvBlock);
   pool.parallel_for((params.channels + block - 1) / block, [&](int chunk) {
     const int first = chunk * block;
     kernels().conv_block(params, first, std::min(params.channels, first + block), x, y);

@@ -38,7 +38,7 @@ class DecodeAttention {
   static constexpr int kOwnValues = CacheStream<Shape>::kOwnValues;
   static constexpr float kSlack = 8;         // of weights, as a power of two
   static constexpr float kNothing = -1e30f;  // a reference before any score; finite, so that differences are numbers
-  static constexpr float kLeastLog = -40;    // of a scale: float16 has none that is smaller but 0
+  static constexpr float kMinLog = -40;      // of a scale: float16 has none that is smaller but 0
 
  public:
   __device__ __forceinline__ DecodeAttention(const AttentionTask& task, const DeviceSpan& span, int split)
@@ -101,7 +101,7 @@ class DecodeAttention {
  private:
   // Brings the queries into the order of fragments, by way of shared memory.
   __device__ __forceinline__ void load_query() {
-    constexpr int kMax = Shape::kRows * Shape::kDim / (kLeastDecodeWarps * kWarp);  // elements of a thread
+    constexpr int kMax = Shape::kRows * Shape::kDim / (kMinDecodeWarps * kWarp);  // elements of a thread
     auto* words = dynamic_shared<uint32_t>();
     float elements[kMax];
     float largest = 0;
@@ -259,7 +259,7 @@ class DecodeAttention {
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        log_scale[m][h] = kIsQuantized ? fmaxf(fast_log2(scale[m][h]), kLeastLog) : 0.0f;
+        log_scale[m][h] = kIsQuantized ? fmaxf(fast_log2(scale[m][h]), kMinLog) : 0.0f;
       }
     }
     bool is_above = false;

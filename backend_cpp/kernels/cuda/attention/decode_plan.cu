@@ -33,9 +33,9 @@ struct Launch {
 };
 
 // `full`: what a turn takes where all slots are taken and the memory is the limit. `least`: where one is.
-float time_of(const Launch& launch, float full, float least) {
+float time_of(const Launch& launch, float full, float min_time) {
   const auto turn = [&](float share) {
-    const float moved = std::max(full * share, least);
+    const float moved = std::max(full * share, min_time);
     return std::sqrt(kTurn * kTurn + moved * moved);
   };
   const int waves = launch.blocks / launch.slots;
@@ -59,17 +59,17 @@ DecodeCut decode_cut(const AttentionParams& params, int rows, int contexts, int 
   const float full =
       static_cast<float>(resident * multiprocessors * tile) * static_cast<float>(token_bytes) / kBytesOfNanosecond;
   DecodeCut best{};
-  float least = INFINITY;
-  for (const int warps : {resident, resident / 2, kLeastDecodeWarps}) {
+  float min_time = INFINITY;
+  for (const int warps : {resident, resident / 2, kMinDecodeWarps}) {
     const int slots = resident / warps * multiprocessors;
-    const float least_turn = full * alone(layout.type) * static_cast<float>(warps) / static_cast<float>(resident);
-    const int most = std::clamp(seen / (warps * tile), 1, kMaxSplits);
-    for (int splits = 1; splits <= most; ++splits) {
+    const float min_turn = full * alone(layout.type) * static_cast<float>(warps) / static_cast<float>(resident);
+    const int max_split_count = std::clamp(seen / (warps * tile), 1, kMaxSplits);
+    for (int splits = 1; splits <= max_split_count; ++splits) {
       if (splits > 1 && contexts * splits > kMaxWaves * slots) break;
       const int turns = divide_up(seen, splits * warps * tile);
-      const float time = time_of({contexts * splits, slots, turns, splits}, full, least_turn);
-      if (time < least) {
-        least = time;
+      const float time = time_of({contexts * splits, slots, turns, splits}, full, min_turn);
+      if (time < min_time) {
+        min_time = time;
         best = {warps, splits};
       }
     }

@@ -15,7 +15,7 @@ constexpr int decode_warps(int rows) {
   return rows <= 8 ? 16 : 8;
 }
 constexpr int kMaxDecodeRows = 16;
-constexpr int kLeastDecodeWarps = 4;
+constexpr int kMinDecodeWarps = 4;
 
 // Heads of 64 or 128, few query rows, and q.k is the score.
 inline bool has_decode_kernel(const AttentionParams& params, int rows) {

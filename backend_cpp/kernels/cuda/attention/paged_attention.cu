@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMaxMergeWarps = 8;
 constexpr int kBlocksPerMultiprocessor = 8;  // that a launch should have: about three run at a time, in a few rounds
-constexpr int kLeastSplit = 256;             // keys; fewer are not worth a block of their own ...
+constexpr int kMinSplit = 256;               // keys; fewer are not worth a block of their own ...
 constexpr int kFewBlocks = 2;                // ... of a multiprocessor: with fewer, a split is as short as a tile,
                                              // or as half of one that has such splits
 constexpr int kNarrowTile = 16;              // rows
@@ -35,20 +35,20 @@ bool has_tile_kernel(const CacheLayout& layout) {
   const int bits = bits_of(layout.type);
   return layout.type != CacheType::kFloat32 && std::max(layout.key_dim, layout.value_dim) <= 256 &&
          layout.key_dim * bits % 32 == 0 && layout.value_dim * bits % 32 == 0 &&
-         tile_shared_bytes(layout, false) <= most_shared_memory();
+         tile_shared_bytes(layout, false) <= max_shared_memory();
 }
 
 // Some devices have less shared memory than the longest heads take whose keys are split.
 bool can_split_keys(const CacheLayout& layout) {
-  return tile_shared_bytes(layout, true) <= most_shared_memory();
+  return tile_shared_bytes(layout, true) <= max_shared_memory();
 }
 
 // Splits of `keys` keys that are as short as may be, for a launch that would like `wanted`. Halves of tiles are made
 // where there is a split for each, or not at all: a split of several would be in more tiles than it need.
 int short_splits(const CacheLayout& layout, int keys, int requested) {
   const int tile = tile_keys(layout);
-  const int least = requested >= keys / tile * 2 ? std::min(tile, kHalvedKeys) : tile;
-  return std::min(requested, keys / least);
+  const int min_keys = requested >= keys / tile * 2 ? std::min(tile, kHalvedKeys) : tile;
+  return std::min(requested, keys / min_keys);
 }
 
 Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
@@ -71,8 +71,8 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const int blocks = std::max(1, spans.span_count * layout.num_kv_heads * plan.tiles);
   const int requested = divide_up(kBlocksPerMultiprocessor * multiprocessor_count(), blocks);
   const int many = divide_up(kFewBlocks * multiprocessor_count(), blocks);
-  const int few = plan.is_split_keys ? short_splits(layout, seen, many) : std::min(many, seen / kLeastSplit);
-  plan.splits = std::max(1, std::min({requested, std::max(few, seen / kLeastSplit), kMaxSplits}));
+  const int few = plan.is_split_keys ? short_splits(layout, seen, many) : std::min(many, seen / kMinSplit);
+  plan.splits = std::max(1, std::min({requested, std::max(few, seen / kMinSplit), kMaxSplits}));
   return plan;
 }
 
@@ -131,7 +131,7 @@ size_t attention_workspace_floats(const AttentionParams& params, const DeviceSpa
   return split_rows(params, spans, plan_of(params, spans)) * static_cast<size_t>(params.layout.value_dim + 2);
 }
 
-size_t most_attention_workspace_floats(const AttentionParams& params) {
+size_t max_attention_workspace_floats(const AttentionParams& params) {
   // A launch is split only if it has fewer blocks than are wanted, and then into less than twice as many as these.
   const int blocks = 2 * kBlocksPerMultiprocessor * multiprocessor_count();
   const int tile_rows = has_tile_kernel(params.layout) ? kWideTile : kNarrowTile;

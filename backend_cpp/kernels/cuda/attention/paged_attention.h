@@ -67,6 +67,6 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
 // Depends on the shape of the launch only.
 size_t attention_workspace_floats(const AttentionParams& params, const DeviceSpans& spans);
 // At least that of any launch.
-size_t most_attention_workspace_floats(const AttentionParams& params);
+size_t max_attention_workspace_floats(const AttentionParams& params);
 
 }  // namespace turbomind::cuda

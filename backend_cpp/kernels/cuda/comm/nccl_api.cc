@@ -41,7 +41,7 @@ constexpr const char* kLibrary = "libnccl.so.2";
 constexpr const char* kAdvice =
     ": install it (libnccl2, or the wheel nvidia-nccl-cu12 or nvidia-nccl-cu13 with its folder lib on "
     "LD_LIBRARY_PATH), or leave tp at 1";
-constexpr int kLeastVersion = 20906;  // the first whose calls can be captured in graphs
+constexpr int kMinVersion = 20906;  // the first whose calls can be captured in graphs
 
 std::string version_text(int version) {
   const int major = version / (version < 10000 ? 1000 : 10000);  // from 2.9 on numbers have a digit more
@@ -52,7 +52,7 @@ std::string version_text(int version) {
 // `found` says what is there in its place, and why that does not do.
 [[noreturn]] void refuse(const std::string& found) {
   throw Error(ErrorCode::kUnavailable,
-              "tp over several GPUs needs NCCL " + version_text(kLeastVersion) + " or later, but " + found + kAdvice);
+              "tp over several GPUs needs NCCL " + version_text(kMinVersion) + " or later, but " + found + kAdvice);
 }
 
 void* open_library() {
@@ -89,7 +89,7 @@ NcclApi load() {
   find(api.error_text, "ncclGetErrorString");
   int version = 0;
   const bool is_known = get_version != nullptr && get_version(&version) == NcclApi::kSuccess;
-  if (!missing.empty() || !is_known || version < kLeastVersion) {
+  if (!missing.empty() || !is_known || version < kMinVersion) {
     refuse(path_of(library) + " is " + (is_known ? "NCCL " + version_text(version) : "of an unknown version") +
            (missing.empty() ? "" : " and lacks " + missing));
   }

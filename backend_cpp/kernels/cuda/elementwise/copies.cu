@@ -105,12 +105,12 @@ void widen_rows(cudaStream_t stream, const uint16_t* rounded, int rows, int widt
 }
 
 void bring_pieces(cudaStream_t stream, const StagedPieces& staged) {
-  unsigned most = 0;
-  for (size_t i = 0; i < staged.count; ++i) most = std::max(most, staged.pieces[i].bytes);
-  if (most == 0) return;
+  unsigned max_bytes = 0;
+  for (size_t i = 0; i < staged.count; ++i) max_bytes = std::max(max_bytes, staged.pieces[i].bytes);
+  if (max_bytes == 0) return;
   for (size_t i = 0; i < staged.count; ++i) next_launch_reads(staged.pieces[i].from, staged.pieces[i].bytes);
-  launch(bring_kernel, dim3(static_cast<unsigned>(staged.count), divide_up(most, kThreads * kBytes)), dim3(kThreads), 0,
-         stream, staged);
+  launch(bring_kernel, dim3(static_cast<unsigned>(staged.count), divide_up(max_bytes, kThreads * kBytes)),
+         dim3(kThreads), 0, stream, staged);
 }
 
 }  // namespace turbomind::cuda

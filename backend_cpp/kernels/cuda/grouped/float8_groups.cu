@@ -30,7 +30,7 @@ size_t inputs_of(const LinearWeight& weight) {
 }
 
 // Experts whose weights there is room for.
-int most_piece_experts(const LinearWeight& weight, int experts) {
+int max_piece_experts(const LinearWeight& weight, int experts) {
   const size_t bytes = weight.out_features * inputs_of(weight);
   return std::min(experts, std::max(1, static_cast<int>(kMaxPieceBytes / bytes)));
 }
@@ -38,7 +38,7 @@ int most_piece_experts(const LinearWeight& weight, int experts) {
 // Experts whose weights are laid out at once.
 int piece_experts(const LinearWeight& weight, int experts, int pairs) {
   const int tiles = divide_up(divide_up(pairs, experts), kTileRows) * divide_up(weight.out_features, kTileRows);
-  return std::min(most_piece_experts(weight, experts), divide_up(kTilesEach * multiprocessor_count(), tiles));
+  return std::min(max_piece_experts(weight, experts), divide_up(kTilesEach * multiprocessor_count(), tiles));
 }
 
 __device__ __forceinline__ const LinearWeight& weight_of(const GroupedProduct& product, int expert) {
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
 size_t float8_groups_bytes(const LinearWeight& weight, int experts, int pairs) {
   const size_t inputs = inputs_of(weight);
   const auto blocks = static_cast<size_t>(blocks_of(weight));
-  const auto laid_out = static_cast<size_t>(most_piece_experts(weight, experts)) * weight.out_features;
+  const auto laid_out = static_cast<size_t>(max_piece_experts(weight, experts)) * weight.out_features;
   return table_bytes(static_cast<size_t>(experts)) + scratch_bytes<int2>(experts) +
          scratch_bytes<uint8_t>(pairs * inputs) + scratch_bytes<float>(pairs * blocks) +
          scratch_bytes<uint8_t>(laid_out * inputs) + scratch_bytes<float>(laid_out * blocks) +

@@ -15,8 +15,8 @@ namespace turbomind::cuda {
 
 // From this many rows of an expert on, on average, a library's kernel is worth its tiles of 128 rows, and of float8
 // that weights are laid out for it.
-inline constexpr int kLeastGroupRows = 32;
-inline constexpr int kLeastFloat8GroupRows = 64;
+inline constexpr int kMinGroupRows = 32;
+inline constexpr int kMinFloat8GroupRows = 64;
 
 // Weight of a group, and its rows.
 struct GroupedProduct {

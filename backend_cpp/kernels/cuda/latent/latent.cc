@@ -11,9 +11,9 @@ namespace {
 
 constexpr int kItemFields = 8;
 constexpr int kMergeFields = 5;
-constexpr int kKeyUnit = 64;     // keys that the kernel visits at a time
-constexpr int kLeastKeys = 128;  // fewer are not worth a part that is merged
-constexpr int kItemCost = 128;   // what an item costs besides its keys, in keys
+constexpr int kKeyUnit = 64;    // keys that the kernel visits at a time
+constexpr int kMinKeys = 128;   // fewer are not worth a part that is merged
+constexpr int kItemCost = 128;  // what an item costs besides its keys, in keys
 
 struct Item {
   int first_row;
@@ -51,7 +51,7 @@ struct Arrays {
     filled_rows = take(1);
     first_item = take(piece.teams + 1);
     for (Int*& field : merges) field = take(piece.multiprocessors());
-    for (Int*& field : items) field = take(piece.most_items);
+    for (Int*& field : items) field = take(piece.max_items);
   }
 };
 
@@ -69,11 +69,11 @@ void for_tile(const LatentPiece& piece, Visit&& visit) {
 }
 
 // Of an item: no more than that go to a team on average, in whole units.
-int most_keys(const LatentPiece& piece) {
+int max_keys(const LatentPiece& piece) {
   int64_t total = 0;
   for_tile(piece, [&](const DeviceSpan&, int, int end) { total += end; });
   const auto average = static_cast<int>(divide_up(total, int64_t{piece.teams}));
-  return std::max(kLeastKeys, divide_up(average, kKeyUnit) * kKeyUnit);
+  return std::max(kMinKeys, divide_up(average, kKeyUnit) * kKeyUnit);
 }
 
 LatentPiece make_piece(std::vector<DeviceSpan> spans, int padded_spans, int heads, int multiprocessors) {
@@ -87,9 +87,9 @@ LatentPiece make_piece(std::vector<DeviceSpan> spans, int padded_spans, int head
   const bool is_wide = int64_t{filled} * heads > int64_t{kLatentTile} * static_cast<int64_t>(spans.size());
   piece.width = is_wide && multiprocessors > 1 ? 2 : 1;
   piece.teams = multiprocessors / piece.width;
-  // A tile of `end` keys is divide_up(end, most_keys) items, and teams * most_keys are at least all keys.
-  piece.most_items = piece.teams + padding * tiles_of(1, heads, piece.tile());
-  for (const DeviceSpan& span : spans) piece.most_items += tiles_of(span.count, heads, piece.tile());
+  // A tile of `end` keys is divide_up(end, max_keys) items, and teams * max_keys are at least all keys.
+  piece.max_items = piece.teams + padding * tiles_of(1, heads, piece.tile());
+  for (const DeviceSpan& span : spans) piece.max_items += tiles_of(span.count, heads, piece.tile());
   piece.spans = std::move(spans);
   return piece;
 }
@@ -97,7 +97,7 @@ LatentPiece make_piece(std::vector<DeviceSpan> spans, int padded_spans, int head
 }  // namespace
 
 size_t LatentPiece::plan_size() const {
-  return static_cast<size_t>(1 + teams + 1 + kMergeFields * multiprocessors() + kItemFields * most_items);
+  return static_cast<size_t>(1 + teams + 1 + kMergeFields * multiprocessors() + kItemFields * max_items);
 }
 
 std::vector<LatentPiece> cut_latents(std::vector<DeviceSpan> spans, int padded_spans, int heads, int multiprocessors) {
@@ -108,14 +108,14 @@ std::vector<LatentPiece> cut_latents(std::vector<DeviceSpan> spans, int padded_s
     if (spans[i].first_row != spans[i - 1].first_row + spans[i - 1].count) return {};
   }
   if (spans.empty()) return {};
-  const int most_rows = std::max(1, kMaxLatentRows / heads);
+  const int max_rows = std::max(1, kMaxLatentRows / heads);
   std::vector<std::vector<DeviceSpan>> parts(1);
-  int left = most_rows;
+  int left = max_rows;
   for (DeviceSpan span : spans) {
     while (span.count > 0) {
       if (left == 0) {
         parts.emplace_back();
-        left = most_rows;
+        left = max_rows;
       }
       const int count = std::min(left, span.count);
       parts.back().push_back({span.first_row, count, span.first_position, span.first_block});
@@ -135,7 +135,7 @@ std::vector<LatentPiece> cut_latents(std::vector<DeviceSpan> spans, int padded_s
 }
 
 void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
-  const int limit = most_keys(piece);
+  const int limit = max_keys(piece);
   using Team = std::pair<int64_t, int>;  // what it has to do, and which it is
   std::priority_queue<Team, std::vector<Team>, std::greater<>> teams;
   for (int t = 0; t < piece.teams; ++t) teams.emplace(0, t);
@@ -184,7 +184,7 @@ void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
   int next = 0;
   for (int t = 0; t < piece.teams; ++t) {
     for (const Item& item : items[static_cast<size_t>(t)]) {
-      if (next == piece.most_items) throw internal_error("a plan of latent attention has more items than room");
+      if (next == piece.max_items) throw internal_error("a plan of latent attention has more items than room");
       const int fields[kItemFields] = {item.first_row,    item.first_block, item.rows,     item.keys,
                                        item.first_packed, item.first_key,   item.last_key, item.partial};
       for (int f = 0; f < kItemFields; ++f) arrays.items[f][next] = fields[f];

@@ -89,7 +89,7 @@ struct LatentPiece {
   int heads = 0;
   int width = 1;
   int teams = 0;
-  int most_items = 0;
+  int max_items = 0;
 
   int tile() const { return width * kLatentTile; }
   int multiprocessors() const { return teams * width; }

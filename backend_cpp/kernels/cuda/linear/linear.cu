@@ -131,8 +131,8 @@ SplitCounters::SplitCounters(cudaStream_t stream) : buffer_(allocate(kSplitCount
 }
 
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
-  constexpr int kLeastRows = 4;  // of float32 have the bytes of the least that ring_linear takes
-  const size_t inputs = static_cast<size_t>(std::max(rows, kLeastRows)) * padded_inputs(weight);
+  constexpr int kMinRows = 4;  // of float32 have the bytes of the least that ring_linear takes
+  const size_t inputs = static_cast<size_t>(std::max(rows, kMinRows)) * padded_inputs(weight);
   size_t bytes = scratch_bytes<float>(inputs) + std::max(split_scratch_bytes(), kGemmScratchBytes);
   if (rows <= own_rows(weight)) return bytes;
   if (weight.output_scales != nullptr) return std::max(bytes, scaled_product_bytes(weight, rows));

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kStripes = 2;
 constexpr size_t kRingLimit = 96 << 10;  // of a block: two fit a multiprocessor of Hopper, one any other
-constexpr int kLeastSteps = 2;           // for a warp to be worth its part of the reduction
+constexpr int kMinSteps = 2;             // for a warp to be worth its part of the reduction
 
 template <WeightFormat kFormat, int kRowTiles, int kUnit>
 struct Codes {
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_ke
 template <WeightFormat kFormat, int kRowTiles, int kUnit>
 void stream_steps(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
   const int steps = CodeWalk<kUnit>::steps(slab_shape(task.weight, true));
-  launch_stream<kStripes, kRowTiles>(stream, scratch, task, expert_parts, steps / (kWays * kLeastSteps),
+  launch_stream<kStripes, kRowTiles>(stream, scratch, task, expert_parts, steps / (kWays * kMinSteps),
                                      stream_codes_kernel<kFormat, kRowTiles, kUnit>,
                                      Codes<kFormat, kRowTiles, kUnit>::kSharedBytes, code_range_of(kFormat));
 }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kThreads = kStreamThreads;
 constexpr size_t kRingLimit = 112 << 10;  // of a block, so that two fit a multiprocessor of Hopper
-constexpr int kLeastSlabs = 4;            // for a warp to be worth its part of the reduction
+constexpr int kMinSlabs = 4;              // for a warp to be worth its part of the reduction
 
 template <WeightFormat kFormat, int kRowTiles>
 struct Stream {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(
 template <WeightFormat kFormat, int kRowTiles>
 void stream_rows(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
   const int slabs = slab_shape(task.weight, false).total;
-  launch_stream<1, kRowTiles>(stream, scratch, task, expert_parts, slabs / (kWays * kLeastSlabs),
+  launch_stream<1, kRowTiles>(stream, scratch, task, expert_parts, slabs / (kWays * kMinSlabs),
                               stream_linear_kernel<kFormat, kRowTiles>, Stream<kFormat, kRowTiles>::kSharedBytes,
                               range_of(kFormat));
 }

@@ -76,13 +76,13 @@ __device__ __forceinline__ void write_stream(const LinearTask& task, const Linea
 
 // Launches a kernel for few rows, in as many splits as fill the device, but at most this many.
 template <int kStripes, int kRowTiles>
-void launch_stream(cudaStream_t stream, Scratch scratch, LinearTask task, int expert_parts, int most_splits,
+void launch_stream(cudaStream_t stream, Scratch scratch, LinearTask task, int expert_parts, int max_splits,
                    void (*kernel)(LinearTask, float), size_t shared_bytes, float range) {
   constexpr int kRows = kRowTiles * 8;
   constexpr int kOutputs = kStripes * kStripe;
   const int blocks = divide_up(task.weight.out_features, kOutputs);
   const int parts = part_limit<kRows>(task, expert_parts);
-  task.splits = std::min({kMaxStreamSplits, most_splits, multiprocessor_count() * kStreamBlocks / (blocks * parts)});
+  task.splits = std::min({kMaxStreamSplits, max_splits, multiprocessor_count() * kStreamBlocks / (blocks * parts)});
   task.splits = std::max(task.splits, 1);
   if (task.splits > 1) {
     task.partials = scratch.take<float>(static_cast<size_t>(parts) * task.splits * kRows * blocks * kOutputs);

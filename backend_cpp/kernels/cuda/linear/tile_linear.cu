@@ -27,11 +27,11 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kMaxStages = 5;
-constexpr int kLeastStages = 3;  // where there is less shared memory
+constexpr int kMinStages = 3;  // where there is less shared memory
 constexpr int kMaxOutputs = 256;
 constexpr int kFewWays = 2;
-constexpr int kManyWays = 4;       // where outputs are few: half as many a block, and half the splits
-constexpr int kLeastWaySlabs = 8;  // for a split to be worth its reduction
+constexpr int kManyWays = 4;     // where outputs are few: half as many a block, and half the splits
+constexpr int kMinWaySlabs = 8;  // for a split to be worth its reduction
 constexpr int kMaxSplits = 8;
 
 template <WeightFormat kFormat, int kRowTiles, int kUnit_, int kWays_>
@@ -75,7 +75,7 @@ __device__ __forceinline__ void wait_for_stage(int stages) {
   } else if (stages == kMaxStages - 1) {
     cp_async_wait<kMaxStages - 3>();
   } else {
-    cp_async_wait<kLeastStages - 2>();
+    cp_async_wait<kMinStages - 2>();
   }
 }
 
@@ -304,7 +304,7 @@ Grid grid_of(const LinearTask& task, int expert_parts) {
   const int blocks = divide_up(task.weight.out_features, Shape::kOutputs);
   const int parts = part_limit<Shape::kRows>(task, expert_parts);
   const int slabs = slab_shape(task.weight, Shape::Format::kIsPacked).total;
-  const int splits = std::min({kMaxSplits * kFewWays / Shape::kWays, slabs / (Shape::kWays * kLeastWaySlabs),
+  const int splits = std::min({kMaxSplits * kFewWays / Shape::kWays, slabs / (Shape::kWays * kMinWaySlabs),
                                multiprocessor_count() * Shape::kBlocks / (blocks * parts)});
   return {blocks, std::max(splits, 1), parts};
 }
@@ -319,7 +319,7 @@ void launch_tile(cudaStream_t stream, Scratch scratch, LinearTask task, int expe
   }
   const int resident = std::min(divide_up(grid.total(), multiprocessor_count()), Shape::kBlocks);
   int stages = kMaxStages;
-  while (stages > kLeastStages && Shape::shared_bytes(stages) * resident > most_shared_memory()) --stages;
+  while (stages > kMinStages && Shape::shared_bytes(stages) * resident > max_shared_memory()) --stages;
   launch(tile_linear_kernel<Shape, kFormat, kRowTiles>, dim3(grid.blocks, grid.splits, grid.parts), dim3(kThreads),
          Shape::shared_bytes(stages), stream, task, range_of(kFormat), stages);
 }
@@ -330,7 +330,7 @@ void tile_ways(cudaStream_t stream, Scratch scratch, const LinearTask& task, int
   using Many = Tile<kFormat, kRowTiles, kUnit, kManyWays>;
   const int many = grid_of<Many>(task, expert_parts).total();
   const int few = grid_of<Tile<kFormat, kRowTiles, kUnit, kFewWays>>(task, expert_parts).total();
-  if (many >= few && many <= multiprocessor_count() && Many::shared_bytes(kLeastStages) <= most_shared_memory()) {
+  if (many >= few && many <= multiprocessor_count() && Many::shared_bytes(kMinStages) <= max_shared_memory()) {
     return launch_tile<kFormat, kRowTiles, kUnit, kManyWays>(stream, scratch, task, expert_parts);
   }
   launch_tile<kFormat, kRowTiles, kUnit, kFewWays>(stream, scratch, task, expert_parts);

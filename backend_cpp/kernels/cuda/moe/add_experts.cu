@@ -172,8 +172,8 @@ void add_shares(cudaStream_t stream, const void* outputs, const SortedPairs& sor
 }
 
 // From how many pairs on a library multiplies.
-int least_library_pairs(const ExpertTable& experts, GroupedType type) {
-  return (type == GroupedType::kFloat8 ? kLeastFloat8GroupRows : kLeastGroupRows) * experts.count;
+int min_library_pairs(const ExpertTable& experts, GroupedType type) {
+  return (type == GroupedType::kFloat8 ? kMinFloat8GroupRows : kMinGroupRows) * experts.count;
 }
 
 size_t library_bytes(const ExpertTable& experts, int rows, int top_k) {
@@ -202,12 +202,12 @@ GroupedType library_type(const ExpertTable& experts, int rows, int top_k) {
   if (!experts.first.is_gated()) return GroupedType::kNone;
   const GroupedType type = grouped_type(experts.first.gate_up);
   if (type == GroupedType::kNone || grouped_type(experts.first.down) != type) return GroupedType::kNone;
-  return rows * top_k >= least_library_pairs(experts, type) ? type : GroupedType::kNone;
+  return rows * top_k >= min_library_pairs(experts, type) ? type : GroupedType::kNone;
 }
 
 size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k) {
   if (experts.library == nullptr) return own_bytes(experts, rows, top_k);
-  const int own_rows = divide_up(least_library_pairs(experts, experts.library->type), top_k);
+  const int own_rows = divide_up(min_library_pairs(experts, experts.library->type), top_k);
   return std::max(library_bytes(experts, rows, top_k), own_bytes(experts, std::min(rows, own_rows), top_k));
 }
 

@@ -74,11 +74,11 @@ PrefillPlanView view_prefill_plan(const PrefillPlan& plan, const int32_t* memory
 
 // Sequences have this many rows, on average, where a library's kernel is used: its tiles have two to three times as
 // many.
-inline constexpr int kLeastPrefillRows = 64;
+inline constexpr int kMinPrefillRows = 64;
 
-// Whether a library's kernel computes such attention to contexts of up to `most_keys` keys: a bfloat16 cache whose keys
+// Whether a library's kernel computes such attention to contexts of up to `max_keys` keys: a bfloat16 cache whose keys
 // and values have one dimension, and no cap, slope, sink, sight or window that hides one of them.
-bool is_prefill_attention(const AttentionParams& params, int most_keys);
+bool is_prefill_attention(const AttentionParams& params, int max_keys);
 
 size_t prefill_scratch_bytes(const AttentionParams& params, int rows);
 

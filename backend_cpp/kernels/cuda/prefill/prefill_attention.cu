@@ -37,12 +37,12 @@ size_t row_width(const AttentionParams& params) {
 
 }  // namespace
 
-bool is_prefill_attention(const AttentionParams& params, int most_keys) {
+bool is_prefill_attention(const AttentionParams& params, int max_keys) {
   const CacheLayout& layout = params.layout;
   return layout.type == CacheType::kBFloat16 && layout.key_dim == layout.value_dim &&
          params.set.use == SpanUse::kTokens && params.softcap == 0 && params.alibi_slopes == nullptr &&
          params.distance_biases == nullptr && params.kv_lens == nullptr && params.sinks == nullptr &&
-         (params.window <= 0 || most_keys <= params.window);
+         (params.window <= 0 || max_keys <= params.window);
 }
 
 size_t prefill_scratch_bytes(const AttentionParams& params, int rows) {

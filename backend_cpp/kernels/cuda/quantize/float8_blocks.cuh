@@ -11,10 +11,10 @@ inline constexpr int kBlockWords = kFloat8Block / kWarp;
 static_assert(kBlockWords == sizeof(uint32_t));
 
 // Scales from this on have an inverse.
-inline constexpr float kLeastScale = 1e-37f;
+inline constexpr float kMinScale = 1e-37f;
 
 __device__ __forceinline__ float inverse_of(float scale) {
-  return scale > kLeastScale ? 1.0f / scale : 0.0f;
+  return scale > kMinScale ? 1.0f / scale : 0.0f;
 }
 
 // 128 inputs of a row, of which each lane of a warp has four.

@@ -252,7 +252,7 @@ void round_for_ring(cudaStream_t stream, const LinearInput& input, int rows, con
 }
 
 bool can_round_to_bytes(int padded_inputs) {
-  return static_cast<size_t>(padded_inputs) * sizeof(float) <= most_shared_memory();
+  return static_cast<size_t>(padded_inputs) * sizeof(float) <= max_shared_memory();
 }
 
 void round_to_bytes(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,

@@ -10,7 +10,7 @@ namespace {
 template <class Ring>
 void launch_ring(cudaStream_t stream, Scratch scratch, LinearTask task) {
   const RingPlan plan =
-      choose_ring<Ring>(task.weight, task.rows, multiprocessor_count(), static_cast<int>(most_shared_memory()));
+      choose_ring<Ring>(task.weight, task.rows, multiprocessor_count(), static_cast<int>(max_shared_memory()));
   task.splits = plan.splits;
   if (plan.splits > 1) {
     task.partials = scratch.take<float>(static_cast<size_t>(plan.items) * plan.across * 128 * Ring::kSums);

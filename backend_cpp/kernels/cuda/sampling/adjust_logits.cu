@@ -86,14 +86,14 @@ __global__ void __launch_bounds__(kChunkThreads)
   const size_t first_chunk = static_cast<size_t>(blockIdx.y) * state.chunks;
   const float largest = row_top<kChunkThreads>(state.tops + first_chunk, state.chunks).logit;
   const float* logits = all_logits + static_cast<size_t>(blockIdx.y) * vocab_size;
-  const Weight least = is_ranked(row, vocab_size) ? 0 : static_cast<Weight>(row.min_p * kWeightOne);
+  const Weight threshold = is_ranked(row, vocab_size) ? 0 : static_cast<Weight>(row.min_p * kWeightOne);
   Weight sum = 0;
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
     const int token = blockIdx.x * kChunkTokens + i * kChunkThreads + threadIdx.x;
     if (token >= vocab_size) break;
     const Weight weight = weight_of(logits[token], largest, row.temperature);
-    if (weight >= least) sum += weight;
+    if (weight >= threshold) sum += weight;
   }
   sum = block_sum<kChunkThreads>(sum);
   if (threadIdx.x == 0) state.sums[first_chunk + blockIdx.x] = sum;

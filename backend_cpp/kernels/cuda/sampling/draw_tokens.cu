@@ -67,13 +67,13 @@ __device__ int32_t draw_by_id(const Row& row, const Weight* sums, int chunks) {
   const int first = chosen_chunk * kChunkTokens;
   const int count = min(kChunkTokens, row.vocab_size - first);
   const double rest = chosen_rest;
-  const Weight least = static_cast<Weight>(row.wanted.min_p * kWeightOne);
+  const Weight threshold = static_cast<Weight>(row.wanted.min_p * kWeightOne);
   // Places from the last token, 0, to the first.
   const auto sum = [&](uint64_t place) {
     Weight own = 0;
     for (int i = threadIdx.x; i < count; i += kThreads) {
       const Weight weight = weight_of(row.logits[first + i], row.top.logit, row.wanted.temperature);
-      if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= place && weight >= least) own += weight;
+      if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= place && weight >= threshold) own += weight;
     }
     return block_sum<kThreads>(own);
   };
@@ -103,11 +103,11 @@ __device__ int32_t draw_from_row(const Row& row, const Weight* sums, int chunks)
     const auto sum = [&](uint64_t place) { return row_sum(row, max(place, cut), weight); };
     cut = max(cut, last_place(kPlaceBits, sum, [&](Weight n) { return static_cast<double>(n) >= share; }));
   }
-  const auto least = static_cast<Weight>(wanted.min_p * kWeightOne);
+  const auto threshold = static_cast<Weight>(wanted.min_p * kWeightOne);
   const auto sum = [&](uint64_t place) {
     return row_sum(row, max(place, cut), [&](float logit) {
       const Weight own = weight(logit);
-      return own >= least ? own : Weight{0};
+      return own >= threshold ? own : Weight{0};
     });
   };
   const double target = row.u * static_cast<double>(sum(cut));
@@ -197,10 +197,10 @@ __device__ bool draw_from_list(const Row& row, const CandidateList& list, const 
     share = static_cast<double>(wanted.top_p) * static_cast<double>(total);
     if (static_cast<double>(listed) < share && list.count < row.vocab_size) return false;
   }
-  const auto least = static_cast<Weight>(wanted.min_p * kWeightOne);
+  const auto threshold = static_cast<Weight>(wanted.min_p * kWeightOne);
   const auto is_kept = [&](int own) {
     const bool is_in_nucleus = wanted.top_p >= 1 || static_cast<double>(before[own]) < share;
-    return is_in_top_k(own) && is_in_nucleus && weights[own] >= least;
+    return is_in_top_k(own) && is_in_nucleus && weights[own] >= threshold;
   };
   const double target = row.u * static_cast<double>(sum_of(is_kept));
   if (threadIdx.x == 0) *token = row.top.token;
