@@ -59,7 +59,7 @@ class PreparedSteps {
   // none of it. Returns whether there was room.
   virtual bool prepare(int rows, const std::function<void()>& body) = 0;
   // Forgets what was made ready for the spans that were set.
-  virtual void forget(int rows) = 0;
+  virtual void erase(int rows) = 0;
 };
 
 class Operators {

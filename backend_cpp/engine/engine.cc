@@ -45,7 +45,7 @@ CachePlan plan_caches(const ModelRunner& runner, const ModelRunner* draft_runner
     for (CacheGroup& group : draft_runner->cache_groups(limits)) {
       group.kind =
           MemoryKind::kDraft;  // whatever its layers look at: what a window has passed may be drafted from again
-      group.is_apart = !runner.traits().shares_cache;
+      group.is_separate_pool = !runner.traits().shares_cache;
       groups.push_back(std::move(group));
     }
   }
@@ -172,7 +172,7 @@ void Engine::run() {
     Inbox::Messages messages = inbox_.take(!core_.is_idle(), std::min(core_.next_deadline(), next_restart_));
     is_closed = messages.is_closed;
     step_begin_ = Clock::now();
-    if (is_healthy_) guard([this] { adapters_.settle(); });
+    if (is_healthy_) guard([this] { adapters_.finish_loads(); });
     add(std::move(messages));
     if (is_closed) {
       core_.end_all(nullptr);
@@ -224,7 +224,7 @@ void Engine::fail(const Error& fault) {
 void Engine::restart_runner() {
   try {
     processes_->restart();
-    core_.forget_cache();
+    core_.clear_cache();
     next_restart_ = Clock::time_point::max();
     restart_delay_ = {};
     is_healthy_ = true;

@@ -186,7 +186,7 @@ void EngineCore::admit(Plan&& plan) {
   const bool is_shared = config_.enable_prefix_caching;
   const uint64_t realm = is_shared ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
   if (disk_ && is_shared && (!group.adapter || !group.adapter->content.empty())) {
-    disk_->note_realm(realm, params.cache_salt, group.adapter ? group.adapter->content : "");
+    disk_->record_namespace(realm, params.cache_salt, group.adapter ? group.adapter->content : "");
   }
   group.scope.realm = plan.realm.value_or(realm);
   // Callers may share a prefix that both know; a draft of another caller's text would be one that only that one knows.
@@ -222,8 +222,8 @@ void EngineCore::step() {
   is_stalled_ = !has_run && disk_ && scheduler_.waiting_count() > 0;
   if (counts_.steps != before.steps + 1 || steps_.is_in_flight()) return;
   const auto tokens = static_cast<int>(counts_.tokens_computed - before.tokens_computed);
-  if (speculator_) speculator_->note_step(tokens, counts_.step_seconds - before.step_seconds);
-  if (disk_) disk_->note_step(tokens, counts_.step_seconds - before.step_seconds);
+  if (speculator_) speculator_->record_step(tokens, counts_.step_seconds - before.step_seconds);
+  if (disk_) disk_->record_step(tokens, counts_.step_seconds - before.step_seconds);
 }
 
 // An error belongs to the request alone.
@@ -233,7 +233,7 @@ void EngineCore::take(Sequence& sequence, const SpanOutput& output) {
     const FinishReason finish = advance(sequence, output);
     const bool brings_none = sequence.generation.generated() == generated_before && finish == FinishReason::kNone;
     if (brings_none && sequence.pending() > 0) return;  // of its prompt, more is to come
-    note_tokens(sequence, generated_before);
+    record_tokens(sequence, generated_before);
     if (finish == FinishReason::kNone) return emit(sequence, finish, nullptr);
     end_where([&](const Sequence& s) { return &s == &sequence; }, finish, nullptr);
   } catch (const std::exception& exception) {
@@ -267,12 +267,12 @@ FinishReason EngineCore::advance_over_drafts(Sequence& sequence, const SpanOutpu
     while (right < std::min(taken, drafts.size()) && sequence.tokens[known + right] == drafts[right]) ++right;
     if (right < taken || right == static_cast<size_t>(index)) break;
   } while (finish == FinishReason::kNone);
-  speculator_->note_drafts(sequence.drafts, static_cast<int>(right));
+  speculator_->record_drafts(sequence.drafts, static_cast<int>(right));
   scheduler_.take_drafts(sequence, static_cast<int>(right));
   return finish;
 }
 
-void EngineCore::note_tokens(Sequence& sequence, int generated_before) {
+void EngineCore::record_tokens(Sequence& sequence, int generated_before) {
   if (sequence.params().generates_nothing()) return;
   counts_.tokens_out += sequence.generation.generated() - generated_before;
   const auto now = Clock::now();
@@ -337,7 +337,7 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
       break;
     case CacheControl::Action::kDropMemory:
       pins_.clear();
-      blocks_.contents().forget_unused();
+      blocks_.contents().evict_unused();
       break;
     case CacheControl::Action::kDropFiles:
       if (disk_) disk_->drop_files();
@@ -403,7 +403,7 @@ void EngineCore::end_where(const std::function<bool(const Sequence&)>& matches, 
     SequenceGroup& group = *ended->group;
     --group.open_sequences;
     emit(*ended, reason, error);
-    if (speculator_ && config_.enable_prefix_caching) speculator_->note_end(ended->tokens, group.draft_scope);
+    if (speculator_ && config_.enable_prefix_caching) speculator_->record_end(ended->tokens, group.draft_scope);
     if (group.open_sequences > 0) continue;
     ++(error != nullptr ? counts_.failed : reason == FinishReason::kCancelled ? counts_.cancelled : counts_.completed);
     if (!group.session) continue;

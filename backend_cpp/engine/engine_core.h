@@ -58,9 +58,9 @@ class EngineCore {
     if (disk_) disk_->finish();
   }
   // Clears the cache, whose content is lost. No request may be open.
-  void forget_cache() {
+  void clear_cache() {
     pins_.clear();
-    blocks_.contents().forget_all();
+    blocks_.contents().evict_all();
   }
 
   bool has_work() const { return steps_.is_in_flight() || scheduler_.running_count() + scheduler_.waiting_count() > 0; }
@@ -73,7 +73,7 @@ class EngineCore {
   // Publishes the cache events since the last call.
   void announce() {
     if (!announcer_) return;
-    if (disk_) announcer_->note_files(disk_->take_changes());
+    if (disk_) announcer_->record_files(disk_->take_changes());
     announcer_->end_step(blocks_);
   }
   std::vector<Delivery> take_outputs() { return std::exchange(outputs_, {}); }
@@ -105,7 +105,7 @@ class EngineCore {
   void take(Sequence& sequence, const SpanOutput& output);
   FinishReason advance(Sequence& sequence, const SpanOutput& output);
   FinishReason advance_over_drafts(Sequence& sequence, const SpanOutput& output);
-  void note_tokens(Sequence& sequence, int generated_before);
+  void record_tokens(Sequence& sequence, int generated_before);
   void start_siblings(const Sequence& first);
 
   void end_request(RequestId id, FinishReason reason, const Error* error);

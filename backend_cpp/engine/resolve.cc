@@ -248,7 +248,7 @@ int cache_page_count(const ResolvedEngine& engine, size_t free_bytes) {
   }
   const size_t limit = requested == kDefaults.cache_max_entry_count ? engine.device.cache_limit : ~size_t{0};
   const bool has_other_memory =
-      std::ranges::any_of(plan.groups, [](const CacheGroup& group) { return group.is_apart; });
+      std::ranges::any_of(plan.groups, [](const CacheGroup& group) { return group.is_separate_pool; });
   const size_t page_bytes = plan.page_bytes * (has_other_memory ? 2 : 1);
   const auto share = static_cast<size_t>(requested * static_cast<double>(free_bytes));
   const size_t affordable = std::min(share, limit / static_cast<size_t>(engine.settings.tp)) / page_bytes;

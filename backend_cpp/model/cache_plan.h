@@ -26,13 +26,13 @@ enum class MemoryKind : uint8_t {
 
 struct CacheGroup {
   MemoryKind kind = MemoryKind::kPaged;
-  int window = 0;           // positions that a token sees, its own included; of kWindow
-  int block_len = 0;        // tokens of a block; of kCross, rows; of kState, 0
-  int pieces = 0;           // of a block: layers, of kState parts of layers
-  size_t piece_bytes = 0;   // of one piece of a block
-  std::vector<int> layers;  // of the model, in the order of the pieces; not read here
-  bool is_chunked = false;  // of kWindow: a token sees those of `window` positions that begin at a multiple of it
-  bool is_apart = false;    // its pages are in other memory than the others', and do not move with them
+  int window = 0;                 // positions that a token sees, its own included; of kWindow
+  int block_len = 0;              // tokens of a block; of kCross, rows; of kState, 0
+  int pieces = 0;                 // of a block: layers, of kState parts of layers
+  size_t piece_bytes = 0;         // of one piece of a block
+  std::vector<int> layers;        // of the model, in the order of the pieces; not read here
+  bool is_chunked = false;        // of kWindow: a token sees those of `window` positions that begin at a multiple of it
+  bool is_separate_pool = false;  // its pages are in other memory than the others', and do not move with them
 
   // Members that plan_cache() sets.
   int page_pieces = 0;  // pieces in a page

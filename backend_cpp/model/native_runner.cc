@@ -273,7 +273,7 @@ void NativeRunner::keep_prepared(size_t count) {
   for (size_t i = count; i < shapes_.size(); ++i) {
     ops_->wait();
     ops_->prepared_steps()->set_empty_spans(shapes_[i]);
-    ops_->prepared_steps()->forget(computed_rows(shapes_[i]));
+    ops_->prepared_steps()->erase(computed_rows(shapes_[i]));
   }
 }
 

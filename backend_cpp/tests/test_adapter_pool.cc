@@ -57,7 +57,7 @@ class KeepingRunner final : public ModelRunner, public AdapterSlots {
 class Harness {
  public:
   explicit Harness(size_t limit)
-      : pool_(runner, limit, [this](Submission&& ready) { note(std::move(ready)); }, [this] { note({}); }) {}
+      : pool_(runner, limit, [this](Submission&& ready) { record(std::move(ready)); }, [this] { record({}); }) {}
 
   AdapterPool& pool() { return pool_; }
 
@@ -76,13 +76,13 @@ class Harness {
         Submission submission = std::move(found->second);
         ready_.erase(found);
         lock.unlock();
-        pool_.settle();
+        pool_.finish_loads();
         return submission;
       }
       changed_.wait(lock, [this] { return has_news_; });
       has_news_ = false;
       lock.unlock();
-      pool_.settle();
+      pool_.finish_loads();
       lock.lock();
     }
   }
@@ -95,7 +95,7 @@ class Harness {
   KeepingRunner runner;
 
  private:
-  void note(std::optional<Submission> ready) {
+  void record(std::optional<Submission> ready) {
     const std::lock_guard lock(mu_);
     if (ready) ready_.emplace(ready->request.id, std::move(*ready));
     has_news_ = true;
@@ -172,12 +172,12 @@ TEST(an_adapter_that_is_removed_stays_for_those_who_use_it) {
   {
     const Submission user = harness.await(1);
     harness.pool().remove("a");
-    harness.pool().settle();
+    harness.pool().finish_loads();
     CHECK_EQUAL(harness.runner.slots.size(), 1u);
     CHECK(message_of([&] { harness.pool().find("a"); }).find("there is no adapter a") != std::string::npos);
     harness.pool().add("a", "aa", "");  // the name is free
   }
-  harness.pool().settle();
+  harness.pool().finish_loads();
   CHECK(harness.runner.slots.empty());
 }
 

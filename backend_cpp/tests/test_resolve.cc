@@ -53,13 +53,13 @@ std::string refusal_of(const Call& call) {
 }
 
 // A cache of blocks of 64 tokens with a page of 1 MiB each, and of states with three.
-ResolvedEngine with_plan(const Change& change, bool has_state = false, bool is_apart = false) {
+ResolvedEngine with_plan(const Change& change, bool has_state = false, bool is_separate_pool = false) {
   ResolvedEngine engine = resolve_with(change);
   engine.config.plan.page_bytes = kMiB;
   CacheGroup& blocks = engine.config.plan.groups.emplace_back();
   blocks.block_len = 64;
   blocks.pages = 1;
-  blocks.is_apart = is_apart;
+  blocks.is_separate_pool = is_separate_pool;
   if (!has_state) return engine;
   CacheGroup& states = engine.config.plan.groups.emplace_back();
   states.kind = MemoryKind::kState;
@@ -152,7 +152,7 @@ TEST(storage_follows_from_types_and_bits) {
 TEST(a_cache_takes_blocks_or_a_share_of_the_free_memory) {
   struct Case {
     std::string settings;
-    bool has_state, is_apart;
+    bool has_state, is_separate_pool;
     size_t free_bytes;
     int pages;
   };
@@ -166,7 +166,7 @@ TEST(a_cache_takes_blocks_or_a_share_of_the_free_memory) {
            {R"({"cache_max_entry_count": 0.5})", false, true, 1000 * kMiB, 250},   // a draft's pages come twice
            {R"({"max_batch_size": 2, "session_len": 640})", false, false, 1000 * kMiB, 20},  // as much as it can use
        }) {
-    const ResolvedEngine engine = with_plan(set(expected.settings), expected.has_state, expected.is_apart);
+    const ResolvedEngine engine = with_plan(set(expected.settings), expected.has_state, expected.is_separate_pool);
     CHECK_EQUAL(cache_page_count(engine, expected.free_bytes), expected.pages);
   }
   CHECK_EQUAL(cache_page_count(resolve_with(encode), 1000 * kMiB), 0);

@@ -118,7 +118,7 @@ TEST(the_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_s
   const PromptTokens prompt(rule, {0, 0, 2}, 5);
   const Penalties::Biases none;
   Penalties penalties(rule, prompt, none);
-  for (const int32_t token : {2, 3, 3}) penalties.note(token);
+  for (const int32_t token : {2, 3, 3}) penalties.record(token);
   std::vector<float> row = {1.0f, 1.0f, -1.0f, 3.0f, -1.0f};
   penalties.apply(row.data());
   CHECK(row == std::vector<float>({0.5f, 1.0f, -2.0f, 1.5f, -1.0f}));
@@ -131,8 +131,8 @@ TEST(penalties_and_bias_act_on_logits_as_documented) {
   const PromptTokens prompt(rule, {0}, 3);  // the prompt does not count
   const Penalties::Biases biases = {{2, 0.75f}};
   Penalties penalties(rule, prompt, biases);
-  penalties.note(1);
-  penalties.note(1);
+  penalties.record(1);
+  penalties.record(1);
   std::vector<float> row = {1.0f, 3.5f, 1.0f};
   penalties.apply(row.data());
   CHECK(row == std::vector<float>({1.0f, 3.5f - 1.0f - 2 * 0.5f, 1.75f}));
@@ -145,8 +145,8 @@ TEST(responses_share_a_prompt_and_count_their_own_tokens) {
   const Penalties::Biases none;
   Penalties one(rule, prompt, none);
   Penalties other(rule, prompt, none);
-  one.note(1);
-  other.note(2);
+  one.record(1);
+  other.record(2);
   std::vector<float> row = {4.0f, 4.0f, 4.0f};
   one.apply(row.data());
   CHECK(row == std::vector<float>({1.0f, 1.0f, 4.0f}));

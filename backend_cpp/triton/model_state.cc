@@ -90,19 +90,19 @@ ModelMemory& common_memory(const ModelParameters& parameters) {
 }  // namespace
 
 void EarlyStops::add(const std::string& name) {
-  forget_old();
+  evict_old();
   names_.emplace_back(Clock::now(), name);
 }
 
 bool EarlyStops::take(const std::string& name) {
-  forget_old();
+  evict_old();
   const auto it = std::find_if(names_.begin(), names_.end(), [&](const auto& entry) { return entry.second == name; });
   if (it == names_.end()) return false;
   names_.erase(it);
   return true;
 }
 
-void EarlyStops::forget_old() {
+void EarlyStops::evict_old() {
   const auto horizon = Clock::now() - kEarlyStopMemory;
   while (!names_.empty() && (names_.front().first < horizon || names_.size() >= kMaxEarlyStops)) names_.pop_front();
 }

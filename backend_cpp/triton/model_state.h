@@ -34,7 +34,7 @@ class EarlyStops {
   bool take(const std::string& name);
 
  private:
-  void forget_old();
+  void evict_old();
 
   using Clock = std::chrono::steady_clock;
   std::deque<std::pair<Clock::time_point, std::string>> names_;  // oldest first

@@ -52,7 +52,7 @@ class CudaGraphs {
   void run(const DecodingShape& shape, const std::function<void()>& body);
   // Makes the graph and launches nothing. Returns whether there was room.
   bool prepare(const DecodingShape& shape, const std::function<void()>& body);
-  void forget(const DecodingShape& shape) { graphs_.erase(key_of(shape)); }
+  void erase(const DecodingShape& shape) { graphs_.erase(key_of(shape)); }
   // For whoever gives up memory that graphs may use.
   void clear() { graphs_.clear(); }
 

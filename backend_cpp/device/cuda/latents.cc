@@ -67,7 +67,7 @@ void CudaLatents::plan() {
   for (const cuda::LatentPiece& piece : pieces_) count += piece.plan_size();
   const size_t bytes = count * sizeof(int32_t);
   if (plan_.size() < bytes) {
-    ops_.forget_graphs();  // they hold the old address
+    ops_.clear_graphs();  // they hold the old address
     plan_ = Staged(ops_, std::max(std::bit_ceil(bytes), kMinPlanBytes));
   }
   auto* next = plan_.host<int32_t>();

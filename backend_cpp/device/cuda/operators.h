@@ -107,7 +107,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
   cuda::Scratch scratch(size_t bytes);
   // For whoever gives up memory that a captured step may use.
-  void forget_graphs() { graphs_.clear(); }
+  void clear_graphs() { graphs_.clear(); }
   void wait_for(cudaEvent_t event);
 
  private:
@@ -120,7 +120,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   void set_empty_spans(const DecodingShape& shape) override;
   void warm_up(const std::function<void()>& body) override;
   bool prepare(int rows, const std::function<void()>& body) override;
-  void forget(int rows) override { graphs_.forget(shape_of(rows)); }
+  void erase(int rows) override { graphs_.erase(shape_of(rows)); }
 
   DecodingShape shape_of(int rows) { return {rows, spans_of({}).max_context()}; }
   void set_row_count(int32_t rows);

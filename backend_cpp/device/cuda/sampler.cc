@@ -213,7 +213,7 @@ void CudaSampler::choose_at_once(int first, int count, float* logits) {
   const auto* rows = rows_.device<cuda::SamplingRow>() + first;
   auto* tokens = results_.tokens.as<int32_t>() + first;
   cuda::sample(stream, scratch, rows, logits, vocab_size_, count, tokens);
-  cuda::note_tokens(stream, rows, tokens, count);
+  cuda::record_tokens(stream, rows, tokens, count);
 
   cuda::move_tokens(stream, tokens, logprob_rows_.moves.device<cuda::TokenMove>() + first_entry, entries,
                     logprob_tokens_.as<int32_t>());

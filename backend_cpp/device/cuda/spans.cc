@@ -27,7 +27,7 @@ void CudaSpans::set(CudaOperators& ops, const std::vector<AttentionSpan>& spans,
     max_rows = std::max(max_rows, span.count);
   }
   if (blocks_.size() < block_count * sizeof(int32_t)) {
-    ops.forget_graphs();  // they hold the old address
+    ops.clear_graphs();  // they hold the old address
     blocks_ = Staged(ops, std::bit_ceil(block_count) * 2 * sizeof(int32_t));
   }
   single_.filled.clear();
@@ -63,7 +63,7 @@ std::vector<cuda::DeviceSpan> CudaSpans::filled() const {
 void CudaSpans::upload(CudaOperators& ops, Group& group, int span_count, int max_rows, int max_context) {
   const size_t bytes = static_cast<size_t>(span_count) * sizeof(cuda::DeviceSpan);
   if (group.spans.size() < bytes) {
-    ops.forget_graphs();
+    ops.clear_graphs();
     group.spans = Staged(ops, std::bit_ceil(bytes) * 2);
   }
   auto* first = group.spans.host<cuda::DeviceSpan>();

@@ -145,7 +145,7 @@ void AdapterPool::fetch(Submission&& submission) {
   changed_.notify_all();
 }
 
-void AdapterPool::settle() {
+void AdapterPool::finish_loads() {
   std::vector<Change> changes;
   {
     const std::lock_guard lock(mu_);

@@ -63,7 +63,7 @@ class AdapterPool {
   // ---- the step thread ----
 
   // Places adapters that were read and drops evicted ones. Throws what the runner throws: a device fault.
-  void settle();
+  void finish_loads();
 
  private:
   struct Entry : LoadedAdapter {

@@ -99,7 +99,7 @@ void CacheAnnouncer::cleared() {
   report_files();
 }
 
-void CacheAnnouncer::note_files(const std::vector<FileChange>& changes) {
+void CacheAnnouncer::record_files(const std::vector<FileChange>& changes) {
   for (const FileChange& change : changes) {
     const FileLabel& label = *change.label;
     Filed& filed = files_[label.hash];

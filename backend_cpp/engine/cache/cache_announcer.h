@@ -38,7 +38,7 @@ class CacheAnnouncer final : public CacheObserver {
   void cleared() override;
 
   // Adds file changes.
-  void note_files(const std::vector<FileChange>& changes);
+  void record_files(const std::vector<FileChange>& changes);
   // The label of a cached content; null: its parents are unknown.
   std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens, int index) const;
   // The label of the next block of a prefix, after `before` (null: the first), and of one that has only tokens.

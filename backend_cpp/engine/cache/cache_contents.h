@@ -56,11 +56,11 @@ class CacheContents {
   void lose(int32_t block);
 
   // Frees the idle contents of a node, of all nodes of a realm, and of all nodes.
-  void forget(NodeId node) { forget(idle({node})); }
-  void forget_realm(uint64_t realm) { forget(idle(tree_.of_realm(realm))); }
-  void forget_unused() { forget(order_.all()); }
+  void evict_nodes(NodeId node) { evict_nodes(idle({node})); }
+  void evict_namespace(uint64_t realm) { evict_nodes(idle(tree_.of_realm(realm))); }
+  void evict_unused() { evict_nodes(order_.all()); }
   // Frees all contents; nothing may be referenced. For when the pages themselves are lost.
-  void forget_all();
+  void evict_all();
   // The idle blocks of nodes, in their order.
   std::vector<int32_t> idle(const std::vector<NodeId>& nodes) const;
 
@@ -80,7 +80,7 @@ class CacheContents {
   bool is_observed(NodeId node, int group) const { return group == observed_group_ && !tree_.is_part(node); }
   void hand_over(int32_t from, int32_t to);
   void detach(int32_t block);
-  void forget(const std::vector<int32_t>& blocks);
+  void evict_nodes(const std::vector<int32_t>& blocks);
   void lose_for_room(int32_t block);
 
   BlockPool& pool_;

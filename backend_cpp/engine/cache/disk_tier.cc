@@ -50,7 +50,7 @@ DiskTier::DiskTier(const DiskTierConfig& config, CacheSource& cache, ModelRunner
 
 // ---- keys ----
 
-void DiskTier::note_realm(uint64_t realm, const std::string& salt, const std::string& adapter) {
+void DiskTier::record_namespace(uint64_t realm, const std::string& salt, const std::string& adapter) {
   if (realms_.contains(realm)) return;
   if (realms_.size() == kMaxRealms) realms_.erase(realms_.upper_bound(0));  // what is left of it is not written
   realms_.emplace(realm, realm_of(salt, adapter));
@@ -81,23 +81,23 @@ DiskRead::Item DiskTier::item_of(const Sha256& parent, const std::string& conten
 
 // ---- reading ----
 
-bool DiskTier::holds_up(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskQuestion& question) {
-  if (question.is_settled) return false;
-  if (question.read) {
-    const PrefixRead& read = *question.read;
+bool DiskTier::waits_for_load(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskLookup& lookup) {
+  if (lookup.is_finished) return false;
+  if (lookup.read) {
+    const PrefixRead& read = *lookup.read;
     if (!read.is_done) return true;
     if (read.restored_tokens > read.memory_tokens()) {
-      if (question.read_end == 0) question.read_begin = read.memory_tokens();
-      question.read_end = read.restored_tokens;
+      if (lookup.read_end == 0) lookup.read_begin = read.memory_tokens();
+      lookup.read_end = read.restored_tokens;
     }
-    question.read.reset();
-    question.is_settled = std::exchange(question.is_own, false);
-    if (question.is_settled) return false;
+    lookup.read.reset();
+    lookup.is_finished = std::exchange(lookup.is_own, false);
+    if (lookup.is_finished) return false;
   }
   const std::optional<Sha256> root = root_of(prefix.scope);
   const auto read = root ? make_read(prefix, limit, anchors, *root) : nullptr;
   if (!read) {
-    question.is_settled = true;
+    lookup.is_finished = true;
     return false;
   }
   std::erase_if(open_, [](const auto& each) {
@@ -107,12 +107,12 @@ bool DiskTier::holds_up(const PrefixKey& prefix, int limit, const std::vector<in
   for (const std::weak_ptr<const PrefixRead>& each : open_) {
     const auto open = each.lock();
     if (!open || open->first_missing()->key.name != read->first_missing()->key.name) continue;
-    question.read = open;
+    lookup.read = open;
     return true;
   }
-  question.read = {read.get(), [read](const PrefixRead*) { read->is_requested = false; }};
-  question.is_own = true;
-  open_.push_back(question.read);
+  lookup.read = {read.get(), [read](const PrefixRead*) { read->is_requested = false; }};
+  lookup.is_own = true;
+  open_.push_back(lookup.read);
   transfers_.ask(read);
   return true;
 }
@@ -172,7 +172,7 @@ void DiskTier::add_parts(const PrefixKey& prefix, int limit, const std::vector<i
   }
 }
 
-void DiskTier::note_step(int tokens, double seconds) {
+void DiskTier::record_step(int tokens, double seconds) {
   if (tokens < kMeasuredTokens || seconds <= 0) return;
   const double rate = tokens / seconds;
   tokens_per_second_ = tokens_per_second_ == 0 ? rate : (1 - kNewShare) * tokens_per_second_ + kNewShare * rate;

@@ -1,7 +1,7 @@
 // The block cache's disk tier: files that outlive the process (engine/disk/block_files.h).
 //
 //   block cache -- queued contents -> exchange() -- pages --> BlockTransfers --> files
-//   waiting sequence -- holds_up() ---------------- keys ---> BlockTransfers <-- files
+//   waiting sequence -- waits_for_load() ---------------- keys ---> BlockTransfers <-- files
 //   block cache <-- restored, idle -- exchange() <- pages -------'
 //
 // Unreferenced contents are written once, parents first; a content that is about to be evicted is written before
@@ -39,10 +39,10 @@
 namespace turbomind {
 
 // One sequence's read.
-struct DiskQuestion {
+struct DiskLookup {
   std::shared_ptr<const PrefixRead> read;  // null: nothing; cancelled when its last sequence drops it
   bool is_own = false;                     // started for this sequence, not for one with the same prefix
-  bool is_settled = false;                 // no further read is needed
+  bool is_finished = false;                // no further read is needed
   int read_begin = 0;                      // tokens of the prompt that were read for it or for another sequence
   int read_end = 0;
 };
@@ -54,12 +54,12 @@ class DiskTier final : private CacheObserver {
   DiskTier(const DiskTierConfig& config, CacheSource& cache, ModelRunner& runner, std::function<void()> wake);
 
   // Registers a realm: the contents of requests with this salt and this adapter (LoadedAdapter::content); empty: none.
-  void note_realm(uint64_t realm, const std::string& salt, const std::string& adapter);
+  void record_namespace(uint64_t realm, const std::string& salt, const std::string& adapter);
   // Whether a sequence should wait because blocks of the first `limit` tokens of its prefix are being read; starts the
   // read. `anchors`: those of SequenceMemory.
-  bool holds_up(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskQuestion& question);
+  bool waits_for_load(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskLookup& lookup);
   // Records that a step computed this many tokens in `seconds`, to estimate the cost of recomputation.
-  void note_step(int tokens, double seconds);
+  void record_step(int tokens, double seconds);
 
   // Sets the source of labels for events, which must outlive the tier. Existing files are reported too, for requests
   // without salt and adapter.

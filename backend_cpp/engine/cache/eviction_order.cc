@@ -42,7 +42,7 @@ void EvictionOrder::touch(int32_t block, bool is_pinned) {
   move(block, to);
 }
 
-void EvictionOrder::note_use(int32_t block) {
+void EvictionOrder::record_use(int32_t block) {
   Entry& entry = at(block);
   ++entry.uses;
   if (!is_snapshot(entry.place)) return move(block, entry.place);

@@ -44,7 +44,7 @@ class EvictionOrder {
   // Marks a block as most recently used; `is_pinned`: also as evicted last.
   void touch(int32_t block, bool is_pinned);
   // Notes that a sequence used a copy of a block's content.
-  void note_use(int32_t block);
+  void record_use(int32_t block);
   int uses(int32_t block) const { return at(block).uses; }
   // Notes that the sequence that made or used a snapshot has made a later one.
   void pass(int32_t block);

@@ -159,7 +159,7 @@ int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, con
     }
   }
   if (is_whole) {
-    if (cache.plan().group_of(MemoryKind::kState) >= 0) note_snapshot(cache, end);
+    if (cache.plan().group_of(MemoryKind::kState) >= 0) record_snapshot(cache, end);
     return count;
   }
   give_back_match(cache);
@@ -277,7 +277,7 @@ int SequenceMemory::next_stop(const BlockCache& cache, int end) const {
 
 void SequenceMemory::advance(BlockCache& cache, const PrefixKey& prefix, int count, Keep keep) {
   if (has_backup()) {
-    noted_ += count;
+    computed_ += count;
     return;
   }
   cached_ += count;
@@ -326,9 +326,9 @@ void SequenceMemory::make_snapshot(BlockCache& cache, const PrefixKey& prefix) {
   const bool follows_prompt = cached_ >= prompt_len_;
   if (!is_to_stay && !follows_prompt) return;
   if (!cache.snapshots().make(path_.back(), state, !is_to_stay)) return;
-  note_snapshot(cache, path_.back());
+  record_snapshot(cache, path_.back());
   if (is_to_stay) return;
-  if (rolling_ > 0) cache.snapshots().forget_rolling(path_[static_cast<size_t>(rolling_) - 1], group);
+  if (rolling_ > 0) cache.snapshots().clear_rolling(path_[static_cast<size_t>(rolling_) - 1], group);
   rolling_ = published_;
 }
 
@@ -345,14 +345,14 @@ void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
     is_whole = cache.snapshots().make(node, groups_[static_cast<size_t>(index)].blocks[place]);
   }
   if (is_whole) {
-    note_snapshot(cache, node);
+    record_snapshot(cache, node);
   } else {
-    cache.contents().forget(node);
+    cache.contents().evict_nodes(node);
   }
   tree.let_go(node);
 }
 
-void SequenceMemory::note_snapshot(BlockCache& cache, NodeId node) {
+void SequenceMemory::record_snapshot(BlockCache& cache, NodeId node) {
   if (node == snapshot_ || (fork_ > 0 && cached_ == fork_)) return;
   cache.tree().hold(node);
   if (snapshot_ != kNoNode) {
@@ -394,17 +394,17 @@ void SequenceMemory::roll_back(BlockCache& cache) {
   int32_t state = groups_[static_cast<size_t>(group)].blocks.front();
   set_block(cache, group, 0, std::exchange(backup_, kNoBlock));
   cache.give_back(state, Keep::kNothing);
-  noted_ = 0;
+  computed_ = 0;
 }
 
 int SequenceMemory::drop_backup(BlockCache& cache) {
   if (has_backup()) cache.give_back(backup_, Keep::kNothing);
-  return std::exchange(noted_, 0);
+  return std::exchange(computed_, 0);
 }
 
 void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, int count) {
   const int group = cache.plan().group_of(MemoryKind::kDraft);
-  if (group < 0 || cache.group(group).is_apart) return;
+  if (group < 0 || cache.group(group).is_separate_pool) return;
   for (; published_drafts_ < published_ && (published_drafts_ + 1) * cache.block_len() <= count; ++published_drafts_) {
     attach(cache, prefix, path_[static_cast<size_t>(published_drafts_)], group, published_drafts_);
   }
@@ -415,7 +415,7 @@ void SequenceMemory::keep_end(BlockCache& cache, const PrefixKey& prefix) {
   for (int index = 0; index < cache.group_count(); ++index) {
     const CacheGroup& group = cache.group(index);
     if (group.kind == MemoryKind::kState && rolling_ > 0) {
-      cache.snapshots().settle(path_[static_cast<size_t>(rolling_) - 1], index);
+      cache.snapshots().commit(path_[static_cast<size_t>(rolling_) - 1], index);
     }
     if (group.kind != MemoryKind::kWindow) continue;
     for (int i = group.first_block_seen(published_ * cache.block_len()); i < published_; ++i) {
@@ -445,7 +445,7 @@ void SequenceMemory::give_up(BlockCache& cache, const PrefixKey& prefix, Keep ke
   for (size_t index = 0; index < groups_.size(); ++index) cache.release(groups_[index].blocks, keep);
   if (!path_.empty()) {
     if (keep == Keep::kNothing) {
-      std::for_each(path_.rbegin(), path_.rend(), [&](NodeId node) { cache.contents().forget(node); });
+      std::for_each(path_.rbegin(), path_.rend(), [&](NodeId node) { cache.contents().evict_nodes(node); });
     }
     cache.tree().let_go(path_.back());
   }

@@ -131,7 +131,7 @@ class SequenceMemory {
   void keep_end(BlockCache& cache, const PrefixKey& prefix);
   void publish_part(BlockCache& cache, const PrefixKey& prefix);
   // Sets the node whose snapshot it last made or used.
-  void note_snapshot(BlockCache& cache, NodeId node);
+  void record_snapshot(BlockCache& cache, NodeId node);
 
   int cached_ = 0;
   int matched_ = 0;    // of these, found in the cache
@@ -140,7 +140,7 @@ class SequenceMemory {
   int prompt_len_ = 0;
   int rolling_ = 0;            // block index of the snapshot that the next one replaces; 0: none
   int32_t backup_ = kNoBlock;  // a block of states
-  int noted_ = 0;              // tokens computed since back_up()
+  int computed_ = 0;           // tokens computed since back_up()
   std::vector<int> anchors_;   // in tokens, ascending
   int fork_ = 0;               // tokens after which other prompts diverge too; 0: none
   NodeId snapshot_ = kNoNode;  // of the last snapshot that it made or used, except the fork's; retained

@@ -12,7 +12,7 @@ Snapshots::Snapshots(BlockPool& pool, EvictionOrder& order, CacheContents& conte
 bool Snapshots::make(NodeId node, int32_t block, bool is_rolling) {
   const int group = pool_.group_of(block);
   if (contents_.stored(node, group) != kNoBlock) {
-    if (!is_rolling) settle(node, group);
+    if (!is_rolling) commit(node, group);
     return true;
   }
   const int32_t copy = add(node, group, is_rolling);
@@ -38,7 +38,7 @@ int32_t Snapshots::add(NodeId node, int group, bool is_rolling) {
 
 void Snapshots::use_copy(int32_t stored, int32_t block) {
   pool_.copy(stored, block);
-  if (order_.has(stored)) order_.note_use(stored);
+  if (order_.has(stored)) order_.record_use(stored);
 }
 
 void Snapshots::pass(NodeId node) {
@@ -47,14 +47,14 @@ void Snapshots::pass(NodeId node) {
   }
 }
 
-void Snapshots::settle(NodeId node, int group) {
+void Snapshots::commit(NodeId node, int group) {
   const int32_t snapshot = contents_.stored(node, group);
   if (snapshot == kNoBlock) return;
   is_rolling_[static_cast<size_t>(snapshot)] = false;
   contents_.report_idle(snapshot);
 }
 
-void Snapshots::forget_rolling(NodeId node, int group) {
+void Snapshots::clear_rolling(NodeId node, int group) {
   const int32_t snapshot = contents_.stored(node, group);
   if (snapshot == kNoBlock || !order_.has_snapshot(snapshot)) return;
   if (is_rolling_[static_cast<size_t>(snapshot)] && order_.uses(snapshot) == 0) contents_.lose(snapshot);

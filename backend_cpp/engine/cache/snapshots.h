@@ -36,9 +36,9 @@ class Snapshots {
   // Notes that the sequence that made or used a node's snapshots has made later ones.
   void pass(NodeId node);
   // Makes a rolling snapshot permanent.
-  void settle(NodeId node, int group);
+  void commit(NodeId node, int group);
   // Frees a rolling snapshot that was never reused.
-  void forget_rolling(NodeId node, int group);
+  void clear_rolling(NodeId node, int group);
 
   SnapshotLimits limits;
 

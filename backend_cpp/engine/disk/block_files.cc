@@ -196,19 +196,19 @@ BlockFiles::KnownFiles::iterator BlockFiles::erase(KnownFiles::iterator known) {
   return known_.erase(known);
 }
 
-void BlockFiles::note(const BlockKey& key, bool is_used) {
+void BlockFiles::record(const BlockKey& key, bool is_used) {
   const std::lock_guard lock(mu_);
   Known& known = known_[key.name];
   if (is_used) known.used = std::chrono::steady_clock::now();
   label(known, key);
 }
 
-void BlockFiles::forget(const Sha256& name) {
+void BlockFiles::erase(const Sha256& name) {
   const std::lock_guard lock(mu_);
   if (const auto known = known_.find(name); known != known_.end()) erase(known);
 }
 
-void BlockFiles::forget_others(const std::vector<Found>& found) {
+void BlockFiles::erase_others(const std::vector<Found>& found) {
   std::unordered_set<Sha256, NameHash> there;
   for (const Found& each : found) {
     if (each.name) there.insert(*each.name);
@@ -222,7 +222,7 @@ void BlockFiles::forget_others(const std::vector<Found>& found) {
 bool BlockFiles::is_there() {
   struct stat status{};
   if (folder_ && fstat(folder_.get(), &status) == 0 && status.st_nlink > 0) return true;
-  forget_others({});
+  erase_others({});
   return false;
 }
 
@@ -233,14 +233,14 @@ bool BlockFiles::has(const BlockKey& key, size_t bytes) {
   const bool is_there =
       folder_ && fstatat(folder_.get(), file_name(key.name).c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
   if (!is_there || !S_ISREG(status.st_mode)) {
-    forget(key.name);
+    erase(key.name);
     return false;
   }
   if (static_cast<uint64_t>(status.st_size) != file_bytes(key, bytes)) {
     remove_damaged(key.name, "its length is wrong");
     return false;
   }
-  note(key, false);
+  record(key, false);
   return true;
 }
 
@@ -248,7 +248,7 @@ bool BlockFiles::read(const BlockKey& key, std::span<std::byte> to, int depth) {
   if (!folder_) return false;
   const FileDescriptor file(openat(folder_.get(), file_name(key.name).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (!file) {
-    forget(key.name);
+    erase(key.name);
     return false;
   }
   Header header;
@@ -265,7 +265,7 @@ bool BlockFiles::read(const BlockKey& key, std::span<std::byte> to, int depth) {
     remove_damaged(key.name, "its checksum or its key is wrong");
     return false;
   }
-  note(key, true);
+  record(key, true);
   set_used(key.name, depth);
   return true;
 }
@@ -275,7 +275,7 @@ bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, 
   if (!is_there()) {
     if (const std::string wrong = open_directory(); !wrong.empty()) return fail(wrong.c_str(), 0), false;
   }
-  if (has(key, content.size())) return note(key, true), true;
+  if (has(key, content.size())) return record(key, true), true;
   const std::string name = file_name(key.name);
   const std::string temporary =
       hex(key.name) + "." + writer_ + "-" + std::to_string(next_temporary_++) + std::string(kTemporary);
@@ -291,7 +291,7 @@ bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, 
     unlinkat(folder_.get(), temporary.c_str(), 0);
     return fail("a file cannot be written", error), false;
   }
-  note(key, true);
+  record(key, true);
   set_used(key.name, depth);
   return true;
 }
@@ -338,7 +338,7 @@ void BlockFiles::set_used(const Sha256& name, int depth) const {
 
 void BlockFiles::remove_damaged(const Sha256& name, const char* why) {
   if (unlinkat(folder_.get(), file_name(name).c_str(), 0) == 0) ++own_removals_;
-  forget(name);
+  erase(name);
   const std::lock_guard lock(mu_);
   if (++counts_.damaged <= kMaxNotes) {
     std::fprintf(stderr, "cache_dir: %s was removed: %s\n", file_name(name).c_str(), why);
@@ -409,7 +409,7 @@ bool BlockFiles::grant(uint64_t bytes, const FileDescriptor& file) {
     // More than this one file, so that the directory is not read for every file from now on.
     const uint64_t target_bytes = max_bytes_ - std::max(bytes, max_bytes_ / 128);
     std::vector<Found> found = scan();
-    forget_others(found);
+    erase_others(found);
     std::ranges::sort(found, {}, &Found::used);
     ledger.bytes = 0;
     for (const Found& each : found) ledger.bytes += each.bytes;
@@ -419,7 +419,7 @@ bool BlockFiles::grant(uint64_t bytes, const FileDescriptor& file) {
       if (!each.name || (unlinkat(folder_.get(), each.file.c_str(), 0) != 0 && errno != ENOENT)) continue;
       ledger.bytes -= each.bytes;
       ++own_removals_;
-      forget(*each.name);
+      erase(*each.name);
     }
     if (ledger.bytes + bytes > max_bytes_) return fail("there is no space in cache_dir_bytes", 0), false;
   }
@@ -440,7 +440,7 @@ int64_t BlockFiles::drop_all() {
   int64_t dropped = 0;
   for (const Found& found : scan()) {
     if (!found.name || unlinkat(folder_.get(), found.file.c_str(), 0) != 0) continue;
-    forget(*found.name);
+    erase(*found.name);
     ++dropped;
   }
   own_removals_ += static_cast<uint64_t>(dropped);

@@ -124,13 +124,13 @@ class BlockFiles {
   void remove_damaged(const Sha256& name, const char* why);
   void fail(const char* what, int error);
   // `is_used`: it counts as used now.
-  void note(const BlockKey& key, bool is_used);
-  void forget(const Sha256& name);
+  void record(const BlockKey& key, bool is_used);
+  void erase(const Sha256& name);
   // Both with mu_ held.
   void label(Known& known, const BlockKey& key);
   KnownFiles::iterator erase(KnownFiles::iterator known);
   // Forgets all files but these.
-  void forget_others(const std::vector<Found>& found);
+  void erase_others(const std::vector<Found>& found);
 
   const std::string directory_;
   const uint64_t max_bytes_;

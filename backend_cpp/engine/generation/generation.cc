@@ -225,7 +225,7 @@ FinishReason Generation::append(int32_t token) {
   const GenerationParams& params = rules_->params;
   const TokenTable& table = rules_->space.tokens;
   tokens_.push_back(token);
-  penalties_.note(token);
+  penalties_.record(token);
   unsent_.token_ids.push_back(token);
   if (matcher_) matcher_->accept(token);
   rules_->bad_words.advance(bad_word_states_, table.bytes(token));

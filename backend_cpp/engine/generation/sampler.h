@@ -47,7 +47,7 @@ class Penalties {
       : rule_(rule), prompt_(prompt), biases_(biases) {}
 
   // Adds a token of the response.
-  void note(int32_t token) {
+  void record(int32_t token) {
     if (counts_tokens()) ++counts_[token];
   }
   // Changes logits [vocab].

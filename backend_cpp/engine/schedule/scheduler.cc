@@ -270,13 +270,13 @@ bool Scheduler::is_redoing(const Sequence& sequence) const {
          sequence.cached() >= sequence.prompt_len() && blocks_.plan().group_of(MemoryKind::kState) >= 0;
 }
 
-void Scheduler::note_hidden(const Step& step, const float* token_hidden) {
+void Scheduler::record_hidden(const Step& step, const float* token_hidden) {
   std::vector<Drafter::Seen> seen;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     Sequence& sequence = *step.sequences[i];
     if (sequence.is_open) seen.push_back({step.input.spans[i], sequence.tokens, sequence.drafts.hidden});
   }
-  speculator_->note_hidden(seen, token_hidden);
+  speculator_->record_hidden(seen, token_hidden);
 }
 
 bool Scheduler::would_draft(const Step& step) const {
@@ -435,13 +435,13 @@ bool Scheduler::has_room(int missing, int reserved) const {
 // Whether what files have of it is being read. It could begin otherwise: there is space for all its tokens.
 bool Scheduler::waits_for_disk(Sequence& sequence, int& reserved) {
   const bool may_read = disk_ != nullptr && sequence.group->may_match && sequence.group->keeps_blocks;
-  if (!may_read || sequence.disk.is_settled) return false;
+  if (!may_read || sequence.disk.is_finished) return false;
   const int missing = missing_pages(sequence);
   if (!has_room(missing, reserved)) return false;
   const int tokens = static_cast<int>(sequence.tokens.size());
   SequenceMemory anchored;
   anchored.begin(blocks_, tokens, sequence.group->marks);
-  if (!disk_->holds_up(sequence.prefix(), tokens - 1, anchored.anchors(), sequence.disk)) return false;
+  if (!disk_->waits_for_load(sequence.prefix(), tokens - 1, anchored.anchors(), sequence.disk)) return false;
   reserved += missing;
   return true;
 }

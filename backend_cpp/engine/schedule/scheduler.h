@@ -98,7 +98,7 @@ class Scheduler {
   void take_drafts(Sequence& sequence, int count);
   // Passes the hidden states of a step's tokens to the drafter, if the runner returns them: token_hidden [tokens,
   // width].
-  void note_hidden(const Step& step, const float* token_hidden);
+  void record_hidden(const Step& step, const float* token_hidden);
   // Whether the next step should wait for the tokens of `step`, since drafts depend on them.
   bool would_draft(const Step& step) const;
 

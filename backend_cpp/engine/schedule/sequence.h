@@ -80,7 +80,7 @@ struct Sequence {
   Generation generation;
 
   SequenceMemory memory;
-  DiskQuestion disk;       // its request to the disk tier before it starts
+  DiskLookup disk;         // its request to the disk tier before it starts
   int planned = 0;         // tokens in the step being built or run, including drafts
   int in_flight = 0;       // tokens after `tokens` that steps in flight sample; 0 or 1 while planning
   int in_flight_span = 0;  // the span that samples the last of them

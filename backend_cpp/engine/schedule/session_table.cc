@@ -105,7 +105,7 @@ RequestId SessionTable::check_control(const SessionParams& params) const {
 void SessionTable::erase(uint64_t id) {
   const auto it = sessions_.find(id);
   if (it == sessions_.end()) return;
-  if (!shares_blocks_ && it->second.scope) blocks_.contents().forget_realm(*it->second.scope);
+  if (!shares_blocks_ && it->second.scope) blocks_.contents().evict_namespace(*it->second.scope);
   embedding_bytes_ -= bytes_of(it->second.embeddings);
   sessions_.erase(it);
 }

@@ -58,7 +58,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
   const StepOutput output = runner_.take();
   stats_.forward_seconds +=
       output.device_seconds > 0 ? output.device_seconds : step.begin_seconds + seconds_between(start, Clock::now());
-  if (output.token_hidden != nullptr) scheduler_.note_hidden(step, output.token_hidden);
+  if (output.token_hidden != nullptr) scheduler_.record_hidden(step, output.token_hidden);
   float* logits = output.logits;
   const float* hidden = output.hidden;
   const SampledToken* chosen = output.chosen;

@@ -7,8 +7,8 @@ namespace turbomind {
 
 namespace {
 
-constexpr double kPriorWeight = 4;    // of what is expected, in tokens seen
-constexpr double kForgetting = 0.97;  // of what was seen, with each token more
+constexpr double kPriorWeight = 4;  // of what is expected, in tokens seen
+constexpr double kDecay = 0.97;     // of what was seen, with each token more
 constexpr std::array kGuess{0.3, 0.2, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9};
 constexpr int32_t kBetween = -1;
 constexpr int kMaxPlaces = 16;  // that are looked at
@@ -22,10 +22,10 @@ size_t MatchChances::class_of(int length) {
   return std::min(static_cast<size_t>(bits) + 1, kClasses - 1);
 }
 
-void MatchChances::note(int length, bool came) {
+void MatchChances::record(int length, bool came) {
   Seen& seen = seen_[class_of(length)];
-  seen.all = seen.all * kForgetting + 1;
-  seen.came = seen.came * kForgetting + (came ? 1 : 0);
+  seen.all = seen.all * kDecay + 1;
+  seen.came = seen.came * kDecay + (came ? 1 : 0);
 }
 
 double MatchChances::of_class(size_t index) const {
@@ -109,8 +109,8 @@ void PromptLookup::read(const std::vector<int32_t>& tokens) {
       search(std::span(tokens).first(place));
       if (has_draft()) {
         const bool came = token(0) == tokens[place];
-        chances_.note(match_.at.length, came);
-        shared_.chances.note(match_.at.length, came);
+        chances_.record(match_.at.length, came);
+        shared_.chances.record(match_.at.length, came);
       }
     }
     own_.append(tokens[place]);

@@ -25,7 +25,7 @@ class MatchChances {
   explicit MatchChances(const MatchChances* prior = nullptr) : prior_(prior) {}
 
   // After a run of `length` tokens, 0 where the last one was another, the same token has come again, or another one.
-  void note(int length, bool came);
+  void record(int length, bool came);
   // The chance that it comes, between 0 and 1.
   double of(int length) const { return of_class(class_of(length)); }
 

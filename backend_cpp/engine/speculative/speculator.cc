@@ -39,7 +39,7 @@ int StepCost::computed_tokens(int tokens) {
   return tokens / kTogether * kTogether + (rest > 0 ? static_cast<int>(std::bit_ceil(rest)) : 0);
 }
 
-void StepCost::note(int tokens, double seconds) {
+void StepCost::record(int tokens, double seconds) {
   if (tokens < 1 || tokens > kMaxTokens || seconds <= 0) return;
   if (weight_ > 0 && seconds > kUnusual * of(tokens)) return;
   weight_ += 1;
@@ -177,7 +177,7 @@ void Speculator::ask_model(std::span<const Candidate> candidates, int step_token
   const auto start = std::chrono::steady_clock::now();
   model_->draft(candidates, max_drafts);
   model_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (missing == count) model_cost_.note(count, model_seconds_ / max_drafts);
+  if (missing == count) model_cost_.record(count, model_seconds_ / max_drafts);
 }
 
 // The model's drafts cost steps of its own, and tokens that it has to run first.
@@ -222,15 +222,15 @@ const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
   return *lookup;
 }
 
-void Speculator::note_drafts(Drafts& drafts, int accepted) {
+void Speculator::record_drafts(Drafts& drafts, int accepted) {
   ++stats_.spans;
   stats_.drafted += drafts.count();
   stats_.accepted += accepted;
   for (int i = 0; i < accepted; ++i) ++stats_.accepted_at[static_cast<size_t>(i)];
   if (!drafts.are_the_models && drafts.forced.empty()) return;
   MatchChances& chances = drafts.are_the_models ? model_chances_ : forced_chances_;
-  for (int i = 0; i < accepted; ++i) chances.note(kAsGoodAsRun, true);
-  if (accepted < drafts.count()) chances.note(kAsGoodAsRun, false);
+  for (int i = 0; i < accepted; ++i) chances.record(kAsGoodAsRun, true);
+  if (accepted < drafts.count()) chances.record(kAsGoodAsRun, false);
 }
 
 }  // namespace turbomind

@@ -26,7 +26,7 @@ class StepCost {
   static constexpr int kTogether = 8;    // tokens that are computed at a time, at most
   static constexpr int kMaxTokens = 64;  // steps with more are not looked at
 
-  void note(int tokens, double seconds);
+  void record(int tokens, double seconds);
   bool is_known() const { return weight_ > 0; }
   // Of a step, in seconds or, before any was seen, in another unit.
   double of(int tokens) const;
@@ -61,15 +61,15 @@ class Speculator {
   bool would_draft(const Candidate& candidate, int step_tokens);
 
   // Passes on a step's hidden states (Drafter::see).
-  void note_hidden(std::span<const Drafter::Seen> all, const float* token_hidden) {
+  void record_hidden(std::span<const Drafter::Seen> all, const float* token_hidden) {
     if (model_ != nullptr) model_->see(all, token_hidden);
   }
   // Records the seconds of a step of this many tokens, drafting included.
-  void note_step(int step_tokens, double seconds) { cost_.note(step_tokens, seconds - model_seconds_); }
+  void record_step(int step_tokens, double seconds) { cost_.record(step_tokens, seconds - model_seconds_); }
   // Records that the first `accepted` drafts of a sequence were accepted.
-  void note_drafts(Drafts& drafts, int accepted);
+  void record_drafts(Drafts& drafts, int accepted);
   // Adds a finished sequence's text for others to draft from.
-  void note_end(std::span<const int32_t> tokens, uint64_t scope) { shared_.texts.add(tokens, scope); }
+  void record_end(std::span<const int32_t> tokens, uint64_t scope) { shared_.texts.add(tokens, scope); }
 
   const SpeculationStats& stats() const { return stats_; }
 

@@ -121,7 +121,7 @@ using WarmUp = emulated::OnlyChecking;
 
 // Pinned memory of the host that the thread's next launch reads: it must not change until then.
 inline void next_launch_reads(const void* memory, size_t bytes) {
-  emulated::note_read(memory, bytes);
+  emulated::record_read(memory, bytes);
 }
 
 template <class... Parameters, class... Arguments>

@@ -84,7 +84,7 @@ void bind_sampling(DeviceClass& device) {
                row.seen = seen;
                row.counts = counts;
                const OnDevice<SamplingRow> table(ops, &row, 1);
-               for (int i = 0; i < tokens.size(0); ++i) note_tokens(ops.stream(), table.data(), tokens + i, 1);
+               for (int i = 0; i < tokens.size(0); ++i) record_tokens(ops.stream(), table.data(), tokens + i, 1);
                return py::make_tuple(seen.fetch(), counts.fetch());
              });
   // logits [rows, vocab], tokens [rows], chosen [rows], top_tokens and top_logprobs [rows, top]

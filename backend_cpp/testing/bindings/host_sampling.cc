@@ -39,7 +39,7 @@ py::tuple choose_on_host(const std::vector<py::dict>& rows, const Array<float>& 
     float* values = changed.mutable_data() + row * static_cast<size_t>(vocab_size);
     const PromptTokens prompt_tokens(params, prompt, vocab_size);
     Penalties penalties(params, prompt_tokens, biases);
-    for (const int32_t token : response) penalties.note(token);
+    for (const int32_t token : response) penalties.record(token);
     penalties.apply(values);
     for (const int32_t token : forbidden) values[token] = -std::numeric_limits<float>::infinity();
     if (!mask.empty()) apply_mask(mask.data(), vocab_size, values);

@@ -124,7 +124,7 @@ std::vector<std::string> abandon_ranks(const std::string& device, int ranks, boo
     float sum = 0;
     ops->download(x, memory.size(), &sum);
   };
-  const auto noted = [&](int rank) {
+  const auto recorded = [&](int rank) {
     try {
       body(rank);
     } catch (const Error& error) {
@@ -133,7 +133,7 @@ std::vector<std::string> abandon_ranks(const std::string& device, int ranks, boo
     }
   };
   try {
-    team.run(noted);
+    team.run(recorded);
   } catch (const Error&) {
   }
   return errors;

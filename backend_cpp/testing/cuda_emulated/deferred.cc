@@ -71,13 +71,13 @@ bool is_deferring() {
   return seed != 0;
 }
 
-void note_read(const void* memory, size_t bytes) {
+void record_read(const void* memory, size_t bytes) {
   if (!is_deferring() || is_capturing() || only_checks_launches()) return;
   const auto* first = static_cast<const std::byte*>(memory);
   stream().reads.push_back({first, {first, first + bytes}});
 }
 
-void note_written(const void* memory, size_t bytes) {
+void record_written(const void* memory, size_t bytes) {
   const auto* first = static_cast<const std::byte*>(memory);
   for (Work& work : stream().kept) {
     for (Read& read : work.reads) {
@@ -99,12 +99,12 @@ void finish_work() {
   own.finish(own.kept.size());
 }
 
-void note_staging(void* memory, size_t bytes) {
+void record_staging(void* memory, size_t bytes) {
   const std::lock_guard lock(mu);
   staging[static_cast<const std::byte*>(memory)] = bytes;
 }
 
-void forget_staging(void* memory) {
+void erase_staging(void* memory) {
   const std::lock_guard lock(mu);
   staging.erase(static_cast<const std::byte*>(memory));
 }

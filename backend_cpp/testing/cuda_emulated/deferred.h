@@ -16,17 +16,17 @@ namespace turbomind::emulated {
 void defer_work(uint64_t seed);
 bool is_deferring();
 // The work that the thread keeps next reads this memory of the host.
-void note_read(const void* memory, size_t bytes);
+void record_read(const void* memory, size_t bytes);
 // Work of the thread has written this memory of the host: what is kept reads that.
-void note_written(const void* memory, size_t bytes);
+void record_written(const void* memory, size_t bytes);
 // Keeps work for later, and maybe does some of what is kept.
 void keep_work(std::function<void()> work);
 // Does all that the thread's stream has kept.
 void finish_work();
 
 // Staging memory, by its address.
-void note_staging(void* memory, size_t bytes);
-void forget_staging(void* memory);
+void record_staging(void* memory, size_t bytes);
+void erase_staging(void* memory);
 bool is_staging(const void* memory);
 
 }  // namespace turbomind::emulated

@@ -137,13 +137,13 @@ cudaError_t cudaMallocHost(void** memory, size_t bytes) {
   if (const cudaError_t error = begin_call("cudaMallocHost")) return error;
   if (captured != nullptr) return cudaErrorInvalidValue;
   const cudaError_t error = allocate(memory, bytes);
-  if (error == cudaSuccess) turbomind::emulated::note_staging(*memory, bytes);
+  if (error == cudaSuccess) turbomind::emulated::record_staging(*memory, bytes);
   return error;
 }
 
 cudaError_t cudaFreeHost(void* memory) {
   turbomind::emulated::finish_work();
-  turbomind::emulated::forget_staging(memory);
+  turbomind::emulated::erase_staging(memory);
   std::free(memory);
   return begin_call("cudaFreeHost");
 }
@@ -166,10 +166,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     turbomind::emulated::submit([=] { copy(to, content->data(), bytes); });
     return cudaSuccess;
   }
-  if (is_deferred && kind == cudaMemcpyHostToDevice) turbomind::emulated::note_read(from, bytes);
+  if (is_deferred && kind == cudaMemcpyHostToDevice) turbomind::emulated::record_read(from, bytes);
   turbomind::emulated::submit([=] {
     copy(to, from, bytes);
-    if (kind == cudaMemcpyDeviceToHost) turbomind::emulated::note_written(to, bytes);
+    if (kind == cudaMemcpyDeviceToHost) turbomind::emulated::record_written(to, bytes);
   });
   if (is_deferred && kind == cudaMemcpyDeviceToHost && !is_staging(to)) turbomind::emulated::finish_work();
   return cudaSuccess;

@@ -176,7 +176,7 @@ TEST(the_host_gives_up_what_was_used_longest_ago) {
   CHECK_EQUAL(match_chain(cache, {0, range(2, 10)}, 2, found), 2);
   cache.check_invariants();
   cache.release(found);
-  cache.contents().forget_all();
+  cache.contents().evict_all();
   CHECK_EQUAL(cache.pool().host_used_count(), 0);
   CHECK_EQUAL(cache.pool().free_count(), 1);
   cache.check_invariants();
@@ -374,7 +374,7 @@ TEST(contents_are_evicted_by_place_and_last_use) {
           if (is_pinned && moved.place == Place::kUntilNeeded) moved.place = Place::kNeededLast;
           break;
         case 2:
-          order.note_use(block);
+          order.record_use(block);
           ++moved.uses;
           if (is_snapshot(moved.place)) moved.place = moved.uses > 1 ? Place::kSharedSnapshot : Place::kLatestSnapshot;
           break;
@@ -406,13 +406,13 @@ TEST(contents_are_evicted_by_place_and_last_use) {
 TEST(observers_hear_of_contents_from_their_first_to_their_last) {
   struct Recorder final : CacheObserver {
     explicit Recorder(const PrefixTree& of) : tree(of) {}
-    void stored(uint64_t content, uint64_t, const PrefixKey&, int) override { note("stored", content); }
-    void moved(uint64_t content, std::span<const int32_t>, CacheTier) override { note("moved", content); }
-    void removed(uint64_t content) override { note("removed", content); }
+    void stored(uint64_t content, uint64_t, const PrefixKey&, int) override { record("stored", content); }
+    void moved(uint64_t content, std::span<const int32_t>, CacheTier) override { record("moved", content); }
+    void removed(uint64_t content) override { record("removed", content); }
     void cleared() override { heard.push_back("cleared"); }
-    void idle(NodeId node, int) override { note("idle", tree.number(node)); }
-    void leaving(NodeId node, int) override { note("leaving", tree.number(node)); }
-    void note(const std::string& what, uint64_t content) { heard.push_back(what + " " + std::to_string(content)); }
+    void idle(NodeId node, int) override { record("idle", tree.number(node)); }
+    void leaving(NodeId node, int) override { record("leaving", tree.number(node)); }
+    void record(const std::string& what, uint64_t content) { heard.push_back(what + " " + std::to_string(content)); }
     const PrefixTree& tree;
     std::vector<std::string> heard;
   };
@@ -424,7 +424,7 @@ TEST(observers_hear_of_contents_from_their_first_to_their_last) {
   blocks = {cache.allocate(), cache.allocate()};
   cache.release(blocks);
   cache.contents().check_invariants();
-  cache.contents().forget_all();
+  cache.contents().evict_all();
   CHECK(recorder.heard == std::vector<std::string>({"stored 2", "stored 3", "idle 3", "idle 2", "moved 3", "leaving 3",
                                                     "removed 3", "moved 2", "removed 2", "cleared"}));
 }
@@ -443,8 +443,8 @@ TEST(rolling_snapshots_go_and_shared_ones_go_last) {
   int32_t state = cache.allocate(1);
   const auto is_there = [&](int index) { return cache.stored(nodes[static_cast<size_t>(index)], 1) != kNoBlock; };
   CHECK(snapshots.make(nodes[1], state, true) && snapshots.make(nodes[2], state, true));
-  snapshots.settle(nodes[2], 1);
-  for (const int index : {1, 2}) snapshots.forget_rolling(nodes[static_cast<size_t>(index)], 1);
+  snapshots.commit(nodes[2], 1);
+  for (const int index : {1, 2}) snapshots.clear_rolling(nodes[static_cast<size_t>(index)], 1);
   CHECK(!is_there(1) && is_there(2));
   for (int use = 0; use < 2; ++use) snapshots.use_copy(cache.stored(nodes[2], 1), state);
   CHECK(snapshots.make(nodes[3], state) && snapshots.make(nodes[4], state));

@@ -169,7 +169,7 @@ ENGINE_TEST(who_reads_the_events_of_ten_thousand_requests_knows_what_the_cache_h
     core.announce();
     CHECK(reader.places() == places_of(core.cache()));
     core.end_all(nullptr);
-    core.forget_cache();
+    core.clear_cache();
     core.announce();
     CHECK(reader.places().empty());
   }

@@ -139,7 +139,7 @@ class History {
           fork();
           break;
         case 4:
-          if (below(6) == 0) cache_.contents().forget_realm(static_cast<uint64_t>(below(2)));
+          if (below(6) == 0) cache_.contents().evict_namespace(static_cast<uint64_t>(below(2)));
           break;
         default:
           step();
@@ -149,7 +149,7 @@ class History {
     while (!running_.empty()) end(Keep::kContent);
     check();
     CHECK_EQUAL(cache_.pool().referenced_count(), 0);
-    cache_.contents().forget_all();
+    cache_.contents().evict_all();
     CHECK_EQUAL(cache_.pool().free_count(), cache_.pool().page_count());
     CHECK_EQUAL(cache_.tree().node_count(), 0u);
   }

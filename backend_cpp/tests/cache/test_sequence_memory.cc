@@ -109,7 +109,7 @@ TEST(content_goes_with_the_blocks_that_it_needs) {
   run_whole(cache, counted(16));
   run_whole(cache, joined(counted(8), counted(8, 100)));  // uses the first two blocks again
   CHECK_EQUAL(cache.order().idle_pages(), 4 + 2 + 4 + 2);
-  cache.contents().forget(cache.tree().find(cache.tree().find_root(0), {0, counted(4)}, 0));
+  cache.contents().evict_nodes(cache.tree().find(cache.tree().find_root(0), {0, counted(4)}, 0));
   CHECK_EQUAL(cache.order().idle_pages(), 0);
 }
 
@@ -176,7 +176,7 @@ TEST(ten_thousand_conversations_leave_no_page_lost) {
     CHECK(cache.order().snapshot_pages() <= 300 / 4);
   }
   CHECK_EQUAL(cache.pool().referenced_count(), 0);
-  cache.contents().forget_all();
+  cache.contents().evict_all();
   CHECK_EQUAL(cache.pool().free_count(), 300);
 }
 

@@ -168,7 +168,7 @@ ENGINE_TEST(who_reads_the_events_of_two_engines_knows_what_their_directory_holds
     }
     for (Server& each : servers) {
       each.core->end_all(nullptr);
-      each.core->forget_cache();
+      each.core->clear_cache();
       each.core->announce();
       CHECK(std::ranges::includes(contents.in(scratch.path()), each.reader.hashes));
     }

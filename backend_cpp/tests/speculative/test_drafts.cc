@@ -122,12 +122,12 @@ TEST(draft_tokens_come_from_texts_of_the_same_caller_and_salt_alone) {
 TEST(chances_follow_what_came) {
   MatchChances all;
   MatchChances own(&all);
-  for (int i = 0; i < 200; ++i) all.note(4, i % 4 == 0);
+  for (int i = 0; i < 200; ++i) all.record(4, i % 4 == 0);
   CHECK(std::abs(all.of(4) - 0.25) < 0.06);
   CHECK(std::abs(own.of(4) - all.of(4)) < 1e-12);
   CHECK_EQUAL(all.of(3), all.of(4));  // of a class
   CHECK(all.of(5) > 0.5);
-  for (int i = 0; i < 200; ++i) own.note(4, true);
+  for (int i = 0; i < 200; ++i) own.record(4, true);
   CHECK(own.of(4) > 0.9);
   CHECK(std::abs(all.of(4) - 0.25) < 0.06);
 }
@@ -137,9 +137,9 @@ TEST(the_cost_of_a_row_is_learned_from_steps_of_several_sizes) {
   std::mt19937 random(1);
   for (int i = 0; i < 400; ++i) {
     const int rows = 1 << random() % 4;
-    cost.note(rows, (3.0 + 0.5 * rows) * (1 + 0.02 * (static_cast<double>(random() % 100) / 50 - 1)));
-    if (i % 10 == 0) cost.note(4, 1000);   // waited for something else
-    if (i % 10 == 1) cost.note(200, 900);  // of a prompt
+    cost.record(rows, (3.0 + 0.5 * rows) * (1 + 0.02 * (static_cast<double>(random() % 100) / 50 - 1)));
+    if (i % 10 == 0) cost.record(4, 1000);   // waited for something else
+    if (i % 10 == 1) cost.record(200, 900);  // of a prompt
   }
   CHECK(std::abs(cost.of(8) - 7.0) < 0.4);
   CHECK(std::abs(cost.of(1) - 3.5) < 0.4);
@@ -149,7 +149,7 @@ TEST(the_cost_of_a_row_is_learned_from_steps_of_several_sizes) {
 TEST(drafts_are_taken_while_they_bring_more_than_they_cost) {
   const auto drafted = [](double base, double row, int sequences, int room) {
     Speculator speculator(lookups(16));
-    for (int i = 0; i < 300; ++i) speculator.note_step(1 << i % 4, base + row * (1 << i % 4));
+    for (int i = 0; i < 300; ++i) speculator.record_step(1 << i % 4, base + row * (1 << i % 4));
     std::vector<int32_t> tokens;
     for (int token = 0; token < 48; ++token) tokens.push_back(1 + token % 9);  // ends with 3
     std::vector<Drafts> all(static_cast<size_t>(sequences));

@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A thread a row.
-__global__ void note_kernel(const SamplingRow* wanted, const int32_t* tokens, int rows) {
+__global__ void record_kernel(const SamplingRow* wanted, const int32_t* tokens, int rows) {
   await_previous();
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows || tokens[row] < 0) return;
@@ -293,9 +293,9 @@ void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* wanted, flo
   draw_tokens(stream, wanted, logits, vocab_size, rows, state, tokens);
 }
 
-void note_tokens(cudaStream_t stream, const SamplingRow* wanted, const int32_t* tokens, int rows) {
+void record_tokens(cudaStream_t stream, const SamplingRow* wanted, const int32_t* tokens, int rows) {
   if (rows == 0) return;
-  launch(note_kernel, dim3(divide_up(rows, kFewThreads)), dim3(kFewThreads), 0, stream, wanted, tokens, rows);
+  launch(record_kernel, dim3(divide_up(rows, kFewThreads)), dim3(kFewThreads), 0, stream, wanted, tokens, rows);
 }
 
 void move_tokens(cudaStream_t stream, const int32_t* from, const TokenMove* moves, int count, int32_t* to) {

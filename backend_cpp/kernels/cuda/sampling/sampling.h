@@ -41,7 +41,7 @@ void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* sampling, f
 
 // Takes notice of tokens [rows]: sets their bits in `seen` and counts them in `counts` of `wanted`, where these are.
 // Tokens below 0 are passed over.
-void note_tokens(cudaStream_t stream, const SamplingRow* sampling, const int32_t* tokens, int rows);
+void record_tokens(cudaStream_t stream, const SamplingRow* sampling, const int32_t* tokens, int rows);
 
 struct TokenMove {
   int32_t from;
