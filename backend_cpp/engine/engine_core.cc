@@ -172,7 +172,8 @@ void EngineCore::describe(const Request& request, const std::vector<int32_t>& to
   // Where layers keep less than all tokens, a prefix is found at some places alone.
   const CachePlan& plan = blocks_.plan();
   const bool needs_anchors = plan.group_of(MemoryKind::kState) >= 0 || plan.group_of(MemoryKind::kWindow) >= 0;
-  if (group.keeps_blocks && needs_anchors) group.marks = likely_forks(tokens, space_.tokens, config_.block_len);
+  if (group.keeps_blocks && needs_anchors)
+    group.branch_points = branch_points(tokens, space_.tokens, config_.block_len);
   if (request.returns_prompt || params.prompt_logprobs) {
     group.prompt = std::make_shared<const std::vector<int32_t>>(tokens);
   }

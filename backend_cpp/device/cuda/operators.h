@@ -103,7 +103,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   // The same, as what kernels take first.
   cudaStream_t queue() { return stream(); }
   // Records when the stream has come so far.
-  void mark(cudaEvent_t event) { cuda::check(cudaEventRecord(event, stream_), "marking a place in a step"); }
+  void record_event(cudaEvent_t event) { cuda::check(cudaEventRecord(event, stream_), "marking a place in a step"); }
   // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
   cuda::Scratch scratch(size_t bytes);
   // For whoever gives up memory that a captured step may use.

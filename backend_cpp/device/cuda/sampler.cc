@@ -126,7 +126,7 @@ void CudaSampler::begin(const std::vector<const SamplingMetadata*>& choices) {
   histories_.begin_step();
   reserved_list_bytes_ = 0;
   StepInFlight& step = steps_[static_cast<size_t>(step_ % 2)];
-  ops_.mark(step.began);
+  ops_.record_event(step.began);
   step.chosen.assign(choices.size(), {});
   fill_logprob_rows(choices);
   fill_rows(choices);
@@ -240,7 +240,7 @@ void CudaSampler::end() {
     chosen.top_tokens = host.top.as<int32_t>() + i * top;
     chosen.top_log_probabilities = host.of_top.as<float>() + i * top;
   }
-  ops_.mark(step.is_there);
+  ops_.record_event(step.is_there);
 }
 
 const SampledToken* CudaSampler::take() {

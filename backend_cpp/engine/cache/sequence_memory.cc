@@ -21,40 +21,40 @@ bool has_all_groups(const BlockCache& cache, NodeId node) {
 
 }  // namespace
 
-std::vector<int> likely_forks(const std::vector<int32_t>& tokens, const TokenTable& table, int block_len) {
-  std::vector<int> forks;
-  int last_special = -kSpecialTokensApart;
+std::vector<int> branch_points(const std::vector<int32_t>& tokens, const TokenTable& table, int block_len) {
+  std::vector<int> branch_points;
+  int last_special = -kMinSpecialDistance;
   const auto end = static_cast<int>(tokens.size());
   for (int i = 0; i < end; ++i) {
     if (!table.is_special(tokens[static_cast<size_t>(i)])) continue;
-    if (forks.empty() || i - last_special >= kSpecialTokensApart) {
-      forks.push_back(i + 1);
+    if (branch_points.empty() || i - last_special >= kMinSpecialDistance) {
+      branch_points.push_back(i + 1);
     } else {
-      forks.back() = i + 1;
+      branch_points.back() = i + 1;
     }
     last_special = i;
   }
   // The response, which the tokens at the end begin, is found by the last block.
-  if (!forks.empty() && end - forks.back() < kSpecialTokensApart) forks.pop_back();
+  if (!branch_points.empty() && end - branch_points.back() < kMinSpecialDistance) branch_points.pop_back();
   // Of a long last message, a question at its end.
-  if (end - (forks.empty() ? 0 : forks.back()) > 8 * block_len) {
-    for (const int blocks : {4, 2, 1}) forks.push_back(end - blocks * block_len);
+  if (end - (branch_points.empty() ? 0 : branch_points.back()) > 8 * block_len) {
+    for (const int blocks : {4, 2, 1}) branch_points.push_back(end - blocks * block_len);
   }
-  if (const auto count = static_cast<std::ptrdiff_t>(forks.size()); count > kMaxForks) {
-    forks.erase(forks.begin() + 2, forks.end() - (kMaxForks - 2));
+  if (const auto count = static_cast<std::ptrdiff_t>(branch_points.size()); count > kMaxBranchPoints) {
+    branch_points.erase(branch_points.begin() + 2, branch_points.end() - (kMaxBranchPoints - 2));
   }
-  return forks;
+  return branch_points;
 }
 
-void SequenceMemory::begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks) {
+void SequenceMemory::begin(const BlockCache& cache, int prompt_len, const std::vector<int>& branch_points) {
   groups_.resize(static_cast<size_t>(cache.group_count()));
   tables_.resize(static_cast<size_t>(cache.plan().table_count()));
   prompt_len_ = prompt_len;
   // The last token of a prompt is always computed.
   const int len = cache.block_len();
   const bool has_state = cache.plan().group_of(MemoryKind::kState) >= 0;
-  for (const int mark : marks) {
-    const int tokens = std::min(mark, prompt_len - 1);
+  for (const int branch_point : branch_points) {
+    const int tokens = std::min(branch_point, prompt_len - 1);
     add_anchor(has_state ? tokens : tokens / len * len);
   }
   // A snapshot takes a step that ends there: a mark shortly before the last border stands for it.
@@ -64,8 +64,8 @@ void SequenceMemory::begin(const BlockCache& cache, int prompt_len, const std::v
 }
 
 void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len,
-                           const std::vector<int>& marks) {
-  begin(cache, prompt_len, marks);
+                           const std::vector<int>& branch_points) {
+  begin(cache, prompt_len, branch_points);
   PrefixTree& tree = cache.tree();
   const NodeId root = tree.find_root(prefix.scope);
   if (root == kNoNode) return;

@@ -35,14 +35,14 @@ namespace turbomind {
 // special tokens mark the ends of messages, also in prompts that no template made.
 
 // Special tokens closer than this are between the same two messages: <|im_end|> \n <|im_start|>.
-inline constexpr int kSpecialTokensApart = 8;
+inline constexpr int kMinSpecialDistance = 8;
 
 // Forks of a prompt: those of its first two messages, and of the last ones.
-inline constexpr int kMaxForks = 8;
+inline constexpr int kMaxBranchPoints = 8;
 
 // For a prompt in blocks of `block_len` tokens, returns the numbers of leading tokens that other prompts are likely to
-// share: ascending, at most kMaxForks, in [1, tokens.size()].
-std::vector<int> likely_forks(const std::vector<int32_t>& tokens, const TokenTable& table, int block_len);
+// share: ascending, at most kMaxBranchPoints, in [1, tokens.size()].
+std::vector<int> branch_points(const std::vector<int32_t>& tokens, const TokenTable& table, int block_len);
 
 class SequenceMemory {
  public:
@@ -55,9 +55,10 @@ class SequenceMemory {
   // References what the cache holds for the first tokens of `prefix`, at most `limit`, and sets the anchors: the last
   // block boundary within the first `prompt_len` tokens, and `marks` (token counts, ascending); without states, the
   // block boundaries before these. The memory must be empty.
-  void match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len, const std::vector<int>& marks);
+  void match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len,
+             const std::vector<int>& branch_points);
   // The same without matching content.
-  void begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks);
+  void begin(const BlockCache& cache, int prompt_len, const std::vector<int>& branch_points);
   // Its anchors in tokens, ascending.
   const std::vector<int>& anchors() const { return anchors_; }
   // Adds an anchor after this many tokens.

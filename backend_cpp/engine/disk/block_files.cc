@@ -312,7 +312,7 @@ std::vector<std::string> BlockFiles::next_keys(size_t max_count) {
   return keys;
 }
 
-void BlockFiles::mark_used() {
+void BlockFiles::refresh_used() {
   std::vector<std::pair<Sha256, int>> used;
   {
     const std::lock_guard lock(mu_);

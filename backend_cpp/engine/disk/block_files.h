@@ -88,7 +88,7 @@ class BlockFiles {
   // The keys of some files that existed when the directory was read, each once; empty: none are left.
   std::vector<std::string> next_keys(size_t max_count);
   // Updates modification times for knows(), and checks for removals by other processes.
-  void mark_used();
+  void refresh_used();
   // Removes all files. Returns how many.
   int64_t drop_all();
 

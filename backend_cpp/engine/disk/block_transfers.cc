@@ -91,7 +91,7 @@ TransferCounts BlockTransfers::counts() const {
 
 void BlockTransfers::run() {
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
-  auto marked = std::chrono::steady_clock::now();
+  auto refreshed = std::chrono::steady_clock::now();
   std::unique_lock lock(mu_);
   while (true) {
     const bool is_woken = changed_.wait_for(lock, poll_interval_, [this] {
@@ -103,15 +103,15 @@ void BlockTransfers::run() {
     is_busy_ = false;
     lock.unlock();
     if (is_woken) wake_();
-    if (std::chrono::steady_clock::now() - marked >= poll_interval_) {
-      files_.mark_used();
+    if (std::chrono::steady_clock::now() - refreshed >= poll_interval_) {
+      files_.refresh_used();
       if (files_.has_changes()) wake_();
-      marked = std::chrono::steady_clock::now();
+      refreshed = std::chrono::steady_clock::now();
     }
     lock.lock();
   }
   lock.unlock();
-  files_.mark_used();
+  files_.refresh_used();
 }
 
 // Does what is to be done first, without the lock.

@@ -50,7 +50,7 @@ class BlockTransfers {
   static constexpr size_t kQueuedBytes = size_t{64} << 20;
 
   // `files` must outlive it. `wake` is called on its thread when a read can be taken or a queue has room again.
-  // `poll_interval`: between calls of BlockFiles::mark_used().
+  // `poll_interval`: between calls of BlockFiles::refresh_used().
   BlockTransfers(BlockFiles& files, std::chrono::milliseconds poll_interval, std::function<void()> wake);
   // Completes queued writes.
   ~BlockTransfers();

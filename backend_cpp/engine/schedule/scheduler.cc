@@ -415,7 +415,8 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
     int target = shared / blocks_.block_len() * blocks_.block_len();
     int awaited = 0;
     if (blocks_.plan().group_of(MemoryKind::kState) >= 0) {
-      for (const int mark : sequence.group->marks) target = mark <= shared ? std::max(target, mark) : target;
+      for (const int branch_point : sequence.group->branch_points)
+        target = branch_point <= shared ? std::max(target, branch_point) : target;
     } else if (shared - target >= blocks_.snapshots().limits.min_copied_tokens &&
                target + blocks_.block_len() <= static_cast<int>(running->tokens.size())) {
       awaited = target + blocks_.block_len();  // the block whose first tokens it shares can be copied once it is full
@@ -440,7 +441,7 @@ bool Scheduler::waits_for_disk(Sequence& sequence, int& reserved) {
   if (!has_room(missing, reserved)) return false;
   const int tokens = static_cast<int>(sequence.tokens.size());
   SequenceMemory anchored;
-  anchored.begin(blocks_, tokens, sequence.group->marks);
+  anchored.begin(blocks_, tokens, sequence.group->branch_points);
   if (!disk_->waits_for_load(sequence.prefix(), tokens - 1, anchored.anchors(), sequence.disk)) return false;
   reserved += missing;
   return true;
@@ -456,9 +457,9 @@ bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   }
   // The last token is always computed: its logits are wanted.
   if (sequence.group->may_match) {
-    sequence.memory.match(blocks_, sequence.prefix(), tokens - 1, tokens, sequence.group->marks);
+    sequence.memory.match(blocks_, sequence.prefix(), tokens - 1, tokens, sequence.group->branch_points);
   } else {
-    sequence.memory.begin(blocks_, tokens, sequence.group->marks);
+    sequence.memory.begin(blocks_, tokens, sequence.group->branch_points);
   }
   const int covered = sequence.cached();
   sequence.images.match(blocks_, sequence.prefix(), covered);

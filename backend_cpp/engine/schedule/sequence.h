@@ -32,7 +32,7 @@ struct SequenceGroup : RequestInfo {
   uint64_t seed = 0;                       // of the first response
   PrefixScope scope;                       // scope of its blocks in the prefix cache
   uint64_t draft_scope = 0;                // scope of the texts that its drafts come from
-  std::vector<int> marks;                  // positions found by likely_forks(), for models with states or windows
+  std::vector<int> branch_points;          // positions found by branch_points(), for models with states or windows
   int history_len = 0;                     // leading tokens that came from the session
   std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last response has ended
   std::vector<ImageGroup> cross_images;    // the same, for cross-attention

@@ -25,24 +25,24 @@ std::vector<int32_t> conversation(const std::vector<int>& lengths) {
 }  // namespace
 
 TEST(a_prompt_forks_where_its_messages_begin) {
-  CHECK(likely_forks(conversation({20, 10, 30}), letters(), 16) == std::vector<int>({1, 26, 41}));
-  CHECK(likely_forks({}, letters(), 16).empty());
-  CHECK(likely_forks({1, 2, 3}, letters(), 16).empty());
+  CHECK(branch_points(conversation({20, 10, 30}), letters(), 16) == std::vector<int>({1, 26, 41}));
+  CHECK(branch_points({}, letters(), 16).empty());
+  CHECK(branch_points({1, 2, 3}, letters(), 16).empty());
 }
 
 TEST(a_prompt_forks_at_a_question_after_a_long_document) {
   const std::vector<int32_t> tokens = conversation({20, 200});
   const auto end = static_cast<int>(tokens.size());
-  CHECK(likely_forks(tokens, letters(), 16) == std::vector<int>({1, 26, end - 64, end - 32, end - 16}));
-  CHECK(likely_forks(std::vector<int32_t>(200, 3), letters(), 16) == std::vector<int>({136, 168, 184}));
+  CHECK(branch_points(tokens, letters(), 16) == std::vector<int>({1, 26, end - 64, end - 32, end - 16}));
+  CHECK(branch_points(std::vector<int32_t>(200, 3), letters(), 16) == std::vector<int>({136, 168, 184}));
 }
 
 TEST(of_a_long_conversation_the_first_and_the_last_forks_count) {
   const std::vector<int32_t> tokens = conversation(std::vector<int>(50, 20));
-  const std::vector<int> forks = likely_forks(tokens, letters(), 16);
-  CHECK_EQUAL(forks.size(), static_cast<size_t>(kMaxForks));
-  CHECK(std::vector<int>(forks.begin(), forks.begin() + 3) == std::vector<int>({1, 26, 1101}));
-  CHECK_EQUAL(forks.back(), 1226);
+  const std::vector<int> branch_points = branch_points(tokens, letters(), 16);
+  CHECK_EQUAL(branch_points.size(), static_cast<size_t>(kMaxBranchPoints));
+  CHECK(std::vector<int>(branch_points.begin(), branch_points.begin() + 3) == std::vector<int>({1, 26, 1101}));
+  CHECK_EQUAL(branch_points.back(), 1226);
 }
 
 }  // namespace turbomind::testing

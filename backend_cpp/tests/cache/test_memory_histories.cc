@@ -193,16 +193,16 @@ class History {
   // Returns whether it found anything.
   bool admit(std::unique_ptr<Simulated> sequence) {
     const auto count = static_cast<int>(sequence->tokens.size());
-    const std::vector<int> marks = {below(count + 1)};
+    const std::vector<int> branch_points = {below(count + 1)};
     if (below(6) == 0) {
-      sequence->memory.begin(cache_, count, marks);
+      sequence->memory.begin(cache_, count, branch_points);
     } else {
-      sequence->memory.match(cache_, sequence->key(), count - 1, count, marks);
+      sequence->memory.match(cache_, sequence->key(), count - 1, count, branch_points);
     }
     const int cached = sequence->memory.cached();
     sequence->image_blocks.match(cache_, sequence->key(), cached);
     const bool has_state = cache_.plan().group_of(MemoryKind::kState) >= 0;
-    CHECK(cached % kBlockLen == 0 || !has_state || cached == std::min(marks[0], count - 1));
+    CHECK(cached % kBlockLen == 0 || !has_state || cached == std::min(branch_points[0], count - 1));
     counts.part_hits += has_state && cached % kBlockLen != 0;
     counts.copied_hits += !has_state && cached % kBlockLen != 0;
     CHECK(cached < count);

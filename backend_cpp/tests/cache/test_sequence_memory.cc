@@ -16,11 +16,11 @@ namespace {
 using Tokens = std::vector<int32_t>;
 
 // A sequence that runs all its tokens at once, but for the stops of its memory, and goes.
-int run_whole(BlockCache& cache, const Tokens& tokens, const std::vector<int>& marks = {}, int response = 0) {
+int run_whole(BlockCache& cache, const Tokens& tokens, const std::vector<int>& branch_points = {}, int response = 0) {
   SequenceMemory memory;
   const PrefixKey key{0, tokens};
   const auto prompt = static_cast<int>(tokens.size()) - response;
-  memory.match(cache, key, prompt - 1, prompt, marks);
+  memory.match(cache, key, prompt - 1, prompt, branch_points);
   const int cached = memory.cached();
   while (memory.cached() < static_cast<int>(tokens.size())) {
     const int end = memory.cached() < prompt ? prompt : memory.cached() + 1;

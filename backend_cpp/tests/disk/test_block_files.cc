@@ -185,7 +185,7 @@ TEST(removals_by_others_are_noticed) {
   CHECK_EQUAL(changes_of(other), std::string("+2"));
   CHECK(other.write(key_of(4), content_of(4, 100), 0));  // the first one goes
   CHECK_EQUAL(changes_of(one), std::string());
-  one.mark_used();
+  one.refresh_used();
   CHECK_EQUAL(changes_of(one), std::string("-1"));
   CHECK_EQUAL(one.counts().files, 2);
   // A file that is damaged, and one that was removed by hand.
@@ -194,13 +194,13 @@ TEST(removals_by_others_are_noticed) {
   std::filesystem::remove(scratch.path() + "/" + hex(key_of(2).name) + ".kv");
   CHECK(!one.has(key_of(2), 100));
   CHECK_EQUAL(changes_of(one), std::string("-2"));
-  other.mark_used();
-  one.mark_used();
+  other.refresh_used();
+  one.refresh_used();
   CHECK_EQUAL(changes_of(one), std::string("-3"));
   CHECK_EQUAL(changes_of(other), std::string("-2"));
   CHECK(one.write(labelled(5), content_of(5, 100), 0));
   CHECK_EQUAL(other.drop_all(), 2);
-  one.mark_used();
+  one.refresh_used();
   CHECK_EQUAL(changes_of(one), std::string("+5-5"));
   std::filesystem::remove_all(scratch.path());
   CHECK_EQUAL(one.counts().files, 0);
