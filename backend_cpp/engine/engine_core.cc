@@ -111,7 +111,7 @@ EngineCore::Plan EngineCore::validate(Submission&& submission, std::shared_ptr<c
     turn = sessions_.prepare(*request.session, request.input_ids.size(), owner_of(request.adapter.get()));
   }
   Plan plan;
-  plan.realm = turn.scope;
+  plan.cache_namespace = turn.scope;
   plan.group = std::make_shared<SequenceGroup>();
   SequenceGroup& group = *plan.group;
   group.history_len = static_cast<int>(turn.history.size());
@@ -185,15 +185,15 @@ void EngineCore::admit(Plan&& plan) {
   const GenerationParams& params = group.rules->params;
   const SessionOwner owner = owner_of(group.adapter.get());
   const bool is_shared = config_.enable_prefix_caching;
-  const uint64_t realm = is_shared ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
+  const uint64_t cache_namespace = is_shared ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
   if (disk_ && is_shared && (!group.adapter || !group.adapter->content.empty())) {
-    disk_->record_namespace(realm, params.cache_salt, group.adapter ? group.adapter->content : "");
+    disk_->record_namespace(cache_namespace, params.cache_salt, group.adapter ? group.adapter->content : "");
   }
-  group.scope.realm = plan.realm.value_or(realm);
+  group.scope.cache_namespace = plan.cache_namespace.value_or(cache_namespace);
   // Callers may share a prefix that both know; a draft of another caller's text would be one that only that one knows.
-  if (speculator_ && is_shared) group.draft_scope = draft_scopes_.of(params.caller, group.scope.realm);
+  if (speculator_ && is_shared) group.draft_scope = draft_scopes_.of(params.caller, group.scope.cache_namespace);
   ++next_arrival_;
-  if (group.session) sessions_.begin(*group.session, group.id, group.scope.realm, owner);
+  if (group.session) sessions_.begin(*group.session, group.id, group.scope.cache_namespace, owner);
   if (!plan.first) return finish_without_output(group, std::move(plan.tokens));
   counts_.tokens_in += plan.first->prompt_len();
   if (group.deadline) next_deadline_ = std::min(next_deadline_, *group.deadline);
@@ -331,8 +331,8 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
   }
   CacheReport report;
   const auto variant = is_of_prompt ? runner_.cache_variant(static_cast<int>(control.tokens.size())) : 0;
-  const auto realm = is_of_prompt ? scopes_.find(control.salt, control.adapter_id) : CacheScopes::kShared;
-  const PrefixKey prefix{PrefixScope(realm, variant), control.tokens};
+  const auto cache_namespace = is_of_prompt ? scopes_.find(control.salt, control.adapter_id) : CacheScopes::kShared;
+  const PrefixKey prefix{PrefixScope(cache_namespace, variant), control.tokens};
   switch (control.action) {
     case CacheControl::Action::kReport:
       break;

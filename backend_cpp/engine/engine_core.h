@@ -88,10 +88,10 @@ class EngineCore {
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
   // A request that can be served.
   struct Plan {
-    std::shared_ptr<SequenceGroup> group;  // but for its realms
-    std::shared_ptr<Sequence> first;       // null: the model does not run
-    std::vector<int32_t> tokens;           // history and input, unless `first` has them
-    std::optional<uint64_t> realm;         // of its session's blocks; none: that of its salt
+    std::shared_ptr<SequenceGroup> group;     // but for its realms
+    std::shared_ptr<Sequence> first;          // null: the model does not run
+    std::vector<int32_t> tokens;              // history and input, unless `first` has them
+    std::optional<uint64_t> cache_namespace;  // of its session's blocks; none: that of its salt
   };
   // All that can fail comes first, so that a refused request has changed nothing. Throws Error.
   Plan validate(Submission&& submission, std::shared_ptr<const OutputCallback> on_output) const;

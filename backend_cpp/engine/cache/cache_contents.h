@@ -57,7 +57,7 @@ class CacheContents {
 
   // Frees the idle contents of a node, of all nodes of a realm, and of all nodes.
   void evict_nodes(NodeId node) { evict_nodes(idle({node})); }
-  void evict_namespace(uint64_t realm) { evict_nodes(idle(tree_.of_realm(realm))); }
+  void evict_namespace(uint64_t cache_namespace) { evict_nodes(idle(tree_.of_namespace(cache_namespace))); }
   void evict_unused() { evict_nodes(order_.all()); }
   // Frees all contents; nothing may be referenced. For when the pages themselves are lost.
   void evict_all();

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kIdleBytes = size_t{16} << 20;
 constexpr size_t kBusyBytes = size_t{4} << 20;
 constexpr int kBusyLookups = 64;
-constexpr size_t kMaxRealms = 8192;
+constexpr size_t kMaxNamespaces = 8192;
 constexpr int kMeasuredTokens = 32;  // steps of fewer tell little of how fast prompts are computed
 constexpr double kNewShare = 0.2;    // of a step in that estimate
 constexpr auto kLastWrites = std::chrono::seconds(10);
@@ -50,27 +50,28 @@ DiskTier::DiskTier(const DiskTierConfig& config, CacheSource& cache, ModelRunner
 
 // ---- keys ----
 
-void DiskTier::record_namespace(uint64_t realm, const std::string& salt, const std::string& adapter) {
-  if (realms_.contains(realm)) return;
-  if (realms_.size() == kMaxRealms) realms_.erase(realms_.upper_bound(0));  // what is left of it is not written
-  realms_.emplace(realm, realm_of(salt, adapter));
+void DiskTier::record_namespace(uint64_t cache_namespace, const std::string& salt, const std::string& adapter) {
+  if (namespaces_.contains(cache_namespace)) return;
+  if (namespaces_.size() == kMaxNamespaces)
+    namespaces_.erase(namespaces_.upper_bound(0));  // what is left of it is not written
+  namespaces_.emplace(cache_namespace, namespace_of(salt, adapter));
 }
 
-Sha256 DiskTier::realm_of(const std::string& salt, const std::string& adapter) {
+Sha256 DiskTier::namespace_of(const std::string& salt, const std::string& adapter) {
   // Of two lengths, so that no salt is another's with an adapter.
   std::string names(as_bytes(sha256(salt)));
   if (!adapter.empty()) names += as_bytes(sha256(adapter));
   return sha256(names);
 }
 
-Sha256 DiskTier::root_of(const Sha256& realm, int variant) const {
-  return sha256(fingerprint_ + std::string(as_bytes(realm)) + std::to_string(variant));
+Sha256 DiskTier::root_of(const Sha256& cache_namespace, int variant) const {
+  return sha256(fingerprint_ + std::string(as_bytes(cache_namespace)) + std::to_string(variant));
 }
 
 std::optional<Sha256> DiskTier::root_of(const PrefixScope& scope) const {
-  const auto realm = realms_.find(scope.realm);
-  if (realm == realms_.end() || scope.is_cross) return std::nullopt;
-  return root_of(realm->second, scope.variant);
+  const auto cache_namespace = namespaces_.find(scope.cache_namespace);
+  if (cache_namespace == namespaces_.end() || scope.is_cross) return std::nullopt;
+  return root_of(cache_namespace->second, scope.variant);
 }
 
 DiskRead::Item DiskTier::item_of(const Sha256& parent, const std::string& content, int index, int tokens,
@@ -292,7 +293,7 @@ bool DiskTier::describe_files() {
     Sha256 digest;
     std::shared_ptr<const FileLabel> label;
   };
-  std::vector<End> ends = {{root_of(realm_of("", ""), runner_.cache_variant(1)), nullptr}};
+  std::vector<End> ends = {{root_of(namespace_of("", ""), runner_.cache_variant(1)), nullptr}};
   while (!ends.empty()) {
     const End end = std::move(ends.back());
     ends.pop_back();

@@ -54,7 +54,7 @@ class DiskTier final : private CacheObserver {
   DiskTier(const DiskTierConfig& config, CacheSource& cache, ModelRunner& runner, std::function<void()> wake);
 
   // Registers a realm: the contents of requests with this salt and this adapter (LoadedAdapter::content); empty: none.
-  void record_namespace(uint64_t realm, const std::string& salt, const std::string& adapter);
+  void record_namespace(uint64_t cache_namespace, const std::string& salt, const std::string& adapter);
   // Whether a sequence should wait because blocks of the first `limit` tokens of its prefix are being read; starts the
   // read. `anchors`: those of SequenceMemory.
   bool waits_for_load(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskLookup& lookup);
@@ -83,8 +83,8 @@ class DiskTier final : private CacheObserver {
   void leaving(NodeId node, int group) override;
   // Reads the keys of some files that existed at start, on the transfer thread. False: no files are left.
   bool describe_files();
-  static Sha256 realm_of(const std::string& salt, const std::string& adapter);
-  Sha256 root_of(const Sha256& realm, int variant) const;
+  static Sha256 namespace_of(const std::string& salt, const std::string& adapter);
+  Sha256 root_of(const Sha256& cache_namespace, int variant) const;
   std::optional<Sha256> root_of(const PrefixScope& scope) const;
   DiskRead::Item item_of(const Sha256& parent, const std::string& content, int index, int tokens, int group) const;
   std::shared_ptr<PrefixRead> make_read(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
@@ -107,10 +107,10 @@ class DiskTier final : private CacheObserver {
   const CacheAnnouncer* labels_ = nullptr;                 // null: no events
   std::map<Sha256, std::vector<std::string>> found_keys_;  // of describe_files(), by parent
   const std::string fingerprint_;
-  size_t largest_ = 0;                 // bytes of a group's block
-  std::map<uint64_t, Sha256> realms_;  // digests of salts and adapters
-  double tokens_per_second_ = 0;       // 0: unknown
-  size_t leaving_bytes_ = 0;           // copied since the last exchange() because they were about to be evicted
+  size_t largest_ = 0;                     // bytes of a group's block
+  std::map<uint64_t, Sha256> namespaces_;  // digests of salts and adapters
+  double tokens_per_second_ = 0;           // 0: unknown
+  size_t leaving_bytes_ = 0;               // copied since the last exchange() because they were about to be evicted
   struct Queued {
     NodeId node;
     uint64_t number;

@@ -8,7 +8,7 @@ namespace turbomind {
 namespace {
 
 PrefixKey key_of(const ImageGroup& group, const PrefixKey& sequence) {
-  const PrefixScope scope(sequence.scope.realm, sequence.scope.variant, true);
+  const PrefixScope scope(sequence.scope.cache_namespace, sequence.scope.variant, true);
   return {scope, group.places(), group.keys(), sequence.lora_name, sequence.salt};
 }
 

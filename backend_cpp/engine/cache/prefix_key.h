@@ -17,10 +17,10 @@ namespace turbomind {
 // Separates contents with equal tokens. It excludes the model, which a cache never outlives.
 struct PrefixScope {
   // `realm` stands for a cache salt and an adapter, or for one session or request alone.
-  PrefixScope(uint64_t realm_of = 0, int variant_of = 0, bool is_of_cross = false)  // NOLINT: a realm is a scope
-      : realm(realm_of), variant(variant_of), is_cross(is_of_cross) {}
+  PrefixScope(uint64_t namespace_of = 0, int variant_of = 0, bool is_of_cross = false)  // NOLINT: a realm is a scope
+      : cache_namespace(namespace_of), variant(variant_of), is_cross(is_of_cross) {}
 
-  uint64_t realm;
+  uint64_t cache_namespace;
   int variant;    // ModelRunner::cache_variant
   bool is_cross;  // rows for cross-attention, which no prompt begins with
 

@@ -27,7 +27,7 @@ NodeId PrefixTree::find(NodeId parent, const PrefixKey& prefix, int index, int c
 }
 
 NodeId PrefixTree::find_root(const PrefixScope& scope) const {
-  const auto [first, last] = roots_.equal_range(scope.realm);
+  const auto [first, last] = roots_.equal_range(scope.cache_namespace);
   const auto it = std::find_if(first, last, [&](const auto& entry) { return at(entry.second).scope == scope; });
   return it == last ? kNoNode : it->second;
 }
@@ -124,7 +124,7 @@ NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index, int co
 
 NodeId PrefixTree::get_root(const PrefixScope& scope) {
   if (const NodeId known = find_root(scope); known != kNoNode) return known;
-  const NodeId node = make(roots_, scope.realm);
+  const NodeId node = make(roots_, scope.cache_namespace);
   at(node).scope = scope;
   return node;
 }
@@ -164,9 +164,9 @@ std::vector<NodeId> PrefixTree::subtrees(std::vector<NodeId> nodes) const {
   return nodes;
 }
 
-std::vector<NodeId> PrefixTree::of_realm(uint64_t realm) const {
+std::vector<NodeId> PrefixTree::of_namespace(uint64_t cache_namespace) const {
   std::vector<NodeId> nodes;
-  const auto [first, last] = roots_.equal_range(realm);
+  const auto [first, last] = roots_.equal_range(cache_namespace);
   for (auto it = first; it != last; ++it) nodes.push_back(it->second);
   return subtrees(std::move(nodes));
 }
@@ -214,7 +214,7 @@ const Sha256& PrefixTree::digest(NodeId node, const Sha256& root) {
 }
 
 uint64_t PrefixTree::key_of(const PrefixScope& scope) {
-  uint64_t hash = seeded(scope.realm);
+  uint64_t hash = seeded(scope.cache_namespace);
   mix(hash, static_cast<uint64_t>(scope.variant) << 1 | (scope.is_cross ? 1 : 0));
   return hash;
 }

@@ -95,7 +95,7 @@ class PrefixTree {
   const Sha256& digest(NodeId node, const Sha256& root);
   // Adds the descendants of nodes to them.
   std::vector<NodeId> subtrees(std::vector<NodeId> nodes) const;
-  std::vector<NodeId> of_realm(uint64_t realm) const;
+  std::vector<NodeId> of_namespace(uint64_t cache_namespace) const;
 
   // Upper bound of node ids.
   size_t id_bound() const { return nodes_.size(); }

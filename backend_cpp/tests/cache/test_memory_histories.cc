@@ -40,7 +40,7 @@ uint64_t mixed(uint64_t hash, uint64_t value) {
 
 // Content after the first `count` of `tokens`, with a sequence's images, in a scope.
 uint64_t hash_of(const PrefixScope& scope, const Tokens& tokens, const Images& images, int count) {
-  uint64_t hash = 1469598103934665603ull ^ (scope.realm * 31 + static_cast<uint64_t>(scope.variant));
+  uint64_t hash = 1469598103934665603ull ^ (scope.cache_namespace * 31 + static_cast<uint64_t>(scope.variant));
   auto image = images.begin();
   for (int i = 0; i < count; ++i) {
     hash = mixed(hash, static_cast<uint64_t>(tokens[static_cast<size_t>(i)]));
@@ -53,7 +53,7 @@ uint64_t hash_of(const PrefixScope& scope, const Tokens& tokens, const Images& i
 uint64_t hash_of(const PrefixScope& scope, const ImageGroup& images, int row) {
   float number = 0;
   images.read(row, &number);
-  return mixed(mixed(scope.realm, 7), static_cast<uint64_t>(number));
+  return mixed(mixed(scope.cache_namespace, 7), static_cast<uint64_t>(number));
 }
 
 // Pages of both memories, and what is in them: by slot what was written there, by tokens what states came to.
