@@ -19,7 +19,7 @@ int CachePins::pin(const PrefixKey& prefix) {
     throw invalid_argument("pinned prompts would take " + std::to_string(pages) + " pages, and may take " +
                            std::to_string(max_pages()) + ", a fourth of the cache; unpin others, or pin less");
   }
-  for (const NodeId each : nodes) tree.hold(each);
+  for (const NodeId each : nodes) tree.ref(each);
   unpin(prefix);
   pins_.push_back({prefix.scope, prefix.tokens, std::move(nodes)});
   seen_ = 0;
@@ -29,14 +29,14 @@ int CachePins::pin(const PrefixKey& prefix) {
 bool CachePins::unpin(const PrefixKey& prefix) {
   const auto found = find(prefix);
   if (found == pins_.end()) return false;
-  for (const NodeId node : found->nodes) blocks_.tree().let_go(node);
+  for (const NodeId node : found->nodes) blocks_.tree().unref(node);
   pins_.erase(found);
   return true;
 }
 
 void CachePins::clear() {
   for (const Pin& pin : pins_) {
-    for (const NodeId node : pin.nodes) blocks_.tree().let_go(node);
+    for (const NodeId node : pin.nodes) blocks_.tree().unref(node);
   }
   pins_.clear();
 }

@@ -275,8 +275,8 @@ ENGINE_TEST(what_embeddings_take_is_bounded_and_comes_back) {
     Request request = small.request(id, 2, collector.callback());
     if (id == 2) request.session = SessionParams{7, true, true, false, -1};
     // Rows of the last request come back once nothing of it is left, soon after its last output.
-    const auto give_up = Clock::now() + kDeadline;
-    for (bool taken = false; !taken && Clock::now() < give_up;) {
+    const auto deadline = Clock::now() + kDeadline;
+    for (bool taken = false; !taken && Clock::now() < deadline;) {
       try {
         engine.submit(request);
         taken = true;

@@ -68,7 +68,7 @@ void BlockCache::touch(NodeId node, bool is_pinned) {
 
 int32_t BlockCache::restore(const PrefixKey& prefix, int index, int count, NodeId parent, int group_index) {
   const NodeId node = tree().get(parent, prefix, index, count);
-  tree().hold(node);
+  tree().ref(node);
   int32_t block = kNoBlock;
   if (stored(node, group_index) != kNoBlock) {
     // Somebody has computed it meanwhile.
@@ -78,7 +78,7 @@ int32_t BlockCache::restore(const PrefixKey& prefix, int index, int count, NodeI
     contents_.attach(node, block, &prefix, index);
     order_.put(block, Place::kNeededLast);
   }
-  tree().let_go(node);
+  tree().unref(node);
   return block;
 }
 
@@ -113,9 +113,9 @@ void publish(BlockCache& cache, const PrefixKey& prefix, int index, std::vector<
   const NodeId parent = index == 0 ? tree.get_root(prefix.scope) : cache.contents().node_of(blocks[place - 1]);
   if (parent == kNoNode) throw internal_error("a block was published before the one it follows");
   const NodeId node = tree.get(parent, prefix, index);
-  tree.hold(node);
+  tree.ref(node);
   blocks[place] = cache.attach(prefix, index, node, blocks[place]);
-  tree.let_go(node);
+  tree.unref(node);
 }
 
 }  // namespace turbomind

@@ -82,7 +82,7 @@ class BlockCache final : public CacheSource {
   // that is not referenced.
   void release(std::vector<int32_t>& blocks, Keep keep = Keep::kContent);
   // Drops one reference of a block and sets it to kNoBlock.
-  void give_back(int32_t& block, Keep keep) { drop(std::exchange(block, kNoBlock), keep); }
+  void release(int32_t& block, Keep keep) { drop(std::exchange(block, kNoBlock), keep); }
   // Raises a content from Keep::kUntilNeeded to Keep::kContent.
   void keep_content(NodeId node, int group);
 

@@ -73,14 +73,14 @@ void CacheAnnouncer::stored(uint64_t content, uint64_t parent, const PrefixKey& 
   }
   node.hash = hash_of(node.parent.value_or(0), tokens, node.extra_keys);
   const Node& kept = nodes_[content] = std::move(node);
-  if (kept.can_be_found) hold(kept, tokens);
+  if (kept.can_be_found) add_ref(kept, tokens);
 }
 
 void CacheAnnouncer::moved(uint64_t content, std::span<const int32_t> tokens, CacheTier to) {
   Node& node = nodes_.at(content);
-  if (node.can_be_found) let_go(node);
+  if (node.can_be_found) drop_ref(node);
   node.tier = to;
-  if (node.can_be_found) hold(node, tokens);
+  if (node.can_be_found) add_ref(node, tokens);
 }
 
 void CacheAnnouncer::removed(uint64_t content) {
@@ -139,11 +139,11 @@ void CacheAnnouncer::end_step(CacheSource& cache) {
 }
 
 // One more content of its hash in its tier.
-void CacheAnnouncer::hold(const Node& node, std::span<const int32_t> tokens) {
+void CacheAnnouncer::add_ref(const Node& node, std::span<const int32_t> tokens) {
   if (holders_[node.hash][static_cast<size_t>(node.tier)]++ == 0) report_stored(node, tokens, node.tier);
 }
 
-void CacheAnnouncer::let_go(const Node& node) {
+void CacheAnnouncer::drop_ref(const Node& node) {
   const auto held = holders_.find(node.hash);
   if (--held->second[static_cast<size_t>(node.tier)] == 0) report_removed(node.hash, node.tier);
   if (held->second == Tiers{}) holders_.erase(held);
@@ -155,7 +155,7 @@ void CacheAnnouncer::lose(uint64_t content) {
   for (size_t i = 0; i < lost.size(); ++i) {
     Node& node = nodes_.at(lost[i]);
     if (!node.can_be_found) continue;  // nor is what follows
-    let_go(node);
+    drop_ref(node);
     node.can_be_found = false;
     lost.insert(lost.end(), node.children.begin(), node.children.end());
   }

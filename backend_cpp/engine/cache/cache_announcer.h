@@ -66,8 +66,8 @@ class CacheAnnouncer final : public CacheObserver {
 
   void report_stored(const BlockLabel& block, std::span<const int32_t> tokens, CacheTier tier);
   void report_removed(uint64_t hash, CacheTier tier);
-  void hold(const Node& node, std::span<const int32_t> tokens);
-  void let_go(const Node& node);
+  void add_ref(const Node& node, std::span<const int32_t> tokens);
+  void drop_ref(const Node& node);
   void lose(uint64_t content);
   void report_everything(CacheSource& cache);
   void report_files();

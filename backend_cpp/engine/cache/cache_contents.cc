@@ -63,7 +63,7 @@ void CacheContents::attach(NodeId node, int32_t block, const PrefixKey* prefix, 
   if (attached_.size() < tree_.id_bound() * groups) attached_.resize(tree_.id_bound() * groups, kNoBlock);
   attached_[place_of(node, group)] = block;
   nodes_[static_cast<size_t>(block)] = node;
-  tree_.hold(node);
+  tree_.ref(node);
   if (prefix == nullptr || !is_observed(node, group)) return;
   for (CacheObserver* observer : observers_) {
     observer->stored(tree_.number(node), tree_.number(tree_.parent(node)), *prefix, index);
@@ -137,7 +137,7 @@ void CacheContents::detach(int32_t block) {
   if (is_observed(node, group)) {
     for (CacheObserver* observer : observers_) observer->removed(tree_.number(node));
   }
-  tree_.let_go(node);
+  tree_.unref(node);
 }
 
 void CacheContents::lose(int32_t block) {

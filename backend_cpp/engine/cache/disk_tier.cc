@@ -185,7 +185,7 @@ void DiskTier::bring_in(const BlockTransfers::Part& part) {
   PrefixTree& tree = cache_.tree();
   if (part.item == nullptr) {
     read.is_done = true;
-    if (!read.path.empty()) tree.let_go(read.path.back());
+    if (!read.path.empty()) tree.unref(read.path.back());
     read.path.clear();
     return;
   }
@@ -193,8 +193,8 @@ void DiskTier::bring_in(const BlockTransfers::Part& part) {
   const DiskRead::Item& item = *part.item;
   const PrefixKey prefix = read.prefix();
   const auto move_on = [&](NodeId node) {
-    tree.hold(node);
-    if (!read.path.empty()) tree.let_go(read.path.back());
+    tree.ref(node);
+    if (!read.path.empty()) tree.unref(read.path.back());
     read.path.push_back(node);
   };
   if (read.path.empty()) move_on(tree.get_root(prefix.scope));

@@ -96,7 +96,7 @@ void ImageBlocks::pass(BlockCache& cache, int cached, Keep keep) {
   }
 }
 
-void ImageBlocks::give_up(BlockCache& cache, Keep keep) {
+void ImageBlocks::release(BlockCache& cache, Keep keep) {
   for (Held& held : all_) {
     cache.release(held.blocks, keep);
     held.is_passed = false;

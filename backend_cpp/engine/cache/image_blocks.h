@@ -3,7 +3,7 @@
 //
 //   not allocated -- match, grow --> allocated --- plan, commit ---> written ---- pass ----> released
 //      ^                                |
-//      '----------- give_up ------------'
+//      '----------- release ------------'
 //
 // Used by the step thread only.
 #pragma once
@@ -49,7 +49,7 @@ class ImageBlocks {
   void commit(BlockCache& cache, const PrefixKey& sequence);
   // Releases the groups that no token from `cached` on attends to.
   void pass(BlockCache& cache, int cached, Keep keep);
-  void give_up(BlockCache& cache, Keep keep);
+  void release(BlockCache& cache, Keep keep);
 
   // Appends the planned rows.
   void add_kv_writes(std::vector<EncoderKvWrite>& kv_writes) const;

@@ -118,7 +118,7 @@ NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index, int co
   made.images = std::move(content.images);
   made.next = std::exchange(at(parent).first_child, node);
   if (made.next != kNoNode) at(made.next).previous = node;
-  hold(parent);
+  ref(parent);
   return node;
 }
 
@@ -129,7 +129,7 @@ NodeId PrefixTree::get_root(const PrefixScope& scope) {
   return node;
 }
 
-void PrefixTree::let_go(NodeId node) {
+void PrefixTree::unref(NodeId node) {
   while (node != kNoNode) {
     Node& ending = at(node);
     if (ending.uses == 0) throw internal_error("a prefix was let go that nobody holds");

@@ -74,9 +74,9 @@ class PrefixTree {
   // Of the first `limit` tokens of a prefix.
   PrefixParting parting(const PrefixKey& prefix, int limit) const;
 
-  void hold(NodeId node) { ++at(node).uses; }
+  void ref(NodeId node) { ++at(node).uses; }
   // Deletes the node when it is no longer held and has no children, and then its parents likewise.
-  void let_go(NodeId node);
+  void unref(NodeId node);
 
   NodeId parent(NodeId node) const { return at(node).parent; }
   bool is_part(NodeId node) const { return !is_root(node) && at(node).tokens.size() < static_cast<size_t>(block_len_); }

@@ -72,7 +72,7 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
   std::vector<NodeId> path = tree.path_of(prefix, limit);
   // Making pages free for what the host holds must not end what is looked for.
   const NodeId last = path.empty() ? root : path.back();
-  tree.hold(last);
+  tree.ref(last);
   const auto known = static_cast<int>(path.size());
   Found found;
   found.blocks = longest_valid(cache, path, known);
@@ -80,9 +80,9 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
   const Found part = find_part(cache, prefix, path, found.tokens, limit);
   bool is_taken = false;
   if (part.part != kNoNode) {
-    tree.hold(part.part);
+    tree.ref(part.part);
     is_taken = take(cache, path, part) == part.blocks;
-    tree.let_go(part.part);
+    tree.unref(part.part);
     found = is_taken ? part : Found{longest_valid(cache, path, known)};
   }
   while (!is_taken && found.blocks > 0) {
@@ -100,8 +100,8 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
   add_anchor(fork_);
   path.resize(static_cast<size_t>(found.blocks));
   path_ = std::move(path);
-  if (!path_.empty()) tree.hold(path_.back());
-  tree.let_go(last);
+  if (!path_.empty()) tree.ref(path_.back());
+  tree.unref(last);
   published_ = found.blocks;
   cached_ = matched_ = cached;
 }
@@ -162,11 +162,11 @@ int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, con
     if (cache.plan().group_of(MemoryKind::kState) >= 0) record_snapshot(cache, end);
     return count;
   }
-  give_back_match(cache);
+  release_match(cache);
   return std::min(missing, count - 1);
 }
 
-void SequenceMemory::give_back_match(BlockCache& cache) {
+void SequenceMemory::release_match(BlockCache& cache) {
   for (Held& held : groups_) {
     cache.release(held.blocks);
     held.first = 0;
@@ -300,8 +300,8 @@ void SequenceMemory::attach(BlockCache& cache, const PrefixKey& prefix, NodeId n
 void SequenceMemory::publish_block(BlockCache& cache, const PrefixKey& prefix) {
   PrefixTree& tree = cache.tree();
   const NodeId node = next_node(cache, prefix, cache.block_len());
-  tree.hold(node);
-  if (!path_.empty()) tree.let_go(path_.back());
+  tree.ref(node);
+  if (!path_.empty()) tree.unref(path_.back());
   path_.push_back(node);
   for (int index = 0; index < cache.group_count(); ++index) {
     const MemoryKind kind = cache.group(index).kind;
@@ -336,7 +336,7 @@ void SequenceMemory::make_snapshot(BlockCache& cache, const PrefixKey& prefix) {
 void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
   PrefixTree& tree = cache.tree();
   const NodeId node = next_node(cache, prefix, cached_ % cache.block_len());
-  tree.hold(node);
+  tree.ref(node);
   bool is_whole = true;
   for (int index = 0; index < cache.group_count() && is_whole; ++index) {
     const CacheGroup& group = cache.group(index);
@@ -349,15 +349,15 @@ void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
   } else {
     cache.contents().evict_nodes(node);
   }
-  tree.let_go(node);
+  tree.unref(node);
 }
 
 void SequenceMemory::record_snapshot(BlockCache& cache, NodeId node) {
   if (node == snapshot_ || (fork_ > 0 && cached_ == fork_)) return;
-  cache.tree().hold(node);
+  cache.tree().ref(node);
   if (snapshot_ != kNoNode) {
     cache.snapshots().pass(snapshot_);
-    cache.tree().let_go(snapshot_);
+    cache.tree().unref(snapshot_);
   }
   snapshot_ = node;
 }
@@ -372,7 +372,7 @@ void SequenceMemory::pass_windows(BlockCache& cache, Keep keep) {
       const bool is_anchored = std::ranges::any_of(anchors_, [&](int anchor) {
         return held.first * group.block_len < anchor && held.first >= group.first_block_seen(anchor);
       });
-      cache.give_back(block, keep != Keep::kContent || is_anchored ? keep : Keep::kUntilNeeded);
+      cache.release(block, keep != Keep::kContent || is_anchored ? keep : Keep::kUntilNeeded);
       set_block(cache, index, held.first, kNoBlock);
     }
   }
@@ -393,12 +393,12 @@ void SequenceMemory::roll_back(BlockCache& cache) {
   const int group = cache.plan().group_of(MemoryKind::kState);
   int32_t state = groups_[static_cast<size_t>(group)].blocks.front();
   set_block(cache, group, 0, std::exchange(backup_, kNoBlock));
-  cache.give_back(state, Keep::kNothing);
+  cache.release(state, Keep::kNothing);
   computed_ = 0;
 }
 
 int SequenceMemory::drop_backup(BlockCache& cache) {
-  if (has_backup()) cache.give_back(backup_, Keep::kNothing);
+  if (has_backup()) cache.release(backup_, Keep::kNothing);
   return std::exchange(computed_, 0);
 }
 
@@ -432,14 +432,14 @@ void SequenceMemory::keep_end(BlockCache& cache, const PrefixKey& prefix) {
 void SequenceMemory::publish_part(BlockCache& cache, const PrefixKey& prefix) {
   PrefixTree& tree = cache.tree();
   const NodeId node = next_node(cache, prefix, cached_ % cache.block_len());
-  tree.hold(node);
+  tree.ref(node);
   for (int index = 0; index < cache.group_count(); ++index) {
     if (bounds_hits(cache.group(index))) attach(cache, prefix, node, index, published_);
   }
-  tree.let_go(node);
+  tree.unref(node);
 }
 
-void SequenceMemory::give_up(BlockCache& cache, const PrefixKey& prefix, Keep keep) {
+void SequenceMemory::release(BlockCache& cache, const PrefixKey& prefix, Keep keep) {
   drop_backup(cache);
   if (keep == Keep::kContent) keep_end(cache, prefix);
   for (size_t index = 0; index < groups_.size(); ++index) cache.release(groups_[index].blocks, keep);
@@ -447,9 +447,9 @@ void SequenceMemory::give_up(BlockCache& cache, const PrefixKey& prefix, Keep ke
     if (keep == Keep::kNothing) {
       std::for_each(path_.rbegin(), path_.rend(), [&](NodeId node) { cache.contents().evict_nodes(node); });
     }
-    cache.tree().let_go(path_.back());
+    cache.tree().unref(path_.back());
   }
-  if (snapshot_ != kNoNode) cache.tree().let_go(snapshot_);
+  if (snapshot_ != kNoNode) cache.tree().unref(snapshot_);
   *this = {};
 }
 

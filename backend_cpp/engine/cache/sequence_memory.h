@@ -86,7 +86,7 @@ class SequenceMemory {
   // The drafter has computed the first `count` tokens.
   void publish_drafts(BlockCache& cache, const PrefixKey& prefix, int count);
   // Releases all blocks. Keep::kContent: without states, publishes the partial last block too.
-  void give_up(BlockCache& cache, const PrefixKey& prefix, Keep keep);
+  void release(BlockCache& cache, const PrefixKey& prefix, Keep keep);
 
   // Appends the blocks that it references.
   void add_blocks(std::vector<int32_t>& blocks) const;
@@ -120,7 +120,7 @@ class SequenceMemory {
   int take_chain(BlockCache& cache, const std::vector<NodeId>& path, const Found& found, int group);
   bool take_block(BlockCache& cache, const std::vector<NodeId>& path, int group, int index);
   bool take_copy(BlockCache& cache, int group, int index, NodeId node);
-  void give_back_match(BlockCache& cache);
+  void release_match(BlockCache& cache);
   // The node of the first `count` tokens after the published blocks.
   NodeId next_node(BlockCache& cache, const PrefixKey& prefix, int count) const;
   // Attaches a group's block `index` to a node.

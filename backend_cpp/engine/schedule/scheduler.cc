@@ -357,16 +357,16 @@ bool Scheduler::make_room(const Sequence& sequence) {
   if (is_last && running_.size() == 1) throw internal_error("a sequence outgrew the whole cache");
   std::shared_ptr<Sequence> last = std::move(running_.back());
   running_.pop_back();
-  give_up_memory(*last, Keep::kContent);
+  release_memory(*last, Keep::kContent);
   last->disk = {};
   insert_in_order(waiting_, std::move(last));
   ++counts_.preemptions;
   return !is_last;
 }
 
-void Scheduler::give_up_memory(Sequence& sequence, Keep keep) {
-  sequence.memory.give_up(blocks_, sequence.prefix(), keep);
-  sequence.images.give_up(blocks_, keep);
+void Scheduler::release_memory(Sequence& sequence, Keep keep) {
+  sequence.memory.release(blocks_, sequence.prefix(), keep);
+  sequence.images.release(blocks_, keep);
   sequence.planned = 0;
   sequence.drafts.tokens.clear();
   sequence.drafts.cache = {};
@@ -465,7 +465,7 @@ bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   sequence.images.match(blocks_, sequence.prefix(), covered);
   const int missing = missing_pages(sequence);
   if (!has_room(missing, reserved)) {
-    give_up_memory(sequence, Keep::kContent);
+    release_memory(sequence, Keep::kContent);
     return false;
   }
   reserved += missing;
@@ -485,7 +485,7 @@ std::vector<std::shared_ptr<Sequence>> Scheduler::remove_if(const std::function<
   }
   for (auto& sequence : removed) {
     sequence->is_open = false;
-    give_up_memory(*sequence, sequence->group->keeps_blocks ? Keep::kContent : Keep::kNothing);
+    release_memory(*sequence, sequence->group->keeps_blocks ? Keep::kContent : Keep::kNothing);
   }
   return removed;
 }

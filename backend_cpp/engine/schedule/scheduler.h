@@ -138,7 +138,7 @@ class Scheduler {
   bool has_room(int missing, int reserved) const;
   bool waits_for_disk(Sequence& sequence, int& reserved);
   bool try_admit(Sequence& sequence, int& reserved);
-  void give_up_memory(Sequence& sequence, Keep keep);
+  void release_memory(Sequence& sequence, Keep keep);
 
   SchedulerConfig config_;
   BlockCache& blocks_;

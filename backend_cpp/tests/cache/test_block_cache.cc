@@ -438,7 +438,7 @@ TEST(rolling_snapshots_go_and_shared_ones_go_last) {
   std::vector<NodeId> nodes = {cache.tree().get_root(0)};
   for (int index = 0; index < 4; ++index) {
     nodes.push_back(cache.tree().get(nodes.back(), {0, tokens}, index));
-    cache.tree().hold(nodes.back());
+    cache.tree().ref(nodes.back());
   }
   int32_t state = cache.allocate(1);
   const auto is_there = [&](int index) { return cache.stored(nodes[static_cast<size_t>(index)], 1) != kNoBlock; };
@@ -451,7 +451,7 @@ TEST(rolling_snapshots_go_and_shared_ones_go_last) {
   CHECK(is_there(2) && !is_there(3) && is_there(4));
   snapshots.limits.pages = plan.groups[1].pages - 1;
   CHECK(!snapshots.make(nodes[1], state));
-  cache.give_back(state, Keep::kNothing);
+  cache.release(state, Keep::kNothing);
   cache.check_invariants();
 }
 

@@ -188,7 +188,7 @@ TEST(what_follows_a_block_that_is_gone_is_not_reported_of) {
   }
   announcer.end_step(cache);
   CHECK_EQUAL(reader.places().size(), size_t{2});
-  cache.give_back(blocks[0], Keep::kContent);  // before a window
+  cache.release(blocks[0], Keep::kContent);  // before a window
   blocks.push_back(cache.allocate());
   std::vector<int32_t> other = {cache.allocate()};  // takes it
   publish(cache, {0, tokens}, 2, blocks);

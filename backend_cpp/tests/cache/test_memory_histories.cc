@@ -85,9 +85,9 @@ struct Simulated {
         image_blocks(cross_images) {}
 
   PrefixKey key() const { return {scope, tokens, images}; }
-  void give_up(BlockCache& cache, Keep keep) {
-    memory.give_up(cache, key(), keep);
-    image_blocks.give_up(cache, keep);
+  void release(BlockCache& cache, Keep keep) {
+    memory.release(cache, key(), keep);
+    image_blocks.release(cache, keep);
   }
 
   PrefixScope scope;
@@ -214,7 +214,7 @@ class History {
     if (running_.empty() || missing <= cache_.pool().available_count()) {
       running_.push_back(std::move(sequence));
     } else {
-      sequence->give_up(cache_, Keep::kContent);
+      sequence->release(cache_, Keep::kContent);
     }
     return cached > 0;
   }
@@ -226,7 +226,7 @@ class History {
 
   void end_one(size_t which, Keep keep) {
     ended_.push_back({running_[which]->tokens, running_[which]->images});
-    running_[which]->give_up(cache_, keep);
+    running_[which]->release(cache_, keep);
     running_.erase(running_.begin() + static_cast<ptrdiff_t>(which));
   }
 
@@ -234,7 +234,7 @@ class History {
   bool make_room(size_t which) {
     CHECK(running_.size() > 1);
     const bool is_own = running_.size() - 1 == which;
-    running_.back()->give_up(cache_, Keep::kContent);
+    running_.back()->release(cache_, Keep::kContent);
     running_.pop_back();
     ++counts.preemptions;
     return !is_own;

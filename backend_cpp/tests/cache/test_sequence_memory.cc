@@ -28,7 +28,7 @@ int run_whole(BlockCache& cache, const Tokens& tokens, const std::vector<int>& b
     CHECK(memory.grow(cache, memory.cached() + count));
     memory.advance(cache, key, count, Keep::kContent);
   }
-  memory.give_up(cache, key, Keep::kContent);
+  memory.release(cache, key, Keep::kContent);
   cache.check_invariants();
   return cached;
 }
@@ -157,7 +157,7 @@ TEST(what_blocks_share_ends_before_an_image) {
     const int cached = memory.cached();
     CHECK(memory.grow(cache, 8));
     memory.advance(cache, key, 8 - cached, Keep::kContent);
-    memory.give_up(cache, key, Keep::kContent);
+    memory.release(cache, key, Keep::kContent);
     return cached;
   };
   CHECK_EQUAL(found({image_at(5, 1, 1)}), 0);
