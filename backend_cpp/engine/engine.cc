@@ -112,7 +112,7 @@ Engine::~Engine() {
 void Engine::submit(Request request) {
   check_request(request, limits_, tokens_);
   if (!is_healthy_) throw stopped();
-  if (!request.embeddings.empty()) hold_embeddings(request);
+  if (!request.embeddings.empty()) reserve_embeddings(request);
   if (!request.params.lora_name.empty()) request.adapter = adapters_.find(request.params.lora_name);
   if (!request.params.response_format.empty()) {
     inbox_.expect(request);
@@ -125,8 +125,8 @@ void Engine::submit(Request request) {
   }
 }
 
-void Engine::hold_embeddings(Request& request) const {
-  struct Held {
+void Engine::reserve_embeddings(Request& request) const {
+  struct Reservation {
     std::shared_ptr<const EmbeddingRows> rows;
     std::shared_ptr<const void> share;
   };
@@ -143,8 +143,8 @@ void Engine::hold_embeddings(Request& request) const {
   const std::shared_ptr<const void> share(embedding_bytes_.get(),
                                           [used = embedding_bytes_, bytes](const void*) { *used -= bytes; });
   for (EmbeddingRange& range : request.embeddings) {
-    const auto held = std::make_shared<const Held>(Held{std::move(range.rows), share});
-    range.rows = {held, held->rows.get()};
+    const auto reservation = std::make_shared<const Reservation>(Reservation{std::move(range.rows), share});
+    range.rows = {reservation, reservation->rows.get()};
   }
 }
 

@@ -96,7 +96,7 @@ class Engine {
   void restart_runner();
   void check_when_idle() const;
   // Reserves memory for a request's embeddings while they are kept. Throws Error(kUnavailable).
-  void hold_embeddings(Request& request) const;
+  void reserve_embeddings(Request& request) const;
   void publish();
 
   const EngineConfig config_;

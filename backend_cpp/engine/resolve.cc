@@ -78,9 +78,9 @@ Storage storage_of(const EngineSettings& settings, int weight_bits, const ModelS
 
 int session_len(const EngineSettings& settings, const ModelSpec& spec, const DeviceTraits& device) {
   const int requested = settings.session_len != 0 ? settings.session_len : std::max(2, spec.max_position_embeddings);
-  const auto check = [&](int most, const std::string& unit, const std::string& reason) {
-    if (requested <= most) return;
-    throw invalid_argument("session_len must be at most " + std::to_string(most) + unit + ", got " +
+  const auto check = [&](int max_len, const std::string& unit, const std::string& reason) {
+    if (requested <= max_len) return;
+    throw invalid_argument("session_len must be at most " + std::to_string(max_len) + unit + ", got " +
                            std::to_string(requested) + reason);
   };
   if (spec.learned_positions > 0) check(spec.learned_positions, " positions that the model has learned", "");

@@ -104,10 +104,10 @@ class ScarceGrammar final : public Grammar {
 
 class PatternCompiler final : public GrammarCompiler {
  public:
-  static inline std::atomic<bool> hold{false};
+  static inline std::atomic<bool> is_blocked{false};
 
   std::shared_ptr<const Grammar> compile(const std::string& format, const Waiting&) override {
-    while (format == "slow" && hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (format == "slow" && is_blocked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (format == "broken") throw invalid_argument("response_format is broken");
     if (format == "unusable") return std::make_shared<UnusableGrammar>();
     if (format == "scarce") return std::make_shared<ScarceGrammar>(2);

@@ -321,9 +321,9 @@ ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
   EngineConfig config = small_config();
   config.max_waiting = 5;
   auto runner = std::make_unique<StubRunner>();
-  std::atomic<bool> hold{true};
+  std::atomic<bool> is_blocked{true};
   runner->on_step = [&](int) {
-    while (hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (is_blocked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
   Engine engine(config, std::move(runner), letters());
   const auto refuse = [&](auto&& change) {
@@ -358,7 +358,7 @@ ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
     }
   }
   CHECK(overload == ErrorCode::kUnavailable);
-  hold = false;
+  is_blocked = false;
   for (RequestId id = 1; id <= accepted; ++id) CHECK(collector.wait(id).tokens == expected_tokens({1}, 3));
 }
 

@@ -32,14 +32,14 @@ ENGINE_TEST(a_slow_or_broken_grammar_holds_up_nobody_else) {
   broken.params.response_format = "broken";
   Request dropped = make_request(3, {1, 2}, 4, collector.callback());
   dropped.params.response_format = "slow";
-  PatternCompiler::hold = true;
+  PatternCompiler::is_blocked = true;
   engine.submit(std::move(slow));
   engine.submit(std::move(broken));
   engine.submit(std::move(dropped));
   engine.cancel(3);
   engine.submit(make_request(4, {1, 2}, 4, collector.callback()));
   CHECK(collector.wait(4).tokens == expected_tokens({1, 2}, 4));
-  PatternCompiler::hold = false;
+  PatternCompiler::is_blocked = false;
   CHECK(collector.wait(2).last.error_code == ErrorCode::kInvalidArgument);
   CHECK(collector.wait(1).finish == FinishReason::kLength);
   CHECK(collector.wait(3).finish == FinishReason::kCancelled);
@@ -90,8 +90,8 @@ namespace {
 
 // Keeps the compiler from coming to an end with "slow" formats.
 struct SlowCompiler {
-  SlowCompiler() { PatternCompiler::hold = true; }
-  ~SlowCompiler() { PatternCompiler::hold = false; }
+  SlowCompiler() { PatternCompiler::is_blocked = true; }
+  ~SlowCompiler() { PatternCompiler::is_blocked = false; }
 };
 
 Request slow_request(RequestId id, OutputCallback callback) {
@@ -118,7 +118,7 @@ ENGINE_TEST(closing_answers_requests_whose_grammars_are_not_compiled) {
       CHECK(last.is_final);
       CHECK_EQUAL(last.input_token_len, 3);
     }
-    PatternCompiler::hold = false;
+    PatternCompiler::is_blocked = false;
     closing.join();
   }
 }

@@ -208,12 +208,12 @@ ENGINE_TEST(a_session_keeps_its_images_and_a_rollback_cuts_them) {
   Request first = shown.request(1, 3, collector.callback());
   first.session = SessionParams{7, true, false, false, -1};
   engine.submit(std::move(first));
-  std::vector<int32_t> held = shown.meant;
-  for (const int32_t token : collector.wait(1).tokens) held.push_back(token);
+  std::vector<int32_t> history = shown.meant;
+  for (const int32_t token : collector.wait(1).tokens) history.push_back(token);
   engine.submit(make_request(2, std::vector<int32_t>(25, 4), 6, collector.callback()));  // takes the session's blocks
   collector.wait(2);
-  held.push_back(9);
-  CHECK(turn(engine, collector, 3, 7, false, {9}, 3) == expected_tokens(held, 3));
+  history.push_back(9);
+  CHECK(turn(engine, collector, 3, 7, false, {9}, 3) == expected_tokens(history, 3));
   Request back = shown.request(4, 3, collector.callback());
   back.session = SessionParams{7, false, false, false, 5};  // in the middle of the image
   engine.submit(std::move(back));
@@ -303,10 +303,10 @@ ENGINE_TEST(idle_sessions_with_more_images_than_half_the_bound_go_oldest_first) 
   }
   CHECK(failure_of(collector, engine, session_request(11, 1, false, {3}, 2, collector.callback())) ==
         ErrorCode::kUnknownSession);
-  std::vector<int32_t> held = shown.meant;
-  for (const int32_t token : expected_tokens(shown.meant, 2)) held.push_back(token);
-  held.push_back(3);
-  CHECK(turn(engine, collector, 12, 4, false, {3}, 2) == expected_tokens(held, 2));
+  std::vector<int32_t> history = shown.meant;
+  for (const int32_t token : expected_tokens(shown.meant, 2)) history.push_back(token);
+  history.push_back(3);
+  CHECK(turn(engine, collector, 12, 4, false, {3}, 2) == expected_tokens(history, 2));
 }
 
 }  // namespace turbomind::testing

@@ -99,19 +99,19 @@ ENGINE_TEST(step_rolls_a_session_back) {
 
 ENGINE_TEST(session_errors_carry_their_codes_and_disturb_nobody) {
   Collector collector;
-  std::atomic<bool> hold{false};
+  std::atomic<bool> is_blocked{false};
   auto runner = std::make_unique<StubRunner>();
   runner->on_step = [&](int) {
-    while (hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (is_blocked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
   Engine engine(small_config(), std::move(runner), letters());
   CHECK(failure_of(collector, engine, session_request(1, 3, false, {1}, 3, collector.callback())) ==
         ErrorCode::kUnknownSession);
-  hold = true;
+  is_blocked = true;
   engine.submit(session_request(2, 3, true, {1}, 30, collector.callback()));
   engine.submit(session_request(3, 3, false, {1}, 3, collector.callback()));
   engine.submit(session_request(4, 3, true, {1}, 3, collector.callback()));
-  hold = false;
+  is_blocked = false;
   CHECK(collector.wait(3).last.error_code == ErrorCode::kSessionBusy);
   CHECK(collector.wait(4).last.error_code == ErrorCode::kSessionBusy);
   CHECK(collector.wait(2).tokens == expected_tokens({1}, 30));

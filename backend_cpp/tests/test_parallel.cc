@@ -148,12 +148,12 @@ TEST(parts_of_ranks_are_put_together_on_all_of_them) {
   for (const size_t count : {size_t{0}, size_t{1}, size_t{577}}) {
     std::vector<float> expected(kRanks * count);
     std::iota(expected.begin(), expected.end(), 1.0f);
-    std::vector<std::vector<float>> held(kRanks, std::vector<float>(expected.size()));
+    std::vector<std::vector<float>> gathered(kRanks, std::vector<float>(expected.size()));
     for (size_t rank = 0; rank < kRanks; ++rank) {
-      std::copy_n(&expected[rank * count], count, &held[rank][rank * count]);
+      std::copy_n(&expected[rank * count], count, &gathered[rank][rank * count]);
     }
-    team.run([&](int rank) { exchange.all_gather(rank, held[static_cast<size_t>(rank)].data(), count); });
-    for (const auto& each : held) CHECK(each == expected);
+    team.run([&](int rank) { exchange.all_gather(rank, gathered[static_cast<size_t>(rank)].data(), count); });
+    for (const auto& each : gathered) CHECK(each == expected);
   }
 }
 

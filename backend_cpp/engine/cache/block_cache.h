@@ -66,7 +66,7 @@ class BlockCache final : public CacheSource {
   const std::vector<int32_t>& pages(int32_t block) const override { return pool_.pages(block); }
   std::vector<PageMove> take_moves() override { return pool_.take_moves(); }
   void observe(CacheObserver& observer) override { contents_.observe(observer); }
-  std::vector<NodeId> held() const override { return contents_.held(); }
+  std::vector<NodeId> stored_nodes() const override { return contents_.stored_nodes(); }
   Snapshots& snapshots() { return snapshots_; }
   const Snapshots& snapshots() const { return snapshots_; }
 

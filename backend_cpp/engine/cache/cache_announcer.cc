@@ -144,9 +144,9 @@ void CacheAnnouncer::add_ref(const Node& node, std::span<const int32_t> tokens) 
 }
 
 void CacheAnnouncer::drop_ref(const Node& node) {
-  const auto held = holders_.find(node.hash);
-  if (--held->second[static_cast<size_t>(node.tier)] == 0) report_removed(node.hash, node.tier);
-  if (held->second == Tiers{}) holders_.erase(held);
+  const auto holders = holders_.find(node.hash);
+  if (--holders->second[static_cast<size_t>(node.tier)] == 0) report_removed(node.hash, node.tier);
+  if (holders->second == Tiers{}) holders_.erase(holders);
 }
 
 // A content and all that follows it is not found any more.
@@ -186,10 +186,10 @@ void CacheAnnouncer::report_everything(CacheSource& cache) {
   events_.clear();
   events_.emplace_back();
   std::set<std::pair<uint64_t, CacheTier>> reported;
-  for (const NodeId held : cache.held()) {
-    const Node& node = nodes_.at(cache.tree().number(held));
+  for (const NodeId id : cache.id()) {
+    const Node& node = nodes_.at(cache.tree().number(id));
     if (!node.can_be_found || !reported.emplace(node.hash, node.tier).second) continue;
-    report_stored(node, cache.tree().tokens(held), node.tier);
+    report_stored(node, cache.tree().tokens(id), node.tier);
   }
   report_files();
 }

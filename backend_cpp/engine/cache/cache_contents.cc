@@ -182,16 +182,16 @@ void CacheContents::evict_all() {
 
 // ---- observers ----
 
-std::vector<NodeId> CacheContents::held() const {
-  std::vector<NodeId> held;
+std::vector<NodeId> CacheContents::stored_nodes() const {
+  std::vector<NodeId> stored_nodes;
   for (auto block = int32_t{0}; const NodeId node : nodes_) {
     const int32_t own = block++;
     if (node == kNoNode || !is_observed(node, pool_.group_of(own)) || tree_.scope(node).is_cross) continue;
-    held.push_back(node);
+    stored_nodes.push_back(node);
   }
   // A parent came first.
-  std::ranges::sort(held, {}, [this](NodeId node) { return tree_.number(node); });
-  return held;
+  std::ranges::sort(stored_nodes, {}, [this](NodeId node) { return tree_.number(node); });
+  return stored_nodes;
 }
 
 void CacheContents::report_idle(int32_t block) {

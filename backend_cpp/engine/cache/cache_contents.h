@@ -65,7 +65,7 @@ class CacheContents {
   std::vector<int32_t> idle(const std::vector<NodeId>& nodes) const;
 
   void observe(CacheObserver& observer) { observers_.push_back(&observer); }
-  std::vector<NodeId> held() const;  // of `observed_group_`
+  std::vector<NodeId> stored_nodes() const;  // of `observed_group_`
   // Reports an idle content to observers, if prefix hits need it.
   void report_idle(int32_t block);
 

@@ -53,7 +53,7 @@ class CacheSource {
   virtual const std::vector<int32_t>& pages(int32_t block) const = 0;
   virtual std::vector<PageMove> take_moves() = 0;
   // The nodes of what was stored and not removed, parents first.
-  virtual std::vector<NodeId> held() const = 0;
+  virtual std::vector<NodeId> stored_nodes() const = 0;
   // Marks a node's contents as most recently used; `is_pinned`: also as evicted last.
   virtual void touch(NodeId node, bool is_pinned = false) = 0;
   // Returns an idle block attached as block `index` of a prefix, after `parent`, or as its first `count` tokens. The

@@ -22,7 +22,7 @@ namespace turbomind {
 class ImageBlocks {
  public:
   // One group's blocks.
-  struct Held {
+  struct ImageAllocation {
     const ImageGroup* group = nullptr;
     int end = 0;  // one past the last token that attends to it
     bool is_passed = false;
@@ -42,9 +42,9 @@ class ImageBlocks {
   // Pages needed in addition to those it has.
   int missing_pages(const BlockCache& cache) const;
   // Allocates all blocks of a group. False: too many pages are referenced; blocks allocated so far stay.
-  static bool grow(BlockCache& cache, Held& held);
+  static bool grow(BlockCache& cache, ImageAllocation& allocation);
   // The unwritten groups that tokens [begin, end) attend to, in order.
-  std::vector<Held*> unwritten(int begin, int end);
+  std::vector<ImageAllocation*> unwritten(int begin, int end);
   // Marks planned rows as written and publishes complete groups.
   void commit(BlockCache& cache, const PrefixKey& sequence);
   // Releases the groups that no token from `cached` on attends to.
@@ -57,15 +57,15 @@ class ImageBlocks {
   void add_cross_spans(int begin, int end, int first_row, std::vector<CrossAttentionSpan>& cross_spans) const;
   // Appends all referenced blocks.
   void add_blocks(std::vector<int32_t>& blocks) const;
-  bool holds_any() const {
-    return std::ranges::any_of(all_, [](const Held& held) { return !held.blocks.empty(); });
+  bool has_blocks() const {
+    return std::ranges::any_of(all_, [](const ImageAllocation& allocation) { return !allocation.blocks.empty(); });
   }
 
  private:
   // Updates the page tables for blocks from index `first` on.
-  static void list_pages(const BlockCache& cache, Held& held, size_t first);
+  static void list_pages(const BlockCache& cache, ImageAllocation& allocation, size_t first);
 
-  std::vector<Held> all_;  // ascending
+  std::vector<ImageAllocation> all_;  // ascending
 };
 
 }  // namespace turbomind

@@ -45,10 +45,10 @@ std::vector<NodeId> PrefixTree::path_of(const PrefixKey& prefix, int limit) cons
 SharedBlock PrefixTree::find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
                                      const std::function<bool(NodeId)>& is_usable) const {
   const int begin = index * block_len_;
-  int most = std::clamp(static_cast<int>(prefix.tokens.size()) - begin, 0, std::min(count, block_len_));
-  const auto images = ranges_within(prefix.images, begin, begin + most);
-  if (!images.empty()) most = std::max(0, images.front().begin - begin);
-  const auto target = std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(most));
+  int max_tokens = std::clamp(static_cast<int>(prefix.tokens.size()) - begin, 0, std::min(count, block_len_));
+  const auto images = ranges_within(prefix.images, begin, begin + max_tokens);
+  if (!images.empty()) max_tokens = std::max(0, images.front().begin - begin);
+  const auto target = std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(max_tokens));
   SharedBlock longest;
   int compared = 0;
   for (NodeId child = at(parent).first_child; child != kNoNode; child = at(child).next) {
@@ -57,7 +57,7 @@ SharedBlock PrefixTree::find_longest(NodeId parent, const PrefixKey& prefix, int
     auto shared = static_cast<int>(parted - target.begin());
     if (!known.images.empty()) shared = std::min(shared, known.images.front().at);
     if (shared > longest.tokens && is_usable(child)) longest = {child, shared};
-    if (longest.tokens == most || ++compared == kMaxCompared) break;
+    if (longest.tokens == max_tokens || ++compared == kMaxCompared) break;
   }
   return longest;
 }
@@ -68,18 +68,18 @@ PrefixParting PrefixTree::parting(const PrefixKey& prefix, int limit) const {
   const NodeId last = parting.path.empty() ? find_root(prefix.scope) : parting.path.back();
   const auto index = static_cast<int>(parting.path.size());
   const int begin = index * block_len_;
-  const int most = std::min(limit - begin, block_len_);
+  const int max_tokens = std::min(limit - begin, block_len_);
   parting.tokens = begin;
-  if (most <= 0) return parting;
+  if (max_tokens <= 0) return parting;
   int shared = 0;
   if (last != kNoNode) {
-    const SharedBlock live = find_longest(last, prefix, index, most, [](NodeId) { return true; });
+    const SharedBlock live = find_longest(last, prefix, index, max_tokens, [](NodeId) { return true; });
     shared = live.tokens;
     parting.goes_on = live.node == kNoNode ? at(last).first_child != kNoNode
                                            : static_cast<size_t>(shared) < at(live.node).tokens.size();
   }
   const uint64_t parent_key = last == kNoNode ? key_of(prefix.scope) : key_of(last);
-  shared = part_from_deleted(prefix.scope, parent_key, content_of(prefix, index, most), shared, parting);
+  shared = part_from_deleted(prefix.scope, parent_key, content_of(prefix, index, max_tokens), shared, parting);
   if (!parting.deleted) parting.tokens += shared;
   return parting;
 }
@@ -88,14 +88,14 @@ PrefixParting PrefixTree::parting(const PrefixKey& prefix, int limit) const {
 int PrefixTree::part_from_deleted(const PrefixScope& scope, uint64_t parent_key, const Content& next, int shared,
                                   PrefixParting& parting) const {
   const uint64_t key = key_of(parent_key, next);
-  const auto most = static_cast<int>(next.tokens.size());
-  const int before_images = next.images.empty() ? most : next.images.front().at;
+  const auto max_tokens = static_cast<int>(next.tokens.size());
+  const int before_images = next.images.empty() ? max_tokens : next.images.front().at;
   for (const Deleted& deleted : deleted_) {
     if (deleted.parent_key != parent_key || !(deleted.scope == scope)) continue;
     const auto end = std::ranges::mismatch(next.tokens, deleted.tokens).in1;
     auto same = static_cast<int>(end - next.tokens.begin());
     if (deleted.key != key) same = std::min({same, before_images, deleted.before_images});
-    const bool is_whole = same == std::min<int>(most, static_cast<int>(deleted.tokens.size()));
+    const bool is_whole = same == std::min<int>(max_tokens, static_cast<int>(deleted.tokens.size()));
     const bool is_later = is_whole && parting.deleted && deleted.time > *parting.deleted;
     if (same < shared || (same == shared && !is_later)) continue;
     shared = same;

@@ -134,8 +134,8 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
   return {};
 }
 
-int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) {
-  return longest_hit(cache.plan(), most, [&](int index, int group) {
+int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int max_blocks) {
+  return longest_hit(cache.plan(), max_blocks, [&](int index, int group) {
     return cache.stored(path[static_cast<size_t>(index)], group) != kNoBlock;
   });
 }
@@ -167,9 +167,9 @@ int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, con
 }
 
 void SequenceMemory::release_match(BlockCache& cache) {
-  for (Held& held : groups_) {
-    cache.release(held.blocks);
-    held.first = 0;
+  for (GroupBlocks& group_blocks : groups_) {
+    cache.release(group_blocks.blocks);
+    group_blocks.first = 0;
   }
   for (std::vector<int32_t>& table : tables_) table.clear();
   published_drafts_ = 0;
@@ -254,8 +254,8 @@ int SequenceMemory::missing_pages(const BlockCache& cache, int tokens) const {
     int needed = group.kind == MemoryKind::kState ? 1 : group.blocks_for(tokens);
     if (group.kind == MemoryKind::kWindow) needed = std::min(needed, group.blocks_for(group.window) + 1);
     if (!groups_.empty()) {
-      const Held& held = groups_[static_cast<size_t>(index)];
-      needed -= static_cast<int>(held.blocks.size()) - held.first;
+      const GroupBlocks& group_blocks = groups_[static_cast<size_t>(index)];
+      needed -= static_cast<int>(group_blocks.blocks.size()) - group_blocks.first;
     }
     pages += std::max(0, needed) * group.pages;
   }
@@ -366,14 +366,14 @@ void SequenceMemory::pass_windows(BlockCache& cache, Keep keep) {
   for (int index = 0; index < cache.group_count(); ++index) {
     const CacheGroup& group = cache.group(index);
     if (group.kind != MemoryKind::kWindow) continue;
-    Held& held = groups_[static_cast<size_t>(index)];
-    for (const int first = group.first_block_seen(cached_); held.first < first; ++held.first) {
-      int32_t block = held.blocks[static_cast<size_t>(held.first)];
+    GroupBlocks& group_blocks = groups_[static_cast<size_t>(index)];
+    for (const int first = group.first_block_seen(cached_); group_blocks.first < first; ++group_blocks.first) {
+      int32_t block = group_blocks.blocks[static_cast<size_t>(group_blocks.first)];
       const bool is_anchored = std::ranges::any_of(anchors_, [&](int anchor) {
-        return held.first * group.block_len < anchor && held.first >= group.first_block_seen(anchor);
+        return group_blocks.first * group.block_len < anchor && group_blocks.first >= group.first_block_seen(anchor);
       });
       cache.release(block, keep != Keep::kContent || is_anchored ? keep : Keep::kUntilNeeded);
-      set_block(cache, index, held.first, kNoBlock);
+      set_block(cache, index, group_blocks.first, kNoBlock);
     }
   }
 }
@@ -454,7 +454,8 @@ void SequenceMemory::release(BlockCache& cache, const PrefixKey& prefix, Keep ke
 }
 
 void SequenceMemory::add_blocks(std::vector<int32_t>& blocks) const {
-  for (const Held& held : groups_) blocks.insert(blocks.end(), held.blocks.begin() + held.first, held.blocks.end());
+  for (const GroupBlocks& group_blocks : groups_)
+    blocks.insert(blocks.end(), group_blocks.blocks.begin() + group_blocks.first, group_blocks.blocks.end());
   if (has_backup()) blocks.push_back(backup_);
 }
 
@@ -466,13 +467,14 @@ void SequenceMemory::check_invariants(const BlockCache& cache) const {
   require(static_cast<int>(path_.size()) == published_, "published blocks and their path differ");
   for (size_t index = 0; index < groups_.size(); ++index) {
     const CacheGroup& group = cache.plan().groups[index];
-    const Held& held = groups_[index];
-    const auto count = static_cast<int>(held.blocks.size());
-    require(held.first <= count, "a group gave back more blocks than it had");
+    const GroupBlocks& group_blocks = groups_[index];
+    const auto count = static_cast<int>(group_blocks.blocks.size());
+    require(group_blocks.first <= count, "a group gave back more blocks than it had");
     for (int i = 0; i < count; ++i) {
-      require((held.blocks[static_cast<size_t>(i)] == kNoBlock) == (i < held.first), "a block is missing, or is left");
+      require((group_blocks.blocks[static_cast<size_t>(i)] == kNoBlock) == (i < group_blocks.first),
+              "a block is missing, or is left");
       for (int page = 0; page < group.pages; ++page) {
-        const int32_t block = held.blocks[static_cast<size_t>(i)];
+        const int32_t block = group_blocks.blocks[static_cast<size_t>(i)];
         const int32_t entry = tables_[static_cast<size_t>(group.first_table + page)].at(static_cast<size_t>(i));
         require(entry == (block == kNoBlock ? -1 : cache.pages(block)[static_cast<size_t>(page)]),
                 "a table has another page");
@@ -480,7 +482,7 @@ void SequenceMemory::check_invariants(const BlockCache& cache) const {
     }
     if (!group.follows_tokens() || group.kind == MemoryKind::kDraft) continue;
     require(group.blocks_for(cached_) <= count, "cached tokens have no block");
-    require(held.first == std::min(group.first_block_seen(cached_), count), "a window is wider, or narrower");
+    require(group_blocks.first == std::min(group.first_block_seen(cached_), count), "a window is wider, or narrower");
   }
 }
 

@@ -95,7 +95,7 @@ class SequenceMemory {
 
  private:
   // Of one group: blocks[i] holds tokens [i block_len, (i + 1) block_len); kNoBlock before `first`.
-  struct Held {
+  struct GroupBlocks {
     std::vector<int32_t> blocks;
     int first = 0;
   };
@@ -109,7 +109,7 @@ class SequenceMemory {
   };
 
   // How many blocks of a path can be used, at most `most`.
-  static int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most);
+  static int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int max_blocks);
   // The longest match of more than `least` and at most `limit` tokens that ends within a block: with states, at an
   // anchor; without, after `least` tokens in whole blocks, where the block that shares most of its tokens parts.
   Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int min_tokens,
@@ -146,7 +146,7 @@ class SequenceMemory {
   int fork_ = 0;               // tokens after which other prompts diverge too; 0: none
   NodeId snapshot_ = kNoNode;  // of the last snapshot that it made or used, except the fork's; retained
   std::vector<NodeId> path_;   // of published blocks; the last node is retained
-  std::vector<Held> groups_;
+  std::vector<GroupBlocks> groups_;
   PageTables tables_;
 };
 

@@ -84,11 +84,11 @@ bool TextStream::append(std::string_view bytes, bool may_stop) {
 
 std::string TextStream::take() {
   if (stopped_by_ != nullptr) return release(pending_.size(), true);
-  size_t held = 0;
+  size_t withheld = 0;
   for (size_t i = 0; i < states_.size(); ++i) {
-    held = std::max(held, static_cast<size_t>(stop_strings_[i].unfinished(states_[i])));
+    withheld = std::max(withheld, static_cast<size_t>(stop_strings_[i].unfinished(states_[i])));
   }
-  return release(pending_.size() - std::min(held, pending_.size()), false);
+  return release(pending_.size() - std::min(withheld, pending_.size()), false);
 }
 
 std::string TextStream::release(size_t count, bool at_end) {

@@ -307,14 +307,15 @@ int Scheduler::chunk_of(const Sequence& sequence, int budget) const {
 // Returns how many of these tokens can run in it; negative: the sequence was preempted, or has no place for an image.
 int Scheduler::plan_images(Sequence& sequence, int tokens, int& kv_writes, bool may_preempt) {
   if (tokens == 0) return 0;
-  for (ImageBlocks::Held* held : sequence.images.unwritten(sequence.cached(), sequence.cached() + tokens)) {
-    while (!ImageBlocks::grow(blocks_, *held)) {
+  for (ImageBlocks::ImageAllocation* allocation :
+       sequence.images.unwritten(sequence.cached(), sequence.cached() + tokens)) {
+    while (!ImageBlocks::grow(blocks_, *allocation)) {
       if (!may_preempt || !make_room(sequence)) return -1;
     }
-    const int left = held->group->rows() - held->written;
-    held->planned = std::min(left, config_.max_step_tokens - kv_writes);
-    kv_writes += held->planned;
-    if (held->planned < left) return std::max(0, held->group->begin() - sequence.cached());
+    const int left = allocation->group->rows() - allocation->written;
+    allocation->planned = std::min(left, config_.max_step_tokens - kv_writes);
+    kv_writes += allocation->planned;
+    if (allocation->planned < left) return std::max(0, allocation->group->begin() - sequence.cached());
   }
   return tokens;
 }
@@ -501,7 +502,7 @@ void Scheduler::check_invariants() const {
       throw internal_error("more tokens cached than there are");
   }
   for (const auto& sequence : waiting_) {
-    if (!sequence->memory.is_empty() || sequence->images.holds_any()) {
+    if (!sequence->memory.is_empty() || sequence->images.has_blocks()) {
       throw internal_error("a waiting sequence holds memory");
     }
   }

@@ -24,40 +24,40 @@ class RowsOnDevice {
 
  private:
   template <class T>
-  T* hold(const T* elements, size_t count) {
-    AlignedBuffer& there = held_.emplace_back(ops_.allocate(count * sizeof(T)));
+  T* copy_to_device(const T* elements, size_t count) {
+    AlignedBuffer& there = buffers_.emplace_back(ops_.allocate(count * sizeof(T)));
     ops_.upload(elements, there.size(), there.template as<void>());
     return there.template as<T>();
   }
 
   template <class T>
-  T* hold(const py::dict& given, const char* name, int* count = nullptr) {
+  T* copy_to_device(const py::dict& given, const char* name, int* count = nullptr) {
     if (!given.contains(name)) return nullptr;
     const auto array = given[name].cast<Array<T>>();
     if (count != nullptr) *count = static_cast<int>(array.shape(0));
-    return hold(array.data(), static_cast<size_t>(array.size()));
+    return copy_to_device(array.data(), static_cast<size_t>(array.size()));
   }
 
   SamplingRow read(const py::dict& given) {
     SamplingRow row;
     take_sampling_fields(given, row);
-    row.seen = hold<uint32_t>(given, "seen");
-    row.counts = hold<int32_t>(given, "counts");
-    row.mask = hold<uint32_t>(given, "mask");
-    row.forbidden = hold<int32_t>(given, "forbidden", &row.forbidden_count);
+    row.seen = copy_to_device<uint32_t>(given, "seen");
+    row.counts = copy_to_device<int32_t>(given, "counts");
+    row.mask = copy_to_device<uint32_t>(given, "mask");
+    row.forbidden = copy_to_device<int32_t>(given, "forbidden", &row.forbidden_count);
     if (given.contains("biases")) {
       std::vector<TokenBias> biases;
       for (const auto& [token, bias] : given["biases"].cast<std::vector<std::pair<int32_t, float>>>()) {
         biases.push_back({token, bias});
       }
-      row.biases = hold(biases.data(), biases.size());
+      row.biases = copy_to_device(biases.data(), biases.size());
       row.bias_count = static_cast<int>(biases.size());
     }
     return row;
   }
 
   CudaOperators& ops_;
-  std::list<AlignedBuffer> held_;
+  std::list<AlignedBuffer> buffers_;
   std::vector<SamplingRow> rows_;
   std::optional<OnDevice<SamplingRow>> table_;
 };

@@ -202,7 +202,7 @@ TEST(moved_blocks_hold_what_is_found_in_them) {
   for (int history = 0; history < 200; ++history) {
     const int host_blocks = 1 + history % 9;
     BlockCache cache(small_plan(2), {6, host_blocks});
-    std::vector<std::vector<int32_t>> held(static_cast<size_t>(6 + host_blocks));
+    std::vector<std::vector<int32_t>> contents(static_cast<size_t>(6 + host_blocks));
     int64_t came_back = 0;
     for (int event = 0; event < 60; ++event) {
       std::vector<int32_t> tokens;
@@ -212,15 +212,15 @@ TEST(moved_blocks_hold_what_is_found_in_them) {
       std::vector<int32_t> fresh;
       while ((blocks.size() + fresh.size() + 1) * 2 <= tokens.size()) fresh.push_back(cache.allocate());
       for (const auto [from, to] : cache.pool().take_moves()) {
-        held[static_cast<size_t>(to)] = std::exchange(held[static_cast<size_t>(from)], {});
+        contents[static_cast<size_t>(to)] = std::exchange(contents[static_cast<size_t>(from)], {});
       }
       for (int index = 0; index < covered / 2; ++index) {
         const std::vector<int32_t> all(tokens.begin(), tokens.begin() + 2 * (index + 1));
-        CHECK(held[static_cast<size_t>(blocks[static_cast<size_t>(index)])] == all);
+        CHECK(contents[static_cast<size_t>(blocks[static_cast<size_t>(index)])] == all);
       }
       for (const int32_t block : fresh) {
         blocks.push_back(block);
-        held[static_cast<size_t>(block)].assign(tokens.begin(), tokens.begin() + 2 * std::ssize(blocks));
+        contents[static_cast<size_t>(block)].assign(tokens.begin(), tokens.begin() + 2 * std::ssize(blocks));
         publish(cache, {0, tokens}, static_cast<int>(blocks.size()) - 1, blocks);
       }
       cache.check_invariants();

@@ -89,7 +89,7 @@ std::set<Place> places_of(const BlockCache& cache) {
   const PrefixTree& tree = cache.contents().tree();
   std::map<NodeId, std::vector<int32_t>> prefixes;
   std::set<Place> places;
-  for (const NodeId node : cache.held()) {
+  for (const NodeId node : cache.stored_nodes()) {
     const NodeId parent = tree.parent(node);
     if (!tree.is_root(parent) && !prefixes.contains(parent)) continue;  // nothing leads there
     std::vector<int32_t> prefix = prefixes[parent];

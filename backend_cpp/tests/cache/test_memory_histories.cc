@@ -208,7 +208,7 @@ class History {
     CHECK(cached < count);
     counts.hits += cached > 0;
     counts.snapshot_hits += has_state && cached > 0;
-    counts.image_hits += sequence->image_blocks.holds_any();
+    counts.image_hits += sequence->image_blocks.has_blocks();
     const int missing =
         sequence->memory.missing_pages(cache_, count + 1) + sequence->image_blocks.missing_pages(cache_);
     if (running_.empty() || missing <= cache_.pool().available_count()) {
@@ -245,13 +245,13 @@ class History {
   int plan_images(size_t which, int count) {
     const Simulated& sequence = *running_[which];
     const int begin = sequence.memory.cached();
-    for (ImageBlocks::Held* held : running_[which]->image_blocks.unwritten(begin, begin + count)) {
-      while (!ImageBlocks::grow(cache_, *held)) {
+    for (ImageBlocks::ImageAllocation* allocation : running_[which]->image_blocks.unwritten(begin, begin + count)) {
+      while (!ImageBlocks::grow(cache_, *allocation)) {
         if (!make_room(which)) return -1;
       }
-      const int left = held->group->rows() - held->written;
-      held->planned = std::min(left, 1 + below(12));
-      if (held->planned < left) return std::max(0, held->group->begin() - begin);
+      const int left = allocation->group->rows() - allocation->written;
+      allocation->planned = std::min(left, 1 + below(12));
+      if (allocation->planned < left) return std::max(0, allocation->group->begin() - begin);
     }
     return count;
   }

@@ -19,12 +19,12 @@ struct Fixture {
   // Runs a turn that leaves `tokens`, with their blocks in the cache, as a request does.
   void leave(uint64_t id, std::vector<int32_t> tokens, RequestId request = 1) {
     table.begin(session(id, true), request, id);
-    std::vector<int32_t> held;
+    std::vector<int32_t> allocated;
     for (int index = 0; (index + 1) * 4 <= static_cast<int>(tokens.size()); ++index) {
-      held.push_back(blocks.allocate());
-      publish(blocks, {id, tokens}, index, held);
+      allocated.push_back(blocks.allocate());
+      publish(blocks, {id, tokens}, index, allocated);
     }
-    blocks.release(held);
+    blocks.release(allocated);
     table.finish(session(id, true), request, std::move(tokens));
   }
 
@@ -108,9 +108,9 @@ TEST(blocks_that_others_may_use_outlive_the_session) {
   BlockCache blocks(small_plan(4), {16});
   SessionTable table({std::chrono::seconds(3600), 2, 20}, blocks, true);
   table.begin(session(7, true), 1, 0);
-  std::vector<int32_t> held = {blocks.allocate()};
-  publish(blocks, {0, {1, 2, 3, 4}}, 0, held);
-  blocks.release(held);
+  std::vector<int32_t> allocated = {blocks.allocate()};
+  publish(blocks, {0, {1, 2, 3, 4}}, 0, allocated);
+  blocks.release(allocated);
   table.finish(session(7, true), 1, {1, 2, 3, 4});
   table.erase(7);
   CHECK_EQUAL(blocks.order().idle_pages(), 1);
