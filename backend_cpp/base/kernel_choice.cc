@@ -23,7 +23,7 @@ bool has(const KernelOperator& op, KernelSource source) {
   return std::ranges::find(op.order, source) != op.order.end();
 }
 
-Error refused(const std::string& reason) {
+Error choice_error(const std::string& reason) {
   return invalid_argument(std::string(kVariable) + " is " + std::getenv(kVariable) + ": " + reason);
 }
 
@@ -34,7 +34,7 @@ std::optional<KernelSource> read_part(std::string_view part, std::string_view en
   const std::string text(equals == std::string_view::npos ? part : part.substr(equals + 1));
   const std::optional<KernelSource> source = source_named(text);
   if (!source || (of.empty() && *source == KernelSource::kOff)) {
-    throw refused(text + " is not library, own or torch" + (of.empty() ? "" : ", nor off"));
+    throw choice_error(text + " is not library, own or torch" + (of.empty() ? "" : ", nor off"));
   }
   std::string choices;
   bool is_known = of.empty();
@@ -48,8 +48,8 @@ std::optional<KernelSource> read_part(std::string_view part, std::string_view en
     is_there = true;
     if (op.engine == engine && op.name == name) requested = source;
   }
-  if (!is_known) throw refused("there is no operator " + std::string(of));
-  if (!is_there) throw refused(std::string(of) + " can be " + choices + ", not " + text);
+  if (!is_known) throw choice_error("there is no operator " + std::string(of));
+  if (!is_there) throw choice_error(std::string(of) + " can be " + choices + ", not " + text);
   return requested;
 }
 
@@ -85,7 +85,7 @@ std::optional<KernelSource> requested_kernels(std::string_view engine, std::stri
   std::optional<KernelSource> requested;
   while (!rest.empty()) {
     const size_t size = std::min(rest.find(','), rest.size());
-    if (const auto said = read_part(rest.substr(0, size), engine, name)) requested = said;
+    if (const auto choice = read_part(rest.substr(0, size), engine, name)) requested = choice;
     rest.remove_prefix(std::min(size + 1, rest.size()));
   }
   return requested;

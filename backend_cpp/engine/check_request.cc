@@ -24,7 +24,7 @@ void check_params(const GenerationParams& params, const RequestLimits& limits, c
   visit_fields(params,
                [](const char* name, const auto& field, const Limits& each) { check_limits(name, field, each); });
   const auto require_token = [&](int32_t id, const char* field, const char* expected) {
-    if (id < 0 || id >= limits.vocab_size) require(false, field, expected, tokens.refused(id));
+    if (id < 0 || id >= limits.vocab_size) require(false, field, expected, tokens.quoted(id));
   };
   const auto require_tokens = [&](const std::vector<int32_t>& ids, const char* field) {
     for (const int32_t id : ids) require_token(id, field, "a token of the vocabulary");
@@ -47,7 +47,7 @@ void check_prompt(const Request& request, const RequestLimits& limits, const Tok
   for (const int32_t token : request.input_ids) {
     if (token < 0 || token >= limits.vocab_size) {
       throw invalid_argument("input_ids must be tokens of the vocabulary (0 to " +
-                             std::to_string(limits.vocab_size - 1) + "), got " + tokens.refused(token));
+                             std::to_string(limits.vocab_size - 1) + "), got " + tokens.quoted(token));
     }
   }
 }

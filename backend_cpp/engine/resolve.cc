@@ -53,12 +53,12 @@ void extend_context(ModelSpec& spec, const EngineSettings& settings) {
 }
 
 void check_worker_settings(const EngineSettings& settings) {
-  const auto refuse = [](bool is_set, const std::string& name, const std::string& reason) {
+  const auto reject = [](bool is_set, const std::string& name, const std::string& reason) {
     if (is_set) throw invalid_argument("the PyTorch engine has no " + name + ": " + reason);
   };
-  refuse(settings.weight_bits != 0, "weight_bits", "quantize the checkpoint, or use the TurboMind engine");
-  refuse(settings.rope_scaling_factor != 0, "rope_scaling_factor", "say it in the checkpoint's config.json");
-  refuse(settings.use_logn_attn, "use_logn_attn", "only models of the TurboMind engine were trained with it");
+  reject(settings.weight_bits != 0, "weight_bits", "quantize the checkpoint, or use the TurboMind engine");
+  reject(settings.rope_scaling_factor != 0, "rope_scaling_factor", "say it in the checkpoint's config.json");
+  reject(settings.use_logn_attn, "use_logn_attn", "only models of the TurboMind engine were trained with it");
 }
 
 Storage storage_of(const EngineSettings& settings, int weight_bits, const ModelSpec& spec, const DeviceTraits& device) {
@@ -169,7 +169,7 @@ std::chrono::seconds step_timeout(const EngineSettings& settings, bool has_worke
   return std::max(given, std::chrono::ceil<std::chrono::seconds>(of_worker) + kAfterWorker);
 }
 
-[[noreturn]] void refuse_drafting(const std::string& reason) {
+[[noreturn]] void reject_drafting(const std::string& reason) {
   throw invalid_argument("speculative_config: " + reason);
 }
 
@@ -208,24 +208,24 @@ ResolvedEngine resolve(const EngineSettings& given, ModelSpec spec, const Device
   const bool drafts_pay = device.drafts_pay && !has_worker && !is_encoder;
   config.speculation = SpeculativeConfig::of(settings.speculative_config, drafts_pay);
   if (config.speculation.has_model && settings.tp > 1 && !device.ranks_share_memory) {
-    refuse_drafting("draft models and heads run where tp is 1, or on CPUs");
+    reject_drafting("draft models and heads run where tp is 1, or on CPUs");
   }
   if (config.speculation.is_head && has_worker) {
-    refuse_drafting("heads draft for models that the TurboMind engine runs");
+    reject_drafting("heads draft for models that the TurboMind engine runs");
   }
   return engine;
 }
 
 ResolvedDrafter resolve_drafter(const ResolvedEngine& target, ModelSpec spec, bool has_worker) {
   const SpeculativeConfig& speculation = target.config.speculation;
-  if (has_worker) refuse_drafting("the draft model must be one that the TurboMind engine runs");
+  if (has_worker) reject_drafting("the draft model must be one that the TurboMind engine runs");
   if (speculation.is_head) {
-    if (!spec.head) refuse_drafting(speculation.model + " is no head");
+    if (!spec.head) reject_drafting(speculation.model + " is no head");
     if (spec.vocab_size != target.spec.vocab_size || spec.head->target_hidden_size != target.spec.hidden_size) {
-      refuse_drafting(speculation.model + " is a head of another model");
+      reject_drafting(speculation.model + " is a head of another model");
     }
   } else if (spec.recurrence) {
-    refuse_drafting("layers of " + spec.model_name + " keep a state; a model that drafts must keep none");
+    reject_drafting("layers of " + spec.model_name + " keep a state; a model that drafts must keep none");
   }
   extend_context(spec, target.settings);
   const Storage storage = storage_of(target.settings, speculation.weight_bits, spec, target.device);

@@ -39,23 +39,23 @@ std::string name_of(const CacheGroup& group, size_t index) {
 }
 
 void check(const CacheGroup& group, size_t index, int block_len) {
-  const auto refuse = [&](const std::string& problem) {
+  const auto reject = [&](const std::string& problem) {
     throw invalid_argument(name_of(group, index) + ": " + problem);
   };
   if (group.kind == MemoryKind::kWindow && group.window < 1) {
-    refuse("a window must be >= 1, got " + std::to_string(group.window));
+    reject("a window must be >= 1, got " + std::to_string(group.window));
   }
   if (group.is_chunked && group.block_len > 0 && group.window % group.block_len != 0) {
-    refuse("chunks of " + std::to_string(group.window) + " tokens must be whole blocks, got " +
+    reject("chunks of " + std::to_string(group.window) + " tokens must be whole blocks, got " +
            std::to_string(group.block_len) + " tokens in one (cache_block_seq_len)");
   }
-  if (group.pieces < 1) refuse("it must have at least one piece, got " + std::to_string(group.pieces));
-  if (group.piece_bytes == 0) refuse("a piece must have a size, got 0 bytes");
+  if (group.pieces < 1) reject("it must have at least one piece, got " + std::to_string(group.pieces));
+  if (group.piece_bytes == 0) reject("a piece must have a size, got 0 bytes");
   if (group.kind != MemoryKind::kState && group.block_len < 1) {
-    refuse("a block must hold at least one token, got " + std::to_string(group.block_len));
+    reject("a block must hold at least one token, got " + std::to_string(group.block_len));
   }
   if (group.follows_tokens() && group.block_len != block_len) {
-    refuse("a block must hold " + std::to_string(block_len) + " tokens, as those of other layers do, got " +
+    reject("a block must hold " + std::to_string(block_len) + " tokens, as those of other layers do, got " +
            std::to_string(group.block_len));
   }
 }

@@ -61,7 +61,7 @@ class Harness {
 
   AdapterPool& pool() { return pool_; }
 
-  void ask(RequestId id, const std::string& name) {
+  void submit(RequestId id, const std::string& name) {
     Submission submission;
     submission.request.id = id;
     submission.request.adapter = pool_.find(name);
@@ -123,23 +123,23 @@ std::string message_of(const std::function<void()>& call) {
 TEST(a_request_is_delivered_when_its_adapter_is_in_memory) {
   Harness harness(10);
   harness.pool().add("a", "aaaa", "");
-  harness.ask(1, "a");
+  harness.submit(1, "a");
   const Submission first = harness.await(1);
   CHECK(!first.failure);
   CHECK(harness.runner.slots == std::vector<int>{first.request.adapter->slot});
-  harness.ask(2, "a");
+  harness.submit(2, "a");
   CHECK(harness.is_delivered(2));  // at once
 }
 
 TEST(the_least_recently_used_adapter_that_nobody_uses_leaves) {
   Harness harness(10);
   for (const char* name : {"a", "b", "c"}) harness.pool().add(name, "xxxx", "");
-  harness.ask(1, "a");
+  harness.submit(1, "a");
   Submission kept = harness.await(1);
-  harness.ask(2, "b");
+  harness.submit(2, "b");
   harness.await(2);
   const int slot = kept.request.adapter->slot;
-  harness.ask(3, "c");  // b leaves, although a was asked for before it
+  harness.submit(3, "c");  // b leaves, although a was asked for before it
   const Submission third = harness.await(3);
   CHECK(harness.runner.slots == (std::vector<int>{slot, third.request.adapter->slot}));
 }
@@ -148,10 +148,10 @@ TEST(where_all_are_in_use_requests_wait_and_get_their_turn) {
   Harness harness(4);
   harness.pool().add("a", "aaaa", "");
   harness.pool().add("b", "bbbb", "");
-  harness.ask(1, "a");
+  harness.submit(1, "a");
   {
     const Submission user = harness.await(1);
-    harness.ask(2, "b");
+    harness.submit(2, "b");
     // As soon as b waits for room, requests for a wait behind it.
     for (bool is_short = false; !is_short;) {
       Request next;
@@ -159,7 +159,7 @@ TEST(where_all_are_in_use_requests_wait_and_get_their_turn) {
       is_short = !harness.pool().pin(next);
     }
     CHECK(!harness.is_delivered(2));
-    harness.ask(3, "a");
+    harness.submit(3, "a");
   }
   CHECK(!harness.await(2).failure);
   CHECK(!harness.await(3).failure);
@@ -168,7 +168,7 @@ TEST(where_all_are_in_use_requests_wait_and_get_their_turn) {
 TEST(an_adapter_that_is_removed_stays_for_those_who_use_it) {
   Harness harness(10);
   harness.pool().add("a", "aaaa", "");
-  harness.ask(1, "a");
+  harness.submit(1, "a");
   {
     const Submission user = harness.await(1);
     harness.pool().remove("a");
@@ -185,17 +185,17 @@ TEST(an_adapter_that_cannot_be_read_or_placed_fails_its_requests_alone) {
   Harness harness(10);
   harness.pool().add("broken", "broken", "");
   harness.pool().add("a", "aaaa", "");
-  harness.ask(1, "broken");
+  harness.submit(1, "broken");
   const Submission unread = harness.await(1);
   CHECK(unread.failure && std::string(unread.failure->what()) == "adapter broken: the disk is gone");
   harness.runner.has_no_room = true;
-  harness.ask(2, "a");
+  harness.submit(2, "a");
   {
     const Submission unplaced = harness.await(2);
     CHECK(unplaced.request.adapter->failure.has_value());
   }
   harness.runner.has_no_room = false;
-  harness.ask(3, "a");
+  harness.submit(3, "a");
   CHECK(!harness.await(3).request.adapter->failure);
 }
 

@@ -24,21 +24,21 @@ TEST(json_reads_what_it_should_and_refuses_the_rest) {
   CHECK_EQUAL(json.at("a").as_array()[1].as_double(), -2500.0);
   CHECK_EQUAL(json.at("s").as_string(), "q\"\xC3\xA9\xF0\x9F\x99\x82\n");
   for (const char* bad : {"", "{", "[1,]", "{\"a\":1,}", "1 2", "nan", "\"\\x\"", "tru", "{1:2}", "1e999"}) {
-    bool refused = false;
+    bool rejected = false;
     try {
       Json::parse(bad);
     } catch (const Error&) {
-      refused = true;
+      rejected = true;
     }
-    CHECK(refused);
+    CHECK(rejected);
   }
-  bool refused = false;
+  bool rejected = false;
   try {
     Json::parse(std::string(100000, '['));
   } catch (const Error&) {
-    refused = true;
+    rejected = true;
   }
-  CHECK(refused);
+  CHECK(rejected);
 }
 
 TEST(secrets_are_equal_only_in_all_of_their_characters) {
@@ -87,14 +87,14 @@ TEST(a_thread_pool_lets_other_threads_go_first_where_it_should) {
 TEST(a_recent_map_forgets_what_was_not_asked_for_the_longest) {
   RecentMap<int, int> map(3);
   int made = 0;
-  const auto ask = [&](int key) { return map.get(key, [&] { return ++made, 10 * key; }); };
-  for (const int key : {1, 2, 3, 1}) CHECK_EQUAL(ask(key), 10 * key);
+  const auto lookup = [&](int key) { return map.get(key, [&] { return ++made, 10 * key; }); };
+  for (const int key : {1, 2, 3, 1}) CHECK_EQUAL(lookup(key), 10 * key);
   CHECK_EQUAL(made, 3);
-  ask(4);  // in place of 2
+  lookup(4);  // in place of 2
   CHECK_EQUAL(map.size(), 3u);
-  for (const int key : {1, 3, 4}) ask(key);
+  for (const int key : {1, 3, 4}) lookup(key);
   CHECK_EQUAL(made, 4);
-  ask(2);
+  lookup(2);
   CHECK_EQUAL(made, 5);
   bool has_thrown = false;
   try {
@@ -104,7 +104,7 @@ TEST(a_recent_map_forgets_what_was_not_asked_for_the_longest) {
   }
   CHECK(has_thrown);
   CHECK_EQUAL(map.size(), 3u);
-  ask(2);
+  lookup(2);
   CHECK_EQUAL(made, 5);
 }
 

@@ -61,7 +61,7 @@ TEST(ten_thousand_conversations_through_an_engine_lose_no_page) {
         config.snapshot_interval = 8;
         Collector collector;
         Engine engine(config, std::make_unique<StubRunner>(), letters());
-        const auto ask = [&](RequestId id, const std::vector<int32_t>& prompt, int count) {
+        const auto start_one = [&](RequestId id, const std::vector<int32_t>& prompt, int count) {
           engine.submit(make_request(id, prompt, count, collector.callback()));
         };
         constexpr RequestId kConversations = 10'000, kAtOnce = 20;
@@ -71,7 +71,7 @@ TEST(ten_thousand_conversations_through_an_engine_lose_no_page) {
             prompts.push_back(documents[random() % documents.size()]);
             for (unsigned i = 1 + random() % 9; i > 0; --i)
               prompts.back().push_back(static_cast<int32_t>(random() % 8));
-            ask(id, prompts.back(), 6);
+            start_one(id, prompts.back(), 6);
             if (random() % 8 == 0) engine.cancel(id);
           }
           for (RequestId id = first; id < first + kAtOnce; ++id) {
@@ -86,7 +86,7 @@ TEST(ten_thousand_conversations_through_an_engine_lose_no_page) {
         CHECK(stats.evictions > 0);
         CHECK_EQUAL(stats.blocks_used, 0);
         const std::vector<int32_t> whole = random_prompt(random, 120);  // has room only where all others make it
-        ask(kConversations + 1, whole, 8);
+        start_one(kConversations + 1, whole, 8);
         CHECK(collector.wait(kConversations + 1).tokens == expected_tokens(whole, 8));
       },
       true);
@@ -326,26 +326,26 @@ ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
     while (is_blocked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
   Engine engine(config, std::move(runner), letters());
-  const auto refuse = [&](auto&& change) {
+  const auto reject = [&](auto&& change) {
     return error_of([&] {
       Request request = make_request(50, {1}, 5, collector.callback());
       change(request);
       engine.submit(std::move(request));
     });
   };
-  CHECK(refuse([](Request& r) { r.input_ids.clear(); }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.input_ids = {kStubVocab}; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.input_ids = {-1}; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.input_ids.assign(128, 1); }) == ErrorCode::kTooLong);
-  CHECK(refuse([](Request& r) { r.params.max_new_tokens = 0; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.max_new_tokens = 129; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.temperature = -1; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.temperature = NAN; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.top_p = -0.1F; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.top_k = -1; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.repetition_penalty = 0; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.stop_words = {""}; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.stop_token_ids = {kStubVocab}; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.input_ids.clear(); }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.input_ids = {kStubVocab}; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.input_ids = {-1}; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.input_ids.assign(128, 1); }) == ErrorCode::kTooLong);
+  CHECK(reject([](Request& r) { r.params.max_new_tokens = 0; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.params.max_new_tokens = 129; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.params.temperature = -1; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.params.temperature = NAN; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.params.top_p = -0.1F; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.params.top_k = -1; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.params.repetition_penalty = 0; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.params.stop_words = {""}; }) == ErrorCode::kInvalidArgument);
+  CHECK(reject([](Request& r) { r.params.stop_token_ids = {kStubVocab}; }) == ErrorCode::kInvalidArgument);
 
   RequestId accepted = 0;
   ErrorCode overload = ErrorCode::kInternal;

@@ -389,14 +389,14 @@ TEST(a_refused_request_changes_nothing_whichever_check_refuses_it) {
   }
   CHECK(driven.core.next_deadline() == Clock::time_point::max());
   for (int i = 0; i < 6000; ++i) {
-    std::optional<ErrorCode> refused;
+    std::optional<ErrorCode> rejected;
     CacheControl change;
     change.action = i % 2 == 0 ? CacheControl::Action::kPin : CacheControl::Action::kUnpin;
     change.tokens = prompt;
     change.salt = "of nobody " + std::to_string(i);
-    change.on_done = [&](const CacheReport&, const Error* error) { refused = error->code(); };
+    change.on_done = [&](const CacheReport&, const Error* error) { rejected = error->code(); };
     driven.core.control(change);
-    CHECK(refused == (i % 2 == 0 ? ErrorCode::kInvalidArgument : ErrorCode::kNotFound));
+    CHECK(rejected == (i % 2 == 0 ? ErrorCode::kInvalidArgument : ErrorCode::kNotFound));
   }
   CHECK(traces() == before);
 
@@ -471,9 +471,9 @@ ENGINE_TEST(a_session_takes_tokens_without_a_response) {
 ENGINE_TEST(the_prompt_comes_back_to_those_who_ask) {
   Driven driven(small_config());
   driven.add(request_of(1, {5, 6}, 2));
-  Request asking = request_of(2, {5, 6}, 2);
-  asking.returns_prompt = true;
-  driven.add(std::move(asking));
+  Request with_prompt = request_of(2, {5, 6}, 2);
+  with_prompt.returns_prompt = true;
+  driven.add(std::move(with_prompt));
   driven.finish();
   CHECK(driven.last(1).prompt == nullptr);
   CHECK(*driven.last(2).prompt == std::vector<int32_t>({5, 6}));

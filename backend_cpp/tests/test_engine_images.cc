@@ -138,21 +138,21 @@ ENGINE_TEST(grids_that_do_not_fit_are_refused) {
   Collector collector;
   Engine with_grid(small_config(), stub_with({.width = 1, .has_grid = true}), letters());
   Engine without(small_config(), std::make_unique<StubRunner>(), letters());
-  const auto refused = [&](Engine& engine, ImageGrid grid) {
+  const auto rejected = [&](Engine& engine, ImageGrid grid) {
     Request request = make_request(1, std::vector<int32_t>(8, 2), 2, {});
     request.embeddings = {image(1, {3, 4, 5, 6})};
     request.embeddings[0].grid = grid;
     return error_of([&] { engine.submit(std::move(request)); }) == ErrorCode::kInvalidArgument;
   };
-  CHECK(refused(without, {1, 2, 2}));
-  CHECK(refused(with_grid, {1, 2, 3}));
-  CHECK(refused(with_grid, {0, 2, 2}));
-  CHECK(refused(with_grid, {-1, -2, 2}));
-  CHECK(refused(with_grid, {1 << 30, 1 << 30, 4}));
-  CHECK(refused(with_grid, {0, 0, 4}));
-  CHECK(refused(with_grid, {2, 1, 2, -1.0f}));
-  CHECK(refused(with_grid, {2, 1, 2, 1001.0f}));
-  CHECK(refused(with_grid, {2, 1, 2, std::nanf("")}));
+  CHECK(rejected(without, {1, 2, 2}));
+  CHECK(rejected(with_grid, {1, 2, 3}));
+  CHECK(rejected(with_grid, {0, 2, 2}));
+  CHECK(rejected(with_grid, {-1, -2, 2}));
+  CHECK(rejected(with_grid, {1 << 30, 1 << 30, 4}));
+  CHECK(rejected(with_grid, {0, 0, 4}));
+  CHECK(rejected(with_grid, {2, 1, 2, -1.0f}));
+  CHECK(rejected(with_grid, {2, 1, 2, 1001.0f}));
+  CHECK(rejected(with_grid, {2, 1, 2, std::nanf("")}));
 }
 
 PLAIN_ENGINE_TEST(a_preempted_image_is_computed_again) {
@@ -245,22 +245,22 @@ ENGINE_TEST(images_in_files_are_found_by_what_they_show) {
 ENGINE_TEST(embeddings_that_do_not_fit_the_prompt_are_refused) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
-  const auto refused = [&](std::vector<EmbeddingRange> ranges) {
+  const auto rejected = [&](std::vector<EmbeddingRange> ranges) {
     Request request = make_request(1, std::vector<int32_t>(8, 2), 2, collector.callback());
     request.embeddings = std::move(ranges);
     return error_of([&] { engine.submit(std::move(request)); }) == ErrorCode::kInvalidArgument;
   };
-  CHECK(refused({image(-1, {3})}));
-  CHECK(refused({image(7, {3, 4})}));
-  CHECK(refused({image(4, {3}), image(2, {3})}));
-  CHECK(refused({image(2, {3, 4}), image(3, {3})}));
-  CHECK(refused({image(2, {})}));
+  CHECK(rejected({image(-1, {3})}));
+  CHECK(rejected({image(7, {3, 4})}));
+  CHECK(rejected({image(4, {3}), image(2, {3})}));
+  CHECK(rejected({image(2, {3, 4}), image(3, {3})}));
+  CHECK(rejected({image(2, {})}));
   EmbeddingRange wide = image(2, {3, 4});
   wide.rows = std::make_shared<const EmbeddingRows>(EmbeddingRows{DType::kFloat32, 2, wide.rows->data});
-  CHECK(refused({wide}));
+  CHECK(rejected({wide}));
   EmbeddingRange none = image(2, {3});
   none.rows = nullptr;
-  CHECK(refused({none}));
+  CHECK(rejected({none}));
 }
 
 ENGINE_TEST(what_embeddings_take_is_bounded_and_comes_back) {

@@ -292,15 +292,15 @@ ENGINE_TEST(log_probabilities_of_the_prompt_come_once_with_the_first_response) {
 ENGINE_TEST(what_cannot_go_with_log_probabilities_of_the_prompt_is_refused) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
-  const auto refusal = [&](const std::function<void(Request&)>& change) {
+  const auto rejection = [&](const std::function<void(Request&)>& change) {
     Request request = make_request(1, {1, 2}, 0, collector.callback());
     request.params.prompt_logprobs = 1;
     change(request);
     return error_of([&] { engine.submit(std::move(request)); });
   };
-  CHECK(refusal([](Request& request) { request.params.n = 2; }) == ErrorCode::kInvalidArgument);
-  CHECK(refusal([](Request& request) { request.params.prompt_logprobs = 21; }) == ErrorCode::kInvalidArgument);
-  CHECK(refusal([](Request& request) { request.session = SessionParams{}; }) == ErrorCode::kInvalidArgument);
+  CHECK(rejection([](Request& request) { request.params.n = 2; }) == ErrorCode::kInvalidArgument);
+  CHECK(rejection([](Request& request) { request.params.prompt_logprobs = 21; }) == ErrorCode::kInvalidArgument);
+  CHECK(rejection([](Request& request) { request.session = SessionParams{}; }) == ErrorCode::kInvalidArgument);
 }
 
 ENGINE_TEST(hidden_states_and_logits_come_for_the_tokens_asked_for) {
@@ -320,19 +320,19 @@ ENGINE_TEST(hidden_states_and_logits_come_for_the_tokens_asked_for) {
 ENGINE_TEST(an_embedding_is_the_hidden_state_of_the_prompts_last_token) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
-  const auto ask = [&](RequestId id) {
+  const auto request_on = [&](RequestId id) {
     Request request = make_request(id, std::vector<int32_t>(50, 2), 0, collector.callback());
     request.params.output_embedding = true;
     return request;
   };
   for (const RequestId id : {1, 2}) {  // the second finds all but the last token
-    engine.submit(ask(id));
+    engine.submit(request_on(id));
     const Output output = collector.wait(id).last;
     CHECK(output.embedding == std::vector<float>{49});
     CHECK(output.finish == FinishReason::kStop);
     CHECK(output.token_ids.empty() && output.hidden_states.empty());
   }
-  Request of_session = ask(3);
+  Request of_session = request_on(3);
   of_session.session = SessionParams{};
   CHECK(error_of([&] { engine.submit(std::move(of_session)); }) == ErrorCode::kInvalidArgument);
 }

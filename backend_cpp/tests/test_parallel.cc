@@ -263,17 +263,17 @@ TEST(neighbouring_ranks_share_a_key_head_where_there_are_too_few) {
 }
 
 TEST(what_cannot_be_divided_is_refused_by_name) {
-  const auto refusal = [](const ModelSpec& spec, int count, int group) {
+  const auto rejection = [](const ModelSpec& spec, int count, int group) {
     return error_of([&] { Shard::of(spec, 0, count, group); });
   };
   ModelSpec spec = small_spec();
-  CHECK(contains(refusal(spec, 3, 1), "num_heads 8 is no multiple"));
-  CHECK(contains(refusal(spec, 3, 1), "num_kv_heads 2 is neither a multiple nor a divisor"));
-  CHECK(contains(refusal(spec, 8, 32), "intermediate_size 100 has fewer groups of 32"));
-  CHECK(contains(refusal(spec, 8, 32), "attention.o would be cut inside a group of 32"));
+  CHECK(contains(rejection(spec, 3, 1), "num_heads 8 is no multiple"));
+  CHECK(contains(rejection(spec, 3, 1), "num_kv_heads 2 is neither a multiple nor a divisor"));
+  CHECK(contains(rejection(spec, 8, 32), "intermediate_size 100 has fewer groups of 32"));
+  CHECK(contains(rejection(spec, 8, 32), "attention.o would be cut inside a group of 32"));
   spec.attention.qk_norm = QkNorm::kProjection;
-  CHECK(contains(refusal(spec, 2, 1), "attention.qk_norm"));
-  CHECK_EQUAL(refusal(spec, 1, 1), std::string());
+  CHECK(contains(rejection(spec, 2, 1), "attention.qk_norm"));
+  CHECK_EQUAL(rejection(spec, 1, 1), std::string());
 }
 
 }  // namespace turbomind::testing

@@ -43,7 +43,7 @@ ResolvedEngine resolve_with(const Change& change) {
 }
 
 template <class Call>
-std::string refusal_of(const Call& call) {
+std::string rejection_of(const Call& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -172,7 +172,7 @@ TEST(a_cache_takes_blocks_or_a_share_of_the_free_memory) {
   CHECK_EQUAL(cache_page_count(resolve_with(encode), 1000 * kMiB), 0);
   const ResolvedEngine host = with_plan(set(R"({"num_cpu_blocks": 30, "tp": 2})"));
   CHECK_EQUAL(host_page_count(host, 60 * kMiB), 30);
-  CHECK_EQUAL(refusal_of([&] { host_page_count(host, 60 * kMiB - 1); }),
+  CHECK_EQUAL(rejection_of([&] { host_page_count(host, 60 * kMiB - 1); }),
               "num_cpu_blocks: 30 blocks take 60 MiB, the host has 59 MiB left");
 }
 
@@ -194,15 +194,15 @@ TEST(drafts_are_made_where_they_pay) {
   CHECK_EQUAL(drafter.spec.ropes[0].stretch->factor, 2);
   ModelSpec recurrent = target.spec;
   recurrent.recurrence.emplace();
-  CHECK_EQUAL(refusal_of([&] { resolve_drafter(target, recurrent, false); }),
+  CHECK_EQUAL(rejection_of([&] { resolve_drafter(target, recurrent, false); }),
               "speculative_config: layers of small keep a state; a model that drafts must keep none");
-  CHECK_EQUAL(refusal_of([&] { resolve_drafter(target, target.spec, true); }),
+  CHECK_EQUAL(rejection_of([&] { resolve_drafter(target, target.spec, true); }),
               "speculative_config: the draft model must be one that the TurboMind engine runs");
   const ResolvedEngine of_head = resolve_with(set(R"({"speculative_config": {"method": "mtp", "model": "h"}})"));
-  CHECK_EQUAL(refusal_of([&] { resolve_drafter(of_head, of_head.spec, false); }), "speculative_config: h is no head");
+  CHECK_EQUAL(rejection_of([&] { resolve_drafter(of_head, of_head.spec, false); }), "speculative_config: h is no head");
   ModelSpec head = of_head.spec;
   head.head.emplace().target_hidden_size = 32;
-  CHECK_EQUAL(refusal_of([&] { resolve_drafter(of_head, head, false); }),
+  CHECK_EQUAL(rejection_of([&] { resolve_drafter(of_head, head, false); }),
               "speculative_config: h is a head of another model");
 }
 
@@ -227,9 +227,9 @@ TEST(settings_that_do_not_fit_are_refused_by_name) {
   const std::string no_caching = R"("enable_prefix_caching": false)";
   struct Case {
     Change given;
-    std::string refusal;
+    std::string rejection;
   };
-  for (const Case& refused : std::vector<Case>{
+  for (const Case& rejected : std::vector<Case>{
            {learned(512, 0), "session_len must be at most 512 positions that the model has learned, got 4096"},
            {sparse_of_device(false, 3000),
             "session_len must be at most 2048, got 3000: in longer sequences this model's attention is sparse, which "
@@ -256,7 +256,7 @@ TEST(settings_that_do_not_fit_are_refused_by_name) {
            {set(R"({"tp": 2, "speculative_config": {"model": "d"}})"),
             "speculative_config: draft models and heads run where tp is 1, or on CPUs"},
        }) {
-    CHECK_EQUAL(refusal_of([&] { resolve_with(refused.given); }), refused.refusal);
+    CHECK_EQUAL(rejection_of([&] { resolve_with(rejected.given); }), rejected.rejection);
   }
 }
 

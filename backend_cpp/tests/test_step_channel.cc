@@ -119,7 +119,7 @@ TEST(a_rank_that_does_nothing_is_waited_for_as_long_as_reported) {
 }
 
 TEST(memory_of_something_else_or_another_layout_is_refused) {
-  const auto is_refused = [](int fd) {
+  const auto is_rejected = [](int fd) {
     try {
       const StepChannel channel(fd);
     } catch (const Error& error) {
@@ -129,13 +129,13 @@ TEST(memory_of_something_else_or_another_layout_is_refused) {
   };
   int ends[2];
   CHECK_EQUAL(pipe(ends), 0);
-  CHECK(is_refused(ends[0]));
+  CHECK(is_rejected(ends[0]));
   close(ends[1]);
   StepChannel channel(small_shape(1));
-  CHECK(!is_refused(dup(channel.fd())));
+  CHECK(!is_rejected(dup(channel.fd())));
   const uint64_t other = 5;
   CHECK_EQUAL(pwrite(channel.fd(), &other, sizeof(other), 0), static_cast<ssize_t>(sizeof(other)));
-  CHECK(is_refused(dup(channel.fd())));
+  CHECK(is_rejected(dup(channel.fd())));
 }
 
 }  // namespace turbomind::testing

@@ -42,13 +42,13 @@ TEST(lists_of_processors_are_read_or_refused) {
   CHECK(parse_processors("5") == std::vector<int>({5}));
   CHECK(parse_processors("\n").empty());
   for (const char* bad : {"a", "1-", "-1", "1,,2", "0x3", "1 2"}) {
-    bool refused = false;
+    bool rejected = false;
     try {
       parse_processors(bad);
     } catch (const Error&) {
-      refused = true;
+      rejected = true;
     }
-    CHECK(refused);
+    CHECK(rejected);
   }
 }
 

@@ -72,21 +72,21 @@ bool is_unset(const Json& value) {
          (value.is_array() && value.as_array().empty()) || (value.is_object() && value.as_object().empty());
 }
 
-void refuse_if_set(const Json& config, std::string_view field, const std::string& reason) {
+void reject_if_set(const Json& config, std::string_view field, const std::string& reason) {
   const Json* value = config.find(field);
   if (value == nullptr || is_unset(*value)) return;
   throw invalid_argument("adapter_config.json: " + std::string(field) + " is " + value->dump() + ": " + reason);
 }
 
-void refuse_what_is_not_plain(const Json& config) {
+void reject_nonstandard_layers(const Json& config) {
   const Json* type = config.find("peft_type");
   if (type == nullptr || !type->is_string() || type->as_string() != "LORA") {
     throw invalid_argument("adapter_config.json: peft_type must be LORA, got " +
                            (type == nullptr ? std::string("nothing") : type->dump()));
   }
-  refuse_if_set(config, "modules_to_save",
+  reject_if_set(config, "modules_to_save",
                 "whole layers cannot be served alongside the base's; train without them, or merge the adapter");
-  refuse_if_set(config, "use_dora", "DoRA is not supported; merge the adapter into the model");
+  reject_if_set(config, "use_dora", "DoRA is not supported; merge the adapter into the model");
   if (const Json* bias = config.find("bias"); bias != nullptr && bias->dump() != "\"none\"") {
     throw invalid_argument("adapter_config.json: bias is " + bias->dump() +
                            ": trained biases cannot be served alongside the base's; only none is supported");
@@ -198,7 +198,7 @@ AdapterCheckpoint AdapterCheckpoint::open(const std::string& directory) {
 }
 
 AdapterCheckpoint::AdapterCheckpoint(SafetensorsFile file, const Json& config) : file_(std::move(file)) {
-  refuse_what_is_not_plain(config);
+  reject_nonstandard_layers(config);
   read_tensors();
   set_scales(config);
 }

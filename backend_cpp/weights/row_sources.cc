@@ -19,13 +19,13 @@ class ModuleRows final : public QuantizedMatrix {
   const RowSources::Module& module() const { return module_; }
   int out_features() const override { return module_.out_features; }
   int in_features() const override { return module_.in_features; }
-  void dequantize(int, float*) const override { refuse(); }
-  std::shared_ptr<const QuantizedMatrix> inputs(const Slice&) const override { refuse(); }
+  void dequantize(int, float*) const override { reject(); }
+  std::shared_ptr<const QuantizedMatrix> inputs(const Slice&) const override { reject(); }
   bool packs_with(const QuantizedMatrix&) const override { return false; }
-  LinearStorage pack(const std::vector<QuantizedRow>&, bool, const Loop&) const override { refuse(); }
+  LinearStorage pack(const std::vector<QuantizedRow>&, const Loop&) const override { reject(); }
 
  private:
-  [[noreturn]] static void refuse() { throw invalid_argument("a tensor is not made of whole rows"); }
+  [[noreturn]] static void reject() { throw invalid_argument("a tensor is not made of whole rows"); }
 
   RowSources::Module module_;
 };

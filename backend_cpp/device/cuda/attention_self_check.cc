@@ -39,13 +39,13 @@ AttentionSelfCheck::AttentionSelfCheck(CudaOperators& ops, const AttentionParams
   out_ = cuda::allocate(static_cast<size_t>(rows_) * params_.num_heads * layout.value_dim * sizeof(float));
 }
 
-SelfCheck AttentionSelfCheck::run(const std::function<std::vector<float>()>& theirs) {
+SelfCheck AttentionSelfCheck::run(const std::function<std::vector<float>()>& candidate) {
   SelfCheck check;
   fill_cache(false);
-  check.theirs = theirs();
-  check.ours = ours();
+  check.candidate = candidate();
+  check.native = native();
   fill_cache(true);
-  check.magnitude = ours();
+  check.magnitude = native();
   // Weights, parts and results of theirs in bfloat16, and weights of ours: 2^-8 each.
   check.relative = 0x1p-6f;
   check.absolute = 1e-4f;
@@ -93,7 +93,7 @@ std::vector<float> AttentionSelfCheck::fetch() {
   return out;
 }
 
-std::vector<float> AttentionSelfCheck::ours() {
+std::vector<float> AttentionSelfCheck::native() {
   const cuda::DeviceSpans spans{spans_on_device_.as<cuda::DeviceSpan>(), blocks(), static_cast<int>(spans_.size()),
                                 max_rows_, max_keys_};
   const AlignedBuffer workspace = cuda::allocate(cuda::attention_workspace_floats(params_, spans) * sizeof(float));

@@ -21,7 +21,7 @@ class AttentionSelfCheck {
                      int value_in_key = -1);
 
   // `theirs` writes to out() and returns what is there.
-  SelfCheck run(const std::function<std::vector<float>()>& theirs);
+  SelfCheck run(const std::function<std::vector<float>()>& candidate);
 
   const AttentionParams& params() const { return params_; }
   const std::vector<cuda::DeviceSpan>& spans() const { return spans_; }
@@ -33,7 +33,7 @@ class AttentionSelfCheck {
  private:
   // Values are as they are, or their absolute values; what no sequence has written is NaN.
   void fill_cache(bool has_absolute_values);
-  std::vector<float> ours();
+  std::vector<float> native();
 
   CudaOperators& ops_;
   AttentionParams params_;

@@ -80,22 +80,22 @@ class GroupedProblem {
   SelfCheck run(const cuda::GroupedKernel& kernel) {
     SelfCheck check;
     put_weights();
-    check.theirs = theirs(kernel);
-    check.ours = ours();
+    check.candidate = candidate(kernel);
+    check.native = native();
     for (float& number : numbers_.x) number = std::abs(number);
     const bool is_bytes = numbers_.weight.format == WeightFormat::kFloat8;
     for (size_t i = is_bytes ? 0 : 1; i < numbers_.data.size(); i += is_bytes ? 1 : 2) {
       numbers_.data[i] &= std::byte{0x7F};  // the byte with the sign
     }
     put_weights();
-    check.magnitude = ours();
+    check.magnitude = native();
     // Both sum exact products, in their own orders; wgmma keeps a few bits fewer than float32, of float8 still
     // fewer. Theirs are rounded to bfloat16 in the end.
     check.relative = is_bytes ? 0x1p-9f : 0x1p-12f;
     check.absolute = 1e-6f;
     constexpr float kRounding = 0x1p-8f;
-    for (size_t i = 0; i < check.ours.size(); ++i) {
-      check.magnitude[i] += kRounding / check.relative * std::abs(check.ours[i]);
+    for (size_t i = 0; i < check.native.size(); ++i) {
+      check.magnitude[i] += kRounding / check.relative * std::abs(check.native[i]);
     }
     return check;
   }
@@ -127,7 +127,7 @@ class GroupedProblem {
   AlignedBuffer no_results() { return on_device(ops_, std::vector<float>(size_t{kPairs} * kOutputs, NAN)); }
 
   // Expert by expert, with inputs gathered here.
-  std::vector<float> ours() {
+  std::vector<float> native() {
     std::vector<float> gathered(size_t{kPairs} * kInputs);
     for (int pair = 0; pair < kComputed; ++pair) {
       std::copy_n(numbers_.x.begin() + pair / (kPairs / kRows) * kInputs, kInputs,
@@ -146,7 +146,7 @@ class GroupedProblem {
     return fetch<float>(y);
   }
 
-  std::vector<float> theirs(const cuda::GroupedKernel& kernel) {
+  std::vector<float> candidate(const cuda::GroupedKernel& kernel) {
     std::vector<int32_t> experts(kPairs, -1);
     for (const auto& [expert, first, count] : kParts) {
       for (int i = 0; i < count; ++i) experts[static_cast<size_t>(first + i)] = expert;

@@ -105,12 +105,12 @@ SelfCheck run(P2pAllReduce& peers, int ranks) {
     throw internal_error("the GPUs have different sums");
   }
   SelfCheck check;
-  check.theirs = sums.front();
-  check.ours.resize(count);
+  check.candidate = sums.front();
+  check.native.resize(count);
   check.magnitude.resize(count);
   for (const std::vector<float>& part : brought) {
     for (size_t i = 0; i < count; ++i) {
-      check.ours[i] += part[i];
+      check.native[i] += part[i];
       check.magnitude[i] += std::abs(part[i]);
     }
   }

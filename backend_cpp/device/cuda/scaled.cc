@@ -63,8 +63,8 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
     return host;
   };
   SelfCheck check;
-  check.theirs = product(scales, result);
-  check.ours = product(cuda::GemmScales::kNone, DType::kFloat32);
+  check.candidate = product(scales, result);
+  check.native = product(cuda::GemmScales::kNone, DType::kFloat32);
   for (uint8_t& code : codes) code = static_cast<uint8_t>(code & ~kSign);
   for (float& value : x) value = std::abs(value);
   check.magnitude = product(cuda::GemmScales::kNone, DType::kFloat32);

@@ -19,25 +19,26 @@ bool may_use_library(LibraryUse use) {
 }
 
 double largest_difference(const SelfCheck& check) {
-  if (check.ours.empty() || check.theirs.size() != check.ours.size() || check.magnitude.size() != check.ours.size()) {
+  if (check.native.empty() || check.candidate.size() != check.native.size() ||
+      check.magnitude.size() != check.native.size()) {
     return std::numeric_limits<double>::infinity();
   }
   double largest = 0;
-  for (size_t i = 0; i < check.ours.size(); ++i) {
+  for (size_t i = 0; i < check.native.size(); ++i) {
     const double bound = double{check.relative} * check.magnitude[i] + check.absolute;
-    const double part = std::abs(double{check.ours[i]} - check.theirs[i]) / bound;
+    const double part = std::abs(double{check.native[i]} - check.candidate[i]) / bound;
     if (!std::isfinite(part)) return std::numeric_limits<double>::infinity();
     largest = std::max(largest, part);
   }
   return largest;
 }
 
-bool passes_self_check(const std::string& name, const std::function<SelfCheck()>& run, const char* ours) {
+bool passes_self_check(const std::string& name, const std::function<SelfCheck()>& run, const char* native) {
   try {
     const double part = largest_difference(run());
     const bool passes = part <= 1;
     std::fprintf(stderr, "turbomind: %s %s %s, by %.2f of what it may differ: it is %s\n", name.c_str(),
-                 passes ? "agrees with" : "DIFFERS from", ours, part, passes ? "used" : "not used");
+                 passes ? "agrees with" : "DIFFERS from", native, part, passes ? "used" : "not used");
     return passes;
   } catch (const Error& error) {
     std::fprintf(stderr, "turbomind: %s is not used, since its self-check failed: %s\n", name.c_str(), error.what());

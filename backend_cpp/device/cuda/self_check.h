@@ -28,8 +28,8 @@ bool may_use_library(LibraryUse use);
 // Results of the two kernels. A library may differ from ours by relative * magnitude + absolute, element by element;
 // what is not a number agrees with nothing.
 struct SelfCheck {
-  std::vector<float> ours;
-  std::vector<float> theirs;
+  std::vector<float> native;
+  std::vector<float> candidate;
   std::vector<float> magnitude;  // what a sum would be if nothing in it cancelled
   float relative = 0;
   float absolute = 0;
@@ -40,7 +40,7 @@ double largest_difference(const SelfCheck& check);
 
 // Runs `run` and says whether the kernel, called `name` in what is written, may be used alongside `ours`. An Error in
 // it means no.
-bool passes_self_check(const std::string& name, const std::function<SelfCheck()>& run, const char* ours = "ours");
+bool passes_self_check(const std::string& name, const std::function<SelfCheck()>& run, const char* native = "ours");
 
 // Numbers for self_checks, the same each time: normally distributed, each representable in bfloat16.
 std::vector<float> self_check_numbers(size_t count, float deviation, unsigned seed);

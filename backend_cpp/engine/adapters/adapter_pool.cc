@@ -49,14 +49,14 @@ void AdapterPool::stop() {
 void AdapterPool::add(const std::string& name, const std::string& directory, const std::string& note) {
   check_name(name);
   if (note.size() > kMaxNoteLen) throw invalid_argument("the note of adapter " + name + " is too long");
-  const auto refuse_taken = [&] {
+  const auto reject_taken = [&] {
     if (entries_.contains(name)) {
       throw invalid_argument("there is an adapter " + name + " already; unload it first, or choose another name");
     }
   };
   {
     const std::lock_guard lock(mu_);
-    refuse_taken();
+    reject_taken();
   }
   auto entry = std::make_shared<Entry>();
   try {
@@ -73,7 +73,7 @@ void AdapterPool::add(const std::string& name, const std::string& directory, con
   entry->name = name;
   entry->note = note;
   const std::lock_guard lock(mu_);
-  refuse_taken();
+  reject_taken();
   entry->id = next_id_++;
   entries_.emplace(name, std::move(entry));
 }

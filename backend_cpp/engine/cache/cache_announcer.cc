@@ -134,7 +134,7 @@ std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* be
 void CacheAnnouncer::end_step(CacheSource& cache) {
   const CacheEventSink::State state = sink_.state();
   if (state == CacheEventSink::State::kLost) events_.clear();
-  if (state == CacheEventSink::State::kAsks) report_everything(cache);
+  if (state == CacheEventSink::State::kNeedsSnapshot) report_everything(cache);
   if (!events_.empty()) sink_.push(std::exchange(events_, {}));
 }
 

@@ -114,7 +114,7 @@ bool DiskTier::waits_for_load(const PrefixKey& prefix, int limit, const std::vec
   lookup.read = {read.get(), [read](const PrefixRead*) { read->is_requested = false; }};
   lookup.is_own = true;
   open_.push_back(lookup.read);
-  transfers_.ask(read);
+  transfers_.request(read);
   return true;
 }
 

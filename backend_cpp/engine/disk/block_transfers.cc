@@ -24,7 +24,7 @@ BlockTransfers::~BlockTransfers() {
   {
     const std::lock_guard lock(mu_);
     is_closing_ = true;
-    asked_.clear();
+    requested_.clear();
     changed_.notify_all();
   }
   thread_.join();
@@ -61,9 +61,9 @@ void BlockTransfers::when_idle(std::function<bool()> work) {
   changed_.notify_all();
 }
 
-void BlockTransfers::ask(std::shared_ptr<const DiskRead> read) {
+void BlockTransfers::request(std::shared_ptr<const DiskRead> read) {
   const std::lock_guard lock(mu_);
-  asked_.push_back(std::move(read));
+  requested_.push_back(std::move(read));
   changed_.notify_all();
 }
 
@@ -95,7 +95,7 @@ void BlockTransfers::run() {
   std::unique_lock lock(mu_);
   while (true) {
     const bool is_woken = changed_.wait_for(lock, poll_interval_, [this] {
-      return is_closing_ || is_dropping_ || !asked_.empty() || !writes_.empty() || idle_work_;
+      return is_closing_ || is_dropping_ || !requested_.empty() || !writes_.empty() || idle_work_;
     });
     if (is_closing_ && writes_.empty() && !is_dropping_) break;
     is_busy_ = true;
@@ -123,9 +123,9 @@ void BlockTransfers::work(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     files_.drop_all();
     lock.lock();
-  } else if (!asked_.empty()) {
-    const std::shared_ptr<const DiskRead> read = std::move(asked_.front());
-    asked_.pop_front();
+  } else if (!requested_.empty()) {
+    const std::shared_ptr<const DiskRead> read = std::move(requested_.front());
+    requested_.pop_front();
     lock.unlock();
     serve(read);
     lock.lock();

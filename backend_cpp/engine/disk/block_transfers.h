@@ -66,7 +66,7 @@ class BlockTransfers {
   // Calls `work` on its thread whenever it is idle, until `work` returns false.
   void when_idle(std::function<bool()> work);
 
-  void ask(std::shared_ptr<const DiskRead> read);
+  void request(std::shared_ptr<const DiskRead> read);
   struct Part {
     std::shared_ptr<const DiskRead> read;
     const DiskRead::Item* item = nullptr;  // null: the read is complete
@@ -102,7 +102,7 @@ class BlockTransfers {
   std::condition_variable changed_;
   // Guarded by mu_.
   std::deque<Write> writes_;
-  std::deque<std::shared_ptr<const DiskRead>> asked_;
+  std::deque<std::shared_ptr<const DiskRead>> requested_;
   std::deque<Part> parts_;
   std::function<bool()> idle_work_;  // empty: none
   size_t write_bytes_ = 0;

@@ -28,14 +28,14 @@ struct CacheEvent {
 class CacheEventSink {
  public:
   enum class State {
-    kFollows,  // takes events
-    kLost,     // has lost some, and takes none
-    kAsks,     // has lost some, and takes everything again
+    kFollows,        // takes events
+    kLost,           // has lost some, and takes none
+    kNeedsSnapshot,  // has lost some, and takes everything again
   };
 
   virtual ~CacheEventSink() = default;
   virtual State state() const = 0;
-  // Takes what has happened in a step; in kAsks, what makes the whole content of a cache. Never waits.
+  // Takes what has happened in a step; in kNeedsSnapshot, what makes the whole content of a cache. Never waits.
   virtual void push(std::vector<CacheEvent>&& events) = 0;
 };
 

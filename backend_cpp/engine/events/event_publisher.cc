@@ -148,20 +148,20 @@ void EventPublisher::start() {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     throw Error(ErrorCode::kUnavailable, "kv_events_config: no file descriptors are left");
   }
-  FileDescriptor ours(ends[0]);
-  FileDescriptor theirs(ends[1]);
-  auto process = std::make_unique<WorkerProcess>(command_, theirs.get());
-  theirs = FileDescriptor();  // with the process, so that its end is seen
-  const std::string line = first_line(ours.get(), is_stopping_);
+  FileDescriptor engine_end(ends[0]);
+  FileDescriptor worker_end(ends[1]);
+  auto process = std::make_unique<WorkerProcess>(command_, worker_end.get());
+  worker_end = FileDescriptor();  // with the process, so that its end is seen
+  const std::string line = first_line(engine_end.get(), is_stopping_);
   if (line.empty()) {
     const std::string end = process->how_it_ended();
     throw Error(ErrorCode::kUnavailable,
                 "kv_events_config: the publisher " + (end.empty() ? "did not answer in a minute" : end));
   }
-  const Json said = Json::parse(line);
-  if (const Json* error = said.find("error")) throw invalid_argument("kv_events_config: " + error->as_string());
+  const Json reply = Json::parse(line);
+  if (const Json* error = reply.find("error")) throw invalid_argument("kv_events_config: " + error->as_string());
   const std::lock_guard lock(mu_);
-  socket_ = std::move(ours);
+  socket_ = std::move(engine_end);
   process_ = std::move(process);
 }
 
@@ -171,7 +171,7 @@ void EventPublisher::run() {
     changed_.wait(lock, [this] { return is_stopping_ || state_ == State::kLost || !queue_.empty(); });
     if (is_stopping_ && queue_.empty()) break;
     if (state_ == State::kLost) {
-      state_ = State::kAsks;  // what comes now is as good as the first
+      state_ = State::kNeedsSnapshot;  // what comes now is as good as the first
       lock.unlock();
       wake_();
       lock.lock();

@@ -11,7 +11,7 @@ namespace turbomind {
 
 namespace {
 
-void refuse_unknown(const Json& given, EngineSettings& settings) {
+void reject_unknown(const Json& given, EngineSettings& settings) {
   std::vector<std::string> known;
   visit_settings(settings, [&](const char* name, auto&, const Limits&) { known.emplace_back(name); });
   for (const auto& [key, value] : given.as_object()) {
@@ -60,7 +60,7 @@ void read(const Json& value, const char* name, std::map<std::string, std::string
 
 void read_settings(const Json& given, EngineSettings& settings) {
   if (!given.is_object()) throw invalid_argument("engine settings must be a JSON object, got " + given.dump());
-  refuse_unknown(given, settings);
+  reject_unknown(given, settings);
   visit_settings(settings, [&](const char* name, auto& field, const Limits& limits) {
     if (const Json* value = given.find(name)) {
       read(*value, name, field);

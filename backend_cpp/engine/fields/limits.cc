@@ -26,7 +26,7 @@ bool is_choice(std::string_view choices, std::string_view value) {
   return false;
 }
 
-[[noreturn]] void refuse(const char* name, const std::string& expected, const std::string& given) {
+[[noreturn]] void reject(const char* name, const std::string& expected, const std::string& given) {
   throw invalid_argument(std::string(name) + " must be " + expected + ", got " + given);
 }
 
@@ -48,13 +48,13 @@ void check_limits(const char* name, double value, const Limits& limits) {
   if (value == limits.none) return;  // never with NaN
   if (!limits.choices.empty()) {
     if (!is_choice(limits.choices, shown(value))) {
-      refuse(name, "one of " + std::string(limits.choices), shown(value));
+      reject(name, "one of " + std::string(limits.choices), shown(value));
     }
     return;
   }
   const bool is_over = limits.excludes_low ? value > limits.low : value >= limits.low;
   if (!std::isfinite(value) || !is_over || value > limits.high) {
-    refuse(name, range(limits).empty() ? "a finite number" : range(limits), shown(value));
+    reject(name, range(limits).empty() ? "a finite number" : range(limits), shown(value));
   }
 }
 
@@ -64,7 +64,7 @@ void check_limits(const char* name, const std::string& text, const Limits& limit
                            " bytes long, got " + std::to_string(text.size()));
   }
   if (limits.choices.empty() || text.empty() || is_choice(limits.choices, text)) return;
-  refuse(name, "one of " + std::string(limits.choices), text);
+  reject(name, "one of " + std::string(limits.choices), text);
 }
 
 void check_limits(const char* name, const std::vector<std::string>& texts, const Limits& limits) {
@@ -83,7 +83,7 @@ void check_limits(const char* name, const std::vector<int32_t>& tokens, const Li
 void check_limits(const char* name, const std::vector<std::pair<int32_t, float>>& biases, const Limits& limits) {
   check_count(name, biases.size(), limits);
   for (const auto& [token, bias] : biases) {
-    if (std::isnan(bias)) refuse(("each value of " + std::string(name)).c_str(), "a number", "NaN");
+    if (std::isnan(bias)) reject(("each value of " + std::string(name)).c_str(), "a number", "NaN");
   }
 }
 

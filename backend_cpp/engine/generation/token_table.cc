@@ -46,7 +46,7 @@ std::string_view TokenTable::bytes(int32_t token) const {
              : std::string_view();
 }
 
-std::string TokenTable::refused(int32_t token) const {
+std::string TokenTable::quoted(int32_t token) const {
   const std::string text(token >= size_ ? bytes(token) : std::string_view());
   return std::to_string(token) + (text.empty() ? "" : " (" + text + ", a token that this model has no embedding of)");
 }

@@ -27,7 +27,7 @@ class TokenTable {
   // Empty for ids beyond the table, which models with padded vocabularies can produce.
   std::string_view bytes(int32_t token) const;
   // An id that is refused, with the text of a token that the model has no embedding of.
-  std::string refused(int32_t token) const;
+  std::string quoted(int32_t token) const;
   bool is_special(int32_t token) const;
   // Whether the tokens that both have are the same; a model may have some that its tokenizer does not name.
   bool begins_like(const TokenTable& other) const;

@@ -69,7 +69,7 @@ void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, i
   model_seconds_ = 0;
   if (!may_pay(step_tokens)) return;
   std::vector<Candidate> lookups;
-  std::vector<Candidate> asking;
+  std::vector<Candidate> needs_model;
   for (const Candidate& candidate : candidates) {
     if (candidate.max_drafts <= 0) continue;
     const PromptLookup& lookup = lookup_of(candidate);
@@ -78,13 +78,13 @@ void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, i
     candidate.drafts.are_the_models =
         !is_forced && model_ != nullptr && candidate.tables != nullptr && is_model_better(candidate);
     if (candidate.drafts.are_the_models) {
-      asking.push_back(candidate);
+      needs_model.push_back(candidate);
     } else if (is_forced || lookup.has_draft()) {
       lookups.push_back(candidate);
     }
   }
   const int found = look_up(lookups, step_tokens, free_tokens);
-  if (!asking.empty()) ask_model(asking, step_tokens + found, free_tokens - found);
+  if (!needs_model.empty()) draft_with_model(needs_model, step_tokens + found, free_tokens - found);
 }
 
 template <class Chance>
@@ -164,7 +164,7 @@ int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, 
   return static_cast<int>(best_count);
 }
 
-void Speculator::ask_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
+void Speculator::draft_with_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
   const auto count = static_cast<int>(candidates.size());
   int max_drafts = std::min(shared_.config.num_speculative_tokens, free_tokens / count);
   int missing = 0;

@@ -93,7 +93,7 @@ class Speculator {
   double found_chance(const Drafts& drafts, int index) const;
   // Returns the number of drafts.
   int look_up(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
-  void ask_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
+  void draft_with_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
   int model_drafts_that_pay(int sequences, int missing_tokens, int step_tokens, int max_drafts);
 
   SharedLookup shared_;

@@ -21,14 +21,14 @@ namespace {
 constexpr long kRequestPermission = 0x1023;
 constexpr long kTileData = 18;
 
-bool ask() {
+bool is_granted() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-int8") || !__builtin_cpu_supports("amx-bf16"))
     return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #else
-bool ask() {
+bool is_granted() {
   return false;
 }
 #endif
@@ -37,7 +37,7 @@ bool ask() {
 // Linux wants to be asked once a process, since a thread's state grows by 8 KiB (arch_prctl(2), ARCH_REQ_XCOMP_PERM);
 // it says no where a thread's signal stack is too small for that.
 bool can_use_tiles() {
-  static const bool granted = ask();
+  static const bool granted = is_granted();
   return granted;
 }
 

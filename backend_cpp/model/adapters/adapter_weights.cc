@@ -58,7 +58,7 @@ AdapterPlan::AdapterPlan(const std::string& directory, const std::vector<Adapted
     : checkpoint_(AdapterCheckpoint::open(directory)), dtype_(dtype) {
   std::vector<std::string> used;
   for (const AdaptedLayer& layer : layers) add_parts(layer, used);
-  refuse_unused(used);
+  reject_unused(used);
   assign_offsets();
 }
 
@@ -109,7 +109,7 @@ void AdapterPlan::check_shapes(const RowSources::Module& found, const AdapterMod
                          " outputs");
 }
 
-void AdapterPlan::refuse_unused(const std::vector<std::string>& used) const {
+void AdapterPlan::reject_unused(const std::vector<std::string>& used) const {
   for (const auto& [layer, module] : checkpoint_.modules()) {
     if (std::find(used.begin(), used.end(), layer) != used.end()) continue;
     throw invalid_argument("the adapter adds to " + module.name +

@@ -64,7 +64,7 @@ class AdapterPlan final : public AdapterFile {
 
   void add_parts(const AdaptedLayer& shape, std::vector<std::string>& used);
   void check_shapes(const RowSources::Module& found, const AdapterModule& module, int in_features) const;
-  void refuse_unused(const std::vector<std::string>& used) const;
+  void reject_unused(const std::vector<std::string>& used) const;
   void assign_offsets();
   size_t take(size_t elements);
   template <class T>

@@ -16,23 +16,23 @@ constexpr int kFormat = 2;
 // How fields contradict each other is checked where they are declared (lmdeploy/turbomind/spec/model.py); here once
 // more what would otherwise read or write beyond a buffer, or mean a combination that no kernel has.
 
-void refuse_if(bool is_so, const char* problem) {
+void reject_if(bool is_so, const char* problem) {
   if (is_so) throw invalid_argument(problem);
 }
 
 void check(const MoeSpec& moe) {
   const RouterSpec& router = moe.router;
-  refuse_if(moe.num_experts % router.groups != 0 || router.top_groups > router.groups ||
+  reject_if(moe.num_experts % router.groups != 0 || router.top_groups > router.groups ||
                 moe.experts_per_token > moe.num_experts / router.groups * router.top_groups,
             "moe.experts_per_token must be at most the experts to choose from");
 }
 
 // Layers that look at images are plain ones, whose keys and values fit into the blocks of the others.
 void check_images(const ModelSpec& spec) {
-  refuse_if(spec.images->deepstack_layers > spec.num_layers, "images.deepstack_layers must be at most num_layers");
+  reject_if(spec.images->deepstack_layers > spec.num_layers, "images.deepstack_layers must be at most num_layers");
   const std::vector<int>& layers = spec.images->cross_layers;
   if (layers.empty()) return;
-  refuse_if(!std::ranges::is_sorted(layers) || layers.back() >= spec.num_layers ||
+  reject_if(!std::ranges::is_sorted(layers) || layers.back() >= spec.num_layers ||
                 static_cast<int>(layers.size()) > spec.num_layers,
             "images.cross_layers must be layers, ascending, and at most num_layers");
   if (spec.attention.mla || !spec.attentions.empty() || spec.moe || spec.block.is_parallel ||
@@ -47,17 +47,17 @@ void check_images(const ModelSpec& spec) {
 
 void check_own_weights(const ModelSpec& spec) {
   if (!has_own_image_weights(spec)) return;
-  refuse_if(spec.moe || spec.attention.mla || !spec.attentions.empty() || spec.recurrence ||
+  reject_if(spec.moe || spec.attention.mla || !spec.attentions.empty() || spec.recurrence ||
                 !spec.images->cross_layers.empty(),
             "images' own weights cannot be had with moe, attention.mla, attentions, recurrence or images.cross_layers");
-  refuse_if(spec.images->low_rank > 0 && (spec.images->own_attention || spec.images->own_mlp),
+  reject_if(spec.images->low_rank > 0 && (spec.images->own_attention || spec.images->own_mlp),
             "images.low_rank cannot be had with images.own_attention or images.own_mlp");
 }
 
 void check(const HeadSpec& head, const ModelSpec& spec) {
-  refuse_if(spec.attention.mla && head.kind == HeadKind::kEagle3, "head.kind eagle3 with attention.mla");
-  refuse_if(spec.block.is_parallel, "head with block.is_parallel");
-  refuse_if(head.kind != HeadKind::kEagle3 && width_of(head) != spec.hidden_size,
+  reject_if(spec.attention.mla && head.kind == HeadKind::kEagle3, "head.kind eagle3 with attention.mla");
+  reject_if(spec.block.is_parallel, "head with block.is_parallel");
+  reject_if(head.kind != HeadKind::kEagle3 && width_of(head) != spec.hidden_size,
             "head.target_hidden_size must be hidden_size, without head.target_layers");
   if (std::ranges::any_of(head.tokens, [&](int token) { return token >= spec.vocab_size; })) {
     throw invalid_argument("head.tokens must be tokens of the vocabulary");
@@ -65,26 +65,26 @@ void check(const HeadSpec& head, const ModelSpec& spec) {
 }
 
 void check(const BlockSpec& block, const ModelSpec& spec) {  // #lizard forgives: a list of contradictions
-  refuse_if(!block.has_input_norms && (!block.has_output_norms || block.is_parallel || spec.head),
+  reject_if(!block.has_input_norms && (!block.has_output_norms || block.is_parallel || spec.head),
             "a block without has_input_norms needs has_output_norms, without is_parallel and head");
-  refuse_if(spec.moe && spec.moe->is_alongside_mlp && (!block.has_output_norms || block.is_parallel),
+  reject_if(spec.moe && spec.moe->is_alongside_mlp && (!block.has_output_norms || block.is_parallel),
             "moe.is_alongside_mlp needs a block with has_output_norms, without is_parallel");
-  refuse_if(block.skips_first_norm && (!block.has_input_norms || block.norms_stream || block.shares_norm || spec.head),
+  reject_if(block.skips_first_norm && (!block.has_input_norms || block.norms_stream || block.shares_norm || spec.head),
             "skips_first_norm needs has_input_norms, without norms_stream, shares_norm and head");
-  refuse_if(block.norms_stream && (!block.has_input_norms || block.is_parallel || spec.head),
+  reject_if(block.norms_stream && (!block.has_input_norms || block.is_parallel || spec.head),
             "a block with norms_stream needs has_input_norms, without is_parallel and head");
 }
 
 void check(const RecurrenceSpec& own) {
-  refuse_if(own.num_heads % own.num_key_heads != 0,
+  reject_if(own.num_heads % own.num_key_heads != 0,
             "recurrence.num_heads must be a multiple of recurrence.num_key_heads");
-  refuse_if(own.norm == RecurrenceNorm::kGroups && own.num_heads % own.norm_groups != 0,
+  reject_if(own.norm == RecurrenceNorm::kGroups && own.num_heads % own.norm_groups != 0,
             "recurrence.num_heads must be a multiple of recurrence.norm_groups");
-  refuse_if(!own.slopes.empty() && own.slopes.size() != static_cast<size_t>(own.num_heads),
+  reject_if(!own.slopes.empty() && own.slopes.size() != static_cast<size_t>(own.num_heads),
             "recurrence.slopes must have a number for each head");
 }
 
-[[noreturn]] void refuse(int layer, const std::string& problem) {
+[[noreturn]] void reject(int layer, const std::string& problem) {
   throw invalid_argument("layer " + std::to_string(layer) + ": " + problem);
 }
 
@@ -104,16 +104,16 @@ void check_latent(const AttentionSpec& own, int layer) {
       {std::ranges::any_of(own.windows, [](int window) { return window > 0; }), "windows"},
   };
   for (const auto& [is_used, field] : lacking) {
-    if (is_used) refuse(layer, "attend: attention." + std::string(field) + " cannot be had with attention.mla");
+    if (is_used) reject(layer, "attend: attention." + std::string(field) + " cannot be had with attention.mla");
   }
   if (!own.mla->indexer) return;
   const IndexerSpec& indexer = *own.mla->indexer;
-  if (own.mla->q_rank == 0) refuse(layer, "attention.mla.indexer needs attention.mla.q_rank");
+  if (own.mla->q_rank == 0) reject(layer, "attention.mla.indexer needs attention.mla.q_rank");
   if (indexer.head_dim % 2 != 0 || indexer.head_dim < own.mla->rope_dim) {
-    refuse(layer, "attention.mla.indexer.head_dim must be even and at least rope_dim " +
+    reject(layer, "attention.mla.indexer.head_dim must be even and at least rope_dim " +
                       std::to_string(own.mla->rope_dim) + ", got " + std::to_string(indexer.head_dim));
   }
-  if (!indexer.layers.front()) refuse(layer, "attention.mla.indexer.layers[0] must be true");
+  if (!indexer.layers.front()) reject(layer, "attention.mla.indexer.layers[0] must be true");
 }
 
 // A kind of attention, named by the first layer that has it.
@@ -122,29 +122,29 @@ void check_attention(const ModelSpec& spec, int layer) {
   const AttentionSpec& own = attention_kind(spec, kind);
   const HeadSizes sizes = head_sizes(spec, kind);
   if (sizes.heads % sizes.kv_heads != 0) {
-    refuse(layer, "num_heads must be a multiple of num_kv_heads " + std::to_string(sizes.kv_heads) + ", got " +
+    reject(layer, "num_heads must be a multiple of num_kv_heads " + std::to_string(sizes.kv_heads) + ", got " +
                       std::to_string(sizes.heads));
   }
-  if (sizes.head_dim % 2 != 0) refuse(layer, "head_dim must be even, got " + std::to_string(sizes.head_dim));
+  if (sizes.head_dim % 2 != 0) reject(layer, "head_dim must be even, got " + std::to_string(sizes.head_dim));
   if (const size_t slopes = own.alibi_slopes.size(); slopes != 0 && slopes != static_cast<size_t>(sizes.heads)) {
-    refuse(layer, "attention.alibi_slopes must have num_heads values");
+    reject(layer, "attention.alibi_slopes must have num_heads values");
   }
-  if (own.mla && !spec.attentions.empty()) refuse(layer, "attention.mla with attentions");
+  if (own.mla && !spec.attentions.empty()) reject(layer, "attention.mla with attentions");
   if (own.mla) check_latent(own, layer);
   if (spec.images && spec.images->whole_rows > 0 && !own.alibi_slopes.empty()) {
-    refuse(layer, "images.whole_rows cannot be had with attention.alibi_slopes");
+    reject(layer, "images.whole_rows cannot be had with attention.alibi_slopes");
   }
 }
 
 void check_rotation(const ModelSpec& spec, int layer) {
   const int number = spec.layer_ropes[static_cast<size_t>(layer)];
-  refuse_if(number < -1 || number >= static_cast<int>(spec.ropes.size()), "layer_ropes: no such rope");
+  reject_if(number < -1 || number >= static_cast<int>(spec.ropes.size()), "layer_ropes: no such rope");
   if (number < 0) return;
   const int kind = attention_of(spec, layer);
   const auto& mla = attention_kind(spec, kind).mla;
   const int rotated = mla ? mla->rope_dim : head_sizes(spec, kind).head_dim;
   if (2 * spec.ropes[static_cast<size_t>(number)].inv_freq.size() > static_cast<size_t>(rotated)) {
-    refuse(layer, "rope.inv_freq must have 1 to head_dim / 2 values");
+    reject(layer, "rope.inv_freq must have 1 to head_dim / 2 values");
   }
 }
 
@@ -159,15 +159,15 @@ void check_shared_keys(const ModelSpec& spec, int layer) {
                            "] must be an earlier layer that attends to keys of its own and has the same memory, got " +
                            std::to_string(source));
   }
-  refuse_if(spec.attention.mla || attention_kind(spec, attention_of(spec, layer)).has_output_gate || spec.head ||
+  reject_if(spec.attention.mla || attention_kind(spec, attention_of(spec, layer)).has_output_gate || spec.head ||
                 cross_layer_count(spec) > 0,
             "layer_keys cannot be had with attention.mla, attention.has_output_gate, head or images.cross_layers");
 }
 
 void check_layers(const ModelSpec& spec) {
   const auto layers = static_cast<size_t>(spec.num_layers);
-  refuse_if(spec.layer_ropes.size() != layers, "layer_ropes must have a value for each layer");
-  refuse_if(!spec.mlp.sizes.empty() && spec.mlp.sizes.size() != layers, "mlp.sizes must have a value for each layer");
+  reject_if(spec.layer_ropes.size() != layers, "layer_ropes must have a value for each layer");
+  reject_if(!spec.mlp.sizes.empty() && spec.mlp.sizes.size() != layers, "mlp.sizes must have a value for each layer");
   std::vector<bool> is_found(static_cast<size_t>(attention_count(spec)), false);
   for (int layer = 0; layer < spec.num_layers; ++layer) {
     const auto kind = static_cast<size_t>(attention_of(spec, layer));
@@ -179,7 +179,7 @@ void check_layers(const ModelSpec& spec) {
     check_rotation(spec, layer);
     check_shared_keys(spec, layer);
     if (has_experts(spec, layer) && spec.moe->router.scales_input && spec.moe->experts_per_token != 1) {
-      refuse(layer, "experts: moe.router.scales_input cannot be had with several experts a token");
+      reject(layer, "experts: moe.router.scales_input cannot be had with several experts a token");
     }
   }
 }
@@ -192,15 +192,15 @@ void check_mixers(const ModelSpec& spec) {
     is_partial |= !has_attention(spec, layer) && !has_recurrence(spec, layer);
     is_partial |= !spec.layer_mlps[static_cast<size_t>(layer)];
   }
-  refuse_if(has_one != spec.recurrence.has_value(),
+  reject_if(has_one != spec.recurrence.has_value(),
             "recurrence must be there where layer_mixers has it, and only there");
   const bool has_scales =
       spec.block.has_layer_scale || (spec.recurrence_block && spec.recurrence_block->has_layer_scale);
-  refuse_if(
+  reject_if(
       is_partial && (spec.block.is_parallel || spec.head || spec.layer_input || has_scales),
       "layers without a mixer or an MLP cannot be had with block.is_parallel, block.has_layer_scale, layer_input or "
       "head");
-  refuse_if(spec.recurrence_block && (spec.recurrence_block->is_parallel || !has_one),
+  reject_if(spec.recurrence_block && (spec.recurrence_block->is_parallel || !has_one),
             "recurrence_block needs a recurrence, and cannot be parallel");
   if (has_one) check(*spec.recurrence);
 }
@@ -216,16 +216,16 @@ void check(const EncoderSpec&, const ModelSpec& spec) {
 
 void check_streams(const ModelSpec& spec) {
   const bool is_plain = spec.block.has_input_norms && spec.block.has_output_norms && !spec.block.is_parallel;
-  refuse_if(spec.streams->active >= spec.streams->count, "streams.active must be below streams.count");
-  refuse_if(!is_plain || spec.head || spec.recurrence || spec.images || !spec.layer_input,
+  reject_if(spec.streams->active >= spec.streams->count, "streams.active must be below streams.count");
+  reject_if(!is_plain || spec.head || spec.recurrence || spec.images || !spec.layer_input,
             "streams needs layer_input and norms of inputs and outputs, without head or images");
 }
 
 void check(const RopeSpec& rope) {
-  refuse_if(rope.inv_freq.empty(), "rope.inv_freq must have 1 to head_dim / 2 values");
-  refuse_if(!rope.axes.empty() && (rope.axes.size() != rope.inv_freq.size() || rope.stretch),
+  reject_if(rope.inv_freq.empty(), "rope.inv_freq must have 1 to head_dim / 2 values");
+  reject_if(!rope.axes.empty() && (rope.axes.size() != rope.inv_freq.size() || rope.stretch),
             "rope.axes must have as many values as rope.inv_freq, without a stretch");
-  refuse_if(
+  reject_if(
       rope.stretch && rope.stretch->kind == StretchKind::kLong && rope.stretch->inv_freq.size() != rope.inv_freq.size(),
       "rope.stretch.inv_freq must have as many values as rope.inv_freq");
 }
@@ -240,8 +240,8 @@ void check(const ModelSpec& spec) {
   check_mixers(spec);
   check(spec.block, spec);
   if (spec.recurrence_block) check(*spec.recurrence_block, spec);
-  refuse_if(spec.mlp.is_xielu && spec.mlp.is_gated, "mlp.is_xielu with mlp.is_gated");
-  refuse_if(spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0),
+  reject_if(spec.mlp.is_xielu && spec.mlp.is_gated, "mlp.is_xielu with mlp.is_gated");
+  reject_if(spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0),
             "layer_input cannot be had with head, has_embedding_norm or images.cross_layers");
   if (spec.streams) check_streams(spec);
   for (const RopeSpec& rope : spec.ropes) check(rope);

@@ -21,7 +21,7 @@ class Divider {
   Divider(int rank, int count, int group) : rank_(rank), count_(count), group_(group) {}
 
   Slice heads(const char* name, int count) {
-    if (count % count_ != 0) refuse(std::string(name) + " " + std::to_string(count) + " is no multiple of it");
+    if (count % count_ != 0) reject(std::string(name) + " " + std::to_string(count) + " is no multiple of it");
     return part(count, 1);
   }
 
@@ -29,7 +29,7 @@ class Divider {
   Slice kv_heads(const char* name, int count) {
     if (count % count_ == 0) return part(count, 1);
     if (count_ % count != 0) {
-      refuse(std::string(name) + " " + std::to_string(count) + " is neither a multiple nor a divisor of it");
+      reject(std::string(name) + " " + std::to_string(count) + " is neither a multiple nor a divisor of it");
       return count;
     }
     const int head = rank_ * count / count_;
@@ -43,7 +43,7 @@ class Divider {
     if (count == 0) return 0;
     const int unit = std::lcm(kMinUnit, group_);
     if ((count + unit - 1) / unit < count_) {
-      refuse(std::string(name) + " " + std::to_string(count) + " has fewer groups of " + std::to_string(unit) +
+      reject(std::string(name) + " " + std::to_string(count) + " has fewer groups of " + std::to_string(unit) +
              " than that");
     }
     return part(count, unit);
@@ -62,11 +62,11 @@ class Divider {
   // Inputs that come in heads, whatever is in one group.
   void check_groups(const char* name, int inputs_of_a_rank) {
     if (inputs_of_a_rank % group_ == 0) return;
-    refuse(std::string(name) + " would be cut inside a group of " + std::to_string(group_) +
+    reject(std::string(name) + " would be cut inside a group of " + std::to_string(group_) +
            " inputs that have one scale: a rank has " + std::to_string(inputs_of_a_rank) + " inputs");
   }
 
-  void refuse(const std::string& problem) { problems_ += (problems_.empty() ? "" : ", and ") + problem; }
+  void reject(const std::string& problem) { problems_ += (problems_.empty() ? "" : ", and ") + problem; }
   const std::string& problems() const { return problems_; }
 
  private:
@@ -160,10 +160,10 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   shard.vocab_part = divider.part_of_tokens(logit_count(spec));
   const auto norms_projections = [&](int kind) { return attention_kind(spec, kind).qk_norm == QkNorm::kProjection; };
   if (count > 1 && std::ranges::any_of(std::views::iota(0, attention_count(spec)), norms_projections)) {
-    divider.refuse("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
+    divider.reject("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
   }
   if (count > 1 && std::any_of(spec.mlp.cuts.begin(), spec.mlp.cuts.end(), [](float cut) { return cut > 0; })) {
-    divider.refuse("activations are cut at a spread over all channels (mlp.cuts), which no rank has");
+    divider.reject("activations are cut at a spread over all channels (mlp.cuts), which no rank has");
   }
   if (!divider.problems().empty()) {
     throw invalid_argument("tp=" + std::to_string(count) + " does not fit " + spec.architecture + ": " +

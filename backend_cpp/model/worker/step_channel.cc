@@ -175,8 +175,8 @@ bool StepChannel::has_failed(int index, uint32_t number) const {
 }
 
 std::string StepChannel::text(int index) const {
-  const Rank& said = rank(index);
-  return {said.text, std::min<size_t>(said.text_bytes, kTextBytes)};
+  const Rank& state = rank(index);
+  return {state.text, std::min<size_t>(state.text_bytes, kTextBytes)};
 }
 
 bool StepChannel::wait_order(uint32_t after, std::chrono::nanoseconds timeout) const {

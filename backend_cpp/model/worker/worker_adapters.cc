@@ -44,8 +44,8 @@ std::string shape_text(int64_t outputs, int64_t inputs) {
 
 }  // namespace
 
-AdaptableLayers::AdaptableLayers(const Json& said) {
-  for (const auto& [name, shape] : said.as_object()) {
+AdaptableLayers::AdaptableLayers(const Json& facts) {
+  for (const auto& [name, shape] : facts.as_object()) {
     shapes_[std::string(inner_layer(name))] = {shape.at(size_t{0}).as_int(), shape.at(size_t{1}).as_int()};
   }
 }

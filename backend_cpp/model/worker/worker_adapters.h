@@ -16,7 +16,7 @@ class AdaptableLayers {
  public:
   AdaptableLayers() = default;
   // From {name: [out_features, in_features]}.
-  explicit AdaptableLayers(const Json& said);
+  explicit AdaptableLayers(const Json& facts);
 
   // Throws Error that names what of an adapter's directory does not fit.
   std::unique_ptr<AdapterFile> open(const std::string& directory) const;

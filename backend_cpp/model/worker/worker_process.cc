@@ -32,14 +32,14 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& command, int inheri
   if (pipe2(ends, O_CLOEXEC) != 0) throw Error(ErrorCode::kUnavailable, "a worker: no file descriptors are left");
   lifeline_ = FileDescriptor(ends[1]);
   const FileDescriptor end(ends[0]);
-  const FileDescriptor theirs(fcntl(end.get(), F_DUPFD_CLOEXEC, kFirstFree));
+  const FileDescriptor worker_end(fcntl(end.get(), F_DUPFD_CLOEXEC, kFirstFree));
   const FileDescriptor channel(fcntl(inherited, F_DUPFD_CLOEXEC, kFirstFree));
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_adddup2(&actions, channel.get(), kWorkerChannel);
-  posix_spawn_file_actions_adddup2(&actions, theirs.get(), kWorkerLifeline);
+  posix_spawn_file_actions_adddup2(&actions, worker_end.get(), kWorkerLifeline);
   sigset_t none;
   sigemptyset(&none);
   posix_spawnattr_setsigmask(&attributes, &none);

@@ -93,15 +93,15 @@ void WorkerRunner::start() {
     throw;
   }
   std::filesystem::remove(meeting_place);
-  const Json said = Json::parse(channel_->text(0));
-  facts_.token_bytes = static_cast<size_t>(said.at("token_bytes").as_int());
-  facts_.free_memory = static_cast<size_t>(said.at("free_memory").as_int());
-  facts_.window = static_cast<int>(said.at("window").as_int());
-  facts_.state_layers = static_cast<int>(said.at("state_layers").as_int());
-  facts_.state_bytes = static_cast<size_t>(said.at("state_bytes").as_int());
-  facts_.layers = AdaptableLayers(said.at("layers"));
+  const Json facts = Json::parse(channel_->text(0));
+  facts_.token_bytes = static_cast<size_t>(facts.at("token_bytes").as_int());
+  facts_.free_memory = static_cast<size_t>(facts.at("free_memory").as_int());
+  facts_.window = static_cast<int>(facts.at("window").as_int());
+  facts_.state_layers = static_cast<int>(facts.at("state_layers").as_int());
+  facts_.state_bytes = static_cast<size_t>(facts.at("state_bytes").as_int());
+  facts_.layers = AdaptableLayers(facts.at("layers"));
   facts_.sampling.clear();
-  for (const Json& name : said.at("sampling").as_array()) facts_.sampling.push_back(name.as_string());
+  for (const Json& name : facts.at("sampling").as_array()) facts_.sampling.push_back(name.as_string());
   traits_.samples_on_device = !facts_.sampling.empty();
   end_of_watch_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
   watcher_ = std::thread([this] { watch(); });

@@ -77,7 +77,7 @@ OnlyChecking::~OnlyChecking() {
   thread_only_checks = false;
 }
 
-void refuse_host_memory(const void* words, size_t count, int number) {
+void reject_host_memory(const void* words, size_t count, int number) {
   const auto* each = static_cast<const void* const*>(words);
   for (size_t i = 0; i < count; ++i) {
     if (!is_host_memory(each[i])) continue;

@@ -33,7 +33,7 @@ class OnlyChecking {
 // A GPU cannot reach memory of the host that the runtime has not allocated; the emulation reads it as any other.
 // Throws Error (kInternal) when a word of an argument is the address of such memory. `number` is of the argument.
 // Pointers that are in memory themselves are not looked at.
-void refuse_host_memory(const void* words, size_t count, int number);
+void reject_host_memory(const void* words, size_t count, int number);
 
 template <class T>
 void check_argument(T argument, int number) {
@@ -46,7 +46,7 @@ void check_argument(T argument, int number) {
 #endif
     const void* words[kWords];
     std::memcpy(words, &argument, sizeof(words));
-    refuse_host_memory(words, kWords, number);
+    reject_host_memory(words, kWords, number);
   }
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kScales = "scales";      // the library that applies them
 constexpr const char* kProducts = "products";  // where it is wrong, it has no algorithm for any of them
-constexpr int kMaxRefusedRows = 16;            // of int8, by cuBLASLt
+constexpr int kMaxRejectedRows = 16;           // of int8, by cuBLASLt
 
 // Elements as float32; products of int8 stay exact in it, sums do in `Sum`.
 inline float element(int8_t value) {
@@ -110,7 +110,7 @@ class PlainGemm : public Gemm {
       emulated::count_library_launch(kProducts);
       return false;
     }
-    if (call.type == GemmType::kInt8 && call.rows <= kMaxRefusedRows) {
+    if (call.type == GemmType::kInt8 && call.rows <= kMaxRejectedRows) {
       throw internal_error("cuBLASLt multiplies no " + std::to_string(call.rows) + " rows of int8");
     }
     if (!has_result(call)) throw internal_error("cuBLASLt makes no such results of such operands");

@@ -129,13 +129,13 @@ TEST(a_block_goes_back_once) {
   std::vector<int32_t> copy = taken;
   cache.release(taken);
   CHECK_EQUAL(cache.pool().free_count(), 3);
-  bool refused = false;
+  bool rejected = false;
   try {
     cache.release(copy);
   } catch (const Error&) {
-    refused = true;
+    rejected = true;
   }
-  CHECK(refused);
+  CHECK(rejected);
 }
 
 TEST(what_leaves_for_the_host_comes_back_whole) {

@@ -144,7 +144,7 @@ ENGINE_TEST(who_reads_the_events_of_ten_thousand_requests_knows_what_the_cache_h
       core.add({request_of(id, random, id / 2500), nullptr, std::nullopt});
       if (random() % 50 == 0) core.cancel(id - random() % 4);
       if (id % 997 == 0) reader.set_state(CacheEventSink::State::kLost);
-      if (id % 997 == 40) reader.set_state(CacheEventSink::State::kAsks);
+      if (id % 997 == 40) reader.set_state(CacheEventSink::State::kNeedsSnapshot);
       for (auto steps = random() % 3; steps > 0 && core.has_work(); --steps) {
         core.step();
         core.announce();
@@ -165,7 +165,7 @@ ENGINE_TEST(who_reads_the_events_of_ten_thousand_requests_knows_what_the_cache_h
     CHECK(max_places > 30);
     CHECK(stats.evictions > 1000);
     CHECK((host_blocks > 0) == (stats.swapped_in > 100));
-    reader.set_state(CacheEventSink::State::kAsks);
+    reader.set_state(CacheEventSink::State::kNeedsSnapshot);
     core.announce();
     CHECK(reader.places() == places_of(core.cache()));
     core.end_all(nullptr);
@@ -270,7 +270,7 @@ TEST(a_publisher_that_ends_is_started_again_and_everything_is_asked_for) {
   // Until the end of the process is seen, what is pushed is lost.
   Published::wait([&] {
     if (one.publisher.state() == CacheEventSink::State::kFollows) one.push(12);
-    return one.publisher.state() == CacheEventSink::State::kAsks;
+    return one.publisher.state() == CacheEventSink::State::kNeedsSnapshot;
   });
   Published::wait([&] { return one.is_woken.load(); });
   CHECK_EQUAL(one.publisher.counts().event_losses, int64_t{1});
@@ -288,7 +288,7 @@ TEST(a_publisher_that_takes_nothing_keeps_nobody_waiting) {
 }
 
 TEST(a_publisher_that_cannot_publish_says_why) {
-  const auto said = [](const std::string& script) {
+  const auto error_of_publisher = [](const std::string& script) {
     try {
       const Published one(script);
       return std::string("nothing");
@@ -296,9 +296,9 @@ TEST(a_publisher_that_cannot_publish_says_why) {
       return std::string(error.what());
     }
   };
-  CHECK_EQUAL(said("echo '{\"error\": \"the port is in use\"}' >&3"),
+  CHECK_EQUAL(error_of_publisher("echo '{\"error\": \"the port is in use\"}' >&3"),
               std::string("kv_events_config: the port is in use"));
-  CHECK(holds(said("exit 3"), "kv_events_config: the publisher"));
+  CHECK(holds(error_of_publisher("exit 3"), "kv_events_config: the publisher"));
 }
 
 }  // namespace turbomind::testing

@@ -9,13 +9,13 @@ namespace turbomind::testing {
 
 namespace {
 
-struct Asked {
+struct ControlResult {
   CacheReport report;
   std::optional<ErrorCode> error;
 };
 
-Asked control(Engine& engine, CacheControl::Action action, std::vector<int32_t> tokens = {}) {
-  std::promise<Asked> promise;
+ControlResult control(Engine& engine, CacheControl::Action action, std::vector<int32_t> tokens = {}) {
+  std::promise<ControlResult> promise;
   CacheControl control;
   control.action = action;
   control.tokens = std::move(tokens);
@@ -27,7 +27,7 @@ Asked control(Engine& engine, CacheControl::Action action, std::vector<int32_t> 
 }
 
 // Asks for a response of a token; returns how much of the prompt was found.
-int ask(Engine& engine, RequestId id, const std::vector<int32_t>& prompt) {
+int cached_tokens_of(Engine& engine, RequestId id, const std::vector<int32_t>& prompt) {
   Collector collector;
   engine.submit(make_request(id, prompt, 1, collector.callback()));
   const Collector::Response response = collector.wait(id);
@@ -51,23 +51,23 @@ ENGINE_TEST(a_pinned_prompt_stays_while_others_come_and_go) {
   const std::vector<int32_t> pinned = random_prompt(random, 21);
   CHECK(control(engine, Action::kPin, pinned).error == ErrorCode::kInvalidArgument);  // nothing of it is there
   RequestId id = 1;
-  ask(engine, id++, pinned);
-  const Asked kept = control(engine, Action::kPin, pinned);
+  cached_tokens_of(engine, id++, pinned);
+  const ControlResult kept = control(engine, Action::kPin, pinned);
   CHECK(!kept.error);
   CHECK(kept.report.tokens >= 20 - small_config().block_len && kept.report.tokens <= 21);
   CHECK_EQUAL(kept.report.pinned_prompts, 1);
   CHECK(kept.report.pinned_pages > 0);
   const auto others = [&](int count) {
-    while (count-- > 0) ask(engine, id++, random_prompt(random, 30));
+    while (count-- > 0) cached_tokens_of(engine, id++, random_prompt(random, 30));
   };
   others(30);
   CHECK(engine.stats().evictions > 0);
   CHECK_EQUAL(control(engine, Action::kReport).report.pinned_pages, kept.report.pinned_pages);
-  CHECK_EQUAL(ask(engine, id++, pinned), kept.report.tokens);
+  CHECK_EQUAL(cached_tokens_of(engine, id++, pinned), kept.report.tokens);
   CHECK_EQUAL(control(engine, Action::kUnpin, pinned).report.pinned_prompts, 0);
   CHECK(control(engine, Action::kUnpin, pinned).error == ErrorCode::kNotFound);
   others(30);
-  CHECK_EQUAL(ask(engine, id++, pinned), 0);
+  CHECK_EQUAL(cached_tokens_of(engine, id++, pinned), 0);
 }
 
 ENGINE_TEST(pins_take_a_fourth_of_the_cache_and_give_way_to_what_needs_it_all) {
@@ -76,25 +76,25 @@ ENGINE_TEST(pins_take_a_fourth_of_the_cache_and_give_way_to_what_needs_it_all) {
   Engine engine(config, std::make_unique<StubRunner>(), letters());
   std::mt19937 random(2);
   RequestId id = 1;
-  bool is_refused = false;
+  bool is_rejected = false;
   std::vector<int32_t> last;
-  for (int i = 0; i < 20 && !is_refused; ++i) {
+  for (int i = 0; i < 20 && !is_rejected; ++i) {
     last = random_prompt(random, 13);
-    ask(engine, id++, last);
-    const Asked asked = control(engine, Action::kPin, last);
-    is_refused = asked.error.has_value();
+    cached_tokens_of(engine, id++, last);
+    const ControlResult result = control(engine, Action::kPin, last);
+    is_rejected = result.error.has_value();
     const CacheReport report = control(engine, Action::kReport).report;
     CHECK(report.pinned_pages <= report.max_pinned_pages);
     CHECK_EQUAL(report.max_pinned_pages, config.page_count / 4);
   }
-  CHECK(is_refused);
+  CHECK(is_rejected);
   // A request that fits into the cache alone completes.
   const int longest = engine.config().session_len - 1;
-  ask(engine, id++, random_prompt(random, longest));
+  cached_tokens_of(engine, id++, random_prompt(random, longest));
   const CacheReport dropped = control(engine, Action::kDropMemory).report;
   CHECK_EQUAL(dropped.pinned_prompts, 0);
   CHECK_EQUAL(dropped.stats.blocks_idle, 0);
-  CHECK_EQUAL(ask(engine, id++, last), 0);
+  CHECK_EQUAL(cached_tokens_of(engine, id++, last), 0);
 }
 
 }  // namespace turbomind::testing

@@ -195,7 +195,7 @@ namespace {
 
 // Reason of a refusal; empty: there is none.
 template <class Function>
-std::string refusal_of(const Function& function) {
+std::string rejection_of(const Function& function) {
   try {
     function();
   } catch (const Error& error) {
@@ -229,7 +229,7 @@ TEST(windows_make_room_for_more_tokens) {
 TEST(groups_that_cannot_be_are_refused_with_their_layer_and_numbers) {
   const auto problem = [](CacheGroup group) {
     group.layers = {7};
-    return refusal_of([&] { plan_cache(4, {small_group(MemoryKind::kPaged, 4), group}); });
+    return rejection_of([&] { plan_cache(4, {small_group(MemoryKind::kPaged, 4), group}); });
   };
   CHECK_EQUAL(problem(small_group(MemoryKind::kWindow, 4, 0)),
               std::string("cache group 1, of layer 7: a window must be >= 1, got 0"));
@@ -244,7 +244,7 @@ TEST(groups_that_cannot_be_are_refused_with_their_layer_and_numbers) {
 TEST(layers_that_cannot_share_an_arena_are_refused_with_their_numbers) {
   const auto problem = [](CacheGroup group) {
     group.layers = {3};
-    return refusal_of([&] { plan_cache(4, {small_group(MemoryKind::kPaged, 4), group}); });
+    return rejection_of([&] { plan_cache(4, {small_group(MemoryKind::kPaged, 4), group}); });
   };
   CHECK_EQUAL(problem(small_group(MemoryKind::kPaged, 8)),
               std::string("cache group 1, of layer 3: a block must hold 4 tokens, as those of other layers do, got 8"));
@@ -263,8 +263,8 @@ TEST(a_cache_that_cannot_hold_one_sequence_is_refused_with_the_group_that_needs_
   state.layers = {1, 2, 4};
   const CachePlan plan = plan_cache(4, {paged, state});
   const int min_pages = plan.pages_for(1, 16);
-  CHECK_EQUAL(refusal_of([&] { plan.expect_a_sequence(min_pages, 16); }), std::string());
-  CHECK_EQUAL(refusal_of([&] { plan.expect_a_sequence(min_pages - 1, 16); }),
+  CHECK_EQUAL(rejection_of([&] { plan.expect_a_sequence(min_pages, 16); }), std::string());
+  CHECK_EQUAL(rejection_of([&] { plan.expect_a_sequence(min_pages - 1, 16); }),
               "not enough memory for the cache: the shortest sequence takes " + std::to_string(min_pages) +
                   " pages of " + std::to_string(plan.page_bytes) + " bytes, and there are " +
                   std::to_string(min_pages - 1) + "; cache group 1, of layer 1, takes " +

@@ -44,7 +44,7 @@ uint64_t bytes_in(const std::string& directory) {
   return bytes;
 }
 
-std::string refusal(const std::string& directory) {
+std::string rejection(const std::string& directory) {
   try {
     BlockFiles files(directory, kPlenty);
   } catch (const Error& error) {
@@ -274,23 +274,23 @@ TEST(processes_share_a_directory_and_its_bytes) {
 
 TEST(a_directory_that_is_not_this_users_alone_is_refused) {
   const ScratchDirectory scratch;
-  CHECK_EQUAL(refusal(scratch.path()), "");
+  CHECK_EQUAL(rejection(scratch.path()), "");
   std::filesystem::permissions(scratch.path(), std::filesystem::perms(0750));
-  CHECK(refusal(scratch.path()).find("run: chmod 700 " + scratch.path()) != std::string::npos);
+  CHECK(rejection(scratch.path()).find("run: chmod 700 " + scratch.path()) != std::string::npos);
   std::filesystem::permissions(scratch.path(), std::filesystem::perms(0700));
   // A directory of this user alone in which nobody makes files.
-  CHECK(refusal("/proc/self/fd").find("cache_dir: nothing can be written to /proc/self/fd") == 0);
+  CHECK(rejection("/proc/self/fd").find("cache_dir: nothing can be written to /proc/self/fd") == 0);
   const std::string file = scratch.path() + "/file";
   std::ofstream(file) << "no directory";
-  CHECK(refusal(file).find("cache_dir: " + file) == 0);
-  CHECK(refusal(file + "/below").find("cannot be made") != std::string::npos);
+  CHECK(rejection(file).find("cache_dir: " + file) == 0);
+  CHECK(rejection(file + "/below").find("cannot be made") != std::string::npos);
   // Root owns what it makes, and may give it away; for everybody else root's directories are another user's.
   std::string others = "/usr";
   if (geteuid() == 0) {
     others = scratch.path();
     CHECK_EQUAL(chown(others.c_str(), 4711, 4711), 0);
   }
-  CHECK(refusal(others).find(others + " belongs to user ") != std::string::npos);
+  CHECK(rejection(others).find(others + " belongs to user ") != std::string::npos);
 }
 
 }  // namespace turbomind::testing

@@ -46,7 +46,7 @@ struct Server {
     core->step();
     core->announce();
   }
-  void ask(std::vector<int32_t> prompt, int count, const std::string& salt) {
+  void serve(std::vector<int32_t> prompt, int count, const std::string& salt) {
     Request request = make_request(++last, std::move(prompt), count, [](Output&&) {});
     request.params.cache_salt = salt;
     core->add({std::move(request), nullptr, std::nullopt});
@@ -142,7 +142,7 @@ ENGINE_TEST(who_reads_the_events_of_two_engines_knows_what_their_directory_holds
       const int count = 1 + static_cast<int>(random() % 8);
       const std::string salt = random() % 4 == 0 ? "ann" : "";
       contents.add(prompt, count, salt);
-      server.ask(std::move(prompt), count, salt);
+      server.serve(std::move(prompt), count, salt);
       if (random() % 30 == 0) {
         CacheControl control;
         control.action = CacheControl::Action::kDropFiles;
@@ -150,10 +150,10 @@ ENGINE_TEST(who_reads_the_events_of_two_engines_knows_what_their_directory_holds
         server.core->control(control);
       }
       if (random() % 20 == 0) server.reader.set_state(CacheEventSink::State::kLost);
-      if (random() % 20 == 0) server.reader.set_state(CacheEventSink::State::kAsks);
+      if (random() % 20 == 0) server.reader.set_state(CacheEventSink::State::kNeedsSnapshot);
       if (round % 20 != 19) continue;
       for (Server& each : servers) each.write_out();
-      for (Server& each : servers) each.reader.set_state(CacheEventSink::State::kAsks);
+      for (Server& each : servers) each.reader.set_state(CacheEventSink::State::kNeedsSnapshot);
       const Hashes there = contents.in(scratch.path());
       max_hashes = std::max(max_hashes, there.size());
       // Each knows what it has written and looked for, and notices what the other has removed.
@@ -184,12 +184,12 @@ ENGINE_TEST(files_of_an_earlier_engine_are_reported) {
   const std::vector<int32_t> other = random_prompt(random, 30);
   {
     Server server(config_of(scratch.path()));
-    server.ask(one, 3, "");
+    server.serve(one, 3, "");
     server.write_out();
     contents.add(one, 3, "");
     const Hashes unsalted = contents.in(scratch.path());
     CHECK(unsalted.size() >= 7);
-    server.ask(other, 3, "ann");
+    server.serve(other, 3, "ann");
     server.write_out();
     contents.add(other, 3, "ann");
     // Those without a salt at once, others when a request looks for them.
@@ -199,7 +199,7 @@ ENGINE_TEST(files_of_an_earlier_engine_are_reported) {
       later.core->announce();
       return known == unsalted;
     });
-    later.ask(other, 3, "ann");
+    later.serve(other, 3, "ann");
     later.write_out();
     CHECK(known == contents.in(scratch.path()));
   }
@@ -207,7 +207,7 @@ ENGINE_TEST(files_of_an_earlier_engine_are_reported) {
   const auto& known = later.reader.hashes;
   // One that is gone is missed when somebody looks for it.
   std::filesystem::remove_all(scratch.path());
-  later.ask(other, 3, "ann");
+  later.serve(other, 3, "ann");
   later.write_out();
   wait_until([&] {
     later.core->announce();

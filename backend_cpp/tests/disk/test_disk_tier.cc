@@ -42,7 +42,7 @@ class Life {
   }
   // Of the response that was waited for last.
   const PrefixReport& report() const { return report_; }
-  int ask(RequestId id, std::vector<int32_t> prompt, int count, const std::string& salt = "") {
+  int serve(RequestId id, std::vector<int32_t> prompt, int count, const std::string& salt = "") {
     send(id, std::move(prompt), count, salt);
     return wait(id);
   }
@@ -73,15 +73,15 @@ ENGINE_TEST(an_engine_that_starts_again_finds_as_much_as_one_that_never_stopped)
     const std::vector<int32_t> third = continued(second, 9, random);
     EngineConfig without = config_of("");
     Life lasting(without);
-    CHECK_EQUAL(lasting.ask(1, first, 14), 0);
-    const int found = lasting.ask(2, second, 9);
-    const int found_later = lasting.ask(3, third, 5);
+    CHECK_EQUAL(lasting.serve(1, first, 14), 0);
+    const int found = lasting.serve(2, second, 9);
+    const int found_later = lasting.serve(3, third, 5);
     CHECK(found > 0 && found_later > found);
     const EngineConfig config = config_of(scratch.path());
-    CHECK_EQUAL(Life(config).ask(1, first, 14), 0);
-    CHECK_EQUAL(Life(config).ask(2, second, 9), found);
+    CHECK_EQUAL(Life(config).serve(1, first, 14), 0);
+    CHECK_EQUAL(Life(config).serve(2, second, 9), found);
     Life last(config);
-    CHECK_EQUAL(last.ask(3, third, 5), found_later);
+    CHECK_EQUAL(last.serve(3, third, 5), found_later);
     CHECK_EQUAL(last.report().disk, found_later);
     CHECK(last.stats().disk.read > 0);
     CHECK_EQUAL(last.stats().disk.damaged, 0);
@@ -94,13 +94,13 @@ ENGINE_TEST(files_are_found_by_the_same_model_and_the_same_salt_alone) {
   EngineConfig config = config_of(scratch.path());
   {
     Life life(config);
-    CHECK_EQUAL(life.ask(1, prompt, 3, "ann"), 0);
+    CHECK_EQUAL(life.serve(1, prompt, 3, "ann"), 0);
   }
-  CHECK_EQUAL(Life(config).ask(1, prompt, 3), 0);
-  CHECK_EQUAL(Life(config).ask(1, prompt, 3, "bob"), 0);
-  CHECK(Life(config).ask(1, prompt, 3, "ann") > 0);
+  CHECK_EQUAL(Life(config).serve(1, prompt, 3), 0);
+  CHECK_EQUAL(Life(config).serve(1, prompt, 3, "bob"), 0);
+  CHECK(Life(config).serve(1, prompt, 3, "ann") > 0);
   config.disk.fingerprint = "another";
-  CHECK_EQUAL(Life(config).ask(1, prompt, 3, "ann"), 0);
+  CHECK_EQUAL(Life(config).serve(1, prompt, 3, "ann"), 0);
 }
 
 ENGINE_TEST(what_has_no_room_in_memory_comes_back_from_files) {
@@ -110,11 +110,11 @@ ENGINE_TEST(what_has_no_room_in_memory_comes_back_from_files) {
   std::vector<std::vector<int32_t>> prompts;
   for (RequestId id = 1; id <= 12; ++id) {
     prompts.push_back(random_prompt(random, 50));
-    CHECK_EQUAL(life.ask(id, prompts.back(), 2), 0);
+    CHECK_EQUAL(life.serve(id, prompts.back(), 2), 0);
   }
   CHECK(life.stats().evictions > 0);
   // Written when they were used last, or when they had to go.
-  for (RequestId id = 1; id <= 12; ++id) CHECK_EQUAL(life.ask(100 + id, prompts[id - 1], 2), 48);
+  for (RequestId id = 1; id <= 12; ++id) CHECK_EQUAL(life.serve(100 + id, prompts[id - 1], 2), 48);
   CHECK(life.stats().disk.read > 0);
 }
 
@@ -192,12 +192,12 @@ ENGINE_TEST(what_is_dropped_is_computed_again) {
   const std::vector<int32_t> prompt(40, 7);
   const EngineConfig config = config_of(scratch.path());
   {
-    CHECK_EQUAL(Life(config).ask(1, prompt, 3), 0);
+    CHECK_EQUAL(Life(config).serve(1, prompt, 3), 0);
   }
   CHECK(!content_files(scratch.path()).empty());
   {
     Life life(config);
-    CHECK(life.ask(1, prompt, 3) > 0);
+    CHECK(life.serve(1, prompt, 3) > 0);
     for (const auto action : {CacheControl::Action::kDropMemory, CacheControl::Action::kDropFiles}) {
       std::promise<bool> done;
       CacheControl control;
@@ -208,7 +208,7 @@ ENGINE_TEST(what_is_dropped_is_computed_again) {
     }
   }
   CHECK(content_files(scratch.path()).empty());
-  CHECK_EQUAL(Life(config).ask(1, prompt, 3), 0);
+  CHECK_EQUAL(Life(config).serve(1, prompt, 3), 0);
 }
 
 TEST(a_size_in_which_hardly_anything_fits_is_refused) {

@@ -31,7 +31,7 @@ Part part_of(const std::string& text) {
 }
 
 template <class Part>
-std::string refusal_of(const std::string& text) {
+std::string rejection_of(const std::string& text) {
   try {
     part_of<Part>(text);
   } catch (const Error& error) {
@@ -59,7 +59,7 @@ std::string of_model(const std::string& fields, const std::function<std::string(
   return made;
 }
 
-std::string refusal_of_model(const std::string& fields, const std::string& from = "", const std::string& to = "") {
+std::string rejection_of_model(const std::string& fields, const std::string& from = "", const std::string& to = "") {
   return of_model(fields, [](const std::string& path) { return read_model_spec(path), std::string(); }, from, to);
 }
 
@@ -103,22 +103,23 @@ TEST(layers_that_do_not_fit_are_refused_by_their_number) {
        "layer_keys[1] must be an earlier layer that attends to keys of its own and has the same memory, got 0"},
   };
   for (const auto& [fields, reason] : wrong) {
-    const std::string refusal = refusal_of_model(fields);
-    CHECK(refusal.find(": " + reason) != std::string::npos);
+    const std::string rejection = rejection_of_model(fields);
+    CHECK(rejection.find(": " + reason) != std::string::npos);
   }
-  CHECK_EQUAL(refusal_of_model(wide), std::string());
-  CHECK_EQUAL(refusal_of_model(R"(, "layer_keys": [-1, 0])"), std::string());
+  CHECK_EQUAL(rejection_of_model(wide), std::string());
+  CHECK_EQUAL(rejection_of_model(R"(, "layer_keys": [-1, 0])"), std::string());
 }
 
 TEST(a_layer_that_has_no_program_is_refused_by_its_number_and_operation) {
   const std::string mla = R"("mla": {"kv_rank": 8, "q_rank": 0, "nope_dim": 8, "rope_dim": 32, "value_dim": 8,
                                      "norm_eps": 1e-6})";
-  CHECK(refusal_of_model("", R"("mla": null)", mla).find(": layer 0: attend: attention.qkv_bias cannot be had") !=
+  CHECK(rejection_of_model("", R"("mla": null)", mla).find(": layer 0: attend: attention.qkv_bias cannot be had") !=
         std::string::npos);
   const std::string moe = R"("moe": {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 8,
                                      "router": {"scales_input": true}, "layers": [false, true]})";
-  CHECK(refusal_of_model("", R"("moe": null)", moe).find(": layer 1: experts: moe.router.scales_input cannot be had") !=
-        std::string::npos);
+  CHECK(
+      rejection_of_model("", R"("moe": null)", moe).find(": layer 1: experts: moe.router.scales_input cannot be had") !=
+      std::string::npos);
 }
 
 TEST(a_program_lists_the_operations_of_a_step) {
@@ -184,7 +185,7 @@ TEST(a_description_is_refused_by_the_path_of_what_is_wrong) {
       {R"({"scale": 1, "mla": {"kv_rank": 0}})", "part.mla.kv_rank must be a whole number from 1"},
   };
   for (const auto& [text, reason] : wrong) {
-    CHECK_EQUAL(refusal_of<AttentionSpec>(text).substr(0, reason.size()), reason);
+    CHECK_EQUAL(rejection_of<AttentionSpec>(text).substr(0, reason.size()), reason);
   }
 }
 

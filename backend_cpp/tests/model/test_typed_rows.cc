@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kSize = 8;
 
-bool is_refused(const LinearInput& input, const TypedRows& y) {
+bool is_rejected(const LinearInput& input, const TypedRows& y) {
   const std::vector<float> ones(kSize * kSize, 1);
   LinearWeight weight;
   weight.data = ones.data();
@@ -35,10 +35,10 @@ bool is_refused(const LinearInput& input, const TypedRows& y) {
 TEST(rows_of_a_type_that_an_operator_does_not_know_are_refused) {
   const std::vector<float> x(kSize, 2);
   std::vector<float> y(kSize);
-  CHECK(!is_refused(x.data(), y.data()));
+  CHECK(!is_rejected(x.data(), y.data()));
   CHECK_EQUAL(y[kSize - 1], 2.0F * kSize);
-  CHECK(is_refused(ConstTypedRows(x.data(), DType::kBFloat16), y.data()));
-  CHECK(is_refused(x.data(), {y.data(), DType::kFloat16}));
+  CHECK(is_rejected(ConstTypedRows(x.data(), DType::kBFloat16), y.data()));
+  CHECK(is_rejected(x.data(), {y.data(), DType::kFloat16}));
   CHECK_EQUAL(ConstTypedRows(x.data(), DType::kFloat16).from(4).data, static_cast<const void*>(x.data() + 2));
 }
 

@@ -53,8 +53,8 @@ bool has_same_products(const KernelTable& table, const KernelTable& reference) {
       weight.scales = scales.data();
     }
     const std::vector<float> mine = product(table, weight, x);
-    const std::vector<float> theirs = product(reference, weight, x);
-    if (std::memcmp(mine.data(), theirs.data(), mine.size() * sizeof(float)) != 0) return false;
+    const std::vector<float> reference_sums = product(reference, weight, x);
+    if (std::memcmp(mine.data(), reference_sums.data(), mine.size() * sizeof(float)) != 0) return false;
   }
   return true;
 }

@@ -50,7 +50,7 @@ std::string version_text(int version) {
 }
 
 // `found` says what is there in its place, and why that does not do.
-[[noreturn]] void refuse(const std::string& found) {
+[[noreturn]] void reject(const std::string& found) {
   throw Error(ErrorCode::kUnavailable,
               "tp over several GPUs needs NCCL " + version_text(kMinVersion) + " or later, but " + found + kAdvice);
 }
@@ -60,7 +60,7 @@ void* open_library() {
   if (library != nullptr) return library;
   const std::string reason = dlerror();
   const bool is_missing = reason.starts_with(std::string(kLibrary) + ": cannot open shared object file");
-  refuse(is_missing ? std::string(kLibrary) + " was not found"
+  reject(is_missing ? std::string(kLibrary) + " was not found"
                     : std::string(kLibrary) + " cannot be loaded (" + reason + ")");
 }
 
@@ -90,7 +90,7 @@ NcclApi load() {
   int version = 0;
   const bool is_known = get_version != nullptr && get_version(&version) == NcclApi::kSuccess;
   if (!missing.empty() || !is_known || version < kMinVersion) {
-    refuse(path_of(library) + " is " + (is_known ? "NCCL " + version_text(version) : "of an unknown version") +
+    reject(path_of(library) + " is " + (is_known ? "NCCL " + version_text(version) : "of an unknown version") +
            (missing.empty() ? "" : " and lacks " + missing));
   }
   api.version = version_text(version);
