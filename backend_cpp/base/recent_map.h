@@ -18,13 +18,13 @@ class RecentMap {
   // through, and nothing has changed.
   template <class Make>
   Value& get(const Key& key, Make&& make) {
-    if (const auto known = places_.find(key); known != places_.end()) {
+    if (const auto known = index_.find(key); known != index_.end()) {
       entries_.splice(entries_.begin(), entries_, known->second);
     } else {
       entries_.emplace_front(key, make());
-      places_[key] = entries_.begin();
+      index_[key] = entries_.begin();
       if (entries_.size() > max_count_) {
-        places_.erase(entries_.back().first);
+        index_.erase(entries_.back().first);
         entries_.pop_back();
       }
     }
@@ -37,7 +37,7 @@ class RecentMap {
 
   size_t max_count_;
   Entries entries_;  // the one asked for last comes first
-  std::map<Key, typename Entries::iterator> places_;
+  std::map<Key, typename Entries::iterator> index_;
 };
 
 }  // namespace turbomind

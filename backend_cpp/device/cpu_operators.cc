@@ -37,8 +37,8 @@ size_t available_memory() {
   return available;
 }
 
-CpuOperators::CpuOperators(int threads, RankPlace place)
-    : place_(std::move(place)), pool_(threads > 0 ? threads : available_cpu_count()) {
+CpuOperators::CpuOperators(int threads, RankLink link)
+    : link_(std::move(link)), pool_(threads > 0 ? threads : available_cpu_count()) {
   kernels();
 }
 

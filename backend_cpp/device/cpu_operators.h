@@ -16,7 +16,7 @@ namespace turbomind {
 size_t available_memory();
 
 // Which rank of a group somebody is; of none, without an exchange.
-struct RankPlace {
+struct RankLink {
   std::shared_ptr<HostExchange> exchange;
   int rank = 0;
 };
@@ -24,7 +24,7 @@ struct RankPlace {
 class CpuOperators final : public Operators {
  public:
   // threads 0: all CPUs. Throws Error(kInvalidArgument) where LMDEPLOY_CPU_ISA names what this processor has not.
-  explicit CpuOperators(int threads, RankPlace place = {});
+  explicit CpuOperators(int threads, RankLink link = {});
 
   // Of the kernels.
   ThreadPool& queue() { return pool_; }
@@ -73,10 +73,10 @@ class CpuOperators final : public Operators {
     turbomind::add_scaled(pool_, scale, x, rows, size, y);
   }
   void all_reduce(float* x, size_t count) override {
-    if (place_.exchange) place_.exchange->all_reduce(place_.rank, x, count);
+    if (link_.exchange) link_.exchange->all_reduce(link_.rank, x, count);
   }
   void all_gather(float* x, size_t count) override {
-    if (place_.exchange) place_.exchange->all_gather(place_.rank, x, count);
+    if (link_.exchange) link_.exchange->all_gather(link_.rank, x, count);
   }
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override {
@@ -102,7 +102,7 @@ class CpuOperators final : public Operators {
  private:
   AttentionParams with_spans(AttentionParams params) const;
 
-  RankPlace place_;
+  RankLink link_;
   ThreadPool pool_;
   LinearScratch linear_scratch_;
   ExpertScratch expert_scratch_;

@@ -37,7 +37,7 @@ class CpuRankGroup final : public RankGroup {
     const int first = threads_ * rank / ranks_;
     const int threads = threads_ * (rank + 1) / ranks_ - first;
     keep_thread_on(processors_of_rank(nodes_, rank, ranks_));
-    return std::make_unique<CpuOperators>(std::max(threads, 1), RankPlace{exchange_, rank});
+    return std::make_unique<CpuOperators>(std::max(threads, 1), RankLink{exchange_, rank});
   }
   void fail() noexcept override { exchange_->fail(); }
 

@@ -44,19 +44,19 @@ void HostExchange::all_gather(int rank, float* data, size_t count) {
 }
 
 void HostExchange::meet() {
-  const uint32_t meeting = meetings_.load(std::memory_order_acquire);
+  const uint32_t meeting = barriers_.load(std::memory_order_acquire);
   check();  // a failure from here on ends the meeting that was loaded
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == buffers_.size()) {
     arrived_.store(0, std::memory_order_relaxed);
-    meetings_.fetch_add(1, std::memory_order_acq_rel);
-    meetings_.notify_all();
+    barriers_.fetch_add(1, std::memory_order_acq_rel);
+    barriers_.notify_all();
     return;
   }
-  for (int spins = 0; meetings_.load(std::memory_order_acquire) == meeting; ++spins) {
+  for (int spins = 0; barriers_.load(std::memory_order_acquire) == meeting; ++spins) {
     if (spins < kSpinsBeforeSleep) {
       std::this_thread::yield();
     } else {
-      meetings_.wait(meeting, std::memory_order_acquire);
+      barriers_.wait(meeting, std::memory_order_acquire);
     }
   }
   check();
@@ -68,8 +68,8 @@ void HostExchange::check() const {
 
 void HostExchange::fail() noexcept {
   has_failed_.store(true, std::memory_order_release);
-  meetings_.fetch_add(1, std::memory_order_acq_rel);
-  meetings_.notify_all();
+  barriers_.fetch_add(1, std::memory_order_acq_rel);
+  barriers_.notify_all();
 }
 
 }  // namespace turbomind

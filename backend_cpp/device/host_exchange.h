@@ -29,7 +29,7 @@ class HostExchange {
 
   std::vector<float*> buffers_;  // of each rank, during a call
   std::atomic<uint32_t> arrived_{0};
-  std::atomic<uint32_t> meetings_{0};
+  std::atomic<uint32_t> barriers_{0};
   std::atomic<bool> has_failed_{false};
 };
 

@@ -15,7 +15,7 @@ void CacheMemory::allocate(Operators& ops, size_t page_bytes, const CacheSize& s
   host_pages_ = ops.allocate_staging(page_bytes * static_cast<size_t>(size.host_page_count));
 }
 
-std::byte* CacheMemory::place(int32_t page) const {
+std::byte* CacheMemory::address_of(int32_t page) const {
   if (!is_of_host(page)) return pages_.as<std::byte>() + static_cast<size_t>(page) * page_bytes_;
   return host_pages_.as<std::byte>() + static_cast<size_t>(page - page_count_) * page_bytes_;
 }
@@ -23,11 +23,11 @@ std::byte* CacheMemory::place(int32_t page) const {
 void CacheMemory::move(Operators& ops, const std::vector<PageMove>& moves) const {
   for (const auto [from, to] : moves) {
     if (is_of_host(to)) {
-      ops.download_later(place(from), page_bytes_, place(to));
+      ops.download_later(address_of(from), page_bytes_, address_of(to));
     } else if (is_of_host(from)) {
-      ops.upload(place(from), page_bytes_, place(to));
+      ops.upload(address_of(from), page_bytes_, address_of(to));
     } else {
-      ops.copy(place(from), page_bytes_, place(to));
+      ops.copy(address_of(from), page_bytes_, address_of(to));
     }
   }
 }
@@ -36,9 +36,9 @@ void CacheMemory::read(Operators& ops, std::span<const int32_t> pages, std::byte
   for (const int32_t page : pages) {
     if (is_of_host(page)) {
       ops.wait();  // it may have been asked for later
-      std::memcpy(to, place(page), page_bytes_);
+      std::memcpy(to, address_of(page), page_bytes_);
     } else {
-      ops.download(place(page), page_bytes_, to);
+      ops.download(address_of(page), page_bytes_, to);
     }
     to += page_bytes_;
   }
@@ -50,7 +50,7 @@ void CacheMemory::give_back(const Operators& ops) const {
 
 void CacheMemory::write(Operators& ops, std::span<const int32_t> pages, const std::byte* from) const {
   for (const int32_t page : pages) {
-    ops.upload(from, page_bytes_, place(page));
+    ops.upload(from, page_bytes_, address_of(page));
     from += page_bytes_;
   }
 }

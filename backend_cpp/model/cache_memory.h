@@ -11,7 +11,7 @@
 namespace turbomind {
 
 // That of one layer's keys and values, in blocks, or in pages of several layers.
-inline CacheLayout placed(CacheLayout layout, int block_len, int layers = 1, size_t page_bytes = 0) {
+inline CacheLayout with_layout(CacheLayout layout, int block_len, int layers = 1, size_t page_bytes = 0) {
   layout.block_len = block_len;
   layout.num_layers = layers;
   layout.page_bytes = page_bytes;
@@ -45,7 +45,7 @@ class CacheMemory {
 
  private:
   bool is_of_host(int32_t page) const { return page >= page_count_; }
-  std::byte* place(int32_t page) const;
+  std::byte* address_of(int32_t page) const;
 
   size_t page_bytes_ = 0;
   int page_count_ = 0;

@@ -20,11 +20,11 @@ ImageGroup::ImageGroup(std::span<const EmbeddingRange> images, int rows_of_block
   }
   const int count = static_cast<int>(images_.size());
   block_count_ = std::max(blocks_of(rows(), rows_of_block), blocks_of(count, block_len));
-  places_.resize(static_cast<size_t>(block_count_) * static_cast<size_t>(block_len));
+  tokens_.resize(static_cast<size_t>(block_count_) * static_cast<size_t>(block_len));
   for (int i = 0; i < count; ++i) {
     EmbeddingRange& key = keys_.emplace_back();
     key.begin = i;
-    key.count = i + 1 < count ? 1 : static_cast<int>(places_.size()) - i;
+    key.count = i + 1 < count ? 1 : static_cast<int>(tokens_.size()) - i;
     key.digest = images_[static_cast<size_t>(i)].digest;
   }
 }

@@ -31,14 +31,14 @@ class ImageGroup {
   void read(int row, float* to) const;
 
   // Key of the rows where the cache's blocks are found by their tokens: nothing but the images' digests.
-  const std::vector<int32_t>& places() const { return places_; }
+  const std::vector<int32_t>& tokens() const { return tokens_; }
   std::span<const EmbeddingRange> keys() const { return keys_; }
 
  private:
   std::vector<EmbeddingRange> images_;
   std::vector<int> ends_;  // [images]; rows up to the end of each
   int block_count_;
-  std::vector<int32_t> places_;  // zeros
+  std::vector<int32_t> tokens_;  // zeros
   std::vector<EmbeddingRange> keys_;
 };
 

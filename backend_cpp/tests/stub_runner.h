@@ -231,14 +231,14 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
     }
   }
   void check_window(const StepSpan& span, const std::vector<int32_t>& table, int window) {
-    const auto place = [&](int position) -> int32_t& {
+    const auto slot_at = [&](int position) -> int32_t& {
       const int32_t page = table.at(static_cast<size_t>(position / block_len_));
       return cache_.at(static_cast<size_t>(page) * block_len_ + position % block_len_);
     };
     const int end = span.first_position + span.count;
-    for (int position = span.first_position; position < end; ++position) place(position) = slot(span, position);
+    for (int position = span.first_position; position < end; ++position) slot_at(position) = slot(span, position);
     for (int position = std::max(0, span.first_position - window + 1); position < end; ++position) {
-      if (place(position) != slot(span, position)) throw std::logic_error("a window has other tokens");
+      if (slot_at(position) != slot(span, position)) throw std::logic_error("a window has other tokens");
     }
   }
 

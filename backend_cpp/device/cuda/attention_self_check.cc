@@ -64,12 +64,12 @@ void AttentionSelfCheck::fill_cache(bool has_absolute_values) {
   const size_t block_size = layout.block_bytes() / sizeof(uint16_t);
   std::vector<uint16_t> pool(block_ids_.size() * block_size, 0x7FC0);
   const auto fill_slot = [&](size_t block, size_t slot, int head) {
-    const size_t place = (block * layout.block_len + slot) * layout.num_kv_heads + head;
+    const size_t index = (block * layout.block_len + slot) * layout.num_kv_heads + head;
     uint16_t* first = pool.data() + block * block_size;
     uint16_t* key = first + layout.key_offset(0, head) / sizeof(uint16_t) + slot * key_dim;
     uint16_t* value = first + layout.value_offset(0, head) / sizeof(uint16_t) + slot * value_dim;
-    const float* keys = keys_.data() + place * key_dim;
-    const float* values = value_in_key_ < 0 ? values_.data() + place * value_dim : keys + value_in_key_;
+    const float* keys = keys_.data() + index * key_dim;
+    const float* values = value_in_key_ < 0 ? values_.data() + index * value_dim : keys + value_in_key_;
     for (size_t d = 0; d < key_dim; ++d) key[d] = to_bf16(keys[d]).bits;
     for (size_t d = 0; d < value_dim; ++d) {
       value[d] = to_bf16(has_absolute_values ? std::abs(values[d]) : values[d]).bits;

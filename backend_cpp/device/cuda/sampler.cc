@@ -86,8 +86,8 @@ CudaSampler::~CudaSampler() {
 
 // ---- penalties ----
 
-CudaSampler::Counts CudaSampler::counts_at(int place) const {
-  auto* seen = history_memory_.as<uint32_t>() + static_cast<size_t>(place) * history_words();
+CudaSampler::Counts CudaSampler::counts_at(int slot) const {
+  auto* seen = history_memory_.as<uint32_t>() + static_cast<size_t>(slot) * history_words();
   return {seen, reinterpret_cast<int32_t*>(seen + mask_words())};
 }
 

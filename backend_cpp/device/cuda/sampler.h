@@ -56,7 +56,7 @@ class CudaSampler final : public TokenSampler {
 
   size_t mask_words() const { return (static_cast<size_t>(vocab_size_) + 31) / 32; }
   size_t history_words() const { return mask_words() + static_cast<size_t>(vocab_size_); }
-  Counts counts_at(int place) const;
+  Counts counts_at(int slot) const;
   size_t bytes_of_lists(const SamplingMetadata& choice) const;
   void count_tokens(const Counts& counts, const SamplingMetadata& choice);
   void fill_rows(const std::vector<const SamplingMetadata*>& choices);

@@ -96,14 +96,14 @@ LinearTypes CudaScaled::types_of(const LinearWeight& weight, int rows) {
 }
 
 bool CudaScaled::passes(cuda::GemmScales scales, DType result) {
-  const auto [place, is_new] = passed_.try_emplace({scales, result}, false);
+  const auto [entry, is_new] = passed_.try_emplace({scales, result}, false);
   if (is_new) {
     const bool has_blocks = scales == cuda::GemmScales::kBlocks;
-    place->second = passes_self_check(std::string("float8 with scales of ") + (has_blocks ? "blocks" : "rows") +
+    entry->second = passes_self_check(std::string("float8 with scales of ") + (has_blocks ? "blocks" : "rows") +
                                           " by cuBLASLt" + (result == DType::kFloat32 ? "" : ", rounded to bfloat16,"),
                                       [&] { return multiply(ops_, gemm_, scales, result); });
   }
-  return place->second;
+  return entry->second;
 }
 
 }  // namespace turbomind

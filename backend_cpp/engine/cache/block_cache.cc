@@ -6,7 +6,7 @@
 
 namespace turbomind {
 
-using Place = EvictionOrder::Place;
+using Queue = EvictionOrder::Queue;
 
 int32_t BlockCache::allocate(int group) {
   const int32_t block = contents_.allocate(group);
@@ -53,7 +53,7 @@ void BlockCache::drop(int32_t block, Keep keep) {
   const NodeId node = contents_.node_of(block);
   if (node == kNoNode) return pool_.free(block);
   if (keep == Keep::kNothing) return contents_.lose(block);
-  order_.put(block, keep == Keep::kContent ? Place::kNeededLast : Place::kUntilNeeded);
+  order_.put(block, keep == Keep::kContent ? Queue::kNeededLast : Queue::kUntilNeeded);
   if (keep == Keep::kContent && !tree().is_part(node)) contents_.report_idle(block);
 }
 
@@ -76,7 +76,7 @@ int32_t BlockCache::restore(const PrefixKey& prefix, int index, int count, NodeI
     block = snapshots_.add(node, group_index);
   } else if (block = contents_.allocate(group_index); block != kNoBlock) {
     contents_.attach(node, block, &prefix, index);
-    order_.put(block, Place::kNeededLast);
+    order_.put(block, Queue::kNeededLast);
   }
   tree().unref(node);
   return block;
@@ -109,12 +109,12 @@ int match_chain(BlockCache& cache, const PrefixKey& prefix, int limit, std::vect
 
 void publish(BlockCache& cache, const PrefixKey& prefix, int index, std::vector<int32_t>& blocks) {
   PrefixTree& tree = cache.tree();
-  const auto place = static_cast<size_t>(index);
-  const NodeId parent = index == 0 ? tree.get_root(prefix.scope) : cache.contents().node_of(blocks[place - 1]);
+  const auto slot = static_cast<size_t>(index);
+  const NodeId parent = index == 0 ? tree.get_root(prefix.scope) : cache.contents().node_of(blocks[slot - 1]);
   if (parent == kNoNode) throw internal_error("a block was published before the one it follows");
   const NodeId node = tree.get(parent, prefix, index);
   tree.ref(node);
-  blocks[place] = cache.attach(prefix, index, node, blocks[place]);
+  blocks[slot] = cache.attach(prefix, index, node, blocks[slot]);
   tree.unref(node);
 }
 

@@ -11,7 +11,7 @@ namespace turbomind {
 
 namespace {
 
-using Place = EvictionOrder::Place;
+using Queue = EvictionOrder::Queue;
 
 // Whether a node's block of such a group is of use only with those of all nodes before it.
 bool is_chain(const CacheGroup& group) {
@@ -28,8 +28,8 @@ CacheContents::CacheContents(BlockPool& pool, EvictionOrder& order, uint64_t has
       nodes_(static_cast<size_t>(pool.page_count() + pool.host_count()), kNoNode) {}
 
 int32_t CacheContents::stored(NodeId node, int group) const {
-  const size_t place = place_of(node, group);
-  return place < attached_.size() ? attached_[place] : kNoBlock;
+  const size_t slot = slot_of(node, group);
+  return slot < attached_.size() ? attached_[slot] : kNoBlock;
 }
 
 bool CacheContents::is_in_host(NodeId node) const {
@@ -47,7 +47,7 @@ int32_t CacheContents::allocate(int group) {
   while (pool_.free_count() < pages) {
     const int32_t block = order_.next();
     if (block == kNoBlock) throw internal_error("pages are idle, but no block is");
-    if (order_.place(block) == Place::kUntilNeeded) {
+    if (order_.queue(block) == Queue::kUntilNeeded) {
       lose(block);
       ++counts_.evictions;
     } else {
@@ -61,7 +61,7 @@ void CacheContents::attach(NodeId node, int32_t block, const PrefixKey* prefix, 
   const int group = pool_.group_of(block);
   const size_t groups = pool_.plan().groups.size();
   if (attached_.size() < tree_.id_bound() * groups) attached_.resize(tree_.id_bound() * groups, kNoBlock);
-  attached_[place_of(node, group)] = block;
+  attached_[slot_of(node, group)] = block;
   nodes_[static_cast<size_t>(block)] = node;
   tree_.ref(node);
   if (prefix == nullptr || !is_observed(node, group)) return;
@@ -75,7 +75,7 @@ void CacheContents::hand_over(int32_t from, int32_t to) {
   const NodeId node = std::exchange(nodes_[static_cast<size_t>(from)], kNoNode);
   const int group = pool_.group_of(from);
   nodes_[static_cast<size_t>(to)] = node;
-  attached_[place_of(node, group)] = to;
+  attached_[slot_of(node, group)] = to;
   if (!is_observed(node, group)) return;
   const CacheTier tier = pool_.is_of_host(to) ? CacheTier::kHost : CacheTier::kDevice;
   for (CacheObserver* observer : observers_) observer->moved(tree_.number(node), tree_.tokens(node), tier);
@@ -92,7 +92,7 @@ int32_t CacheContents::swap_in(int32_t block) {
   order_.remove(block);
   const int32_t to = allocate(pool_.group_of(block));
   if (to == kNoBlock) {
-    order_.put(block, Place::kHost);
+    order_.put(block, Queue::kHost);
     return kNoBlock;
   }
   hand_over(block, to);
@@ -115,7 +115,7 @@ void CacheContents::evict(int32_t block) {
   if (to == kNoBlock) return lose_for_room(block);
   hand_over(block, to);
   pool_.copy(block, to);
-  order_.put(to, Place::kHost);
+  order_.put(to, Queue::kHost);
   pool_.free(block);
   ++counts_.swapped_out;
 }
@@ -133,7 +133,7 @@ void CacheContents::lose_for_room(int32_t block) {
 void CacheContents::detach(int32_t block) {
   const NodeId node = std::exchange(nodes_[static_cast<size_t>(block)], kNoNode);
   const int group = pool_.group_of(block);
-  attached_[place_of(node, group)] = kNoBlock;
+  attached_[slot_of(node, group)] = kNoBlock;
   if (is_observed(node, group)) {
     for (CacheObserver* observer : observers_) observer->removed(tree_.number(node));
   }
@@ -212,10 +212,10 @@ void CacheContents::check_invariants() const {
     const bool is_in_use = order_.has(own) || pool_.is_referenced(own);
     require(is_in_use == (pool_.group_of(own) >= 0), "a block is in use by nobody, or is free and in use");
   }
-  for (size_t place = 0; place < attached_.size(); ++place) {
-    const int32_t block = attached_[place];
+  for (size_t slot = 0; slot < attached_.size(); ++slot) {
+    const int32_t block = attached_[slot];
     if (block == kNoBlock) continue;
-    const auto node = static_cast<NodeId>(place / pool_.plan().groups.size());
+    const auto node = static_cast<NodeId>(slot / pool_.plan().groups.size());
     require(node_of(block) == node, "a block is attached to another node");
   }
 }

@@ -73,7 +73,7 @@ class CacheContents {
   void check_invariants() const;
 
  private:
-  size_t place_of(NodeId node, int group) const {
+  size_t slot_of(NodeId node, int group) const {
     return static_cast<size_t>(node) * pool_.plan().groups.size() + static_cast<size_t>(group);
   }
   // Whether a node's content of a group is reported as stored, moved and removed.

@@ -9,75 +9,75 @@ namespace turbomind {
 EvictionOrder::EvictionOrder(const BlockPool& pool)
     : pool_(pool), entries_(static_cast<size_t>(pool.page_count() + pool.host_count())) {}
 
-void EvictionOrder::put(int32_t block, Place place) {
+void EvictionOrder::put(int32_t block, Queue queue) {
   at(block).uses = 0;
-  move(block, place);
+  move(block, queue);
 }
 
-void EvictionOrder::move(int32_t block, Place place) {
+void EvictionOrder::move(int32_t block, Queue queue) {
   Entry& entry = at(block);
-  if (entry.place != Place::kNone) {
+  if (entry.queue != Queue::kNone) {
     count(block, -1);
-    list(entry.place).erase(entry.position);
+    list(entry.queue).erase(entry.position);
   }
-  entry.place = place;
-  if (place == Place::kNone) return;
+  entry.queue = queue;
+  if (queue == Queue::kNone) return;
   entry.stamp = next_stamp_++;
-  entry.position = list(place).insert(list(place).end(), block);
+  entry.position = list(queue).insert(list(queue).end(), block);
   count(block, 1);
 }
 
 void EvictionOrder::count(int32_t block, int sign) {
-  const Place place = at(block).place;
-  if (place == Place::kHost) return;
+  const Queue queue = at(block).queue;
+  if (queue == Queue::kHost) return;
   const int pages = sign * pool_.pages_of(block);
   idle_pages_ += pages;
-  if (is_snapshot(place)) snapshot_pages_ += pages;
+  if (is_snapshot(queue)) snapshot_pages_ += pages;
 }
 
 void EvictionOrder::touch(int32_t block, bool is_pinned) {
-  Place to = place(block);
-  if (is_pinned && is_snapshot(to)) to = Place::kSharedSnapshot;
-  if (is_pinned && to == Place::kUntilNeeded) to = Place::kNeededLast;
+  Queue to = queue(block);
+  if (is_pinned && is_snapshot(to)) to = Queue::kSharedSnapshot;
+  if (is_pinned && to == Queue::kUntilNeeded) to = Queue::kNeededLast;
   move(block, to);
 }
 
 void EvictionOrder::record_use(int32_t block) {
   Entry& entry = at(block);
   ++entry.uses;
-  if (!is_snapshot(entry.place)) return move(block, entry.place);
-  move(block, entry.uses > 1 ? Place::kSharedSnapshot : Place::kLatestSnapshot);
+  if (!is_snapshot(entry.queue)) return move(block, entry.queue);
+  move(block, entry.uses > 1 ? Queue::kSharedSnapshot : Queue::kLatestSnapshot);
 }
 
 void EvictionOrder::pass(int32_t block) {
-  if (place(block) == Place::kLatestSnapshot) move(block, Place::kPassedSnapshot);
+  if (queue(block) == Queue::kLatestSnapshot) move(block, Queue::kPassedSnapshot);
 }
 
 bool EvictionOrder::keep(int32_t block) {
-  if (place(block) != Place::kUntilNeeded) return false;
-  move(block, Place::kNeededLast);
+  if (queue(block) != Queue::kUntilNeeded) return false;
+  move(block, Queue::kNeededLast);
   return true;
 }
 
-int32_t EvictionOrder::front(Place place) const {
-  const std::list<int32_t>& blocks = lists_[static_cast<size_t>(place)];
+int32_t EvictionOrder::front(Queue queue) const {
+  const std::list<int32_t>& blocks = lists_[static_cast<size_t>(queue)];
   return blocks.empty() ? kNoBlock : blocks.front();
 }
 
 int32_t EvictionOrder::next() const {
-  int32_t oldest = front(Place::kUntilNeeded);
+  int32_t oldest = front(Queue::kUntilNeeded);
   if (oldest != kNoBlock) return oldest;
-  for (const Place place :
-       {Place::kNeededLast, Place::kPassedSnapshot, Place::kLatestSnapshot, Place::kSharedSnapshot}) {
-    const int32_t block = front(place);
+  for (const Queue queue :
+       {Queue::kNeededLast, Queue::kPassedSnapshot, Queue::kLatestSnapshot, Queue::kSharedSnapshot}) {
+    const int32_t block = front(queue);
     if (block != kNoBlock && (oldest == kNoBlock || at(block).stamp < at(oldest).stamp)) oldest = block;
   }
   return oldest;
 }
 
 int32_t EvictionOrder::next_snapshot() const {
-  for (const Place place : {Place::kPassedSnapshot, Place::kLatestSnapshot, Place::kSharedSnapshot}) {
-    if (const int32_t block = front(place); block != kNoBlock) return block;
+  for (const Queue queue : {Queue::kPassedSnapshot, Queue::kLatestSnapshot, Queue::kSharedSnapshot}) {
+    if (const int32_t block = front(queue); block != kNoBlock) return block;
   }
   return kNoBlock;
 }
@@ -97,12 +97,12 @@ void EvictionOrder::check_invariants() const {
   size_t listed = 0;
   for (auto number = int32_t{0}; const Entry& entry : entries_) {
     const int32_t own = number++;
-    if (entry.place == Place::kNone) continue;
+    if (entry.queue == Queue::kNone) continue;
     ++listed;
     require(pool_.group_of(own) >= 0 && !pool_.is_referenced(own), "a block is free or in use");
-    require(pool_.is_of_host(own) == (entry.place == Place::kHost), "a block is in the other memory");
-    if (entry.place != Place::kHost) idle += pool_.pages_of(own);
-    if (is_snapshot(entry.place)) snapshots += pool_.pages_of(own);
+    require(pool_.is_of_host(own) == (entry.queue == Queue::kHost), "a block is in the other memory");
+    if (entry.queue != Queue::kHost) idle += pool_.pages_of(own);
+    if (is_snapshot(entry.queue)) snapshots += pool_.pages_of(own);
   }
   require(idle == idle_pages_ && snapshots == snapshot_pages_, "counts and idle blocks differ");
   require(listed == all().size(), "lists and idle blocks differ");

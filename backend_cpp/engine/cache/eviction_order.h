@@ -21,7 +21,7 @@ namespace turbomind {
 
 class EvictionOrder {
  public:
-  enum class Place : uint8_t {
+  enum class Queue : uint8_t {
     kNone,  // referenced, or no content
     kNeededLast,
     kUntilNeeded,
@@ -35,11 +35,11 @@ class EvictionOrder {
   explicit EvictionOrder(const BlockPool& pool);
 
   // Adds a block as the most recently used of its place.
-  void put(int32_t block, Place place);
-  void remove(int32_t block) { move(block, Place::kNone); }
-  Place place(int32_t block) const { return at(block).place; }
-  bool has(int32_t block) const { return at(block).place != Place::kNone; }
-  bool has_snapshot(int32_t block) const { return is_snapshot(at(block).place); }
+  void put(int32_t block, Queue queue);
+  void remove(int32_t block) { move(block, Queue::kNone); }
+  Queue queue(int32_t block) const { return at(block).queue; }
+  bool has(int32_t block) const { return at(block).queue != Queue::kNone; }
+  bool has_snapshot(int32_t block) const { return is_snapshot(at(block).queue); }
 
   // Marks a block as most recently used; `is_pinned`: also as evicted last.
   void touch(int32_t block, bool is_pinned);
@@ -54,7 +54,7 @@ class EvictionOrder {
   // The block of the device, the snapshot, the block of the host to evict next; kNoBlock: there is none.
   int32_t next() const;
   int32_t next_snapshot() const;
-  int32_t next_of_host() const { return front(Place::kHost); }
+  int32_t next_of_host() const { return front(Queue::kHost); }
   std::vector<int32_t> all() const;
 
   int idle_pages() const { return idle_pages_; }          // of the device
@@ -66,18 +66,18 @@ class EvictionOrder {
 
  private:
   struct Entry {
-    Place place = Place::kNone;
+    Queue queue = Queue::kNone;
     int uses = 0;                           // since it was put
     uint64_t stamp = 0;                     // of its last use
     std::list<int32_t>::iterator position;  // in its list
   };
 
-  static bool is_snapshot(Place place) { return place >= Place::kPassedSnapshot && place <= Place::kSharedSnapshot; }
+  static bool is_snapshot(Queue queue) { return queue >= Queue::kPassedSnapshot && queue <= Queue::kSharedSnapshot; }
   Entry& at(int32_t block) { return entries_[static_cast<size_t>(block)]; }
   const Entry& at(int32_t block) const { return entries_[static_cast<size_t>(block)]; }
-  std::list<int32_t>& list(Place place) { return lists_[static_cast<size_t>(place)]; }
-  int32_t front(Place place) const;
-  void move(int32_t block, Place place);
+  std::list<int32_t>& list(Queue queue) { return lists_[static_cast<size_t>(queue)]; }
+  int32_t front(Queue queue) const;
+  void move(int32_t block, Queue queue);
   void count(int32_t block, int sign);
 
   const BlockPool& pool_;

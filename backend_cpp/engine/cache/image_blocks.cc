@@ -9,7 +9,7 @@ namespace {
 
 PrefixKey key_of(const ImageGroup& group, const PrefixKey& sequence) {
   const PrefixScope scope(sequence.scope.cache_namespace, sequence.scope.variant, true);
-  return {scope, group.places(), group.keys(), sequence.lora_name, sequence.salt};
+  return {scope, group.tokens(), group.keys(), sequence.lora_name, sequence.salt};
 }
 
 int group_of(const BlockCache& cache) {
@@ -32,7 +32,7 @@ void ImageBlocks::match(BlockCache& cache, const PrefixKey& sequence, int cached
     allocation.is_passed = allocation.end <= cached;
     if (allocation.is_passed) continue;
     const ImageGroup& group = *allocation.group;
-    match_chain(cache, key_of(group, sequence), static_cast<int>(group.places().size()), allocation.blocks, index);
+    match_chain(cache, key_of(group, sequence), static_cast<int>(group.tokens().size()), allocation.blocks, index);
     list_pages(cache, allocation, 0);
     allocation.written =
         std::min(static_cast<int>(allocation.blocks.size()) * cache.group(index).block_len, group.rows());

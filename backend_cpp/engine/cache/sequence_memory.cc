@@ -205,10 +205,10 @@ bool SequenceMemory::take_copy(BlockCache& cache, int group, int index, NodeId n
 }
 
 void SequenceMemory::set_block(const BlockCache& cache, int group, int index, int32_t block) {
-  const auto place = static_cast<size_t>(index);
-  const auto set = [place](std::vector<int32_t>& list, int32_t value) {
-    list.resize(std::max(list.size(), place + 1), -1);
-    list[place] = value;
+  const auto slot = static_cast<size_t>(index);
+  const auto set = [slot](std::vector<int32_t>& list, int32_t value) {
+    list.resize(std::max(list.size(), slot + 1), -1);
+    list[slot] = value;
   };
   set(groups_[static_cast<size_t>(group)].blocks, block);
   const CacheGroup& of = cache.group(group);
@@ -219,8 +219,8 @@ void SequenceMemory::set_block(const BlockCache& cache, int group, int index, in
 }
 
 void SequenceMemory::add_anchor(int tokens) {
-  const auto place = std::ranges::lower_bound(anchors_, tokens);
-  if (tokens > 0 && (place == anchors_.end() || *place != tokens)) anchors_.insert(place, tokens);
+  const auto slot = std::ranges::lower_bound(anchors_, tokens);
+  if (tokens > 0 && (slot == anchors_.end() || *slot != tokens)) anchors_.insert(slot, tokens);
 }
 
 bool SequenceMemory::grow(BlockCache& cache, int tokens) {
@@ -237,7 +237,7 @@ bool SequenceMemory::grow(BlockCache& cache, int tokens) {
   return true;
 }
 
-int SequenceMemory::places(const BlockCache& cache) const {
+int SequenceMemory::capacity(const BlockCache& cache) const {
   int tokens = cache.block_len() * (1 << 20);
   for (int index = 0; index < cache.group_count(); ++index) {
     const auto count = static_cast<int>(groups_[static_cast<size_t>(index)].blocks.size());
@@ -341,8 +341,8 @@ void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
   for (int index = 0; index < cache.group_count() && is_whole; ++index) {
     const CacheGroup& group = cache.group(index);
     if (!bounds_hits(group)) continue;
-    const size_t place = group.kind == MemoryKind::kState ? 0 : static_cast<size_t>(published_);
-    is_whole = cache.snapshots().make(node, groups_[static_cast<size_t>(index)].blocks[place]);
+    const size_t slot = group.kind == MemoryKind::kState ? 0 : static_cast<size_t>(published_);
+    is_whole = cache.snapshots().make(node, groups_[static_cast<size_t>(index)].blocks[slot]);
   }
   if (is_whole) {
     record_snapshot(cache, node);

@@ -67,7 +67,7 @@ class SequenceMemory {
   // Allocates blocks for the first `tokens` tokens. False: too many pages are referenced; blocks allocated so far stay.
   bool grow(BlockCache& cache, int tokens);
   // The number of tokens that the blocks have room for.
-  int places(const BlockCache& cache) const;
+  int capacity(const BlockCache& cache) const;
   // Pages needed for `tokens` tokens in addition to those it has, if one token is computed at a time.
   int missing_pages(const BlockCache& cache, int tokens) const;
   // The latest token at which the next prompt chunk must end; `end`: no limit.

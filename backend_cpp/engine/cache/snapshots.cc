@@ -32,7 +32,7 @@ int32_t Snapshots::add(NodeId node, int group, bool is_rolling) {
   if (block == kNoBlock) return kNoBlock;
   contents_.attach(node, block);
   is_rolling_[static_cast<size_t>(block)] = is_rolling;
-  order_.put(block, EvictionOrder::Place::kLatestSnapshot);
+  order_.put(block, EvictionOrder::Queue::kLatestSnapshot);
   return block;
 }
 

@@ -182,8 +182,8 @@ void Scheduler::plan_texts() {
   if (running_.empty()) return;
   std::vector<Sequence*> texts;
   for (const auto& sequence : running_) texts.push_back(sequence.get());
-  const auto place = [](const Sequence* text) { return std::pair(text->group->priority, text->tokens.size()); };
-  std::ranges::stable_sort(texts.begin() + 1, texts.end(), {}, place);
+  const auto sort_key = [](const Sequence* text) { return std::pair(text->group->priority, text->tokens.size()); };
+  std::ranges::stable_sort(texts.begin() + 1, texts.end(), {}, sort_key);
   int budget = std::max(config_.max_step_tokens, texts.front()->pending());
   int count = 0;
   for (Sequence* text : texts) {
@@ -239,7 +239,7 @@ void Scheduler::add_drafts(int free_tokens) {
     if (requested <= 0) continue;
     const int spare = running_count() * blocks_.plan().pages_of_block();
     if (blocks_.pool().available_count() > spare) reserve(*sequence, sequence->planned + requested, false);
-    candidates.push_back(candidate(blocks_, *sequence, std::min(requested, sequence->memory.places(blocks_) - end)));
+    candidates.push_back(candidate(blocks_, *sequence, std::min(requested, sequence->memory.capacity(blocks_) - end)));
     sequences.push_back(sequence.get());
   }
   // A drafter writes into pages of the arena, as the step will.

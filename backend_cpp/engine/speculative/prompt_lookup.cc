@@ -11,7 +11,7 @@ constexpr double kPriorWeight = 4;  // of what is expected, in tokens seen
 constexpr double kDecay = 0.97;     // of what was seen, with each token more
 constexpr std::array kGuess{0.3, 0.2, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9};
 constexpr int32_t kBetween = -1;
-constexpr int kMaxPlaces = 16;  // that are looked at
+constexpr int kMaxCandidates = 16;  // that are looked at
 constexpr int kMaxAstray = 3;
 
 }  // namespace
@@ -36,11 +36,11 @@ double MatchChances::of_class(size_t index) const {
 
 void NgramIndex::append(int32_t token, uint64_t scope) {
   // The run before this place is entered now, so that a text does not find its own end.
-  const int place = size();
+  const int position = size();
   earlier_.push_back(-1);
-  if (place - text_begin_ >= min_length_) {
-    const auto [entry, is_new] = latest_.try_emplace(key_of(tokens_.data() + place - min_length_, scope), place);
-    if (!is_new) earlier_.back() = std::exchange(entry->second, place);
+  if (position - text_begin_ >= min_length_) {
+    const auto [entry, is_new] = latest_.try_emplace(key_of(tokens_.data() + position - min_length_, scope), position);
+    if (!is_new) earlier_.back() = std::exchange(entry->second, position);
   }
   tokens_.push_back(token);
 }
@@ -56,19 +56,19 @@ NgramIndex::Match NgramIndex::find(std::span<const int32_t> text, uint64_t scope
   if (text.size() < static_cast<size_t>(min_length_)) return best;
   const auto entry = latest_.find(key_of(text.data() + text.size() - min_length_, scope));
   if (entry == latest_.end()) return best;
-  int place = entry->second;
-  for (int i = 0; i < kMaxPlaces && place >= 0 && best.length < max_length_; ++i) {
-    if (const int length = length_at(text, place); length >= min_length_ && length > best.length)
-      best = {place, length};
-    place = earlier_[static_cast<size_t>(place)];
+  int position = entry->second;
+  for (int i = 0; i < kMaxCandidates && position >= 0 && best.length < max_length_; ++i) {
+    if (const int length = length_at(text, position); length >= min_length_ && length > best.length)
+      best = {position, length};
+    position = earlier_[static_cast<size_t>(position)];
   }
   return best;
 }
 
-int NgramIndex::length_at(std::span<const int32_t> text, int place) const {
-  const int max_length = std::min({max_length_, static_cast<int>(text.size()), place});
+int NgramIndex::length_at(std::span<const int32_t> text, int position) const {
+  const int max_length = std::min({max_length_, static_cast<int>(text.size()), position});
   int length = 0;
-  while (length < max_length && tokens_[static_cast<size_t>(place - 1 - length)] == text[text.size() - 1 - length])
+  while (length < max_length && tokens_[static_cast<size_t>(position - 1 - length)] == text[text.size() - 1 - length])
     ++length;
   return length;
 }
@@ -104,16 +104,16 @@ RecentTexts::Match RecentTexts::find(std::span<const int32_t> text, uint64_t sco
 }
 
 void PromptLookup::read(const std::vector<int32_t>& tokens) {
-  for (auto place = static_cast<size_t>(own_.size()); place < tokens.size(); ++place) {
-    if (static_cast<int>(place) >= prompt_len_) {
-      search(std::span(tokens).first(place));
+  for (auto position = static_cast<size_t>(own_.size()); position < tokens.size(); ++position) {
+    if (static_cast<int>(position) >= prompt_len_) {
+      search(std::span(tokens).first(position));
       if (has_draft()) {
-        const bool came = token(0) == tokens[place];
+        const bool came = token(0) == tokens[position];
         chances_.record(match_.at.length, came);
         shared_.chances.record(match_.at.length, came);
       }
     }
-    own_.append(tokens[place]);
+    own_.append(tokens[position]);
   }
   search(tokens);
 }
@@ -128,7 +128,7 @@ void PromptLookup::search(std::span<const int32_t> text) {
   searched_ = text.size();
   const RecentTexts::Match before = match_;
   match_ = {nullptr, own_.find(text)};
-  if (match_.at.place >= 0) match_.texts = &own_;
+  if (match_.at.position >= 0) match_.texts = &own_;
   if (match_.at.length < shared_.config.prompt_lookup_max) {
     const RecentTexts::Match other = shared_.texts.find(text, scope_);
     if (other.at.length > match_.at.length) match_ = other;
@@ -140,21 +140,21 @@ void PromptLookup::search(std::span<const int32_t> text) {
 // Stays where the draft came from, unless a longer run is elsewhere: there are other places with as short a run, and
 // where one token has been exchanged for another, the text mostly continues after it.
 void PromptLookup::go_on_behind(const RecentTexts::Match& before, std::span<const int32_t> text) {
-  const int place = before.at.place + 1;
-  if (place >= before.texts->size() || before.texts->token(place) < 0) return;
-  const int length = before.texts->length_at(text, place);
+  const int position = before.at.position + 1;
+  if (position >= before.texts->size() || before.texts->token(position) < 0) return;
+  const int length = before.texts->length_at(text, position);
   const int known = match_.at.length;
   const bool is_better = length >= known || (known <= 1 && chances_.of(length) > chances_.of(known));
-  if (is_better) match_ = {before.texts, {place, length}};
+  if (is_better) match_ = {before.texts, {position, length}};
 }
 
 // A draft from the sequence itself that comes to its end continues with what it began with: the text goes in a circle.
 int32_t PromptLookup::token(int index) const {
   const auto& [texts, at] = match_;
-  const int place = at.place + index;
-  if (texts != &own_) return place < texts->size() ? texts->token(place) : -1;
-  const int period = own_.size() - at.place;
-  return own_.token(at.place + index % period);
+  const int position = at.position + index;
+  if (texts != &own_) return position < texts->size() ? texts->token(position) : -1;
+  const int period = own_.size() - at.position;
+  return own_.token(at.position + index % period);
 }
 
 void LikelyTokens::read_table() {

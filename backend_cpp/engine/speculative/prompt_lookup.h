@@ -50,14 +50,14 @@ class MatchChances {
 class NgramIndex {
  public:
   struct Match {
-    int place = -1;  // of the token that followed; -1: none
-    int length = 0;  // of the match before it, at most `most`
+    int position = -1;  // of the token that followed; -1: none
+    int length = 0;     // of the match before it, at most `most`
   };
 
   NgramIndex(int min_length, int max_length) : min_length_(min_length), max_length_(max_length) {}
 
   int size() const { return static_cast<int>(tokens_.size()); }
-  int32_t token(int place) const { return tokens_[static_cast<size_t>(place)]; }
+  int32_t token(int position) const { return tokens_[static_cast<size_t>(position)]; }
 
   // Adds a token. Texts of other scopes are not found.
   void append(int32_t token, uint64_t scope = 0);
@@ -66,7 +66,7 @@ class NgramIndex {
   // The place where `text` may continue; its last tokens may be the last that were added.
   Match find(std::span<const int32_t> text, uint64_t scope = 0) const;
   // The number of tokens before `place` that match the end of `text`, at most `most`.
-  int length_at(std::span<const int32_t> text, int place) const;
+  int length_at(std::span<const int32_t> text, int position) const;
   void clear() { *this = NgramIndex(min_length_, max_length_); }
 
  private:

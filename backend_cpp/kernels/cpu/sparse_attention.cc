@@ -102,21 +102,21 @@ void select_highest(const float* scores, int count, int top_k, int32_t* chosen) 
 // ---- the chosen keys and values, next to each other ----
 
 // Where the elements of a token are in a block of one layer and head.
-struct TokenPlace {
+struct TokenSlot {
   std::byte* keys;
   std::byte* values;
   size_t slot;
   size_t block_len;
 };
 
-TokenPlace place_of(const CacheLayout& layout, int layer, std::byte* block, int slot) {
+TokenSlot slot_of(const CacheLayout& layout, int layer, std::byte* block, int slot) {
   return {block + layout.key_offset(layer, 0), block + layout.value_offset(layer, 0), static_cast<size_t>(slot),
           static_cast<size_t>(layout.block_len)};
 }
 
 // Key elements, of which `depth` neighbours of T are adjacent: [dim / depth, block_len, depth].
 template <class T, size_t depth>
-void copy_key(const TokenPlace& from, const TokenPlace& to, size_t dim) {
+void copy_key(const TokenSlot& from, const TokenSlot& to, size_t dim) {
   struct Neighbours {
     T elements[depth];
   };
@@ -127,14 +127,14 @@ void copy_key(const TokenPlace& from, const TokenPlace& to, size_t dim) {
 
 // Value elements [block_len / depth, dim, depth].
 template <class T, size_t depth>
-void copy_value(const TokenPlace& from, const TokenPlace& to, size_t dim) {
+void copy_value(const TokenSlot& from, const TokenSlot& to, size_t dim) {
   const auto* source = reinterpret_cast<const T*>(from.values) + from.slot / depth * dim * depth + from.slot % depth;
   auto* target = reinterpret_cast<T*>(to.values) + to.slot / depth * dim * depth + to.slot % depth;
   for (size_t d = 0; d < dim; ++d) target[d * depth] = source[d * depth];
 }
 
 // Codes of 4 bits, two tokens in a byte.
-void copy_value_codes(const TokenPlace& from, const TokenPlace& to, size_t dim) {
+void copy_value_codes(const TokenSlot& from, const TokenSlot& to, size_t dim) {
   const auto* source = reinterpret_cast<const uint8_t*>(from.values) + from.slot / 2 * dim;
   auto* target = reinterpret_cast<uint8_t*>(to.values) + to.slot / 2 * dim;
   for (size_t d = 0; d < dim; ++d) {
@@ -150,8 +150,8 @@ void copy_rounding(const std::byte* from, size_t from_len, size_t from_slot, std
   to[to_len * sizeof(half) + to_slot] = from[from_len * sizeof(half) + from_slot];
 }
 
-void copy_token(const CacheLayout& from_layout, const TokenPlace& from, const CacheLayout& to_layout,
-                const TokenPlace& to) {
+void copy_token(const CacheLayout& from_layout, const TokenSlot& from, const CacheLayout& to_layout,
+                const TokenSlot& to) {
   const auto key_dim = static_cast<size_t>(from_layout.key_dim);
   const auto value_dim = static_cast<size_t>(from_layout.value_dim);
   switch (from_layout.type) {
@@ -242,8 +242,8 @@ class AttentionToChosen {
     const CacheLayout& layout = params_.layout;
     for (int i = 0; i < count; ++i) {
       auto* from = const_cast<std::byte*>(block_of(params_, *row.span, positions[i]));
-      copy_token(layout, place_of(layout, params_.layer, from, positions[i] % layout.block_len), gathered_,
-                 place_of(gathered_, 0, block, i));
+      copy_token(layout, slot_of(layout, params_.layer, from, positions[i] % layout.block_len), gathered_,
+                 slot_of(gathered_, 0, block, i));
     }
   }
 

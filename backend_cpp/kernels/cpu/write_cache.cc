@@ -13,7 +13,7 @@ namespace {
 constexpr int kTaskRows = 16;
 
 // Places of the values of one head's key or value in a block.
-struct Place {
+struct HeadSlot {
   std::byte* head;
   int slot;     // of the token in the block
   bool is_key;  // else a value
@@ -31,22 +31,22 @@ struct Place {
 
 // kDepth: `depth`, known to the compiler.
 template <class T, int kDepth>
-void write_plain(const Place& place, const float* x) {
-  auto* elements = reinterpret_cast<T*>(place.head) + place.at(0);
-  if (place.is_key) {
-    const int step = place.width * kDepth;
-    for (int d = 0; d < place.dim; ++d) elements[d / kDepth * step + d % kDepth] = from_float<T>(x[d]);
+void write_plain(const HeadSlot& to, const float* x) {
+  auto* elements = reinterpret_cast<T*>(to.head) + to.at(0);
+  if (to.is_key) {
+    const int step = to.width * kDepth;
+    for (int d = 0; d < to.dim; ++d) elements[d / kDepth * step + d % kDepth] = from_float<T>(x[d]);
   } else {
-    for (int d = 0; d < place.dim; ++d) elements[d * kDepth] = from_float<T>(x[d]);
+    for (int d = 0; d < to.dim; ++d) elements[d * kDepth] = from_float<T>(x[d]);
   }
 }
 
 // Rounds a head's values so that their range, and 0, is met; scale and zero point go after the codes.
-void write_quantized(const CacheLayout& layout, const Place& place, const float* x) {
+void write_quantized(const CacheLayout& layout, const HeadSlot& to, const float* x) {
   float low = 0;
   float high = 0;
   float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
-  for (int d = 0; d < place.dim; ++d) {
+  for (int d = 0; d < to.dim; ++d) {
     low = std::min(low, x[d]);
     high = std::max(high, x[d]);
     probe += x[d] * 0.0f;
@@ -61,10 +61,10 @@ void write_quantized(const CacheLayout& layout, const Place& place, const float*
     return static_cast<uint8_t>(value > 0 ? std::min(std::nearbyint(value), largest_code) : 0.0f);
   };
   const uint8_t zero = to_code(-low * inverse);
-  auto* codes = reinterpret_cast<uint8_t*>(place.head);
-  for (int d = 0; d < place.dim; ++d) {
+  auto* codes = reinterpret_cast<uint8_t*>(to.head);
+  for (int d = 0; d < to.dim; ++d) {
     const uint8_t code = to_code(x[d] * inverse + static_cast<float>(zero));
-    const size_t index = place.at(d);
+    const size_t index = to.at(d);
     if (is_int8) {
       codes[index] = code;
     } else if (index % 2 == 0) {
@@ -73,22 +73,22 @@ void write_quantized(const CacheLayout& layout, const Place& place, const float*
       codes[index / 2] = static_cast<uint8_t>((codes[index / 2] & 0x0F) | code << 4);
     }
   }
-  auto* scales = reinterpret_cast<half*>(place.head + layout.code_bytes(place.dim));
-  scales[place.slot] = scale;
-  reinterpret_cast<uint8_t*>(scales + layout.block_len)[place.slot] = zero;
+  auto* scales = reinterpret_cast<half*>(to.head + layout.code_bytes(to.dim));
+  scales[to.slot] = scale;
+  reinterpret_cast<uint8_t*>(scales + layout.block_len)[to.slot] = zero;
 }
 
-void write_head(const CacheLayout& layout, const Place& place, const float* x) {
+void write_head(const CacheLayout& layout, const HeadSlot& to, const float* x) {
   switch (layout.type) {
     case CacheType::kFloat32:
-      write_plain<float, 1>(place, x);
+      write_plain<float, 1>(to, x);
       break;
     case CacheType::kBFloat16:
-      write_plain<bf16, 2>(place, x);
+      write_plain<bf16, 2>(to, x);
       break;
     case CacheType::kInt8:
     case CacheType::kInt4:
-      write_quantized(layout, place, x);
+      write_quantized(layout, to, x);
   }
 }
 
@@ -103,9 +103,10 @@ void write_row(const AttentionParams& params, const AttentionSpan& span, int r, 
   const int slot = position % layout.block_len;
   std::byte* block = params.pool + span.blocks[position / layout.block_len] * layout.block_bytes();
   for (int head = 0; head < layout.num_kv_heads; ++head) {
-    const Place key{block + layout.key_offset(params.layer, head), slot, true, layout.key_dim, layout.block_len, depth};
+    const HeadSlot key{
+        block + layout.key_offset(params.layer, head), slot, true, layout.key_dim, layout.block_len, depth};
     write_head(layout, key, k.head(row, head));
-    const Place value{
+    const HeadSlot value{
         block + layout.value_offset(params.layer, head), slot, false, layout.value_dim, layout.value_dim, depth};
     write_head(layout, value, v.head(row, head));
   }

@@ -26,14 +26,14 @@ std::vector<CacheGroup> CrossLayers::cache_groups(const StepLimits& limits) cons
   return {{.kind = MemoryKind::kCross,
            .block_len = limits.block_len,
            .pieces = cross_layer_count(spec_),
-           .piece_bytes = placed(shape_, limits.block_len).layer_bytes(),
+           .piece_bytes = with_layout(shape_, limits.block_len).layer_bytes(),
            .layers = {}}};
 }
 
 size_t CrossLayers::use_cache(Operators&, const CachePlan& plan, size_t first_group, std::byte* pages) {
   const CacheGroup& group = plan.groups.at(first_group);
   params_ = {};
-  params_.layout = placed(shape_, group.block_len, group.page_pieces, plan.page_bytes);
+  params_.layout = with_layout(shape_, group.block_len, group.page_pieces, plan.page_bytes);
   params_.num_heads = spec_.num_heads;
   params_.pool = pages;
   table_count_ = group.pages;

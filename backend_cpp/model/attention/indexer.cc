@@ -33,14 +33,14 @@ Indexer::Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, in
 CacheGroup Indexer::cache_group(const StepLimits& limits) const {
   return {.block_len = limits.block_len,
           .pieces = static_cast<int>(layers_.size()),
-          .piece_bytes = placed(shape_, limits.block_len).layer_bytes(),
+          .piece_bytes = with_layout(shape_, limits.block_len).layer_bytes(),
           .layers = layers_};
 }
 
 void Indexer::use_cache(const CacheGroup& group, size_t page_bytes, int first_table, std::byte* pages) {
   pages_ = pages;
   first_table_ = first_table;
-  shape_ = placed(shape_, group.block_len, group.page_pieces, page_bytes);
+  shape_ = with_layout(shape_, group.block_len, group.page_pieces, page_bytes);
 }
 
 void Indexer::choose(const StepContext& step, int layer, const IndexerWeights& weights, const float* x,

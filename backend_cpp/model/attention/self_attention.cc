@@ -34,9 +34,9 @@ void add_spans(const StepSpan& span, const int32_t* blocks, int block_len, int c
   if (chunk == 0) return spans.push_back({span.first_row, span.count, span.first_position, blocks});
   for (int row = 0; row < span.count;) {
     const int begin = (span.first_position + row) / chunk * chunk;
-    const int place = span.first_position + row - begin;
-    const int count = std::min(span.count - row, chunk - place);
-    spans.push_back({span.first_row + row, count, place, blocks + begin / block_len});
+    const int offset = span.first_position + row - begin;
+    const int count = std::min(span.count - row, chunk - offset);
+    spans.push_back({span.first_row + row, count, offset, blocks + begin / block_len});
     row += count;
   }
 }
@@ -146,7 +146,7 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
     group.is_chunked = window > 0 && kind.spec.is_chunked;
     group.block_len = limits.block_len;
     group.pieces = static_cast<int>(own.size());
-    group.piece_bytes = placed(kind.shape, limits.block_len).layer_bytes();
+    group.piece_bytes = with_layout(kind.shape, limits.block_len).layer_bytes();
     group.layers = std::move(own);
   }
   if (indexer_) groups.push_back(indexer_->cache_group(limits));
@@ -168,7 +168,7 @@ size_t SelfAttention::use_cache(Operators&, const CachePlan& plan, size_t first_
           static_cast<int>(tables_.size()) + piece / group.page_pieces, piece % group.page_pieces};
     }
     const CacheLayout& shape = kind_of(group.layers.front()).shape;
-    add_tables(group, placed(shape, group.block_len, group.page_pieces, plan.page_bytes));
+    add_tables(group, with_layout(shape, group.block_len, group.page_pieces, plan.page_bytes));
     done += group.pieces;
   }
   if (indexer_) {

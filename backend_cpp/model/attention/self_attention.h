@@ -96,7 +96,7 @@ class SelfAttention final : public LayerMemory {
   void fill_kv_lens(Operators& ops, const StepInput& input);
 
   // Where a layer's memory is.
-  struct Place {
+  struct LayerTables {
     int table = 0;  // of its own
     int piece = 0;  // of a page
   };
@@ -113,7 +113,7 @@ class SelfAttention final : public LayerMemory {
   std::optional<Indexer> indexer_;  // where tokens attend to chosen ones
   std::byte* pages_ = nullptr;
   std::vector<Table> tables_;
-  std::vector<Place> memory_;  // [layers]
+  std::vector<LayerTables> memory_;  // [layers]
   RopeTables ropes_;
   AttentionParams params_;           // of the step, and of the layer that is run
   FloatRows qkv_;                    // [max_rows, Kind::row_width]

@@ -107,10 +107,10 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions) {
       continue;
     }
     const ImageGrid& grid = range->grid;
-    const int place = token - range->begin;
-    positions[0] = range->begin + shift + grid.position_of_frame(place / (grid.rows * grid.columns));
-    positions[1] = range->begin + shift + place / grid.columns % grid.rows;
-    positions[2] = range->begin + shift + place % grid.columns;
+    const int index = token - range->begin;
+    positions[0] = range->begin + shift + grid.position_of_frame(index / (grid.rows * grid.columns));
+    positions[1] = range->begin + shift + index / grid.columns % grid.rows;
+    positions[2] = range->begin + shift + index % grid.columns;
   }
 }
 

@@ -44,7 +44,7 @@ ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
 }
 
 // The name of a file, which is not there, where the ranks of a start meet.
-std::string meeting_file() {
+std::string rendezvous_path() {
   static std::atomic<int> starts{0};
   const std::string name = "lmdeploy-ranks-" + std::to_string(getpid()) + "-" + std::to_string(++starts);
   const std::filesystem::path file = std::filesystem::temp_directory_path() / name;
@@ -77,10 +77,10 @@ void WorkerRunner::start() {
   choices_ = WorkerChoices(shape_);
   steps_.clear();
   channel_ = std::make_unique<StepChannel>(shape_);
-  const std::string meeting_place = meeting_file();
+  const std::string rendezvous_file = rendezvous_path();
   for (int rank = 0; rank < options_.ranks; ++rank) {
     std::vector<std::string> command = options_.command;
-    command.push_back("--meeting-place=" + meeting_place);
+    command.push_back("--meeting-place=" + rendezvous_file);
     command.push_back(std::to_string(rank));
     workers_.push_back(std::make_unique<WorkerProcess>(command, channel_->fd()));
   }
@@ -88,11 +88,11 @@ void WorkerRunner::start() {
   try {
     wait(load);
   } catch (const Error&) {
-    std::filesystem::remove(meeting_place);
+    std::filesystem::remove(rendezvous_file);
     stop();
     throw;
   }
-  std::filesystem::remove(meeting_place);
+  std::filesystem::remove(rendezvous_file);
   const Json facts = Json::parse(channel_->text(0));
   facts_.token_bytes = static_cast<size_t>(facts.at("token_bytes").as_int());
   facts_.free_memory = static_cast<size_t>(facts.at("free_memory").as_int());

@@ -67,9 +67,9 @@ __global__ void multiply_group(const uint16_t* a, const uint16_t* b, const float
     const uint16_t* pair = a + (first_row + i % 2 * 8) * 16 + lane % 4 * 2 + i / 2 * 8;
     words[i] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
   }
-  const auto place = [&](int i) { return (first_row + i / 2 % 2 * 8) * kColumns + i / 4 * 8 + lane % 4 * 2 + i % 2; };
+  const auto index = [&](int i) { return (first_row + i / 2 % 2 * 8) * kColumns + i / 4 * 8 + lane % 4 * 2 + i % 2; };
   float sums[kColumns / 2];
-  for (int i = 0; i < kColumns / 2; ++i) sums[i] = c[place(i)];
+  for (int i = 0; i < kColumns / 2; ++i) sums[i] = c[index(i)];
   full->wait(0);
   hold(sums);
   wgmma_fence();
@@ -77,7 +77,7 @@ __global__ void multiply_group(const uint16_t* a, const uint16_t* b, const float
   wgmma_commit();
   wgmma_wait<0>();
   hold(sums);
-  for (int i = 0; i < kColumns / 2; ++i) d[place(i)] = sums[i];
+  for (int i = 0; i < kColumns / 2; ++i) d[index(i)] = sums[i];
 #endif
 }
 

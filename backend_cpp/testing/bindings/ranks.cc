@@ -35,13 +35,13 @@ Array<float> join_ranks(const std::string& device, const Array<float>& parts, bo
     auto* x = memory.as<float>();
     float* own = gathers ? x + static_cast<size_t>(rank) * count : x;
     for (size_t step = 0; step < steps; ++step) {
-      const size_t place = static_cast<size_t>(rank) * steps + step;
+      const size_t slice = static_cast<size_t>(rank) * steps + step;
       ops->fill_zero(x, memory.size());
-      ops->upload(parts.data() + place * count, count * sizeof(float), own);
+      ops->upload(parts.data() + slice * count, count * sizeof(float), own);
       const auto join = [&] { gathers ? ops->all_gather(x, count) : ops->all_reduce(x, count); };
       if (PreparedSteps* steps = ops->prepared_steps(); steps && step == 1) steps->prepare(1, join);
       ops->run_step(1, true, join);
-      ops->download(x, memory.size(), results + place * all);
+      ops->download(x, memory.size(), results + slice * all);
     }
   });
   return joined;

@@ -18,7 +18,7 @@
 
 namespace turbomind::emulated {
 
-thread_local ThreadPlace* current_place = nullptr;
+thread_local ThreadIndex* current_thread = nullptr;
 
 namespace {
 
@@ -36,7 +36,7 @@ struct Copy {
 };
 
 struct Thread {
-  ThreadPlace place;  // first, so that current_place finds the thread
+  ThreadIndex position;  // first, so that current_thread finds the thread
   Fiber fiber;
   State state = State::kGone;
   bool has_awaited = false;
@@ -86,11 +86,11 @@ struct GivenUp {};
 thread_local Block the_block;
 
 Thread& self() {
-  return *reinterpret_cast<Thread*>(current_place);
+  return *reinterpret_cast<Thread*>(current_thread);
 }
 
 std::string name(const Thread& thread) {
-  const uint3& at = thread.place.thread;
+  const uint3& at = thread.position.thread;
   return "thread (" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
 }
 
@@ -114,7 +114,7 @@ void Block::reserve(int count, size_t shared_bytes) {
     capacity = count;
     for (int i = 0; i < count; ++i) {
       threads[i].warp = &warps[i / kWarpLanes];
-      threads[i].place.lane = i % kWarpLanes;
+      threads[i].position.lane = i % kWarpLanes;
       if (i % kWarpLanes == 0) threads[i].warp->threads = &threads[i];
     }
   }
@@ -139,9 +139,9 @@ bool Block::run_warp(Warp& warp) {
     for (int lane = 0; lane < kWarpLanes; ++lane) {
       Thread& thread = warp.threads[lane];
       if (thread.state == State::kReady) {
-        current_place = &thread.place;
+        current_thread = &thread.position;
         thread.fiber.resume();
-        current_place = nullptr;
+        current_thread = nullptr;
         if (error) std::rethrow_exception(error);
         has_moved = true;
       }
@@ -210,7 +210,7 @@ void Block::run(size_t index) {
   const dim3 grid = launch->grid;
   const dim3 block = launch->block;
   const auto number = static_cast<unsigned>(index);
-  const uint3 place = {number % grid.x, number / grid.x % grid.y, number / (grid.x * grid.y)};
+  const uint3 position = {number % grid.x, number / grid.x % grid.y, number / (grid.x * grid.y)};
   reserve(static_cast<int>(block.x * block.y * block.z), launch->shared_bytes);
   error = nullptr;
   predicates[0] = predicates[1] = 0;
@@ -220,8 +220,8 @@ void Block::run(size_t index) {
   for (int i = 0; i < thread_count; ++i) {
     Thread& thread = threads[i];
     const auto at = static_cast<unsigned>(i);
-    thread.place = {
-        {at % block.x, at / block.x % block.y, at / (block.x * block.y)}, place, block, grid, i % kWarpLanes};
+    thread.position = {
+        {at % block.x, at / block.x % block.y, at / (block.x * block.y)}, position, block, grid, i % kWarpLanes};
     thread.has_awaited = false;
     thread.copies.clear();
     thread.fiber.prepare(&thread_main);
@@ -252,9 +252,9 @@ void run_block(const Launch& launch, size_t index, const std::function<bool()>& 
   try {
     the_block.run(index);
   } catch (const GivenUp&) {
-    current_place = nullptr;
+    current_thread = nullptr;
   } catch (...) {
-    current_place = nullptr;
+    current_thread = nullptr;
     throw;
   }
 }
@@ -283,7 +283,7 @@ void run_grid(const Launch& launch, size_t skipped) {
       the_block.wait_for_previous = nullptr;
       the_block.run(static_cast<size_t>(index));
     } catch (...) {
-      current_place = nullptr;
+      current_thread = nullptr;
       const std::lock_guard lock(mutex);
       error = std::current_exception();
     }
@@ -360,7 +360,7 @@ Slot* meet_warp(const char* collective, uint32_t mask, const Slot& mine, void (*
   } else if (std::strcmp(warp.collective, collective) != 0) {
     fail((name(thread) + " came to " + collective + " while other lanes wait at " + warp.collective).c_str());
   }
-  slots[thread.place.lane] = mine;
+  slots[thread.position.lane] = mine;
   if (++warp.arrived < kWarpLanes) {
     thread.state = State::kAtWarp;
     thread.fiber.leave();

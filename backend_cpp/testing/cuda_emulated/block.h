@@ -21,7 +21,7 @@ namespace turbomind::emulated {
 inline constexpr int kWarpLanes = 32;
 
 // Of the thread that runs; valid inside a kernel only.
-struct ThreadPlace {
+struct ThreadIndex {
   uint3 thread;
   uint3 block;
   dim3 block_dim;
@@ -29,7 +29,7 @@ struct ThreadPlace {
   int lane;
 };
 
-extern thread_local ThreadPlace* current_place;
+extern thread_local ThreadIndex* current_thread;
 
 struct Launch {
   dim3 grid;

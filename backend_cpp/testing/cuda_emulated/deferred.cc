@@ -110,10 +110,10 @@ void erase_staging(void* memory) {
 }
 
 bool is_staging(const void* memory) {
-  const auto* place = static_cast<const std::byte*>(memory);
+  const auto* address = static_cast<const std::byte*>(memory);
   const std::lock_guard lock(mu);
-  const auto found = staging.lower_bound(place);  // the last that begins at or before it
-  return found != staging.end() && place < std::next(found->first, static_cast<std::ptrdiff_t>(found->second));
+  const auto found = staging.lower_bound(address);  // the last that begins at or before it
+  return found != staging.end() && address < std::next(found->first, static_cast<std::ptrdiff_t>(found->second));
 }
 
 }  // namespace turbomind::emulated

@@ -12,12 +12,12 @@ namespace {
 
 constexpr const char* kName = "experts";
 
-float bfloat16_at(const void* matrix, size_t place) {
-  return to_float(static_cast<const bf16*>(matrix)[place]);
+float bfloat16_at(const void* matrix, size_t index) {
+  return to_float(static_cast<const bf16*>(matrix)[index]);
 }
 
-float float8_at(const void* matrix, size_t place) {
-  return to_float(static_cast<const float8*>(matrix)[place]);
+float float8_at(const void* matrix, size_t index) {
+  return to_float(static_cast<const float8*>(matrix)[index]);
 }
 
 void multiply(const cuda::GroupedCall& call, int group, cuda::GroupedType type, bool is_wrong) {

@@ -21,10 +21,10 @@
 #define __shared__ static thread_local
 #define __constant__ static
 
-#define threadIdx (::turbomind::emulated::current_place->thread)
-#define blockIdx (::turbomind::emulated::current_place->block)
-#define blockDim (::turbomind::emulated::current_place->block_dim)
-#define gridDim (::turbomind::emulated::current_place->grid_dim)
+#define threadIdx (::turbomind::emulated::current_thread->thread)
+#define blockIdx (::turbomind::emulated::current_thread->block)
+#define blockDim (::turbomind::emulated::current_thread->block_dim)
+#define gridDim (::turbomind::emulated::current_thread->grid_dim)
 inline constexpr int warpSize = 32;
 
 // ---- barriers ----
@@ -50,7 +50,7 @@ inline void __threadfence_block() {}
 
 // ---- warp collectives ----
 inline int tm_lane() {
-  return turbomind::emulated::current_place->lane;
+  return turbomind::emulated::current_thread->lane;
 }
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32) {

@@ -141,7 +141,7 @@ TEST(a_block_goes_back_once) {
 TEST(what_leaves_for_the_host_comes_back_whole) {
   BlockCache cache(small_plan(2), {2, 3});
   std::vector<int32_t> old = fill(cache, 0, range(4));
-  const std::vector<int32_t> places = old;
+  const std::vector<int32_t> unchanged = old;
   cache.release(old);
   std::vector<int32_t> young = fill(cache, 0, range(4, 50));  // takes both blocks
   CHECK_EQUAL(cache.pool().host_used_count(), 2);
@@ -327,25 +327,25 @@ TEST(the_pool_hands_out_each_page_once_and_counts_references) {
 }
 
 TEST(contents_are_evicted_by_place_and_last_use) {
-  using Place = EvictionOrder::Place;
+  using Queue = EvictionOrder::Queue;
   std::mt19937 random(6);
   BlockPool pool(small_plan(4), {20, 6});
   EvictionOrder order(pool);
   while (pool.make(0) != kNoBlock || pool.make(0, true) != kNoBlock) continue;
   struct Idle {
     int32_t block;
-    Place place;
+    Queue queue;
     int uses;
   };
   std::vector<Idle> idle;  // by last use
-  const auto is_snapshot = [](Place place) {
-    return place == Place::kPassedSnapshot || place == Place::kLatestSnapshot || place == Place::kSharedSnapshot;
+  const auto is_snapshot = [](Queue queue) {
+    return queue == Queue::kPassedSnapshot || queue == Queue::kLatestSnapshot || queue == Queue::kSharedSnapshot;
   };
   const auto first = [&](auto matches) {
     const auto found = std::ranges::find_if(idle, matches);
     return found == idle.end() ? kNoBlock : found->block;
   };
-  const auto first_at = [&](Place place) { return first([=](const Idle& each) { return each.place == place; }); };
+  const auto first_at = [&](Queue queue) { return first([=](const Idle& each) { return each.queue == queue; }); };
   const auto first_of = [&](std::initializer_list<int32_t> blocks) {
     const auto* found = std::ranges::find_if(blocks, [](int32_t block) { return block != kNoBlock; });
     return found == blocks.end() ? kNoBlock : *found;
@@ -354,9 +354,9 @@ TEST(contents_are_evicted_by_place_and_last_use) {
     const auto block = static_cast<int32_t>(random() % 26);
     const auto known = std::ranges::find(idle, block, &Idle::block);
     CHECK(order.has(block) == (known != idle.end()));
-    Idle moved{block, block < 20 ? static_cast<Place>(1 + random() % 5) : Place::kHost, 0};
+    Idle moved{block, block < 20 ? static_cast<Queue>(1 + random() % 5) : Queue::kHost, 0};
     if (known == idle.end()) {
-      order.put(block, moved.place);
+      order.put(block, moved.queue);
       idle.push_back(moved);
     } else {
       moved = *known;
@@ -370,36 +370,36 @@ TEST(contents_are_evicted_by_place_and_last_use) {
           break;
         case 1:
           order.touch(block, is_pinned);
-          if (is_pinned && is_snapshot(moved.place)) moved.place = Place::kSharedSnapshot;
-          if (is_pinned && moved.place == Place::kUntilNeeded) moved.place = Place::kNeededLast;
+          if (is_pinned && is_snapshot(moved.queue)) moved.queue = Queue::kSharedSnapshot;
+          if (is_pinned && moved.queue == Queue::kUntilNeeded) moved.queue = Queue::kNeededLast;
           break;
         case 2:
           order.record_use(block);
           ++moved.uses;
-          if (is_snapshot(moved.place)) moved.place = moved.uses > 1 ? Place::kSharedSnapshot : Place::kLatestSnapshot;
+          if (is_snapshot(moved.queue)) moved.queue = moved.uses > 1 ? Queue::kSharedSnapshot : Queue::kLatestSnapshot;
           break;
         case 3:
           order.pass(block);
-          is_moved = moved.place == Place::kLatestSnapshot;
-          if (is_moved) moved.place = Place::kPassedSnapshot;
+          is_moved = moved.queue == Queue::kLatestSnapshot;
+          if (is_moved) moved.queue = Queue::kPassedSnapshot;
           break;
         case 4:
           is_moved = order.keep(block);
-          CHECK(is_moved == (moved.place == Place::kUntilNeeded));
-          if (is_moved) moved.place = Place::kNeededLast;
+          CHECK(is_moved == (moved.queue == Queue::kUntilNeeded));
+          if (is_moved) moved.queue = Queue::kNeededLast;
           break;
       }
       if (is_moved) idle.erase(known);
       if (is_moved && stays) idle.push_back(moved);
     }
     order.check_invariants();
-    CHECK_EQUAL(order.next(), first_of({first_at(Place::kUntilNeeded),
-                                        first([](const Idle& each) { return each.place != Place::kHost; })}));
-    CHECK_EQUAL(order.next_snapshot(), first_of({first_at(Place::kPassedSnapshot), first_at(Place::kLatestSnapshot),
-                                                 first_at(Place::kSharedSnapshot)}));
-    CHECK_EQUAL(order.next_of_host(), first_at(Place::kHost));
+    CHECK_EQUAL(order.next(), first_of({first_at(Queue::kUntilNeeded),
+                                        first([](const Idle& each) { return each.queue != Queue::kHost; })}));
+    CHECK_EQUAL(order.next_snapshot(), first_of({first_at(Queue::kPassedSnapshot), first_at(Queue::kLatestSnapshot),
+                                                 first_at(Queue::kSharedSnapshot)}));
+    CHECK_EQUAL(order.next_of_host(), first_at(Queue::kHost));
     CHECK_EQUAL(order.snapshot_pages(),
-                std::ranges::count_if(idle, [&](const Idle& each) { return is_snapshot(each.place); }));
+                std::ranges::count_if(idle, [&](const Idle& each) { return is_snapshot(each.queue); }));
   }
 }
 

@@ -18,7 +18,7 @@ namespace turbomind::testing {
 namespace {
 
 // All tokens up to a block's end, and where it is.
-using Place = std::pair<std::vector<int32_t>, CacheTier>;
+using Location = std::pair<std::vector<int32_t>, CacheTier>;
 
 // Knows of the cache what it is given.
 class Reader final : public CacheEventSink {
@@ -35,8 +35,8 @@ class Reader final : public CacheEventSink {
   }
   void set_state(State state) { state_ = state; }
 
-  std::set<Place> places() const {
-    std::set<Place> all;
+  std::set<Location> locations() const {
+    std::set<Location> all;
     for (const auto& [hash, tiers] : tiers_) {
       for (const CacheTier tier : tiers) all.emplace(prefixes_.at(hash), tier);
     }
@@ -85,20 +85,20 @@ class Reader final : public CacheEventSink {
 };
 
 // Contents that requests can find in a cache.
-std::set<Place> places_of(const BlockCache& cache) {
+std::set<Location> locations_of(const BlockCache& cache) {
   const PrefixTree& tree = cache.contents().tree();
   std::map<NodeId, std::vector<int32_t>> prefixes;
-  std::set<Place> places;
+  std::set<Location> locations;
   for (const NodeId node : cache.stored_nodes()) {
     const NodeId parent = tree.parent(node);
     if (!tree.is_root(parent) && !prefixes.contains(parent)) continue;  // nothing leads there
     std::vector<int32_t> prefix = prefixes[parent];
     prefix.insert(prefix.end(), tree.tokens(node).begin(), tree.tokens(node).end());
     const int32_t block = cache.stored(node, observed_group(cache.plan()));
-    places.emplace(prefix, cache.pool().is_of_host(block) ? CacheTier::kHost : CacheTier::kDevice);
+    locations.emplace(prefix, cache.pool().is_of_host(block) ? CacheTier::kHost : CacheTier::kDevice);
     prefixes[node] = std::move(prefix);
   }
-  return places;
+  return locations;
 }
 
 Request request_of(RequestId id, std::mt19937& random, uint64_t loading) {
@@ -138,7 +138,7 @@ ENGINE_TEST(who_reads_the_events_of_ten_thousand_requests_knows_what_the_cache_h
     Reader reader(config.block_len);
     EngineCore core(config, runner, stub_space().tokens, &reader);
     std::mt19937 random(7);
-    size_t max_places = 0;
+    size_t max_locations = 0;
     for (RequestId id = 1; id <= kRequests; ++id) {
       // Adapters are loaded again under their names, now and then; the reader loses track, and asks again.
       core.add({request_of(id, random, id / 2500), nullptr, std::nullopt});
@@ -156,22 +156,22 @@ ENGINE_TEST(who_reads_the_events_of_ten_thousand_requests_knows_what_the_cache_h
       core.take_outputs();
       if (id % 100 == 99 && reader.state() == CacheEventSink::State::kFollows) {
         core.announce();
-        const std::set<Place> places = places_of(core.cache());
-        max_places = std::max(max_places, places.size());
-        CHECK(reader.places() == places);
+        const std::set<Location> locations = locations_of(core.cache());
+        max_locations = std::max(max_locations, locations.size());
+        CHECK(reader.locations() == locations);
       }
     }
     const EngineStats stats = core.stats();
-    CHECK(max_places > 30);
+    CHECK(max_locations > 30);
     CHECK(stats.evictions > 1000);
     CHECK((host_blocks > 0) == (stats.swapped_in > 100));
     reader.set_state(CacheEventSink::State::kNeedsSnapshot);
     core.announce();
-    CHECK(reader.places() == places_of(core.cache()));
+    CHECK(reader.locations() == locations_of(core.cache()));
     core.end_all(nullptr);
     core.clear_cache();
     core.announce();
-    CHECK(reader.places().empty());
+    CHECK(reader.locations().empty());
   }
 }
 
@@ -187,23 +187,23 @@ TEST(what_follows_a_block_that_is_gone_is_not_reported_of) {
     publish(cache, {0, tokens}, index, blocks);
   }
   announcer.end_step(cache);
-  CHECK_EQUAL(reader.places().size(), size_t{2});
+  CHECK_EQUAL(reader.locations().size(), size_t{2});
   cache.release(blocks[0], Keep::kContent);  // before a window
   blocks.push_back(cache.allocate());
   std::vector<int32_t> other = {cache.allocate()};  // takes it
   publish(cache, {0, tokens}, 2, blocks);
   announcer.end_step(cache);
-  CHECK(reader.places().empty());
+  CHECK(reader.locations().empty());
   // The same content again is reported; those that nothing led to are found again, but are not reported.
   publish(cache, {0, tokens}, 0, other);
   cache.release(blocks);
   announcer.end_step(cache);
-  CHECK_EQUAL(reader.places().size(), size_t{1});
-  const std::set<Place> found = places_of(cache);
-  CHECK(std::ranges::includes(found, reader.places()));
+  CHECK_EQUAL(reader.locations().size(), size_t{1});
+  const std::set<Location> found = locations_of(cache);
+  CHECK(std::ranges::includes(found, reader.locations()));
   for (int i = 0; i < 2; ++i) cache.allocate();
   announcer.end_step(cache);
-  CHECK_EQUAL(reader.places().size(), size_t{1});
+  CHECK_EQUAL(reader.locations().size(), size_t{1});
 }
 
 namespace {

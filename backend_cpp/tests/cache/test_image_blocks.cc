@@ -70,7 +70,7 @@ class Memory {
     for (const EncoderKvWrite& write : step.input.kv_writes) {
       CHECK_EQUAL(static_cast<int>(write.tables->front().size()), write.group->block_count());
       for (int row = write.first; row < write.first + write.count; ++row) {
-        write.group->read(row, &rows_[place(write.tables->front(), row)]);
+        write.group->read(row, &rows_[slot_of(write.tables->front(), row)]);
       }
       filled += write.count;
     }
@@ -87,9 +87,9 @@ class Memory {
   int filled() const { return filled_; }
 
  private:
-  using Place = std::pair<int32_t, int>;
+  using RowSlot = std::pair<int32_t, int>;
 
-  static Place place(const std::vector<int32_t>& blocks, int row) {
+  static RowSlot slot_of(const std::vector<int32_t>& blocks, int row) {
     return {blocks.at(static_cast<size_t>(row / kRowsOfBlock)), row % kRowsOfBlock};
   }
 
@@ -102,14 +102,14 @@ class Memory {
         const int row = span.first_row + i;
         if (row < cross.first_row || row >= cross.first_row + cross.count) continue;
         ++attending;
-        for (int r = 0; r < cross.seen; ++r) seen.push_back(rows_.at(place(cross.tables->front(), r)));
+        for (int r = 0; r < cross.seen; ++r) seen.push_back(rows_.at(slot_of(cross.tables->front(), r)));
       }
       CHECK(attending <= 1);
       CHECK(seen == seen_by(step.sequences[index]->group->embeddings, span.first_position + i));
     }
   }
 
-  std::map<Place, float> rows_;
+  std::map<RowSlot, float> rows_;
   int filled_ = 0;
 };
 

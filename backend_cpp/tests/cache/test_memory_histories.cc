@@ -316,7 +316,7 @@ class History {
       if (!make_room(which)) return;
     }
     if (!memory.grow(cache_, begin + count + drafts)) drafts = 0;
-    drafts = std::max(0, std::min(drafts, memory.places(cache_) - begin - count));
+    drafts = std::max(0, std::min(drafts, memory.capacity(cache_) - begin - count));
     const bool has_state = cache_.plan().group_of(MemoryKind::kState) >= 0;
     if (has_state && (begin < sequence.prompt_len || (drafts > 0 && !memory.back_up(cache_)))) drafts = 0;
     CHECK_EQUAL(memory.has_backup(), has_state && drafts > 0);

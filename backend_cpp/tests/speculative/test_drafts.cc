@@ -36,17 +36,18 @@ TEST(the_longest_of_the_latest_runs_is_found) {
       // Places after the last `least` tokens of the text, the latest first.
       NgramIndex::Match expected;
       int compared = 0;
-      for (int place = static_cast<int>(read.size()) - 1; place >= 1; --place) {
+      for (int position = static_cast<int>(read.size()) - 1; position >= 1; --position) {
         int length = 0;
-        while (length < std::min({max_length, static_cast<int>(text.size()), place}) &&
-               read[static_cast<size_t>(place - 1 - length)] == text[text.size() - 1 - static_cast<size_t>(length)]) {
+        while (length < std::min({max_length, static_cast<int>(text.size()), position}) &&
+               read[static_cast<size_t>(position - 1 - length)] ==
+                   text[text.size() - 1 - static_cast<size_t>(length)]) {
           ++length;
         }
-        if (length < min_length || read[static_cast<size_t>(place)] == -1 || ++compared > 16) continue;
-        if (length > expected.length) expected = {place, length};
+        if (length < min_length || read[static_cast<size_t>(position)] == -1 || ++compared > 16) continue;
+        if (length > expected.length) expected = {position, length};
       }
       const NgramIndex::Match found = index.find(text);
-      CHECK_EQUAL(found.place, expected.place);
+      CHECK_EQUAL(found.position, expected.position);
       CHECK_EQUAL(found.length, expected.length);
       read.push_back(static_cast<int32_t>(random() % 3));
       index.append(read.back());
@@ -61,7 +62,7 @@ TEST(texts_that_ended_are_found_by_their_scope_until_newer_ones_take_their_place
   const std::vector<int32_t> end{2, 3};
   const RecentTexts::Match match = texts.find(end, 7);
   CHECK(match.texts != nullptr);
-  CHECK_EQUAL(match.texts->token(match.at.place), 4);
+  CHECK_EQUAL(match.texts->token(match.at.position), 4);
   CHECK(texts.find(end, 8).texts == nullptr);
   const std::vector<int32_t> long_text(100, 9);
   texts.add(long_text, 7);

@@ -130,7 +130,7 @@ class DecodeAttention {
       const int index = i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
       const int row = index / Shape::kDim;
       const auto slot = Operand::key_slot(index % Shape::kDim);
-      const int word = (row / 8 * Operand::kRowPairs + slot.pair) * kWarp + row % 8 * 4 + slot.place;
+      const int word = (row / 8 * Operand::kRowPairs + slot.pair) * kWarp + row % 8 * 4 + slot.quad_lane;
       if (row < Shape::kRows) {
         halves[word * 2 + slot.element] = static_cast<uint16_t>(Operand::pack(elements[i] * factor, 0.0f));
       }

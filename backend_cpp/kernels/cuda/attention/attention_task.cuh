@@ -14,7 +14,7 @@ namespace turbomind::cuda {
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Host's description of a layer's cache, for the keys or for the values.
-struct CachePlace {
+struct CacheRegion {
   size_t first;       // of head 0 in a block, in bytes
   size_t head_bytes;  // from one head to the next
   size_t row_bytes;   // codes of a token
@@ -23,8 +23,8 @@ struct CachePlace {
 
 struct AttentionTask {
   AttentionParams params;
-  CachePlace keys;
-  CachePlace values;
+  CacheRegion keys;
+  CacheRegion values;
   size_t block_bytes;
   DeviceSpans spans;
   HeadsView q;
@@ -84,38 +84,38 @@ struct OutputRow {
 __device__ __forceinline__ OutputRow output_of(const AttentionTask& task, const DeviceSpan& span, int kv_head,
                                                int packed_row) {
   const auto row = static_cast<size_t>(span.first_row + packed_row / task.group);
-  const size_t place =
+  const size_t offset =
       (row * task.params.num_heads + head_of(task, kv_head, packed_row)) * task.params.layout.value_dim;
-  if (task.out.type == DType::kBFloat16) return {static_cast<__nv_bfloat16*>(task.out.data) + place, true};
-  return {static_cast<float*>(task.out.data) + place, false};
+  if (task.out.type == DType::kBFloat16) return {static_cast<__nv_bfloat16*>(task.out.data) + offset, true};
+  return {static_cast<float*>(task.out.data) + offset, false};
 }
 
 // The keys or values of one head of one sequence. What is the same for all blocks stays in constant memory.
 struct CacheArea {
   const AttentionTask& task;
-  const CachePlace& place;
+  const CacheRegion& region;
   const std::byte* first;  // in block 0
   const int32_t* blocks;   // of the sequence
 
-  __device__ __forceinline__ CacheArea(const AttentionTask& task, const CachePlace& place, const DeviceSpan& span,
+  __device__ __forceinline__ CacheArea(const AttentionTask& task, const CacheRegion& region, const DeviceSpan& span,
                                        int kv_head)
       : task(task),
-        place(place),
-        first(task.params.pool + place.first + kv_head * place.head_bytes),
+        region(region),
+        first(task.params.pool + region.first + kv_head * region.head_bytes),
         blocks(task.spans.blocks + span.first_block) {}
   __device__ __forceinline__ const std::byte* block(int token) const {
     return first + blocks[token >> task.log_block_len] * task.block_bytes;
   }
   __device__ __forceinline__ int slot(int token) const { return token & ((1 << task.log_block_len) - 1); }
   __device__ __forceinline__ const std::byte* codes(int token) const {
-    return block(token) + slot(token) * place.row_bytes;
+    return block(token) + slot(token) * region.row_bytes;
   }
   // int8 and int4: where the half scale of `token` is; zeros begin after the scales of the block.
   __device__ __forceinline__ const std::byte* scale(int token) const {
-    return block(token) + place.code_bytes + slot(token) * 2;
+    return block(token) + region.code_bytes + slot(token) * 2;
   }
   __device__ __forceinline__ const std::byte* zero(int token) const {
-    return block(token) + place.code_bytes + (2 << task.log_block_len) + slot(token);
+    return block(token) + region.code_bytes + (2 << task.log_block_len) + slot(token);
   }
 };
 

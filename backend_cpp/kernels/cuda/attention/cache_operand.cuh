@@ -26,8 +26,8 @@ struct CacheOperand<CacheType::kBFloat16, kStride> {
   static constexpr int kKeyUnit = 1;    // multiplications, of 16 dimensions each, that keys() serves
   static constexpr int kValueUnit = 2;  // column tiles, of 8 dimensions each, that values() serves
 
-  __device__ static constexpr int key_dim(int step, int place, int i) {
-    return 16 * step + 2 * place + (i & 1) + (i >> 1) * 8;
+  __device__ static constexpr int key_dim(int step, int quad_lane, int i) {
+    return 16 * step + 2 * quad_lane + (i & 1) + (i >> 1) * 8;
   }
   __device__ static constexpr int value_dim(int tile, int column) { return 8 * tile + column; }
 
@@ -72,8 +72,8 @@ struct CacheOperand<CacheType::kInt8, kStride> {
   static constexpr int kValueUnit = 2;
 
   // A lane's word of a key: four neighbours, the first and the third before the others.
-  __device__ static constexpr int key_dim(int step, int place, int i) {
-    return 16 * step + 4 * place + (i & 1) * 2 + (i >> 1);
+  __device__ static constexpr int key_dim(int step, int quad_lane, int i) {
+    return 16 * step + 4 * quad_lane + (i & 1) * 2 + (i >> 1);
   }
   // Even dimensions are one tile, odd ones the next.
   __device__ static constexpr int value_dim(int tile, int column) { return tile / 2 * 16 + 2 * column + tile % 2; }
@@ -117,8 +117,8 @@ struct CacheOperand<CacheType::kInt4, kStride> {
   static constexpr int kValueUnit = 4;
 
   // A lane's word of a key is eight neighbours; of two multiplications, the first takes 0, 4, 1, 5.
-  __device__ static constexpr int key_dim(int step, int place, int i) {
-    return step / 2 * 32 + 8 * place + step % 2 * 2 + (i & 1) * 4 + (i >> 1);
+  __device__ static constexpr int key_dim(int step, int quad_lane, int i) {
+    return step / 2 * 32 + 8 * quad_lane + step % 2 * 2 + (i & 1) * 4 + (i >> 1);
   }
   // Every fourth dimension is a tile.
   __device__ static constexpr int value_dim(int tile, int column) { return tile / 4 * 32 + 4 * column + tile % 4; }

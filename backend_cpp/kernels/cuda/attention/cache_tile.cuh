@@ -84,9 +84,9 @@ __device__ __forceinline__ void copy_codes(std::byte* to, const CacheArea& area,
   constexpr int kRounds = divide_up(Shape::kKeys, kStep);
   const int own = threadIdx.x / kPieces;
   const int at = threadIdx.x % kPieces * kBytes;
-  const int row_bytes = static_cast<int>(area.place.row_bytes);
+  const int row_bytes = static_cast<int>(area.region.row_bytes);
   const bool has_piece = at < row_bytes;
-  std::byte* place = to + own * Shape::kStride + at;
+  std::byte* to_key = to + own * Shape::kStride + at;
   const std::byte* from = area.first + at;
 #pragma unroll(kBytes != 16 ? 1 : Shape::kBlocks == 1 ? 2 : 4)
   for (int i = 0; i < kRounds; ++i) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void copy_scales(std::byte* to, const CacheArea& area
   if (key >= Shape::kKeys) return;
   const int offset = piece < 2 ? area.slot(token) * 2 + piece * 4 : (2 << area.task.log_block_len) + area.slot(token);
   const std::byte* from = area.first + static_cast<int64_t>(id) * static_cast<int64_t>(area.task.block_bytes) +
-                          area.place.code_bytes + offset;
+                          area.region.code_bytes + offset;
   const bool is_valid = token + 4 > range.begin && token < range.end;
   cp_async_4(piece < 2 ? to + key * 2 + piece * 4 : to + Shape::kKeys * 2 + key, from, is_valid);
 }
@@ -127,9 +127,9 @@ __device__ __forceinline__ void copy_scales(std::byte* to, const CacheArea& area
 template <class Shape>
 __device__ __forceinline__ void copy_part(std::byte* to, const CacheArea& area, const TileBlocks<Shape::kKeys>& blocks,
                                           int first, const KeyRange& range) {
-  if (area.place.row_bytes % 16 == 0) {
+  if (area.region.row_bytes % 16 == 0) {
     copy_codes<Shape, 16>(to, area, blocks, first, range);
-  } else if (area.place.row_bytes % 8 == 0) {
+  } else if (area.region.row_bytes % 8 == 0) {
     copy_codes<Shape, 8>(to, area, blocks, first, range);
   } else {
     copy_codes<Shape, 4>(to, area, blocks, first, range);

@@ -81,7 +81,7 @@ size_t split_rows(const AttentionParams& params, const DeviceSpans& spans, const
   return static_cast<size_t>(spans.span_count) * params.layout.num_kv_heads * plan.tiles * plan.splits * plan.tile_rows;
 }
 
-CachePlace place_of(const CacheLayout& layout, int layer, bool is_key) {
+CacheRegion region_of(const CacheLayout& layout, int layer, bool is_key) {
   const int dim = is_key ? layout.key_dim : layout.value_dim;
   const size_t code_bytes = layout.code_bytes(dim);
   return {is_key ? layout.key_offset(layer, 0) : layout.value_offset(layer, 0), layout.head_bytes(dim),
@@ -154,8 +154,8 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
   const Plan plan = plan_of(params, spans);
   AttentionTask task{};
   task.params = params;
-  task.keys = place_of(layout, params.layer, true);
-  task.values = place_of(layout, params.layer, false);
+  task.keys = region_of(layout, params.layer, true);
+  task.values = region_of(layout, params.layer, false);
   task.block_bytes = layout.block_bytes();
   task.spans = spans;
   task.q = q;

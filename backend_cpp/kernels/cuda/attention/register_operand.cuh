@@ -38,7 +38,7 @@ struct RegisterOperand {
   // Where dimension d of a query is multiplied: pair number, place t of the lane, and element of the pair.
   struct KeySlot {
     int pair;
-    int place;
+    int quad_lane;
     int element;
   };
   __device__ static __forceinline__ KeySlot key_slot(int d) {

@@ -71,19 +71,19 @@ __global__ void __launch_bounds__(kThreads, 4) exchange_kernel(PeerView peers, f
   const auto vectors = [](float* floats) { return reinterpret_cast<Vector*>(floats); };
   await_previous();
   const uint32_t call = peers.calls[blockIdx.x] + 1;
-  const size_t place = (call % 2 * kMaxBlocks + blockIdx.x) * kSlice;
+  const size_t offset = (call % 2 * kMaxBlocks + blockIdx.x) * kSlice;
   const int first = static_cast<int>(blockIdx.x) * slice;
   const int size = min(slice, count - first) / kWidth;
   const auto mine = [&](int rank) { return vectors(x + (kGathers ? size_t(rank) * count : 0) + first); };
 
-  Vector* own = vectors(peers.parts[peers.rank] + place);
+  Vector* own = vectors(peers.parts[peers.rank] + offset);
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) own[i] = mine(peers.rank)[i];
   if (!meet(peers, call)) return;
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
     Vector parts[kMaxRanks];
 #pragma unroll
     for (int rank = 0; rank < kMaxRanks; ++rank) {
-      parts[rank] = rank < peers.ranks ? vectors(peers.parts[rank] + place)[i] : Vector{};
+      parts[rank] = rank < peers.ranks ? vectors(peers.parts[rank] + offset)[i] : Vector{};
     }
     if constexpr (kGathers) {
 #pragma unroll

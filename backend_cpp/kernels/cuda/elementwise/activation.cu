@@ -53,9 +53,9 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kWidth = sizeof(Vector) / sizeof(float);
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count) return;
-  const auto place = static_cast<unsigned>(index / vectors);
-  const unsigned row = place / y.heads;
-  const int head = static_cast<int>(place % y.heads);
+  const auto vector = static_cast<unsigned>(index / vectors);
+  const unsigned row = vector / y.heads;
+  const int head = static_cast<int>(vector % y.heads);
   const size_t at = index % vectors * kWidth;
   const Vector left = *reinterpret_cast<const Vector*>(a.head(row, head) + at);
   Vector right;

@@ -68,29 +68,29 @@ __global__ void __launch_bounds__(kThreads)
   const int rows = is_there ? product.parts[group].count : 0;
   if (is_there) operands.rows_of[product.parts[group].expert] = make_int2(first, rows);
   const size_t outputs = product.first.out_features;
-  const size_t place = group % operands.piece;
+  const size_t part = group % operands.piece;
   set_shape(table, group, rows, product.first.out_features, operands.inputs);
   table.x[group] = operands.x + static_cast<size_t>(first) * operands.inputs;
-  table.w[group] = operands.w + place * outputs * operands.inputs;
+  table.w[group] = operands.w + part * outputs * operands.inputs;
   table.y[group] = static_cast<bf16*>(product.y) + first * outputs;
   table.x_scales[group] = operands.x_scales + static_cast<size_t>(first) * operands.blocks;
-  table.w_scales[group] = operands.w_scales + place * outputs * operands.blocks;
+  table.w_scales[group] = operands.w_scales + part * outputs * operands.blocks;
 }
 
 // A warp rounds 128 inputs of a row, for all its pairs; block x is the row, y kWarps times 128 inputs.
 template <class Rows>
-__global__ void __launch_bounds__(kThreads) spread_blocks_kernel(Rows rows, PairPlaces places, Operands operands) {
+__global__ void __launch_bounds__(kThreads) spread_blocks_kernel(Rows rows, PairRows row_of_pair, Operands operands) {
   await_previous();
   const int row = blockIdx.x;
   const int block = blockIdx.y * kWarps + threadIdx.x / kWarp;
-  if (block >= operands.blocks || places(row, 0) < 0) return;
+  if (block >= operands.blocks || row_of_pair(row, 0) < 0) return;
   float values[kBlockWords];
   rows.begin(row);
   rows.read(block * kFloat8Block + static_cast<int>(threadIdx.x) % kWarp * kBlockWords, values);
   const QuantizedBlock rounded = round_block(values);
-  for (int k = 0; k < places.of_each; ++k) {
-    const int pair = places(row, k);
-    const int2 group = operands.rows_of[places.expert_of_pair[pair]];
+  for (int k = 0; k < row_of_pair.of_each; ++k) {
+    const int pair = row_of_pair(row, k);
+    const int2 group = operands.rows_of[row_of_pair.expert_of_pair[pair]];
     rounded.write(operands.x + static_cast<size_t>(pair) * operands.inputs + static_cast<size_t>(block) * kFloat8Block,
                   operands.x_scales + static_cast<size_t>(group.x) * operands.blocks +
                       static_cast<size_t>(block) * group.y + (pair - group.x));
@@ -158,7 +158,7 @@ void float8_groups(cudaStream_t stream, Scratch memory, const GroupedKernel& ker
   const RowsToRound from = rows_of(product.first, product.x, product.x_rows);
   with_inputs(product.x, from, [&]<class Rows>(const Rows& rows) {
     launch(spread_blocks_kernel<Rows>, rows_and(product.x_rows, divide_up(operands.blocks, kWarps)), dim3(kThreads), 0,
-           stream, rows, PairPlaces(product), operands);
+           stream, rows, PairRows(product), operands);
   });
   for (int first = 0; first < product.experts; first += operands.piece) {
     call.groups = std::min(operands.piece, product.experts - first);

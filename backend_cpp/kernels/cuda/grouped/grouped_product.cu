@@ -12,18 +12,18 @@ constexpr int kThreads = 128;
 
 // A thread rounds eight inputs of a row, for all its pairs; block x is the row, y its inputs.
 template <class Rows>
-__global__ void __launch_bounds__(kThreads) spread_rows_kernel(Rows rows, PairPlaces places, uint16_t* rounded) {
+__global__ void __launch_bounds__(kThreads) spread_rows_kernel(Rows rows, PairRows row_of_pair, uint16_t* rounded) {
   await_previous();
   const int row = blockIdx.x;
   const int inputs = rows.from.inputs;
   const int i = (blockIdx.y * kThreads + threadIdx.x) * kChunk;
-  if (i >= inputs || places(row, 0) < 0) return;
+  if (i >= inputs || row_of_pair(row, 0) < 0) return;
   float values[kChunk];
   rows.begin(row);
   rows.read(i, values);
   const uint4 chunk = round_chunk<WeightFormat::kBFloat16>(values);
-  for (int k = 0; k < places.of_each; ++k) {
-    *reinterpret_cast<uint4*>(rounded + static_cast<size_t>(places(row, k)) * inputs + i) = chunk;
+  for (int k = 0; k < row_of_pair.of_each; ++k) {
+    *reinterpret_cast<uint4*>(rounded + static_cast<size_t>(row_of_pair(row, k)) * inputs + i) = chunk;
   }
 }
 
@@ -77,7 +77,7 @@ void grouped_product(cudaStream_t stream, Scratch memory, const GroupedKernel& k
   const RowsToRound from = rows_of(product.first, product.x, product.x_rows);
   with_inputs(product.x, from, [&]<class Rows>(const Rows& rows) {
     launch(spread_rows_kernel<Rows>, rows_and(product.x_rows, divide_up(call.inputs, kThreads * kChunk)),
-           dim3(kThreads), 0, stream, rows, PairPlaces(product), rounded);
+           dim3(kThreads), 0, stream, rows, PairRows(product), rounded);
   });
   launch(fill_groups_kernel, dim3(divide_up(product.experts, kThreads)), dim3(kThreads), 0, stream, product, rounded,
          call.table);

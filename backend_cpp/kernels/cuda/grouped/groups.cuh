@@ -40,8 +40,8 @@ __host__ __device__ inline void set_shape(const GroupedTable& table, int group, 
 }
 
 // How the inputs of pairs (moe/sort_experts.h) are read: a row of x once, for all pairs that it goes to.
-struct PairPlaces {
-  explicit PairPlaces(const GroupedProduct& product)
+struct PairRows {
+  explicit PairRows(const GroupedProduct& product)
       : slots(product.slots), of_each(product.pairs / product.x_rows), expert_of_pair(product.expert_of_pair) {}
 
   // The pair number k of a row, or -1.

@@ -56,8 +56,8 @@ __device__ void make_block(const GemmCall& call) {
       const int line = i / kSide;
       const int column = input + i % kSide;
       const bool is_there = first + line < count && column < call.inputs;
-      const size_t place = static_cast<size_t>(first + line) * call.inputs + column;
-      to[line][i % kSide] = is_there ? static_cast<Sum>(number_of(static_cast<const T*>(from)[place])) : Sum{0};
+      const size_t offset = static_cast<size_t>(first + line) * call.inputs + column;
+      to[line][i % kSide] = is_there ? static_cast<Sum>(number_of(static_cast<const T*>(from)[offset])) : Sum{0};
     }
   };
   // Of a float8's scale, what a sum of these inputs is multiplied with.

@@ -25,11 +25,11 @@ __device__ __forceinline__ void unpack_words(const LinearWeight& weight, int fir
   if (quad >= padded_inputs / 4 || row >= outputs) return;
   const int quads = divide_up(weight.in_features, weight.group) * weight.group / 4;
   const int tile = (first_output + row) / kTileOutputs;
-  const int place = (first_output + row) % kTileOutputs;
+  const int column = (first_output + row) % kTileOutputs;
   const auto* words = static_cast<const uint32_t*>(weight.data);
   const uint32_t flipped = weight.format == WeightFormat::kInt8 ? 0x80808080u : 0;
   plain[static_cast<size_t>(row) * (padded_inputs / 4) + quad] =
-      quad < quads ? words[(static_cast<size_t>(tile) * quads + quad) * kTileOutputs + place] ^ flipped : 0;
+      quad < quads ? words[(static_cast<size_t>(tile) * quads + quad) * kTileOutputs + column] ^ flipped : 0;
 }
 
 }  // namespace turbomind::cuda

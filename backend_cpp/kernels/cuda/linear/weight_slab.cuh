@@ -70,7 +70,7 @@ class CodeWalk {
   __device__ CodeWalk(const SlabShape& shape, int step, int lane)
       : chunks_(shape.chunks),
         steps_(steps_of_group(shape)),
-        place_(step % steps_ * kChunks + lane % kSlabChunks),
+        chunk_(step % steps_ * kChunks + lane % kSlabChunks),
         left_(steps_ - step % steps_) {}
 
   __host__ __device__ static int steps_of_group(const SlabShape& shape) { return divide_up(shape.chunks, kChunks); }
@@ -85,22 +85,22 @@ class CodeWalk {
 
   // Chunks to the next step.
   __device__ __forceinline__ int advance() {
-    if constexpr (kUnit == 1) place_ += kChunks;
+    if constexpr (kUnit == 1) chunk_ += kChunks;
     if (--left_ > 0) return kChunks;
     left_ = steps_;
     if constexpr (kUnit == 2) return kChunks;
-    place_ -= steps_ * kChunks;
+    chunk_ -= steps_ * kChunks;
     return kChunks + chunks_ - steps_ * kChunks;
   }
   // Whether a group begins here.
   __device__ __forceinline__ bool is_first() const { return left_ == steps_; }
   // Whether the group has the lane's chunk of the step.
-  __device__ __forceinline__ bool has_chunk() const { return kUnit == 2 || place_ < chunks_; }
+  __device__ __forceinline__ bool has_chunk() const { return kUnit == 2 || chunk_ < chunks_; }
 
  private:
   int chunks_;
   int steps_;  // of a group
-  int place_;  // chunk within the group
+  int chunk_;  // chunk within the group
   int left_;   // steps of the group, this one too
 };
 
@@ -138,12 +138,12 @@ class SlabCursor {
 // Starts copying what a lane needs of a slab of a weight of 16 bits to its slots in shared memory, `slot_stride` uint4
 // apart. What is beyond the weight becomes 0.
 template <WeightFormat kFormat>
-__device__ __forceinline__ void copy_slab(const LinearWeight& weight, const SlabCursor& place, int stripe, int lane,
+__device__ __forceinline__ void copy_slab(const LinearWeight& weight, const SlabCursor& cursor, int stripe, int lane,
                                           uint4* slots, int slot_stride) {
   static_assert(!SlabFormat<kFormat>::kIsPacked);
-  const bool has_chunk = place.has_chunk(lane);
+  const bool has_chunk = cursor.has_chunk(lane);
   const int row = stripe * kStripe + lane / 4 * 4;
-  const auto* inputs = static_cast<const uint16_t*>(weight.data) + place.input(lane);
+  const auto* inputs = static_cast<const uint16_t*>(weight.data) + cursor.input(lane);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const bool is_valid = has_chunk && row + i < weight.out_features;

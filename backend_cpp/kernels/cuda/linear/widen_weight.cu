@@ -23,12 +23,12 @@ __global__ void __launch_bounds__(kThreads)
   const int row = blockIdx.y * kWarpOutputs + lane / kSlabChunks;
   if (chunk >= chunks || row >= outputs) return;
   const int tile = (first_output + row) / kTileOutputs;
-  const int place = (first_output + row) % kTileOutputs;
+  const int column = (first_output + row) % kTileOutputs;
   const size_t groups = padded_inputs / weight.group;
-  const size_t entry = (tile * groups + chunk * kChunk / weight.group) * kTileOutputs + place;
+  const size_t entry = (tile * groups + chunk * kChunk / weight.group) * kTileOutputs + column;
   const auto* words = static_cast<const uint32_t*>(weight.data) +
                       (static_cast<size_t>(tile) * chunks + chunk) * (SlabFormat<kFormat>::kLoads * kTileOutputs) +
-                      place;
+                      column;
 
   const uint32_t zero = weight.zeros != nullptr ? weight.zeros[entry] : kFormat == WeightFormat::kInt4 ? 8 : 128;
   const uint32_t low = 0x64006400u | zero | zero << 16;

@@ -23,11 +23,11 @@ struct RoundedRows {
 };
 
 // A thread's row and chunk.
-struct ChunkPlace {
+struct ChunkIndex {
   int row;
   int chunk;
 };
-__device__ __forceinline__ ChunkPlace chunk_place(const RoundedRows& to) {
+__device__ __forceinline__ ChunkIndex chunk_index(const RoundedRows& to) {
   const int thread = blockIdx.y * kThreads + threadIdx.x;
   if (to.warp_rows == 1) return {static_cast<int>(blockIdx.x), thread};
   return {static_cast<int>(blockIdx.x) * 8 + thread % kWarp / 4, thread / kWarp * 4 + thread % 4};
@@ -39,19 +39,19 @@ __device__ __forceinline__ ChunkPlace chunk_place(const RoundedRows& to) {
 template <WeightFormat kFormat>
 __device__ __forceinline__ void write_ring_chunk(const RoundedRows& to, int row, int chunk, const uint4& rounded) {
   const size_t first = (static_cast<size_t>(row / to.columns) * to.chunks + chunk / 4 * 4) * to.columns;
-  const int place = chunk % 4;
+  const int word = chunk % 4;
   const auto word_at = [&](int block, int quarter) {
     return static_cast<uint32_t*>(to.data) + (first + block * to.columns + row % to.columns) * 4 + quarter;
   };
   if constexpr (kFormat == WeightFormat::kInt4) {
-    *word_at(0, place) = rounded.x;
-    *word_at(1, place) = rounded.y;
-    *word_at(2, place) = rounded.z;
-    *word_at(3, place) = rounded.w;
+    *word_at(0, word) = rounded.x;
+    *word_at(1, word) = rounded.y;
+    *word_at(2, word) = rounded.z;
+    *word_at(3, word) = rounded.w;
   } else {
-    const int block = place / 2 * 2;
-    *reinterpret_cast<uint2*>(word_at(block, place % 2 * 2)) = make_uint2(rounded.x, rounded.z);
-    *reinterpret_cast<uint2*>(word_at(block + 1, place % 2 * 2)) = make_uint2(rounded.y, rounded.w);
+    const int block = word / 2 * 2;
+    *reinterpret_cast<uint2*>(word_at(block, word % 2 * 2)) = make_uint2(rounded.x, rounded.z);
+    *reinterpret_cast<uint2*>(word_at(block + 1, word % 2 * 2)) = make_uint2(rounded.y, rounded.w);
   }
 }
 
@@ -74,7 +74,7 @@ template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, RoundedRows rounded) {
   await_previous();
   const int chunks = rounded.chunks / from.heads;
-  const auto [row, index] = chunk_place(rounded);
+  const auto [row, index] = chunk_index(rounded);
   if (row >= from.rows || index >= rounded.chunks) return;
   float values[kChunk];
   read_chunk(from, row * from.stride + index / chunks * from.head_stride, index % chunks * kChunk, values);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, Round
 template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads) round_gated_kernel(GatedRows rows, RoundedRows rounded) {
   await_previous();
-  const auto [row, chunk] = chunk_place(rounded);
+  const auto [row, chunk] = chunk_index(rounded);
   if (row >= rows.from.rows || chunk >= rounded.chunks) return;
   float values[kChunk];
   rows.begin(row);

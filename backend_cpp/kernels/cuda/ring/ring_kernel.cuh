@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
   }
   __syncthreads();
   const int team = warp / 4;
-  const int place = team % plan.across;
+  const int part = team % plan.across;
   const int way = team / plan.across;
   const int lane = threadIdx.x % kWarp;
-  const int slot = place * kTeamTiles + warp % 4;
+  const int slot = part * kTeamTiles + warp % 4;
   const int thread = threadIdx.x % 128;
   const bool is_used = way < plan.ways;
   std::byte* codes = memory.codes + warp * Ring::kCodeStages * Ring::kCodeBytes;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
   }
   await_previous();
   if (!is_used) return;
-  const bool brings_rows = place == 0 && warp % 4 == 0 && lane == 0;
+  const bool brings_rows = part == 0 && warp % 4 == 0 && lane == 0;
   RingRows<Ring> rows(plan, way);
   if (brings_rows) rows.begin(task, plan, memory);
   int code_stage = 0;
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
     }
 
     if (plan.ways > 1) {
-      float* own = memory.sums + place * 128 * kSums + thread;
-      barrier(1 + place, plan.ways * 128);  // what was here has been read
+      float* own = memory.sums + part * 128 * kSums + thread;
+      barrier(1 + part, plan.ways * 128);  // what was here has been read
       for (int turn = plan.ways - 1; turn > 0; --turn) {
         if (way == turn) {
 #pragma unroll
@@ -104,14 +104,14 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
             own[i * 128] = turn == plan.ways - 1 ? totals[i] : totals[i] + own[i * 128];
           }
         }
-        barrier(1 + place, plan.ways * 128);
+        barrier(1 + part, plan.ways * 128);
       }
       if (way > 0) continue;
 #pragma unroll
       for (int i = 0; i < kSums; ++i) totals[i] += own[i * 128];
     }
     if (plan.splits > 1) {
-      const int product = (item / plan.splits) * plan.across + place;
+      const int product = (item / plan.splits) * plan.across + part;
       float4* partials = reinterpret_cast<float4*>(task.partials) +
                          static_cast<size_t>(product) * plan.splits * (kSums / 4 * 128) + thread;
       float4* mine = partials + static_cast<size_t>(at.split) * (kSums / 4 * 128);
@@ -120,14 +120,14 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
         __stcg(mine + i * 128, make_float4(totals[4 * i], totals[4 * i + 1], totals[4 * i + 2], totals[4 * i + 3]));
       }
       __threadfence();
-      barrier(5 + place, 128);
-      int32_t* rank = memory.ranks + place;
+      barrier(5 + part, 128);
+      int32_t* rank = memory.ranks + part;
       if (thread == 0) {
         int32_t* counter = task.counters + product;
         *rank = atomicAdd(counter, 1);
         if (*rank == plan.splits - 1) *counter = 0;
       }
-      barrier(5 + place, 128);
+      barrier(5 + part, 128);
       const bool is_last = *rank == plan.splits - 1;
       if (!is_last) continue;
       __threadfence();

@@ -9,11 +9,11 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kListSize = 2048;
 constexpr int kNucleusTokens = 1024;  // this many of the most likely tokens are looked at for a nucleus
-constexpr int kPlaceBits = 64;
+constexpr int kOrderBits = 64;
 
 // The most likely tokens of a row, in any order.
 struct CandidateList {
-  uint64_t places[kListSize];
+  uint64_t order_keys[kListSize];
   Weight weights[kListSize];
   int count;  // may be more than there is room for
 };
@@ -29,22 +29,22 @@ struct Row {
 // The greatest place (of `bits` bits) whose sum over it and all greater ones still meets `reaches`, which 0's does.
 // sum(place) is the sum over the block.
 template <class Sum, class Reaches>
-__device__ uint64_t last_place(int bits, Sum&& sum, Reaches&& reaches) {
-  uint64_t place = 0;
+__device__ uint64_t last_key(int bits, Sum&& sum, Reaches&& reaches) {
+  uint64_t order = 0;
   for (int bit = bits - 1; bit >= 0; --bit) {
-    const uint64_t next = place | uint64_t{1} << bit;
-    if (reaches(sum(next))) place = next;
+    const uint64_t next = order | uint64_t{1} << bit;
+    if (reaches(sum(next))) order = next;
   }
-  return place;
+  return order;
 }
 
 // Sums value(token, place) over the row's tokens at `place` or greater.
 template <class Value>
-__device__ Weight row_sum(const Row& row, uint64_t place, Value&& value) {
+__device__ Weight row_sum(const Row& row, uint64_t order, Value&& value) {
   Weight sum = 0;
   for (int token = threadIdx.x; token < row.vocab_size; token += kThreads) {
     const float logit = row.logits[token];
-    if (place_of(logit, token) >= place) sum += value(logit);
+    if (order_key(logit, token) >= order) sum += value(logit);
   }
   return block_sum<kThreads>(sum);
 }
@@ -69,11 +69,11 @@ __device__ int32_t draw_by_id(const Row& row, const Weight* sums, int chunks) {
   const double rest = chosen_rest;
   const Weight threshold = static_cast<Weight>(row.wanted.min_p * kWeightOne);
   // Places from the last token, 0, to the first.
-  const auto sum = [&](uint64_t place) {
+  const auto sum = [&](uint64_t order) {
     Weight own = 0;
     for (int i = threadIdx.x; i < count; i += kThreads) {
       const Weight weight = weight_of(row.logits[first + i], row.top.logit, row.wanted.temperature);
-      if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= place && weight >= threshold) own += weight;
+      if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= order && weight >= threshold) own += weight;
     }
     return block_sum<kThreads>(own);
   };
@@ -81,7 +81,7 @@ __device__ int32_t draw_by_id(const Row& row, const Weight* sums, int chunks) {
   static_assert(kChunkTokens == 1 << kChunkBits);
   const auto reaches = [&](Weight weight) { return static_cast<double>(weight) > rest; };
   if (!reaches(sum(0))) return row.top.token;
-  return first + kChunkTokens - 1 - static_cast<int32_t>(last_place(kChunkBits, sum, reaches));
+  return first + kChunkTokens - 1 - static_cast<int32_t>(last_key(kChunkBits, sum, reaches));
 }
 
 // ---- in order of logits, with the whole row before us ----
@@ -92,20 +92,20 @@ __device__ int32_t draw_from_row(const Row& row, const Weight* sums, int chunks)
   uint64_t cut = 0;
   Weight total = 0;
   if (has_top_k(wanted, row.vocab_size)) {
-    const auto count = [&](uint64_t place) { return row_sum(row, place, [](float) { return Weight{1}; }); };
-    cut = last_place(kPlaceBits, count, [&](Weight n) { return n >= static_cast<Weight>(wanted.top_k); });
+    const auto count = [&](uint64_t order) { return row_sum(row, order, [](float) { return Weight{1}; }); };
+    cut = last_key(kOrderBits, count, [&](Weight n) { return n >= static_cast<Weight>(wanted.top_k); });
     total = row_sum(row, cut, weight);
   } else {
     for (int i = 0; i < chunks; ++i) total += sums[i];
   }
   if (wanted.top_p < 1) {
     const double share = static_cast<double>(wanted.top_p) * static_cast<double>(total);
-    const auto sum = [&](uint64_t place) { return row_sum(row, max(place, cut), weight); };
-    cut = max(cut, last_place(kPlaceBits, sum, [&](Weight n) { return static_cast<double>(n) >= share; }));
+    const auto sum = [&](uint64_t order) { return row_sum(row, max(order, cut), weight); };
+    cut = max(cut, last_key(kOrderBits, sum, [&](Weight n) { return static_cast<double>(n) >= share; }));
   }
   const auto threshold = static_cast<Weight>(wanted.min_p * kWeightOne);
-  const auto sum = [&](uint64_t place) {
-    return row_sum(row, max(place, cut), [&](float logit) {
+  const auto sum = [&](uint64_t order) {
+    return row_sum(row, max(order, cut), [&](float logit) {
       const Weight own = weight(logit);
       return own >= threshold ? own : Weight{0};
     });
@@ -113,7 +113,7 @@ __device__ int32_t draw_from_row(const Row& row, const Weight* sums, int chunks)
   const double target = row.u * static_cast<double>(sum(cut));
   const auto reaches = [&](Weight n) { return static_cast<double>(n) > target; };
   if (!reaches(sum(cut))) return row.top.token;
-  return token_of(last_place(kPlaceBits, sum, reaches));
+  return token_of(last_key(kOrderBits, sum, reaches));
 }
 
 // ---- in order of logits, from the most likely tokens alone ----
@@ -129,7 +129,7 @@ __device__ void collect(const Row& row, const uint32_t* sets, int set_count, int
       for (int i = threadIdx.x; i < set_count; i += kThreads) own += sets[i] >= key ? 1 : 0;
       return block_sum<kThreads>(own);
     };
-    bound = last_place(32, count, [&](Weight n) { return n >= static_cast<Weight>(wanted); });
+    bound = last_key(32, count, [&](Weight n) { return n >= static_cast<Weight>(wanted); });
   }
   if (threadIdx.x == 0) list.count = 0;
   __syncthreads();
@@ -142,11 +142,11 @@ __device__ void collect(const Row& row, const uint32_t* sets, int set_count, int
       if (token >= row.vocab_size) break;
       const float logit = row.logits[token];
       if (key_of(logit) < bound) continue;
-      const int place = atomicAdd(&list.count, 1);
-      if (place >= kListSize) continue;
-      list.places[place] = place_of(logit, token);
+      const int order = atomicAdd(&list.count, 1);
+      if (order >= kListSize) continue;
+      list.order_keys[order] = order_key(logit, token);
       const double exponent = (static_cast<double>(logit) - row.top.logit) / row.wanted.temperature;
-      list.weights[place] = static_cast<Weight>(exp(exponent) * static_cast<double>(kWeightOne));
+      list.weights[order] = static_cast<Weight>(exp(exponent) * static_cast<double>(kWeightOne));
     }
   }
   __syncthreads();
@@ -161,20 +161,20 @@ __device__ bool draw_from_list(const Row& row, const CandidateList& list, const 
   // Of each candidate: how many are before it, and their weight.
   int rank[kOwn] = {};
   Weight before[kOwn] = {};
-  uint64_t places[kOwn];
+  uint64_t order_keys[kOwn];
   Weight weights[kOwn];
 #pragma unroll
   for (int own = 0; own < kOwn; ++own) {
     const int i = own * kThreads + threadIdx.x;
-    places[own] = i < list.count ? list.places[i] : ~uint64_t{0};
+    order_keys[own] = i < list.count ? list.order_keys[i] : ~uint64_t{0};
     weights[own] = i < list.count ? list.weights[i] : 0;
   }
   for (int i = 0; i < list.count; ++i) {
-    const uint64_t place = list.places[i];
+    const uint64_t order = list.order_keys[i];
     const Weight weight = list.weights[i];
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) {
-      if (place > places[own]) {
+      if (order > order_keys[own]) {
         ++rank[own];
         before[own] += weight;
       }
@@ -209,7 +209,7 @@ __device__ bool draw_from_list(const Row& row, const CandidateList& list, const 
   for (int own = 0; own < kOwn; ++own) {
     const bool is_first = static_cast<double>(before[own]) <= target;
     if (is_kept(own) && is_first && static_cast<double>(before[own] + weights[own]) > target) {
-      *token = token_of(places[own]);
+      *token = token_of(order_keys[own]);
     }
   }
   __syncthreads();

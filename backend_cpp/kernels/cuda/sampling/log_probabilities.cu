@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int token = threadIdx.x; token < vocab_size; token += kThreads) {
     const float logit = logits[token];
     largest = logit > largest || isnan(logit) ? logit : largest;
-    best = max(best, place_of(logit, token));
+    best = max(best, order_key(logit, token));
   }
   largest = block_top<kThreads>({largest, isnan(largest) ? kNotANumber : static_cast<int32_t>(threadIdx.x)}).logit;
   double sum = 0;
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == owner / kWarp) {
       uint64_t next = 0;
       for (int other = owner + lane * kThreads; other < vocab_size; other += kWarp * kThreads) {
-        const uint64_t place = place_of(logits[other], other);
-        if (place < of_all) next = max(next, place);
+        const uint64_t order = order_key(logits[other], other);
+        if (order < of_all) next = max(next, order);
       }
       next = warp_max(next);
       if (lane == owner % kWarp) best = next;

@@ -37,11 +37,11 @@ __device__ __forceinline__ uint32_t key_of(float logit) {
 }
 
 // Orders tokens: the likelier, and the lower among equals, is greater. Never 0.
-__device__ __forceinline__ uint64_t place_of(float logit, int32_t token) {
+__device__ __forceinline__ uint64_t order_key(float logit, int32_t token) {
   return static_cast<uint64_t>(key_of(logit)) << 32 | ~static_cast<uint32_t>(token);
 }
-__device__ __forceinline__ int32_t token_of(uint64_t place) {
-  return static_cast<int32_t>(~static_cast<uint32_t>(place));
+__device__ __forceinline__ int32_t token_of(uint64_t order) {
+  return static_cast<int32_t>(~static_cast<uint32_t>(order));
 }
 
 __device__ __forceinline__ bool has_top_k(const SamplingRow& row, int vocab_size) {

@@ -56,7 +56,7 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   Slot slot;
   std::memcpy(slot.bytes, &own, sizeof(own));
   const Slot* slots = meet_warp("mma.m16n8k16", 0xFFFFFFFFu, slot, &mma_m16n8k16<Element>);
-  std::memcpy(&own, slots[current_place->lane].bytes, sizeof(own));
+  std::memcpy(&own, slots[current_thread->lane].bytes, sizeof(own));
   for (int i = 0; i < 4; ++i) d[i] = own.d[i];
 }
 
@@ -64,8 +64,8 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 template <int kMatrices>
 void ldmatrix(uint32_t (&fragments)[kMatrices], const void* row, bool is_transposed) {
   const Lanes<const void*> rows("ldmatrix", 0xFFFFFFFFu, row);
-  const int group = current_place->lane / 4;
-  const int place = current_place->lane % 4;
+  const int group = current_thread->lane / 4;
+  const int place = current_thread->lane % 4;
   for (int m = 0; m < kMatrices; ++m) {
     const auto element = [&](int r, int c) {
       const void* from = rows[8 * m + r];
@@ -80,8 +80,8 @@ void ldmatrix(uint32_t (&fragments)[kMatrices], const void* row, bool is_transpo
 // Of an 8 x 8 matrix of 16-bit elements a lane gives two neighbours of a row, and gets two of a column.
 inline uint32_t transpose_8x8(uint32_t row) {
   const Lanes<uint32_t> rows("movmatrix", 0xFFFFFFFFu, row);
-  const int group = current_place->lane / 4;
-  const int place = current_place->lane % 4;
+  const int group = current_thread->lane / 4;
+  const int place = current_thread->lane % 4;
   const auto element = [&](int r) { return rows[r * 4 + group / 2] >> 16 * (group % 2) & 0xFFFFu; };
   return element(2 * place) | element(2 * place + 1) << 16;
 }
