@@ -16,7 +16,7 @@ constexpr size_t kBlock = 1024;         // elements summed at a time
 
 void HostExchange::all_reduce(int rank, float* data, size_t count) {
   buffers_[static_cast<size_t>(rank)] = data;
-  meet();
+  barrier();
   // A rank sums its own part of the elements, and writes it to all.
   const size_t ranks = buffers_.size();
   const size_t end = count * (static_cast<size_t>(rank) + 1) / ranks;
@@ -30,21 +30,21 @@ void HostExchange::all_reduce(int rank, float* data, size_t count) {
     }
     for (float* buffer : buffers_) std::copy_n(sums, size, buffer + first);
   }
-  meet();
+  barrier();
 }
 
 void HostExchange::all_gather(int rank, float* data, size_t count) {
   buffers_[static_cast<size_t>(rank)] = data;
-  meet();
+  barrier();
   for (size_t other = 0; other < buffers_.size(); ++other) {
     const size_t first = other * count;
     if (other != static_cast<size_t>(rank)) std::copy_n(buffers_[other] + first, count, data + first);
   }
-  meet();
+  barrier();
 }
 
-void HostExchange::meet() {
-  const uint32_t meeting = barriers_.load(std::memory_order_acquire);
+void HostExchange::barrier() {
+  const uint32_t phase = barriers_.load(std::memory_order_acquire);
   check();  // a failure from here on ends the meeting that was loaded
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == buffers_.size()) {
     arrived_.store(0, std::memory_order_relaxed);
@@ -52,11 +52,11 @@ void HostExchange::meet() {
     barriers_.notify_all();
     return;
   }
-  for (int spins = 0; barriers_.load(std::memory_order_acquire) == meeting; ++spins) {
+  for (int spins = 0; barriers_.load(std::memory_order_acquire) == phase; ++spins) {
     if (spins < kSpinsBeforeSleep) {
       std::this_thread::yield();
     } else {
-      barriers_.wait(meeting, std::memory_order_acquire);
+      barriers_.wait(phase, std::memory_order_acquire);
     }
   }
   check();

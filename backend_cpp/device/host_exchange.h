@@ -24,7 +24,7 @@ class HostExchange {
 
  private:
   // Waits until all ranks are here.
-  void meet();
+  void barrier();
   void check() const;
 
   std::vector<float*> buffers_;  // of each rank, during a call

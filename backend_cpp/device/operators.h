@@ -153,11 +153,11 @@ class Operators {
                       bool accumulate) = 0;
   // An input's rows as they are: its own, or, float32, those that its workspace is filled with.
   LinearInput as_rows(const LinearInput& input, int rows, int size) {
-    return input.is_made() ? LinearInput(make_rows(input, rows, size)) : input;
+    return input.has_prologue() ? LinearInput(materialize(input, rows, size)) : input;
   }
   // The same of an input of float32.
-  const float* make_rows(const LinearInput& input, int rows, int size) {
-    if (!input.is_made()) return input.x.floats();
+  const float* materialize(const LinearInput& input, int rows, int size) {
+    if (!input.has_prologue()) return input.x.floats();
     if (input.norm != nullptr) {
       norm(*input.norm, input.x.floats(), rows, size, input.workspace);
     } else {
@@ -212,7 +212,7 @@ class Operators {
     apply({.kind = Pointwise::Kind::kScaleRows, .factors = factors}, x);
   }
   // x = softcap tanh(scale x / softcap), or scale x where softcap is 0. x [rows, size]
-  void scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
+  void scale_softcap(float scale, float softcap, int rows, int size, float* x) {
     apply({softcap == 0 ? Pointwise::Kind::kScale : Pointwise::Kind::kCap, scale, softcap}, rows_view(x, rows, size));
   }
   virtual void add_scaled(float scale, const float* x, int rows, int size, float* y) = 0;

@@ -57,7 +57,7 @@ class TokenSampler {
   virtual void end() = 0;
   // Waits for the oldest step that ended and was not taken, also if it chose nothing. Its choices, in order, valid
   // until the next call.
-  virtual const SampledToken* take() = 0;
+  virtual const SampledToken* collect() = 0;
   // For how long the device has worked on that step.
   virtual double seconds_taken() const = 0;
 };

@@ -29,7 +29,7 @@ void check_params(const GenerationParams& params, const RequestLimits& limits, c
   const auto require_tokens = [&](const std::vector<int32_t>& ids, const char* field) {
     for (const int32_t id : ids) require_token(id, field, "a token of the vocabulary");
   };
-  require(params.min_new_tokens <= params.max_new_tokens || params.max_new_tokens == kAllThatIsLeft, "min_new_tokens",
+  require(params.min_new_tokens <= params.max_new_tokens || params.max_new_tokens == kUnlimited, "min_new_tokens",
           "at most max_new_tokens", params.min_new_tokens);
   require_tokens(params.stop_token_ids, "each of stop_token_ids");
   require_tokens(params.thinking_end_ids, "each of thinking_end_ids");

@@ -153,7 +153,7 @@ void EngineCore::limit_new_tokens(GenerationParams& params, int prompt_len,
                                            " tokens and a response; ask about fewer, or raise cache_max_entry_count");
     }
   }
-  params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
+  params.max_new_tokens = params.max_new_tokens == kUnlimited ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
 }
 
@@ -214,7 +214,7 @@ void EngineCore::finish_without_output(SequenceGroup& group, std::vector<int32_t
 
 void EngineCore::step() {
   const auto on_output = [this](const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
-    take(*sequence, output);
+    collect(*sequence, output);
   };
   const EngineStats before = counts_;
   pins_.refresh();
@@ -228,12 +228,12 @@ void EngineCore::step() {
 }
 
 // An error belongs to the request alone.
-void EngineCore::take(Sequence& sequence, const SpanOutput& output) {
+void EngineCore::collect(Sequence& sequence, const SpanOutput& output) {
   try {
     const int generated_before = sequence.generation.generated();
     const FinishReason finish = advance(sequence, output);
-    const bool brings_none = sequence.generation.generated() == generated_before && finish == FinishReason::kNone;
-    if (brings_none && sequence.pending() > 0) return;  // of its prompt, more is to come
+    const bool is_empty = sequence.generation.generated() == generated_before && finish == FinishReason::kNone;
+    if (is_empty && sequence.pending() > 0) return;  // of its prompt, more is to come
     record_tokens(sequence, generated_before);
     if (finish == FinishReason::kNone) return emit(sequence, finish, nullptr);
     end_where([&](const Sequence& s) { return &s == &sequence; }, finish, nullptr);

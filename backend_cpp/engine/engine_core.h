@@ -102,7 +102,7 @@ class EngineCore {
   int cross_group() const { return blocks_.plan().group_of(MemoryKind::kCross); }
   void finish_without_output(SequenceGroup& group, std::vector<int32_t>&& tokens);
 
-  void take(Sequence& sequence, const SpanOutput& output);
+  void collect(Sequence& sequence, const SpanOutput& output);
   FinishReason advance(Sequence& sequence, const SpanOutput& output);
   FinishReason advance_over_drafts(Sequence& sequence, const SpanOutput& output);
   void record_tokens(Sequence& sequence, int generated_before);

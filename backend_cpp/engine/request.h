@@ -24,7 +24,7 @@ inline double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-inline constexpr int kAllThatIsLeft = -1;
+inline constexpr int kUnlimited = -1;
 
 enum class RequestedRows { kNone, kGeneration, kAll };  // of the generated tokens; or of the prompt's too
 

@@ -10,8 +10,8 @@
 
 namespace turbomind {
 
-using AllOperations =
-    OperationList<CausalConv, ChooseKeys, CorrectStreams, CutRows, HeadLinear, LoraExpand, LoraGather, LoraShrink,
-                  MatchRms, MixStreams, Recurrence, RecurrenceGates, ScaledSum, SelectiveScan, SparseAttention, Xielu>;
+using AllOperations = OperationList<CausalConv, ChooseKeys, AltupCorrect, ActivationSparsity, HeadLinear, LoraExpand,
+                                    LoraGather, LoraShrink, MatchRms, AltupPredict, Recurrence, RecurrenceGates,
+                                    ScaledSum, SelectiveScan, SparseAttention, Xielu>;
 
 }  // namespace turbomind

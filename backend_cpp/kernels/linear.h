@@ -100,8 +100,8 @@ struct LinearInput {
     return input;
   }
 
-  bool is_made() const { return norm != nullptr || gate.has_value(); }
-  bool is_float32() const { return !is_made() && x.type == DType::kFloat32; }
+  bool has_prologue() const { return norm != nullptr || gate.has_value(); }
+  bool is_float32() const { return !has_prologue() && x.type == DType::kFloat32; }
   // Those from row `first` on; they are of `inputs` inputs.
   LinearInput from_row(int first, int inputs) const {
     LinearInput rest = *this;
@@ -221,6 +221,6 @@ struct LinearJob {
 
 // The products of all jobs, each as `linear` makes it. Threads meet twice in all, not twice for each: many small
 // products are as fast as a large one. `scratch` has an element for each job at least, or grows.
-void linear_together(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs);
+void grouped_gemm(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs);
 
 }  // namespace turbomind

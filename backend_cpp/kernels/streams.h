@@ -10,7 +10,7 @@
 namespace turbomind {
 
 // y[i] = x[i] + sum over k of factors[row, i, k] x[k]; y is not x.
-struct MixStreams {
+struct AltupPredict {
   static constexpr std::string_view kName = "mix_streams";
 
   int count = 0;
@@ -25,7 +25,7 @@ struct MixStreams {
 };
 
 // x[i] += (1 + factors[row, i]) (made - x[active] as it was)
-struct CorrectStreams {
+struct AltupCorrect {
   static constexpr std::string_view kName = "correct_streams";
 
   int count = 0;
@@ -68,7 +68,7 @@ struct MatchRms {
 };
 
 // x = max(x - mean - factor deviation, 0), with mean and standard deviation (of a whole population) of the row
-struct CutRows {
+struct ActivationSparsity {
   static constexpr std::string_view kName = "cut_rows";
 
   float factor = 0;

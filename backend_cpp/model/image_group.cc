@@ -34,7 +34,7 @@ int ImageGroup::rows_seen_by(int token) const {
   return ends_[static_cast<size_t>(image)];
 }
 
-int ImageGroup::end_of_sight(int token, int end) const {
+int ImageGroup::end_of_visible(int token, int end) const {
   return token < images_.back().begin ? std::min(token + 1, end) : end;
 }
 

@@ -26,7 +26,7 @@ class ImageGroup {
   // How many of the rows the token, which is after begin(), sees.
   int rows_seen_by(int token) const;
   // One past the last token from `token` on, before `end`, that sees as many rows as `token` does.
-  int end_of_sight(int token, int end) const;
+  int end_of_visible(int token, int end) const;
   // Row `row` as float32 [width].
   void read(int row, float* to) const;
 

@@ -19,11 +19,11 @@ void LayerInputs::make(const StepContext& step, const InputTableWeights& weights
   const auto size = static_cast<size_t>(size_);
   const auto width = static_cast<size_t>(width_);
   ops.linear(weights.project.view, hidden, step.rows, inputs_, false);
-  ops.scale_and_cap(1 / std::sqrt(static_cast<float>(hidden_size_)), 0, step.rows, width_, inputs_);
+  ops.scale_softcap(1 / std::sqrt(static_cast<float>(hidden_size_)), 0, step.rows, width_, inputs_);
   ops.norm_heads(weights.norm.view, {inputs_, step.rows, width, width_ / size_, size, size_});
   ops.embed(weights.table.view, tokens, step.rows, std::sqrt(static_cast<float>(size_)), embedded_);
   ops.add_scaled(1, embedded_, step.rows, width_, inputs_);
-  ops.scale_and_cap(1 / std::sqrt(2.0f), 0, step.rows, width_, inputs_);
+  ops.scale_softcap(1 / std::sqrt(2.0f), 0, step.rows, width_, inputs_);
 }
 
 void LayerInputs::run(const StepContext& step, int layer, const LayerInputWeights& weights, const float* hidden,

@@ -6,7 +6,7 @@ namespace turbomind {
 
 DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
     : spec_(spec.mlp),
-      cut_rows_(spec.mlp.cuts.empty() ? nullptr : ops.operations().require<CutRows>()),
+      activation_sparsity_(spec.mlp.cuts.empty() ? nullptr : ops.operations().require<ActivationSparsity>()),
       xielu_(spec.mlp.is_xielu ? ops.operations().require<Xielu>() : nullptr),
       projected_(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size),
       activated_(ops, max_rows, spec.intermediate_size) {}
@@ -28,7 +28,7 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
   }
   if (weights.cut != 0) {
     const int size = weights.down.view.in_features;
-    cut_rows_(step.ops, {weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected_});
+    activation_sparsity_(step.ops, {weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected_});
   }
   if (spec_.is_gated) return step.linear(weights.down, mlp.between(), y, accumulate);
   const int size = weights.down.view.in_features;

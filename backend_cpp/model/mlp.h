@@ -17,10 +17,10 @@ class DenseMlp {
 
  private:
   MlpSpec spec_;
-  OperationFunction<CutRows> cut_rows_;  // null where no layer needs it
-  OperationFunction<Xielu> xielu_;       // likewise
-  FloatRows projected_;                  // [max_rows, intermediate_size], or twice that with a gate
-  FloatRows activated_;                  // [max_rows, intermediate_size]
+  OperationFunction<ActivationSparsity> activation_sparsity_;  // null where no layer needs it
+  OperationFunction<Xielu> xielu_;                             // likewise
+  FloatRows projected_;  // [max_rows, intermediate_size], or twice that with a gate
+  FloatRows activated_;  // [max_rows, intermediate_size]
 };
 
 // The MLP half of a layer with experts: a router, the experts it chooses from, and the one every token goes to.

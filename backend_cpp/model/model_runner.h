@@ -250,13 +250,13 @@ class ModelRunner {
   virtual bool reserve(const SamplingMetadata& /*choice*/) { return traits_.samples_on_device; }
 
   // Begins a step; writes the keys and values of every row. A throw means the device failed, not a request.
-  virtual void begin(const StepInput& input) = 0;
+  virtual void launch(const StepInput& input) = 0;
   // Waits for the oldest step that was begun and not taken.
-  virtual StepOutput take() = 0;
+  virtual StepOutput collect() = 0;
 
   StepOutput forward(const StepInput& input) {
-    begin(input);
-    return take();
+    launch(input);
+    return collect();
   }
 
  protected:

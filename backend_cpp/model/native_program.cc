@@ -234,7 +234,7 @@ void NativeRunner::compile_end(int index) {
   }
   if (block_of(spec_, index).has_layer_scale) {
     program_.add("stream *= learned factor", [=, this](ModelStep& step) {
-      step.ops.scale_and_cap(layer->scale, 0, step.rows, spec_.hidden_size, stream);
+      step.ops.scale_softcap(layer->scale, 0, step.rows, spec_.hidden_size, stream);
     });
   }
   if (spec_.images && index < spec_.images->deepstack_layers) {

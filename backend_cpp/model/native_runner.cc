@@ -132,7 +132,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
       weight_bytes_(bytes_of(weights_)),
       max_rows_(max_rows),
       is_divided_(shard.count > 1),
-      brings_output_(shard.rank == 0),
+      returns_output_(shard.rank == 0),
       attention_(*ops_, spec_, cache_type, max_rows),
       mlp_(*ops_, spec_, max_rows),
       expert_mlp_(*ops_, spec_, max_rows),
@@ -209,7 +209,7 @@ void NativeRunner::keep_hidden(const std::vector<int>& layers) {
     throw invalid_argument("hidden states are wanted in front of a layer that " + spec_.model_name + " does not have");
   }
   keeps_rows_ = true;
-  if (!brings_output_) return compile();
+  if (!returns_output_) return compile();
   kept_layers_ = layers;
   kept_ = FloatRows(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
   if (!ops_->shares_host_memory()) host_kept_ = AlignedBuffer(kept_.size());
@@ -261,7 +261,7 @@ size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
     ++prepared;
     const auto now = Clock::now();
     if (now - begin > kMaxPreparation) break;
-    if (!brings_output_ || now - reported < kReportEvery) continue;
+    if (!returns_output_ || now - reported < kReportEvery) continue;
     reported = now;
     std::fprintf(stderr, "preparing steps that decode: %zu of %zu shapes\n", prepared, shapes_.size());
   }
@@ -286,7 +286,7 @@ void NativeRunner::connect_ranks() {
   }
 }
 
-void NativeRunner::begin(const StepInput& input) {
+void NativeRunner::launch(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
   if (cross_) cross_->fill(*ops_, input, weights_.cross_layers);
@@ -298,8 +298,8 @@ void NativeRunner::begin(const StepInput& input) {
                              (!head_ || head_->is_repeatable(input));
   ops_->run_step(step.rows, is_repeatable, [&] { program_.run(step); });
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_);
-  bring_kept(rows);
-  outputs_.end(logit_rows, step.projected, meets_ranks());
+  download_kept(rows);
+  outputs_.end(logit_rows, step.projected, has_barriers());
 }
 
 bool NativeRunner::decodes(const StepInput& input, int embedded) const {
@@ -319,7 +319,7 @@ ModelStep NativeRunner::stage(const StepInput& input, LogitRows& logit_rows) {
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const bool has_images = embedded > 0 && image_rows_ && image_rows_->begin_step(*ops_, input, computed);
   ModelStep step{
-      {*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks(), has_images ? &*image_rows_ : nullptr},
+      {*ops_, computed, has_adapters ? &adapters_ : nullptr, has_barriers(), has_images ? &*image_rows_ : nullptr},
       input,
       embedded,
       cross_ && cross_->has_spans()};
@@ -330,13 +330,13 @@ ModelStep NativeRunner::stage(const StepInput& input, LogitRows& logit_rows) {
   return step;
 }
 
-StepOutput NativeRunner::take() {
-  StepOutput output = outputs_.take();
+StepOutput NativeRunner::collect() {
+  StepOutput output = outputs_.collect();
   if (kept_.size() > 0) output.token_hidden = (host_kept_.size() > 0 ? host_kept_ : kept_).as<float>();
   return output;
 }
 
-void NativeRunner::bring_kept(int rows) {
+void NativeRunner::download_kept(int rows) {
   if (host_kept_.size() == 0 || is_warming_up_) return;
   const size_t bytes = kept_.size() / static_cast<size_t>(max_rows_) * static_cast<size_t>(rows);
   ops_->download(kept_.as<void>(), bytes, host_kept_.as<void>());
@@ -346,7 +346,7 @@ void NativeRunner::run_empty_rows(const DecodingShape& shape) {
   const int computed = computed_rows(shape);
   StepInput input;
   input.is_alongside_own = true;  // as in the steps of a head that are repeatable
-  ModelStep step{{*ops_, computed, nullptr, meets_ranks()}, input};
+  ModelStep step{{*ops_, computed, nullptr, has_barriers()}, input};
   step.logit_rows = computed;
   step.projected = outputs_.computed_at_once(computed);
   program_.run(step);

@@ -62,8 +62,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
   void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
   void drop_adapter(int slot) override { adapters_.drop(slot); }
-  void begin(const StepInput& input) override;
-  StepOutput take() override;
+  void launch(const StepInput& input) override;
+  StepOutput collect() override;
 
  private:
   NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard, Weights weights, DType adapter_type,
@@ -79,7 +79,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   int computed_rows(const DecodingShape& shape) const { return std::min(shape.rows, max_rows_); }
   // Runs a step that only decodes, of that shape, and whose rows belong to no sequence.
   void run_empty_rows(const DecodingShape& shape);
-  bool meets_ranks() const { return is_divided_ && !is_warming_up_; }
+  bool has_barriers() const { return is_divided_ && !is_warming_up_; }
   bool can_drop_rows() const;
   // Makes program_ anew; those after it add to it.
   void compile();
@@ -98,7 +98,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   Rows gathered() const { return {"mlp_input", mlp_input_}; }
   Rows branch() const { return {"branch", branch_}; }
   // Brings the hidden states of a step's rows to the host, where they are asked for.
-  void bring_kept(int rows);
+  void download_kept(int rows);
 
   std::unique_ptr<Operators> ops_;
   ModelSpec spec_;  // of the shard
@@ -109,7 +109,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   // In `prepare`, ranks do not meet: nobody looks at the result, and a rank that takes memory while another GPU waits
   // for it may wait for that GPU.
   bool is_warming_up_ = false;
-  bool brings_output_;
+  bool returns_output_;
   bool keeps_rows_ = false;             // hidden states of all rows are asked for, of the rank that brings the output
   CacheMemory cache_;                   // none where another runner has it
   std::vector<LayerMemory*> memories_;  // of its layers, in the order of their groups

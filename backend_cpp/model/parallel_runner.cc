@@ -124,10 +124,10 @@ void ParallelRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   throw Error(**failed);
 }
 
-StepOutput ParallelRunner::take() {
+StepOutput ParallelRunner::collect() {
   StepOutput first;
   run([&](ModelRunner& runner, int rank) {
-    const StepOutput output = runner.take();
+    const StepOutput output = runner.collect();
     if (rank == 0) first = output;
   });
   return first;

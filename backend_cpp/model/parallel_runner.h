@@ -58,10 +58,10 @@ class ParallelRunner final : public ModelRunner, public AdapterSlots {
   void drop_adapter(int slot) override {
     run([&](ModelRunner& runner, int) { runner.traits().adapters->drop_adapter(slot); });
   }
-  void begin(const StepInput& input) override {
-    run([&](ModelRunner& runner, int) { runner.begin(input); });
+  void launch(const StepInput& input) override {
+    run([&](ModelRunner& runner, int) { runner.launch(input); });
   }
-  StepOutput take() override;
+  StepOutput collect() override;
 
  private:
   void run(const std::function<void(ModelRunner& runner, int rank)>& body);

@@ -11,7 +11,7 @@ void StepContext::linear(const LinearStorage& layer, const LinearInput& input, f
     ops.linear(layer.view, input, rows, y, accumulate);
     return;
   }
-  const float* x = ops.make_rows(input, rows, layer.view.in_features);
+  const float* x = ops.materialize(input, rows, layer.view.in_features);
   ops.linear(layer.view, x, rows, y, accumulate);
   adapters->add(ops, layer, x, y);
 }

@@ -25,7 +25,7 @@ struct StepContext {
   Operators& ops;
   int rows;
   const AdapterTable* adapters = nullptr;  // null: no row has one
-  bool meets_ranks = false;                // whether other ranks run the same step
+  bool has_barriers = false;               // whether other ranks run the same step
   const ImageRows* images = nullptr;       // null: no row takes the weights of images
 
   // Heads of the step's rows.

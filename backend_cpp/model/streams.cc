@@ -6,8 +6,8 @@
 namespace turbomind {
 
 Streams::Streams(Operators& ops, const ModelSpec& spec, int max_rows)
-    : mix_(ops.operations().require<MixStreams>()),
-      correct_(ops.operations().require<CorrectStreams>()),
+    : mix_(ops.operations().require<AltupPredict>()),
+      correct_(ops.operations().require<AltupCorrect>()),
       match_rms_(ops.operations().require<MatchRms>()),
       sum_(ops.operations().require<ScaledSum>()),
       count_(spec.streams->count),
@@ -32,7 +32,7 @@ void Streams::make(const StepContext& step, const std::vector<LinearStorage>& ma
 void Streams::route(const StepContext& step, const StreamWeights& weights, const float* x) {
   step.ops.norm(weights.router_norm.view, x, step.rows, size_, normed_);
   step.ops.linear(weights.router.view, normed_, step.rows, routed_, false);
-  step.ops.scale_and_cap(1 / static_cast<float>(size_), 1, step.rows, count_, routed_);
+  step.ops.scale_softcap(1 / static_cast<float>(size_), 1, step.rows, count_, routed_);
 }
 
 void Streams::predict(const StepContext& step, const StreamWeights& weights, float* hidden) {
@@ -73,7 +73,7 @@ void Streams::merge(const StepContext& step, const std::vector<LinearStorage>& r
     match_rms_(step.ops, {first, step.rows, size_, branch_});
     step.ops.add_scaled(1, branch_, step.rows, size_, hidden);
   }
-  step.ops.scale_and_cap(1 / static_cast<float>(count_), 0, step.rows, size_, hidden);
+  step.ops.scale_softcap(1 / static_cast<float>(count_), 0, step.rows, size_, hidden);
 }
 
 }  // namespace turbomind

@@ -39,8 +39,8 @@ class Streams {
   // routed_ [rows, streams] = tanh of the router of x.
   void route(const StepContext& step, const StreamWeights& weights, const float* x);
 
-  OperationFunction<MixStreams> mix_;
-  OperationFunction<CorrectStreams> correct_;
+  OperationFunction<AltupPredict> mix_;
+  OperationFunction<AltupCorrect> correct_;
   OperationFunction<MatchRms> match_rms_;
   OperationFunction<ScaledSum> sum_;
   int count_;

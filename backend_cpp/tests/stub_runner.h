@@ -126,7 +126,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
     std::fill(cache_.begin(), cache_.end(), -1);
   }
 
-  void begin(const StepInput& input) override {
+  void launch(const StepInput& input) override {
     on_step(steps_++);
     if (begun_.size() > (traits_.samples_on_device ? 1u : 0u))
       throw std::logic_error("a step began before an earlier one was taken");
@@ -178,7 +178,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
     begun_.push_back(std::move(chosen));
   }
 
-  StepOutput take() override {
+  StepOutput collect() override {
     taken_.clear();
     for (const int32_t token : begun_.at(0)) taken_.push_back({token, 0, nullptr, nullptr});
     begun_.erase(begun_.begin());

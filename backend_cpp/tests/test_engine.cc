@@ -312,7 +312,7 @@ ENGINE_TEST(a_response_may_take_all_that_its_prompt_leaves_of_a_conversation) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   const std::vector<int32_t> prompt(28, 5);
-  engine.submit(make_request(1, prompt, kAllThatIsLeft, collector.callback()));
+  engine.submit(make_request(1, prompt, kUnlimited, collector.callback()));
   CHECK(collector.wait(1).tokens == expected_tokens(prompt, 100));
 }
 

@@ -109,18 +109,18 @@ void CudaOperators::transfer(Transfer transfer, const void* source, size_t bytes
 }
 
 void CudaOperators::stage(const void* source, size_t bytes, void* destination) {
-  if (staged_.is_full() || staged_.has(destination)) bring_staged();
+  if (staged_.is_full() || staged_.has(destination)) upload_staged();
   staged_.add(source, bytes, destination);
 }
 
-void CudaOperators::bring_staged() {
+void CudaOperators::upload_staged() {
   if (staged_.count == 0) return;
-  cuda::bring_pieces(stream_, staged_);
+  cuda::upload_pieces(stream_, staged_);
   staged_ = {};
 }
 
 void CudaOperators::wait() {
-  bring_staged();
+  upload_staged();
   cuda::check(cudaStreamSynchronize(stream_), "waiting for the GPU");
   rank_.check();
 }
@@ -197,12 +197,12 @@ void CudaOperators::set_row_count(int32_t rows) {
 
 void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
   if (!is_repeatable || !uses_graphs_) return body();
-  bring_staged();  // not as a part of the graph
+  upload_staged();  // not as a part of the graph
   graphs_.run(shape_of(rows), body);
 }
 
 bool CudaOperators::prepare(int rows, const std::function<void()>& body) {
-  bring_staged();
+  upload_staged();
   return graphs_.prepare(shape_of(rows), body);
 }
 

@@ -97,7 +97,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
 
   // Where to launch: what was staged before is there.
   cudaStream_t stream() {
-    bring_staged();
+    upload_staged();
     return stream_;
   }
   // The same, as what kernels take first.
@@ -129,7 +129,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   cuda::LinearScratch linear_scratch(size_t bytes);
 
   void stage(const void* source, size_t bytes, void* destination);
-  void bring_staged();
+  void upload_staged();
   Error out_of_memory(size_t bytes, MemoryUse use) const;
 
   CudaRank rank_;

@@ -69,13 +69,13 @@ Numbers sums_of(P2pAllReduce& peers, Numbers numbers) {
   // Memory is had before any GPU waits for another.
   team.run([&](int rank) {
     Rank& own = ranks[static_cast<size_t>(rank)];
-    const std::vector<float>& brought = numbers[static_cast<size_t>(rank)];
+    const std::vector<float>& parts = numbers[static_cast<size_t>(rank)];
     cuda::check(cudaSetDevice(rank), "choosing a GPU");
     cudaStream_t stream = nullptr;
     cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
     own.stream.reset(stream);
-    own.memory = cuda::allocate(brought.size() * sizeof(float));
-    cuda::check(cudaMemcpy(own.memory.as<void>(), brought.data(), own.memory.size(), cudaMemcpyHostToDevice),
+    own.memory = cuda::allocate(parts.size() * sizeof(float));
+    cuda::check(cudaMemcpy(own.memory.as<void>(), parts.data(), own.memory.size(), cudaMemcpyHostToDevice),
                 "copying to the GPU");
   });
   const Deadline timeout(peers);
@@ -97,10 +97,10 @@ Numbers sums_of(P2pAllReduce& peers, Numbers numbers) {
 
 SelfCheck run(P2pAllReduce& peers, int ranks) {
   const size_t count = std::accumulate(kCounts.begin(), kCounts.end(), size_t{0});
-  Numbers brought;
+  Numbers parts;
   for (int rank = 0; rank < ranks; ++rank)
-    brought.push_back(self_check_numbers(count, 1.0f, static_cast<unsigned>(rank)));
-  const Numbers sums = sums_of(peers, brought);
+    parts.push_back(self_check_numbers(count, 1.0f, static_cast<unsigned>(rank)));
+  const Numbers sums = sums_of(peers, parts);
   if (std::adjacent_find(sums.begin(), sums.end(), std::not_equal_to<>()) != sums.end()) {
     throw internal_error("the GPUs have different sums");
   }
@@ -108,7 +108,7 @@ SelfCheck run(P2pAllReduce& peers, int ranks) {
   check.candidate = sums.front();
   check.native.resize(count);
   check.magnitude.resize(count);
-  for (const std::vector<float>& part : brought) {
+  for (const std::vector<float>& part : parts) {
     for (size_t i = 0; i < count; ++i) {
       check.native[i] += part[i];
       check.magnitude[i] += std::abs(part[i]);

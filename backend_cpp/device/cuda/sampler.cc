@@ -225,16 +225,16 @@ void CudaSampler::choose_at_once(int first, int count, float* logits) {
 
 void CudaSampler::end() {
   StepInFlight& step = steps_[static_cast<size_t>(step_ % 2)];
-  const auto bring = [this](const AlignedBuffer& from, size_t count, const AlignedBuffer& to) {
+  const auto download = [this](const AlignedBuffer& from, size_t count, const AlignedBuffer& to) {
     ops_.download_later(from.as<void>(), count * sizeof(int32_t), to.as<void>());
   };
   const Results& host = step.results;
   const size_t entries = logprob_rows_.choices.size();
   const size_t top = static_cast<size_t>(logprob_rows_.max_top);
-  bring(results_.tokens, step.chosen.size(), host.tokens);
-  bring(results_.logprobs, entries, host.logprobs);
-  bring(results_.top, entries * top, host.top);
-  bring(results_.of_top, entries * top, host.of_top);
+  download(results_.tokens, step.chosen.size(), host.tokens);
+  download(results_.logprobs, entries, host.logprobs);
+  download(results_.top, entries * top, host.top);
+  download(results_.of_top, entries * top, host.of_top);
   for (size_t i = 0; i < entries; ++i) {
     SampledToken& chosen = step.chosen[static_cast<size_t>(logprob_rows_.choices[i])];
     chosen.top_tokens = host.top.as<int32_t>() + i * top;
@@ -243,7 +243,7 @@ void CudaSampler::end() {
   ops_.record_event(step.is_there);
 }
 
-const SampledToken* CudaSampler::take() {
+const SampledToken* CudaSampler::collect() {
   StepInFlight& step = steps_[static_cast<size_t>(++taken_ % 2)];
   ops_.wait_for(step.is_there);
   float milliseconds = 0;

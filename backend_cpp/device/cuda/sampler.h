@@ -23,7 +23,7 @@ class CudaSampler final : public TokenSampler {
   void place(const std::vector<InFlightToken>& in_flight, int32_t* tokens) override;
   void choose(int first, int count, float* logits) override;
   void end() override;
-  const SampledToken* take() override;
+  const SampledToken* collect() override;
   double seconds_taken() const override { return seconds_taken_; }
 
  private:

@@ -192,7 +192,7 @@ void AdapterPool::serve(std::unique_lock<std::mutex>& lock) {
       std::static_pointer_cast<Entry>(std::const_pointer_cast<LoadedAdapter>(waiting_.front().request.adapter));
   std::optional<Error> failure;
   try {
-    if (!entry->is_in_memory) bring(lock, entry);
+    if (!entry->is_in_memory) load_entry(lock, entry);
   } catch (const Error& error) {
     failure = Error(error.code(), "adapter " + entry->name + ": " + error.what());
   } catch (const std::exception& error) {
@@ -209,7 +209,7 @@ void AdapterPool::serve(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-void AdapterPool::bring(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Entry>& entry) {
+void AdapterPool::load_entry(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Entry>& entry) {
   if (!make_room(lock, entry->bytes)) return;
   used_ += entry->bytes;
   lock.unlock();

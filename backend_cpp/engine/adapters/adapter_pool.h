@@ -87,7 +87,7 @@ class AdapterPool {
   void serve(std::unique_lock<std::mutex>& lock);
   // mu_ is held.
   void keep(Request& request, const std::shared_ptr<Entry>& entry);
-  void bring(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Entry>& entry);
+  void load_entry(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Entry>& entry);
   bool make_room(std::unique_lock<std::mutex>& lock, size_t bytes);
   void evict(const std::shared_ptr<Entry>& entry);
 

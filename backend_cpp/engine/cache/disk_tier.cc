@@ -179,7 +179,7 @@ void DiskTier::record_step(int tokens, double seconds) {
   tokens_per_second_ = tokens_per_second_ == 0 ? rate : (1 - kNewShare) * tokens_per_second_ + kNewShare * rate;
 }
 
-void DiskTier::bring_in(const BlockTransfers::Part& part) {
+void DiskTier::load_part(const BlockTransfers::Part& part) {
   // Only this thread changes a read.
   auto& read = const_cast<PrefixRead&>(static_cast<const PrefixRead&>(*part.read));
   PrefixTree& tree = cache_.tree();
@@ -321,7 +321,7 @@ void DiskTier::exchange(bool is_busy) {
     const auto part = transfers_.take_read();
     if (!part) break;
     bytes += part->content.size();
-    bring_in(*part);
+    load_part(*part);
   }
   for (int lookups = 0; bytes < max_bytes && transfers_.has_room(largest_) && (!is_busy || lookups < kBusyLookups);
        ++lookups) {

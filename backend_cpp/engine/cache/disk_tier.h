@@ -94,7 +94,7 @@ class DiskTier final : private CacheObserver {
   size_t bytes_of(const CacheGroup& group) const {
     return static_cast<size_t>(group.pages) * runner_.kept_page_bytes();
   }
-  void bring_in(const BlockTransfers::Part& part);
+  void load_part(const BlockTransfers::Part& part);
   // Returns the number of bytes copied; 0: it is stored already, or cannot be stored.
   size_t send_out(NodeId node, int group);
   // The same for the content that was queued last and still exists.

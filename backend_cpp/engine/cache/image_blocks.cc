@@ -119,7 +119,7 @@ void ImageBlocks::add_cross_spans(int begin, int end, int first_row,
   for (const ImageAllocation& allocation : all_) {
     const int last = std::min(end, allocation.end);
     for (int token = std::max(begin, allocation.group->begin()); token < last;) {
-      const int next = allocation.group->end_of_sight(token, last);
+      const int next = allocation.group->end_of_visible(token, last);
       cross_spans.push_back(
           {first_row + token - begin, next - token, allocation.group->rows_seen_by(token), &allocation.tables});
       token = next;

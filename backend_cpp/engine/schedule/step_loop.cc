@@ -8,15 +8,15 @@ bool StepLoop::run(const OnOutput& on_output) {
   if (!is_in_flight_) {
     scheduler_.plan(now);
     if (now.is_empty()) return false;
-    begin(now);
+    launch(now);
   }
   scheduler_.commit(now);
   Step& next = steps_[1 - current_];
   const bool overlaps = can_overlap(now);
   if (overlaps) scheduler_.plan(next, false);
   is_in_flight_ = overlaps && !next.is_empty();
-  if (is_in_flight_) begin(next);
-  take(now, on_output);
+  if (is_in_flight_) launch(next);
+  collect(now, on_output);
   current_ = 1 - current_;
   stats_.step_seconds += seconds_between(start, Clock::now());
   return true;
@@ -27,7 +27,7 @@ void StepLoop::abort() {
   steps_ = {};
 }
 
-void StepLoop::begin(Step& step) {
+void StepLoop::launch(Step& step) {
   if (runner_.traits().samples_on_device) {
     for (size_t i = 0; i < step.sequences.size(); ++i) {
       StepSpan& span = step.input.spans[i];
@@ -42,7 +42,7 @@ void StepLoop::begin(Step& step) {
   }
   const auto start = Clock::now();
   if (!step.moves.empty()) runner_.move_pages(step.moves);
-  runner_.begin(step.input);
+  runner_.launch(step.input);
   step.begin_seconds = seconds_between(start, Clock::now());
   stats_.tokens_computed += static_cast<int64_t>(step.input.tokens.size());
   ++stats_.steps;
@@ -53,9 +53,9 @@ void StepLoop::begin(Step& step) {
   }
 }
 
-void StepLoop::take(Step& step, const OnOutput& on_output) {
+void StepLoop::collect(Step& step, const OnOutput& on_output) {
   const auto start = Clock::now();
-  const StepOutput output = runner_.take();
+  const StepOutput output = runner_.collect();
   stats_.forward_seconds +=
       output.device_seconds > 0 ? output.device_seconds : step.begin_seconds + seconds_between(start, Clock::now());
   if (output.token_hidden != nullptr) scheduler_.record_hidden(step, output.token_hidden);

@@ -54,8 +54,8 @@ class StepLoop {
   void abort();
 
  private:
-  void begin(Step& step);
-  void take(Step& step, const OnOutput& on_output);
+  void launch(Step& step);
+  void collect(Step& step, const OnOutput& on_output);
   bool can_overlap(const Step& step) const;
 
   Scheduler& scheduler_;

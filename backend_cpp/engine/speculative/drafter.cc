@@ -45,7 +45,7 @@ void Drafter::run(std::span<const Due> all, int width, bool is_own, const OnLast
 void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int count) {
   StepInput input;
   std::vector<SamplingMetadata> choices(links.size());
-  const auto begin = [&](int step) {
+  const auto launch = [&](int step) {
     input.clear();
     for (size_t i = 0; i < links.size(); ++i) {
       const Link& link = links[i];
@@ -71,13 +71,13 @@ void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int 
     }
     input.is_alongside_own = runner_.traits().head.has_value();
     if (step == 0) input.alongside = std::move(hidden);
-    runner_.begin(input);
+    runner_.launch(input);
   };
   std::vector<bool> has_ended(links.size());
-  if (count > 0 && !links.empty()) begin(0);
+  if (count > 0 && !links.empty()) launch(0);
   for (int step = 0; step < count && !links.empty(); ++step) {
-    if (step + 1 < count) begin(step + 1);
-    const SampledToken* chosen = runner_.take().chosen;
+    if (step + 1 < count) launch(step + 1);
+    const SampledToken* chosen = runner_.collect().chosen;
     for (size_t i = 0; i < links.size(); ++i) {
       const int32_t token = chosen[i].token;
       if (token < 0 || token >= vocab_size_) has_ended[i] = true;

@@ -35,8 +35,8 @@ constexpr int kStepsToTry = 100;
 }  // namespace
 
 int StepCost::computed_tokens(int tokens) {
-  const auto rest = static_cast<unsigned>(tokens % kTogether);
-  return tokens / kTogether * kTogether + (rest > 0 ? static_cast<int>(std::bit_ceil(rest)) : 0);
+  const auto rest = static_cast<unsigned>(tokens % kTokensAtOnce);
+  return tokens / kTokensAtOnce * kTokensAtOnce + (rest > 0 ? static_cast<int>(std::bit_ceil(rest)) : 0);
 }
 
 void StepCost::record(int tokens, double seconds) {
@@ -198,7 +198,8 @@ int Speculator::model_drafts_that_pay(int sequences, int missing_tokens, int ste
     best = count;
   }
   const double won = (best_rate / plain_rate - 1) * cost_.of(step_tokens) * kStepsToWin;
-  if (missing_tokens > sequences && won < missing_tokens * model_cost_.of(StepCost::kTogether) / StepCost::kTogether)
+  if (missing_tokens > sequences &&
+      won < missing_tokens * model_cost_.of(StepCost::kTokensAtOnce) / StepCost::kTokensAtOnce)
     best = 0;
   if (best > 0 || sequences > kMaxToTry || ++steps_without_model_ < kStepsToTry) return best;
   steps_without_model_ = 0;

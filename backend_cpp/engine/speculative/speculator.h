@@ -23,8 +23,8 @@ namespace turbomind {
 // few tokens of steps in which drafts can pay. It counts tokens as the kernels compute them, 1, 2, 4 or 8 at a time.
 class StepCost {
  public:
-  static constexpr int kTogether = 8;    // tokens that are computed at a time, at most
-  static constexpr int kMaxTokens = 64;  // steps with more are not looked at
+  static constexpr int kTokensAtOnce = 8;  // tokens that are computed at a time, at most
+  static constexpr int kMaxTokens = 64;    // steps with more are not looked at
 
   void record(int tokens, double seconds);
   bool is_known() const { return weight_ > 0; }

@@ -94,7 +94,7 @@ inline void xielu_row(const XieluFactors& factors, const float* x, int size, flo
 }
 
 // tanh(v) = 1 - 2 / (exp(2 v) + 1)
-inline void scale_and_cap_row(float scale, float softcap, int size, float* x) {
+inline void scale_softcap_row(float scale, float softcap, int size, float* x) {
   if (softcap == 0) return map_row(x, nullptr, size, x, [&](Vec v, Vec) { return mul(v, broadcast(scale)); });
   const Vec slope = broadcast(2 * scale / softcap);
   map_row(x, nullptr, size, x, [&](Vec v, Vec) {

@@ -66,11 +66,11 @@ void apply(ThreadPool& pool, const Pointwise& function, const HeadsView& x) {
     float* head = x.head(row, number);
     switch (function.kind) {
       case Kind::kScale:
-        return kernels().scale_and_cap_row(function.scale, 0, size, head);
+        return kernels().scale_softcap_row(function.scale, 0, size, head);
       case Kind::kScaleRows:
-        return kernels().scale_and_cap_row(function.factors[row], 0, size, head);
+        return kernels().scale_softcap_row(function.factors[row], 0, size, head);
       case Kind::kCap:
-        return kernels().scale_and_cap_row(function.scale, function.limit, size, head);
+        return kernels().scale_softcap_row(function.scale, function.limit, size, head);
       case Kind::kClamp:
         for (int i = 0; i < size; ++i) head[i] = std::clamp(head[i], -function.limit, function.limit);
         return;

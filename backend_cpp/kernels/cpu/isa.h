@@ -60,7 +60,7 @@ struct KernelTable {
   // y = act(gate) * up; up may be null: y = act(gate).
   void (*activate_row)(Activation activation, const float* gate, const float* up, int size, float* y);
   void (*xielu_row)(const XieluFactors& factors, const float* x, int size, float* y);
-  void (*scale_and_cap_row)(float scale, float softcap, int size, float* x);
+  void (*scale_softcap_row)(float scale, float softcap, int size, float* x);
   // Queries over tokens [begin, end) of their sequence's blocks, unnormalised.
   void (*attend)(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
                  const AttendQueries& queries);

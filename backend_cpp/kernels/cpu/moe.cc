@@ -15,7 +15,7 @@ constexpr int kRoutedRows = 16;   // rows one task routes
 constexpr size_t kMinPart = 256;  // elements of a row that one task adds
 // Rows of experts whose products are made together; one expert may have more. What passes between its layers stays in
 // the caches.
-constexpr int kPairsTogether = 256;
+constexpr int kMaxPairs = 256;
 
 // Index of the largest of `values` that is not `taken`, the lowest among equals; one that is not taken in any case.
 int best_of(const std::vector<float>& values, const std::vector<bool>& taken) {
@@ -192,12 +192,12 @@ void add_some_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activ
         is_gated ? LinearInput::gated(activation, projected + at * width, rows) : LinearInput(rows);
     down.push_back({experts[e].down, between, count, outputs + at * hidden});
   }
-  linear_together(pool, scratch.products, up);
+  grouped_gemm(pool, scratch.products, up);
   if (!is_gated) {
     const auto rows_of = [&](float* x) { return rows_view(x, static_cast<int>(pairs), static_cast<int>(size)); };
     activate(pool, activation, rows_of(projected), {}, rows_of(activated));
   }
-  linear_together(pool, scratch.products, down);
+  grouped_gemm(pool, scratch.products, down);
   // A part of all rows at a time: an expert after the other adds to a row.
   const size_t part = std::max(kChunkElements / pairs, kMinPart);
   pool.parallel_for(static_cast<int>((hidden + part - 1) / part), [&](int index) {
@@ -220,7 +220,7 @@ void add_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activation
   const auto& first_pair = scratch.first_pair;
   for (size_t first = 0; first < experts.size();) {
     size_t last = first + 1;
-    while (last < experts.size() && first_pair[last + 1] - first_pair[first] <= kPairsTogether) ++last;
+    while (last < experts.size() && first_pair[last + 1] - first_pair[first] <= kMaxPairs) ++last;
     add_some_experts(pool, scratch, activation, experts, first, last, x, y);
     first = last;
   }

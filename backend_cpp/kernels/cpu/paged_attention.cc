@@ -24,12 +24,12 @@ int first_seen(const AttentionParams& params, int position) {
 }
 
 // One past the last key that a row of a span sees.
-int sight_of(const AttentionParams& params, const AttentionSpan& span, int row) {
+int kv_len_of(const AttentionParams& params, const AttentionSpan& span, int row) {
   return params.kv_lens != nullptr ? params.kv_lens[span.first_row + row] : span.first_position + row + 1;
 }
 
-int sight_of(const AttentionParams& params, const Run& run, int row) {
-  return sight_of(params, *run.span, run.first_row + row);
+int kv_len_of(const AttentionParams& params, const Run& run, int row) {
+  return kv_len_of(params, *run.span, run.first_row + row);
 }
 
 int group_size(const AttentionParams& params) {
@@ -48,13 +48,13 @@ int first_partition(const AttentionParams& params, int position) {
   return first_seen(params, position) / kPartitionTokens;
 }
 
-int last_partition(int sight) {
-  return (sight - 1) / kPartitionTokens;
+int last_partition(int kv_len) {
+  return (kv_len - 1) / kPartitionTokens;
 }
 
 bool is_split(const AttentionParams& params, const AttentionSpan& span) {
-  const int sight = sight_of(params, span, span.count - 1);
-  return span.count <= kSplitRows && first_partition(params, span.first_position) < last_partition(sight);
+  const int kv_len = kv_len_of(params, span, span.count - 1);
+  return span.count <= kSplitRows && first_partition(params, span.first_position) < last_partition(kv_len);
 }
 
 // out, maximum and sum of one partition are adjacent in the workspace: [group, value_dim], [group], [group].
@@ -74,7 +74,7 @@ std::vector<Task> plan(const AttentionParams& params) {
       }
       for (int row = 0; row < run.row_count; ++row) {
         const int position = run.position(row);
-        for (int p = first_partition(params, position); p <= last_partition(sight_of(params, run, row)); ++p) {
+        for (int p = first_partition(params, position); p <= last_partition(kv_len_of(params, run, row)); ++p) {
           tasks.push_back({{run.span, run.first_row + row, 1}, head, p, workspace});
           workspace += partial_floats(params);
         }
@@ -111,7 +111,7 @@ class Attention {
     const float* partial = workspace_ + first.workspace;
     RunningSoftmax running(out_row(first.run, 0, first.kv_head), group_);
     std::fill_n(running.out, static_cast<size_t>(group_) * value_dim_, 0.0f);
-    for (int p = first_partition(params_, position); p <= last_partition(sight_of(params_, first.run, 0)); ++p) {
+    for (int p = first_partition(params_, position); p <= last_partition(kv_len_of(params_, first.run, 0)); ++p) {
       const float* maximum = partial + static_cast<size_t>(group_) * value_dim_;
       for (int n = 0; n < group_; ++n) {
         running.merge(n, value_dim_, partial + static_cast<size_t>(n) * value_dim_, maximum[n], maximum[group_ + n]);
@@ -130,7 +130,7 @@ class Attention {
       for (int row = 0; row < run.row_count; ++row) {
         for (int n = 0; n < attention.group_; ++n) {
           begins_.push_back(first_seen(attention.params_, run.position(row)));
-          ends_.push_back(sight_of(attention.params_, run, row));
+          ends_.push_back(kv_len_of(attention.params_, run, row));
           positions_.push_back(run.position(row));
           heads_.push_back(kv_head * attention.group_ + n);
         }
@@ -174,7 +174,7 @@ class Attention {
     std::vector<float> merged(static_cast<size_t>(count) * value_dim_);
     RunningSoftmax running(merged.data(), count);
     const int first = first_partition(params_, run.position(0));
-    const int last = last_partition(sight_of(params_, run, run.row_count - 1));
+    const int last = last_partition(kv_len_of(params_, run, run.row_count - 1));
     queries.attend(first, running.out, running.maximum.data(), running.sum.data());
     std::vector<float> partial(first < last ? static_cast<size_t>(count) * (value_dim_ + 2) : 0);
     for (int p = first + 1; p <= last; ++p) {
@@ -216,7 +216,7 @@ size_t attention_workspace_floats(const AttentionParams& params) {
     if (!is_split(params, span)) continue;
     for (int row = 0; row < span.count; ++row) {
       const int first = first_partition(params, span.first_position + row);
-      partials += static_cast<size_t>(last_partition(sight_of(params, span, row)) - first + 1);
+      partials += static_cast<size_t>(last_partition(kv_len_of(params, span, row)) - first + 1);
     }
   }
   return partials * params.layout.num_kv_heads * partial_floats(params);

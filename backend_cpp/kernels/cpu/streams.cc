@@ -17,7 +17,7 @@ float mean_square(const float* x, int size) {
 
 }  // namespace
 
-void MixStreams::run(ThreadPool& pool) const {
+void AltupPredict::run(ThreadPool& pool) const {
   const auto streams = static_cast<size_t>(count);
   const auto width = static_cast<size_t>(size);
   const size_t stream = static_cast<size_t>(rows) * width;
@@ -34,7 +34,7 @@ void MixStreams::run(ThreadPool& pool) const {
   });
 }
 
-void CorrectStreams::run(ThreadPool& pool) const {
+void AltupCorrect::run(ThreadPool& pool) const {
   const auto streams = static_cast<size_t>(count);
   const auto width = static_cast<size_t>(size);
   const size_t stream = static_cast<size_t>(rows) * width;
@@ -65,7 +65,7 @@ void MatchRms::run(ThreadPool& pool) const {
   });
 }
 
-void CutRows::run(ThreadPool& pool) const {
+void ActivationSparsity::run(ThreadPool& pool) const {
   for_rows(pool, rows, 3 * size, [&](size_t row) {
     float* own = x + row * stride;
     double sum = 0;

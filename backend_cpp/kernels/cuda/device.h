@@ -9,7 +9,8 @@
 //   - `dynamic_shared<T>()` instead of extern __shared__; at the start of a block it holds NaN in the emulation;
 //   - static `__shared__` arrays without initialiser; no __constant__ that the host writes;
 //   - warp collectives name all 32 lanes; no cooperative groups;
-//   - no block waits for another, but for those with its number in the same launch on other GPUs, by `launch_together`
+//   - no block waits for another, but for those with its number in the same launch on other GPUs, by
+//   `launch_cooperative`
 //     (comm/p2p_all_reduce.cu says why that ends);
 //   - PTX only in kernels/cuda/ptx.h (mma, cp.async, lop3, signals) and hopper.h, which state the fragment layouts;
 //   - functions of the emulation are in testing/cuda_emulated/{kernel_language,types}.h: add what is missing there.
@@ -136,14 +137,14 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 }
 
 template <class... Parameters, class... Arguments>
-void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t, Arguments&&... arguments) {
+void launch_cooperative(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t, Arguments&&... arguments) {
   check(emulated::begin_call("cudaLaunchKernel"), "launching a kernel");
   check(emulated::check_launch(grid, block, 0), "launching a kernel");
   if (emulated::only_checks_launches()) return;
   const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   std::apply(emulated::check_arguments<Parameters...>, values);
   emulated::submit([launch = emulated::Launch{grid, block, 0, [=] { std::apply(kernel, values); }}] {
-    emulated::run_grid_together(launch);
+    emulated::run_cooperative_grid(launch);
   });
 }
 
@@ -242,8 +243,8 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 // Of a kernel whose blocks wait for those of the same launch on other GPUs: it begins when everything before it on the
 // stream has ended.
 template <class... Parameters, class... Arguments>
-void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
-                     Arguments&&... arguments) {
+void launch_cooperative(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
+                        Arguments&&... arguments) {
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   std::apply(
       [&](auto&... each) {

@@ -74,7 +74,7 @@ void cp_async_wait() {
   emulated::wait_for_copies(kNewestLeft);
 }
 inline void barrier(int id, int threads) {
-  emulated::meet_part(id, threads);
+  emulated::named_barrier(id, threads);
 }
 // Bit i of the result is bit (a_i, b_i, c_i) of kTable: 0xF0 is a, 0xCC is b, 0xAA is c.
 template <int kTable>

@@ -134,7 +134,7 @@ void RecurrentMixer::compile(Program& program, int layer, const RecurrenceWeight
   if (!own_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
   if (own_.output_scale != 1) {
     program.add("outputs *= " + std::to_string(own_.output_scale), [this](ModelStep& step) {
-      step.ops.scale_and_cap(own_.output_scale, 0, step.rows, values_, outputs_);
+      step.ops.scale_softcap(own_.output_scale, 0, step.rows, values_, outputs_);
     });
   }
   program.add(y.is() + "out(outputs)",
@@ -160,7 +160,7 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
   gates.decay = rows_.decays.as<float>();
   gates.beta = rows_.writes.as<float>();
   compute_gates_(step.ops, gates);
-  if (own_.write_scale != 1) step.ops.scale_and_cap(own_.write_scale, 0, step.rows, own_.num_heads, gates.beta);
+  if (own_.write_scale != 1) step.ops.scale_softcap(own_.write_scale, 0, step.rows, own_.num_heads, gates.beta);
 }
 
 void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceWeights& weights) {
@@ -236,7 +236,7 @@ void RecurrentMixer::norm_over_ranks(const StepContext& step, const RecurrenceWe
   const StridedRows whole{whole_rows_, static_cast<size_t>(ranks_that_share_norm_) * width};
   const HeadsView own = step.of(heads(outputs(), 1, values_));
   step.ops.copy_heads(own, {parts_ + static_cast<size_t>(rank_) * count, step.rows, width, 1, 0, values_});
-  if (step.meets_ranks) step.ops.all_gather(parts_, count);
+  if (step.has_barriers) step.ops.all_gather(parts_, count);
   step.ops.copy_heads({parts_, step.rows, width, ranks_that_share_norm_, count, values_},
                       step.of(heads(whole, ranks_that_share_norm_, values_)));
   norm_groups(step, weights, whole);

@@ -47,7 +47,7 @@ bool ImageRows::begin_step(Operators& ops, const StepInput& input, int computed)
 
 void ImageRows::linear(const StepContext& step, const LinearStorage& layer, const LinearInput& input, float* y,
                        bool accumulate) const {
-  const float* x = step.ops.make_rows(input, step.rows, layer.view.in_features);
+  const float* x = step.ops.materialize(input, step.rows, layer.view.in_features);
   if (layer.for_images.size() > 1) {
     step.ops.linear(layer.view, x, step.rows, y, accumulate);
     return add_low_rank(step, layer, x, y);

@@ -63,30 +63,30 @@ void OutputRows::compute(const StepContext& step, const float* hidden, const int
     if (streams_.size() > 0) gather(streams_);
     ops_.norm(weights_.final_norm.view, rows_, count, spec_.hidden_size, rows_);
   }
-  project(0, projected, step.meets_ranks);
+  project(0, projected, step.has_barriers);
 }
 
-void OutputRows::project(int first, int count, bool meets_ranks) {
+void OutputRows::project(int first, int count, bool has_barriers) {
   if (count == 0) return;
   const float* rows = rows_ + static_cast<size_t>(first) * spec_.hidden_size;
   if (is_divided_) {
-    project_together(rows, count, meets_ranks);
+    project_sharded(rows, count, has_barriers);
   } else {
     ops_.linear(weights_.output_layer(), rows, count, logits_, false);
   }
   if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
-    ops_.scale_and_cap(spec_.output.scale, spec_.output.softcap, count, logit_count(spec_), logits_);
+    ops_.scale_softcap(spec_.output.scale, spec_.output.softcap, count, logit_count(spec_), logits_);
   }
 }
 
-void OutputRows::project_together(const float* rows, int count, bool meets_ranks) {
+void OutputRows::project_sharded(const float* rows, int count, bool has_barriers) {
   const LinearWeight layer = weights_.output_layer();
   const auto width = static_cast<size_t>(vocab_part_);
   const auto vocab = static_cast<size_t>(logit_count(spec_));
   const size_t part = static_cast<size_t>(count) * width;
   auto* parts = logit_parts_.as<float>();
   if (layer.out_features > 0) ops_.linear(layer, rows, count, parts + static_cast<size_t>(rank_) * part, false);
-  if (meets_ranks) ops_.all_gather(parts, part);
+  if (has_barriers) ops_.all_gather(parts, part);
   // Rows side by side again: those of whole parts, and those of the last one.
   const auto whole = static_cast<int>(vocab / width);
   const auto rest = static_cast<int>(vocab % width);
@@ -101,7 +101,7 @@ void OutputRows::project_together(const float* rows, int count, bool meets_ranks
   }
 }
 
-void OutputRows::end(const LogitRows& logit_rows, int projected, bool meets_ranks) {
+void OutputRows::end(const LogitRows& logit_rows, int projected, bool has_barriers) {
   output_ = {};
   if (ops_.shares_host_memory()) {
     output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
@@ -110,18 +110,18 @@ void OutputRows::end(const LogitRows& logit_rows, int projected, bool meets_rank
   }
   for (int first = 0; first < logit_rows.count() && !spec_.encoder; first += logit_rows_at_once_) {
     const int count = std::min(logit_rows_at_once_, logit_rows.count() - first);
-    if (first >= projected) project(first, count, meets_ranks);
+    if (first >= projected) project(first, count, has_barriers);
     const int choices = std::clamp(logit_rows.choices - first, 0, count);
     if (choices > 0) sampler_->choose(first, choices, logits_);
     if (choices == count) continue;
     const auto vocab = static_cast<size_t>(logit_count(spec_));
     const auto requested = static_cast<size_t>(first + choices - logit_rows.choices);  // those brought before
-    bring(logits_ + static_cast<size_t>(choices) * vocab, count - choices, logit_count(spec_),
-          host_logits_.as<float>() + requested * vocab);
+    download(logits_ + static_cast<size_t>(choices) * vocab, count - choices, logit_count(spec_),
+             host_logits_.as<float>() + requested * vocab);
   }
   if (sampler_) sampler_->end();
   const auto skipped = static_cast<size_t>(logit_rows.choices) * static_cast<size_t>(spec_.hidden_size);
-  bring(own_states() + skipped, logit_rows.requested, spec_.hidden_size, host_rows_.as<float>());
+  download(own_states() + skipped, logit_rows.requested, spec_.hidden_size, host_rows_.as<float>());
   output_.logits = host_logits_.size() > 0 ? host_logits_.as<float>() : nullptr;
   output_.hidden = host_rows_.as<float>();
 }
@@ -131,7 +131,7 @@ void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
   const auto width = static_cast<size_t>(spec_.hidden_size);
   ops_.norm(weights_.final_norm.view, hidden, count, spec_.hidden_size, rows_);
   const bool is_host = ops_.shares_host_memory();
-  if (!is_host) bring(rows_, count, spec_.hidden_size, host_rows_.as<float>());
+  if (!is_host) download(rows_, count, spec_.hidden_size, host_rows_.as<float>());
   const float* from = is_host ? rows_ : host_rows_.as<float>();
   output_ = {};
   if (rank_ != 0) return;
@@ -160,15 +160,15 @@ void OutputRows::end_without_rows() {
   output_ = {};
 }
 
-StepOutput OutputRows::take() {
+StepOutput OutputRows::collect() {
   if (sampler_) {
-    output_.chosen = sampler_->take();
+    output_.chosen = sampler_->collect();
     output_.device_seconds = sampler_->seconds_taken();
   }
   return output_;
 }
 
-void OutputRows::bring(const float* from, int rows, int width, float* to) {
+void OutputRows::download(const float* from, int rows, int width, float* to) {
   if (rows == 0 || rank_ != 0) return;
   ops_.download(from, float_bytes(rows, width), to);
 }

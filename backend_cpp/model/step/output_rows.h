@@ -30,21 +30,21 @@ class OutputRows {
   // the logits of the first `projected`.
   void compute(const StepContext& step, const float* hidden, const int32_t* logit_rows, int count, int projected);
   // Logits of wanted rows first, first + 1, ...
-  void project(int first, int count, bool meets_ranks);
+  void project(int first, int count, bool has_barriers);
   // Ends the step: chooses tokens and brings rows to the host; of the logits, the first `projected` are computed.
-  void end(const LogitRows& logit_rows, int projected, bool meets_ranks);
+  void end(const LogitRows& logit_rows, int projected, bool has_barriers);
   // Ends one that pools texts: all rows of a text go into its vector, or all are wanted.
   void end_with_texts(const StepInput& input, const float* hidden);
   // Ends one that fills images alone.
   void end_without_rows();
-  StepOutput take();
+  StepOutput collect();
   // Of the step's wanted rows, on the device: what a head takes of its own.
   const float* own_states() const { return (streams_.size() > 0 ? streams_ : rows_).as<float>(); }
 
  private:
   // The same for hidden states `rows`, of which each rank computes the logits of its part of the vocabulary.
-  void project_together(const float* rows, int count, bool meets_ranks);
-  void bring(const float* from, int rows, int width, float* to);
+  void project_sharded(const float* rows, int count, bool has_barriers);
+  void download(const float* from, int rows, int width, float* to);
 
   Operators& ops_;
   const ModelSpec& spec_;

@@ -39,19 +39,19 @@ void Program::add_scaled(float factor, const Rows& x, const Rows& y) {
 
 void Program::scale(float factor, const Rows& x) {
   add(x.name + " *= " + std::to_string(factor),
-      [factor, x = x.data, size = size_](ModelStep& step) { step.ops.scale_and_cap(factor, 0, step.rows, size, x); });
+      [factor, x = x.data, size = size_](ModelStep& step) { step.ops.scale_softcap(factor, 0, step.rows, size, x); });
 }
 
 void Program::sum_over_ranks(const Rows& x) {
   add("sum " + x.name + " over ranks", [x = x.data, size = static_cast<size_t>(size_)](ModelStep& step) {
-    if (step.meets_ranks) step.ops.all_reduce(x, static_cast<size_t>(step.rows) * size);
+    if (step.has_barriers) step.ops.all_reduce(x, static_cast<size_t>(step.rows) * size);
   });
 }
 
 Source Program::made(const Source& source) {
-  if (!source.rows.is_made()) return source;
+  if (!source.rows.has_prologue()) return source;
   add(source.workspace + " = " + source.name,
-      [input = source.rows, size = size_](ModelStep& step) { step.ops.make_rows(input, step.rows, size); });
+      [input = source.rows, size = size_](ModelStep& step) { step.ops.materialize(input, step.rows, size); });
   return {source.workspace, source.rows.workspace, ""};
 }
 

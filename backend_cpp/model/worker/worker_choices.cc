@@ -65,7 +65,7 @@ ChannelChoice WorkerChoices::write(const SamplingMetadata& choice, int32_t* list
   return sent;
 }
 
-const SampledToken* WorkerChoices::take(const StepChannel& channel, int area, int count) {
+const SampledToken* WorkerChoices::collect(const StepChannel& channel, int area, int count) {
   chosen_.clear();
   for (int i = 0; i < count; ++i) {
     const int first_top = i * kMaxChoiceLogprobs;

@@ -21,7 +21,7 @@ class WorkerChoices {
   // Writes the tokens of a step that begins, those in flight as the worker knows them, and its choices.
   void begin(const StepInput& input, StepChannel& channel, Order& order);
   // The `count` tokens that a step which is done has chosen, in span order; valid until the next call.
-  const SampledToken* take(const StepChannel& channel, int area, int count);
+  const SampledToken* collect(const StepChannel& channel, int area, int count);
 
  private:
   size_t mask_words() const { return (static_cast<size_t>(shape_.vocab_size) + 31) / 32; }

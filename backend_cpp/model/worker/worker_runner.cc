@@ -262,7 +262,7 @@ void WorkerRunner::move_pages(const std::vector<PageMove>& moves) {
   }
 }
 
-void WorkerRunner::begin(const StepInput& input) {
+void WorkerRunner::launch(const StepInput& input) {
   if (is_lost_) lose("a worker has ended");
   Order& order = new_order(OrderKind::kStep);
   order.rows = static_cast<int32_t>(input.tokens.size());
@@ -312,12 +312,12 @@ void WorkerRunner::send_images(const StepInput& input, Order& order) {
     fill_grid_positions(span, channel_->grid_positions(order.area) + 3 * span.first_row);
 }
 
-StepOutput WorkerRunner::take() {
+StepOutput WorkerRunner::collect() {
   const StepInFlight step = steps_.front();
   wait(step.number, true);
   steps_.pop_front();
   StepOutput output;
-  output.chosen = choices_.take(*channel_, step.area, step.choices);
+  output.chosen = choices_.collect(*channel_, step.area, step.choices);
   output.logits = channel_->logits();
   output.hidden = channel_->hidden();
   return output;

@@ -51,8 +51,8 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   bool reserve(const SamplingMetadata& choice) override {
     return traits_.samples_on_device && uses_only(choice, facts_.sampling) && choices_.reserve(choice);
   }
-  void begin(const StepInput& input) override;
-  StepOutput take() override;
+  void launch(const StepInput& input) override;
+  StepOutput collect() override;
 
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
   void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;

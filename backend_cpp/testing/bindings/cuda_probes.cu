@@ -93,14 +93,14 @@ __global__ void talk(const float* x, int delta, float* shifted, uint32_t* votes,
 }
 
 // Reverses each 64 through shared memory, the halves of a block; is wrong where they do not meet.
-enum class Meets : uint8_t { kNobody, kBlock, kHalf };
-__global__ void reverse(const int32_t* x, int32_t* y, Meets meets) {
+enum class BarrierScope : uint8_t { kNobody, kBlock, kHalf };
+__global__ void reverse(const int32_t* x, int32_t* y, BarrierScope scope) {
   await_previous();
   auto* shared = dynamic_shared<int32_t>();
   const int first = blockIdx.x * blockDim.x;
   shared[threadIdx.x] = x[first + threadIdx.x];
-  if (meets == Meets::kBlock) __syncthreads();
-  if (meets == Meets::kHalf) barrier(1 + threadIdx.x / 64, 64);
+  if (scope == BarrierScope::kBlock) __syncthreads();
+  if (scope == BarrierScope::kHalf) barrier(1 + threadIdx.x / 64, 64);
   y[first + threadIdx.x] = shared[threadIdx.x ^ 63];
 }
 
@@ -166,10 +166,10 @@ void bind_probes(DeviceClass& device) {
                delta, shifted.data(), votes.data(), above.data());
         return py::make_tuple(shifted.fetch(), votes.fetch(), above.fetch());
       });
-  add_method(device, "reverse", [](TestDevice& d, const Ints& x, int meets) {
+  add_method(device, "reverse", [](TestDevice& d, const Ints& x, int scope) {
     const Ints reversed(*d.ops, x.fetch());
     launch(reverse, dim3(static_cast<unsigned>(x.size(0) / 128)), dim3(128), 128 * 4, operators_of(d).stream(),
-           x.data(), reversed.data(), static_cast<Meets>(meets));
+           x.data(), reversed.data(), static_cast<BarrierScope>(scope));
     return reversed.fetch();
   });
   // x + launches, one each, in a graph.

@@ -48,7 +48,7 @@ Array<float> join_ranks(const std::string& device, const Array<float>& parts, bo
 }
 
 // Operands of ranks for a call, in every thread the same: element i of rank r.
-float brought(int call, int rank, size_t i) {
+float received(int call, int rank, size_t i) {
   const auto mixed = static_cast<uint32_t>(call * 7919 + rank * 104729 + static_cast<int>(i) * 31) * 2654435761u;
   return static_cast<float>(static_cast<int32_t>(mixed)) * 0x1p-20f;
 }
@@ -77,8 +77,8 @@ int race_ranks(const std::string& device, int ranks, int calls) {
       const size_t kind = same() % kCounts.size();
       const size_t count = kCounts[kind];
       const bool gathers = same() % 4 == 0;
-      float* brings = gathers ? numbers.data() + static_cast<size_t>(rank) * count : numbers.data();
-      for (size_t i = 0; i < count; ++i) brings[i] = brought(call, rank, i);
+      float* values = gathers ? numbers.data() + static_cast<size_t>(rank) * count : numbers.data();
+      for (size_t i = 0; i < count; ++i) values[i] = received(call, rank, i);
       ops->upload(numbers.data(), memory.size(), x);
       if (own() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 200));
       if (gathers) {
@@ -91,9 +91,9 @@ int race_ranks(const std::string& device, int ranks, int calls) {
       }
       ops->download(x, memory.size(), numbers.data());
       for (size_t i = 0; i < count; ++i) {
-        float sum = brought(call, 0, i);
+        float sum = received(call, 0, i);
         for (int other = 0; other < ranks; ++other) {
-          const float part = brought(call, other, i);
+          const float part = received(call, other, i);
           if (gathers && numbers[static_cast<size_t>(other) * count + i] != part) ++wrong[static_cast<size_t>(rank)];
           if (other > 0) sum += part;
         }

@@ -291,7 +291,7 @@ void run_grid(const Launch& launch, size_t skipped) {
   if (error) std::rethrow_exception(error);
 }
 
-void run_grid_together(const Launch& launch) {
+void run_cooperative_grid(const Launch& launch) {
   const auto has_ended = [] { return true; };
   for (size_t index = 0; index < launch.block_count(); ++index) run_block(launch, index, has_ended);
 }
@@ -324,7 +324,7 @@ std::byte* dynamic_shared_memory() {
   return reinterpret_cast<std::byte*>(the_block.shared.data());
 }
 
-int meet_block(bool predicate) {
+int block_barrier(bool predicate) {
   const int parity = the_block.parity;
   the_block.predicates[parity] += predicate ? 1 : 0;
   self().state = State::kAtBlock;
@@ -332,7 +332,7 @@ int meet_block(bool predicate) {
   return the_block.predicates[parity];
 }
 
-void meet_part(int id, int threads) {
+void named_barrier(int id, int threads) {
   if (id < 1 || id >= kParts || threads <= 0 || threads % kWarpLanes != 0) {
     fail("a barrier has an id from 1 to 15, and whole warps");
   }
@@ -350,7 +350,7 @@ void meet_part(int id, int threads) {
   }
 }
 
-Slot* meet_warp(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*)) {
+Slot* warp_barrier(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*)) {
   if (mask != 0xFFFFFFFFu) fail("a warp collective must name all 32 lanes");
   Thread& thread = self();
   Warp& warp = *thread.warp;

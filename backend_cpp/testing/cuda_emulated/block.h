@@ -53,7 +53,7 @@ void run_block(const Launch& launch, size_t index, const std::function<bool()>& 
 void await_previous();
 // The same, one block after the other and in this thread, for blocks that wait for those of other launches, which other
 // threads of the host make.
-void run_grid_together(const Launch& launch);
+void run_cooperative_grid(const Launch& launch);
 // For a thread that looks again and again for what another launch writes.
 void let_others_run();
 // Whether that takes a while where chance has it: then ranks overtake each other.
@@ -62,10 +62,10 @@ void set_pauses(bool has_pauses);
 std::byte* dynamic_shared_memory();
 
 // __syncthreads; returns how many threads came with a predicate that holds.
-int meet_block(bool predicate);
+int block_barrier(bool predicate);
 
 // bar.sync: as __syncthreads, of `threads` threads that name the same id.
-void meet_part(int id, int threads);
+void named_barrier(int id, int threads);
 
 // Values that the lanes of a warp show each other in one collective.
 struct Slot {
@@ -74,7 +74,7 @@ struct Slot {
 
 // Puts this lane's slot alongside the others'; when all 32 are there, the last applies `combine` to them. Returns the
 // slots [32], valid until the lane's next collective but one.
-Slot* meet_warp(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*) = nullptr);
+Slot* warp_barrier(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*) = nullptr);
 
 // As above, for a value: lanes' values [32].
 template <class T>
@@ -84,7 +84,7 @@ class Lanes {
     static_assert(sizeof(T) <= sizeof(Slot));
     Slot slot;
     std::memcpy(slot.bytes, &mine, sizeof(T));
-    slots_ = meet_warp(collective, mask, slot);
+    slots_ = warp_barrier(collective, mask, slot);
   }
   T operator[](int lane) const {
     T value;

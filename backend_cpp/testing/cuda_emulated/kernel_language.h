@@ -29,16 +29,16 @@ inline constexpr int warpSize = 32;
 
 // ---- barriers ----
 inline void __syncthreads() {
-  turbomind::emulated::meet_block(false);
+  turbomind::emulated::block_barrier(false);
 }
 inline int __syncthreads_count(int predicate) {
-  return turbomind::emulated::meet_block(predicate != 0);
+  return turbomind::emulated::block_barrier(predicate != 0);
 }
 inline int __syncthreads_or(int predicate) {
-  return turbomind::emulated::meet_block(predicate != 0) != 0;
+  return turbomind::emulated::block_barrier(predicate != 0) != 0;
 }
 inline int __syncthreads_and(int predicate) {
-  return turbomind::emulated::meet_block(predicate == 0) == 0;
+  return turbomind::emulated::block_barrier(predicate == 0) == 0;
 }
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) {
   turbomind::emulated::Lanes<int>("__syncwarp", mask, 0);

@@ -43,12 +43,12 @@ TEST(rows_of_a_type_that_an_operator_does_not_know_are_refused) {
 }
 
 TEST(a_device_without_an_operation_refuses_what_needs_it_by_its_name) {
-  CHECK(find_device("cpu").make(1)->operations().require<MixStreams>() != nullptr);
+  CHECK(find_device("cpu").make(1)->operations().require<AltupPredict>() != nullptr);
   const OperationTable nothing;
-  CHECK(nothing.find<MixStreams>() == nullptr);
+  CHECK(nothing.find<AltupPredict>() == nullptr);
   std::string message;
   try {
-    nothing.require<MixStreams>();
+    nothing.require<AltupPredict>();
   } catch (const Error& error) {
     message = error.what();
   }

@@ -14,7 +14,7 @@
 
 namespace turbomind::TM_ISA {
 
-inline constexpr int kTogetherRows = 8;
+inline constexpr int kInterleavedRows = 8;
 
 inline bool multiplies_pairs([[maybe_unused]] const LinearWeight& weight) {
 #if defined(__AVX512BF16__)
@@ -42,7 +42,7 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
 #endif
   if (!weight.is_packed()) return plan;
   plan.kind = weight.format == WeightFormat::kFloat8 ? RowsPlan::Kind::kWide : RowsPlan::Kind::kQuantized;
-  plan.layout.interleave = static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::min(rows, kTogetherRows))));
+  plan.layout.interleave = static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::min(rows, kInterleavedRows))));
   plan.layout.features = static_cast<size_t>(packed_shape(weight).padded_features());
   if (plan.kind == RowsPlan::Kind::kQuantized && rows > kPackedRows<8>) plan.block_tiles = kPackedTiles;
   if (packed_shape(weight).high_bits() != 0) plan.block_rows *= 2;  // that share widened codes

@@ -20,7 +20,7 @@ constexpr size_t kChunkBytes = 128 << 10;
 constexpr size_t kMinChunkBytes = 16 << 10;
 
 // A row of an input that is made, put into `row`.
-void make_row(const LinearInput& input, size_t index, int size, float* row) {
+void materialize_row(const LinearInput& input, size_t index, int size, float* row) {
   const KernelTable& table = kernels();
   if (input.norm != nullptr) {
     table.norm_row(*input.norm, input.x.floats() + index * size, size, row);
@@ -38,10 +38,10 @@ class RowReader {
   const float* read(size_t index) {
     const auto size = static_cast<size_t>(weight_.in_features);
     const float* row = input_.x.floats() + index * size;
-    if (input_.is_made()) {
-      made_.resize(size);
-      make_row(input_, index, weight_.in_features, made_.data());
-      row = made_.data();
+    if (input_.has_prologue()) {
+      materialized_.resize(size);
+      materialize_row(input_, index, weight_.in_features, materialized_.data());
+      row = materialized_.data();
     }
     if (weight_.input_order == nullptr) return row;
     ordered_.resize(size);
@@ -52,7 +52,7 @@ class RowReader {
  private:
   const LinearWeight& weight_;
   const LinearInput& input_;
-  std::vector<float> made_;
+  std::vector<float> materialized_;
   std::vector<float> ordered_;
 };
 
@@ -80,7 +80,7 @@ class Product {
       : job_(job),
         accumulate_(accumulate),
         plan_(kernels().rows_plan(job.weight, job.rows)),
-        x_(job.input.is_made() ? job.input.workspace : job.input.x.floats()),
+        x_(job.input.has_prologue() ? job.input.workspace : job.input.x.floats()),
         prepared_rows_(prepared_rows(pool, job.rows)) {
     const LinearWeight& weight = job.weight;
     units_ = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
@@ -102,7 +102,7 @@ class Product {
   }
 
   int prepare_chunks() const {
-    if (plan_.kind == RowsPlan::Kind::kAsTheyAre && !job_.input.is_made()) return 0;
+    if (plan_.kind == RowsPlan::Kind::kAsTheyAre && !job_.input.has_prologue()) return 0;
     return (job_.rows + prepared_rows_ - 1) / prepared_rows_;
   }
 
@@ -115,7 +115,7 @@ class Product {
       const auto index = static_cast<size_t>(row);
       switch (plan_.kind) {
         case RowsPlan::Kind::kAsTheyAre:
-          make_row(job_.input, index, weight.in_features, job_.input.workspace + index * size);
+          materialize_row(job_.input, index, weight.in_features, job_.input.workspace + index * size);
           break;
         case RowsPlan::Kind::kQuantized:
           kernels().quantize_row(reader.read(index), weight.in_features, weight.group, row, rounded_);
@@ -248,7 +248,7 @@ void multiply(const KernelTable& table, const LinearWeight& weight, const float*
   }
 }
 
-void linear_together(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs) {
+void grouped_gemm(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs) {
   if (scratch.size() < jobs.size()) scratch.resize(jobs.size());
   std::vector<Product> products;
   products.reserve(jobs.size());

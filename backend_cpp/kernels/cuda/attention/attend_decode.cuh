@@ -49,7 +49,7 @@ class DecodeAttention {
         warp_(threadIdx.x / kWarp),
         warps_(blockDim.x / kWarp),
         rows_(span.count * task.group),
-        range_(key_range<Shape::kTokens>(task, span.first_position, sight_of(task, span, rows_ - 1), split)),
+        range_(key_range<Shape::kTokens>(task, span.first_position, kv_len_of(task, span, rows_ - 1), split)),
         cache_(task, span, kv_head_, range_) {
 #pragma unroll
     for (auto& references : reference_) {
@@ -69,7 +69,7 @@ class DecodeAttention {
       for (int half = 0; half < 2; ++half) {
         const int row = min(q * 8 + lane_ % 4 * 2 + half, rows_ - 1);
         first_seen_[q][half] = window > 0 ? position_of(task_, span_, row) - window + 1 : 0;
-        last_seen_[q][half] = sight_of(task_, span_, row);
+        last_seen_[q][half] = kv_len_of(task_, span_, row);
       }
     }
     int unit = range_.first_unit + warp_;

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks<kType, kSteps>) plain_k
   const int head = head_of(task, kv_head, row);
   const float slope = params.alibi_slopes != nullptr ? params.alibi_slopes[head] : 0.0f;
   const float* biases = biases_of(params, head);
-  const KeyRange range = key_range<kWarp>(task, position, sight_of(task, span, row), split);
+  const KeyRange range = key_range<kWarp>(task, position, kv_len_of(task, span, row), split);
 
   float maximum = -INFINITY;
   float total = 0;

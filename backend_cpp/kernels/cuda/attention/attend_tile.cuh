@@ -56,7 +56,7 @@ class TileAttention {
     first_position_ = position_of(task_, span_, first_row);
     const int last_position = position_of(task_, span_, last_row);
     const KeyRange range =
-        key_range<Shape::kKeys, Shape::kHasHalves>(task_, first_position_, sight_of(task_, span_, last_row), split);
+        key_range<Shape::kKeys, Shape::kHasHalves>(task_, first_position_, kv_len_of(task_, span_, last_row), split);
     const CacheArea keys(task_, task_.keys, span_, kv_head_);
     const CacheArea values(task_, task_.values, span_, kv_head_);
     TileBlocks<Shape::kKeys> blocks;
@@ -188,7 +188,7 @@ class TileAttention {
       const int row = min(packed_row(i), rows_ - 1);
       const float* all = task_.params.alibi_slopes;
       positions[i] = position_of(task_, span_, row);
-      kv_lens[i] = sight_of(task_, span_, row);
+      kv_lens[i] = kv_len_of(task_, span_, row);
       slopes[i] = all != nullptr ? all[head_of(task_, kv_head_, row)] : 0.0f;
       biases[i] = biases_of(task_.params, head_of(task_, kv_head_, row));
     }

@@ -53,7 +53,7 @@ __device__ __forceinline__ int position_of(const AttentionTask& task, const Devi
 }
 
 // One past the last key that a packed row sees.
-__device__ __forceinline__ int sight_of(const AttentionTask& task, const DeviceSpan& span, int packed_row) {
+__device__ __forceinline__ int kv_len_of(const AttentionTask& task, const DeviceSpan& span, int packed_row) {
   const int row = packed_row / task.group;
   return task.params.kv_lens != nullptr ? task.params.kv_lens[span.first_row + row] : span.first_position + row + 1;
 }

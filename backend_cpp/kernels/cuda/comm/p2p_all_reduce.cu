@@ -38,7 +38,7 @@ constexpr size_t kCalls = kArrivals + size_t{kMaxBlocks} * kMaxRanks;
 constexpr size_t kWords = kCalls + kMaxBlocks;
 
 // Returns when block b of every rank has come to this call, or false: somebody has given up.
-__device__ bool meet(const PeerView& peers, uint32_t call) {
+__device__ bool peer_barrier(const PeerView& peers, uint32_t call) {
   __syncthreads();
   const int other = static_cast<int>(threadIdx.x);
   bool is_stopped = false;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 4) exchange_kernel(PeerView peers, f
 
   Vector* own = vectors(peers.parts[peers.rank] + offset);
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) own[i] = mine(peers.rank)[i];
-  if (!meet(peers, call)) return;
+  if (!peer_barrier(peers, call)) return;
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
     Vector parts[kMaxRanks];
 #pragma unroll
@@ -111,7 +111,7 @@ void exchange(const PeerView& peers, float* x, size_t elements, cudaStream_t str
   const auto blocks = static_cast<unsigned>(divide_up(count, slice));
   const bool has_vectors = count % 4 == 0 && reinterpret_cast<uintptr_t>(x) % sizeof(float4) == 0;
   const auto kernel = has_vectors ? &exchange_kernel<float4, kGathers> : &exchange_kernel<float, kGathers>;
-  launch_together(kernel, blocks, kThreads, stream, peers, x, count, slice);
+  launch_cooperative(kernel, blocks, kThreads, stream, peers, x, count, slice);
 }
 
 // The current device, again when this ends.

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr unsigned kBytes = sizeof(uint4);
 
 // A thread copies 16 bytes, so that all reads of the host's memory are under way at once; blockIdx.x is the piece.
-__global__ void __launch_bounds__(kThreads) bring_kernel(StagedPieces staged) {
+__global__ void __launch_bounds__(kThreads) upload_kernel(StagedPieces staged) {
   await_previous();
   const StagedPiece piece = staged.pieces[blockIdx.x];
   const unsigned first = (blockIdx.y * kThreads + threadIdx.x) * kBytes;
@@ -104,12 +104,12 @@ void widen_rows(cudaStream_t stream, const uint16_t* rounded, int rows, int widt
          width, wide);
 }
 
-void bring_pieces(cudaStream_t stream, const StagedPieces& staged) {
+void upload_pieces(cudaStream_t stream, const StagedPieces& staged) {
   unsigned max_bytes = 0;
   for (size_t i = 0; i < staged.count; ++i) max_bytes = std::max(max_bytes, staged.pieces[i].bytes);
   if (max_bytes == 0) return;
   for (size_t i = 0; i < staged.count; ++i) next_launch_reads(staged.pieces[i].from, staged.pieces[i].bytes);
-  launch(bring_kernel, dim3(static_cast<unsigned>(staged.count), divide_up(max_bytes, kThreads * kBytes)),
+  launch(upload_kernel, dim3(static_cast<unsigned>(staged.count), divide_up(max_bytes, kThreads * kBytes)),
          dim3(kThreads), 0, stream, staged);
 }
 

@@ -62,6 +62,6 @@ struct StagedPieces {
 };
 
 // Each piece goes where nothing else of them does. The host's memory stays as it is until the stream has come so far.
-void bring_pieces(cudaStream_t stream, const StagedPieces& pieces);
+void upload_pieces(cudaStream_t stream, const StagedPieces& pieces);
 
 }  // namespace turbomind::cuda

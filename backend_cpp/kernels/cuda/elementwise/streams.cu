@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 using Group = RowGroup<kNormThreads>;
 
-__global__ void __launch_bounds__(kThreads) mix_kernel(MixStreams op) {
+__global__ void __launch_bounds__(kThreads) mix_kernel(AltupPredict op) {
   await_previous();
   const size_t stream = static_cast<size_t>(op.rows) * op.size;
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) mix_kernel(MixStreams op) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) correct_kernel(CorrectStreams op) {
+__global__ void __launch_bounds__(kThreads) correct_kernel(AltupCorrect op) {
   await_previous();
   const size_t stream = static_cast<size_t>(op.rows) * op.size;
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Group::kBlock) match_kernel(MatchRms op) {
   for_each<kNormThreads, float>(own, op.size, [&](int i, const float* v) { own[i] = *v * factor; });
 }
 
-__global__ void __launch_bounds__(Group::kBlock) cut_kernel(CutRows op) {
+__global__ void __launch_bounds__(Group::kBlock) activation_sparsity_kernel(ActivationSparsity op) {
   await_previous();
   float* own = op.x + Group::row() * op.stride;
   float sum = 0;
@@ -81,11 +81,11 @@ void launch_on_rows(void (*kernel)(Op), CudaStream stream, const Op& op) {
 
 }  // namespace
 
-void MixStreams::run(CudaStream stream) const {
+void AltupPredict::run(CudaStream stream) const {
   launch_on_streams(mix_kernel, stream, *this);
 }
 
-void CorrectStreams::run(CudaStream stream) const {
+void AltupCorrect::run(CudaStream stream) const {
   launch_on_streams(correct_kernel, stream, *this);
 }
 
@@ -97,8 +97,8 @@ void MatchRms::run(CudaStream stream) const {
   launch_on_rows(match_kernel, stream, *this);
 }
 
-void CutRows::run(CudaStream stream) const {
-  launch_on_rows(cut_kernel, stream, *this);
+void ActivationSparsity::run(CudaStream stream) const {
+  launch_on_rows(activation_sparsity_kernel, stream, *this);
 }
 
 }  // namespace turbomind

@@ -103,7 +103,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
     return;
   }
   Scratch memory = scratch.memory;
-  if (input.is_float32() || input.is_made() || weight.format != WeightFormat::kBFloat16) {
+  if (input.is_float32() || input.has_prologue() || weight.format != WeightFormat::kBFloat16) {
     auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * call.inputs);
     round_input(stream, input, rows, weight, ChunkOrder::kPlain, call.inputs, rounded);
     call.x = rounded;

@@ -276,17 +276,17 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
   }
   if (!is_last_split(task)) return;
   // Several rows at a time, whose partial sums come together. Rows there are none of are read and not written.
-  constexpr int kTogether = 4;
-  static_assert(Shape::kRows % (kTurnRows * kTogether) == 0);
+  constexpr int kRowsAtOnce = 4;
+  static_assert(Shape::kRows % (kTurnRows * kRowsAtOnce) == 0);
 #pragma unroll 1
-  for (int row = first_row; row < part.rows; row += kTurnRows * kTogether) {
-    int rows[kTogether];
+  for (int row = first_row; row < part.rows; row += kTurnRows * kRowsAtOnce) {
+    int rows[kRowsAtOnce];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) rows[i] = min(row + i * kTurnRows, part.rows - 1);
-    float4 all[kTogether];
+    for (int i = 0; i < kRowsAtOnce; ++i) rows[i] = min(row + i * kTurnRows, part.rows - 1);
+    float4 all[kRowsAtOnce];
     add_splits(task, Shape::kRows, padded, rows, output, all);
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) write_outputs(task, part, range, row + i * kTurnRows, output, all[i]);
+    for (int i = 0; i < kRowsAtOnce; ++i) write_outputs(task, part, range, row + i * kTurnRows, output, all[i]);
   }
 }
 

@@ -69,9 +69,9 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
   }
   await_previous();
   if (!is_used) return;
-  const bool brings_rows = part == 0 && warp % 4 == 0 && lane == 0;
+  const bool copies_rows = part == 0 && warp % 4 == 0 && lane == 0;
   RingRows<Ring> rows(plan, way);
-  if (brings_rows) rows.begin(task, plan, memory);
+  if (copies_rows) rows.begin(task, plan, memory);
   int code_stage = 0;
   int stage = way;
   uint32_t phase = 0;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
     for (int unit = at.first + way; unit < at.last; unit += plan.ways) {
       const int before = code_stage == 0 ? Ring::kCodeStages - 1 : code_stage - 1;
       copies.copy(task, plan, codes + before * Ring::kCodeBytes);
-      if (brings_rows && --lag < 0) rows.advance(task, plan, memory);
+      if (copies_rows && --lag < 0) rows.advance(task, plan, memory);
       cp_async_wait<Ring::kCodeStages - 1>();
       memory.full[stage].wait(phase);
       __syncwarp();
@@ -131,23 +131,23 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
       const bool is_last = *rank == plan.splits - 1;
       if (!is_last) continue;
       __threadfence();
-      constexpr int kTogether = kSums / 4 < 4 ? kSums / 4 : 4;  // that come at once
+      constexpr int kSumsAtOnce = kSums / 4 < 4 ? kSums / 4 : 4;  // that come at once
 #pragma unroll
-      for (int first = 0; first < kSums / 4; first += kTogether) {
-        float4 sums[kTogether] = {};
+      for (int first = 0; first < kSums / 4; first += kSumsAtOnce) {
+        float4 sums[kSumsAtOnce] = {};
 #pragma unroll 2
         for (int split = 0; split < plan.splits; ++split) {
           const float4* from = partials + (static_cast<size_t>(split) * (kSums / 4) + first) * 128;
-          float4 more[kTogether];
+          float4 more[kSumsAtOnce];
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) more[i] = __ldcg(from + i * 128);
+          for (int i = 0; i < kSumsAtOnce; ++i) more[i] = __ldcg(from + i * 128);
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
+          for (int i = 0; i < kSumsAtOnce; ++i) {
             sums[i].x += more[i].x, sums[i].y += more[i].y, sums[i].z += more[i].z, sums[i].w += more[i].w;
           }
         }
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
+        for (int i = 0; i < kSumsAtOnce; ++i) {
           float* total = totals + 4 * (first + i);
           total[0] = sums[i].x, total[1] = sums[i].y, total[2] = sums[i].z, total[3] = sums[i].w;
         }

@@ -65,7 +65,7 @@ void wgmma(float (&d)[kColumns / 2], const uint32_t (&a)[4], const std::byte* b,
   const WgmmaOperands<kColumns> own{{a[0], a[1], a[2], a[3]}, b, &d, adds};
   Slot slot;
   std::memcpy(slot.bytes, &own, sizeof(own));
-  meet_warp("wgmma", 0xFFFFFFFFu, slot, &wgmma_m64k16<kColumns>);
+  warp_barrier("wgmma", 0xFFFFFFFFu, slot, &wgmma_m64k16<kColumns>);
 }
 
 }  // namespace turbomind::emulated

@@ -55,7 +55,7 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   MmaOperands own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {d[0], d[1], d[2], d[3]}};
   Slot slot;
   std::memcpy(slot.bytes, &own, sizeof(own));
-  const Slot* slots = meet_warp("mma.m16n8k16", 0xFFFFFFFFu, slot, &mma_m16n8k16<Element>);
+  const Slot* slots = warp_barrier("mma.m16n8k16", 0xFFFFFFFFu, slot, &mma_m16n8k16<Element>);
   std::memcpy(&own, slots[current_thread->lane].bytes, sizeof(own));
   for (int i = 0; i < 4; ++i) d[i] = own.d[i];
 }
