@@ -27,7 +27,7 @@ int wide_outputs(const LinearWeight& weight) {
 // How a call multiplies.
 enum class Variant : uint8_t {
   kPlain,    // float32 as it is
-  kStream,   // few rows, rounded while they are read
+  kGemv,     // few rows, rounded while they are read
   kTile,     // some, rounded before
   kRing,     // both, on Hopper
   kLibrary,  // many rows of bytes, scales applied by the library
@@ -39,9 +39,9 @@ enum class Variant : uint8_t {
 // 16 rows (H200). What LMDEPLOY_CUDA_KERNELS says of `linear` holds as far as there is a choice.
 int own_rows(const LinearWeight& weight) {
   static const std::optional<KernelSource> requested = requested_kernels("turbomind", "linear");
-  if (requested == KernelSource::kLibrary && weight.output_scales != nullptr) return kStreamRows;
+  if (requested == KernelSource::kLibrary && weight.output_scales != nullptr) return kGemvRows;
   if (weight.is_packed() && requested != KernelSource::kLibrary) return kWidenRows - 1;
-  return requested == KernelSource::kOwn ? kStreamRows : 0;
+  return requested == KernelSource::kOwn ? kGemvRows : 0;
 }
 
 Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
@@ -49,7 +49,7 @@ Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
   if (is_float32 ? rows <= kPlainRows : !has_whole_chunks(weight)) return Variant::kPlain;
   if (!is_float32 && rows <= own_rows(weight)) {
     if (has_ring(weight)) return Variant::kRing;
-    return rows <= kStreamRows ? Variant::kStream : Variant::kTile;
+    return rows <= kGemvRows ? Variant::kGemv : Variant::kTile;
   }
   if (scales != GemmScales::kNone) return Variant::kLibrary;
   return weight.output_scales != nullptr ? Variant::kScaled : Variant::kProduct;
@@ -146,7 +146,7 @@ LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales
   LinearTypes types;
   switch (variant_of(weight, rows, scales)) {
     case Variant::kPlain:
-    case Variant::kStream:
+    case Variant::kGemv:
       break;
     case Variant::kTile:
     case Variant::kRing:
@@ -177,7 +177,7 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
     case Variant::kPlain:
       return plain_linear(
           stream, task_of(scratch, weight, input.x.floats(), weight.in_features, rows, result.floats(), accumulate));
-    case Variant::kStream: {
+    case Variant::kGemv: {
       const float* x = nullptr;
       size_t stride = weight.in_features;
       if (weight.input_order != nullptr || weight.in_features % 4 != 0 || !input.is_float32()) {
@@ -188,8 +188,7 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
       } else {
         x = input.x.floats();
       }
-      return stream_linear(stream, memory, task_of(scratch, weight, x, stride, rows, result.floats(), accumulate),
-                           rows);
+      return gemv(stream, memory, task_of(scratch, weight, x, stride, rows, result.floats(), accumulate), rows);
     }
     case Variant::kTile: {
       auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * padded);
@@ -242,10 +241,10 @@ void head_linear(cudaStream_t stream, const LinearScratch& scratch, const HeadLi
                            (weight.format == WeightFormat::kFloat32 ? sizeof(float) : sizeof(uint16_t));
   task.counters = scratch.counters;
   const bool is_aligned = x.row_stride % 4 == 0 && x.head_stride % 4 == 0;
-  if (!has_whole_chunks(weight) || (x.rows <= kStreamRows && !is_aligned)) {
+  if (!has_whole_chunks(weight) || (x.rows <= kGemvRows && !is_aligned)) {
     plain_linear(stream, task);
-  } else if (x.rows <= kStreamRows) {
-    stream_linear(stream, scratch.memory, task, x.rows);
+  } else if (x.rows <= kGemvRows) {
+    gemv(stream, scratch.memory, task, x.rows);
   } else {
     Scratch memory = scratch.memory;
     const auto inputs = static_cast<size_t>(x.head_dim);

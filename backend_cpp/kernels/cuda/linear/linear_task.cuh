@@ -171,18 +171,18 @@ __device__ __forceinline__ void write_outputs(const LinearTask& task, const Line
 
 // Counters that a LinearTask may need.
 inline constexpr int kSplitCounters = 4096;
-// The most scratch memory stream_linear and tile_linear take.
+// The most scratch memory gemv and tile_linear take.
 size_t split_scratch_bytes();
 
 // Each takes the parts of the task to be of at most `part_rows` rows; `expert_parts` is the number of parts that there
 // can be where the task has experts.
 
 // Weights of 16, 8 or 4 bits and x float32, whose rows are aligned to 16 bytes and, of a packed weight, in the order of
-// the codes. 16-bit weights: in_features is a multiple of 8. At most kStreamRows rows.
-inline constexpr int kStreamRows = 16;
-void stream_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts = 0);
+// the codes. 16-bit weights: in_features is a multiple of 8. At most kGemvRows rows.
+inline constexpr int kGemvRows = 16;
+void gemv(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts = 0);
 // Its part for weights of 8 and 4 bits.
-void stream_codes(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts);
+void gemv_quantized(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts);
 
 // The same weights and x as round_rows makes it. At most kTileRows rows.
 inline constexpr int kTileRows = 64;
@@ -197,7 +197,7 @@ void ring_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, i
 inline constexpr int kPlainRows = 8;
 void plain_linear(cudaStream_t stream, const LinearTask& task, int expert_parts = 0);
 
-// Whether stream_linear and tile_linear take the weight.
+// Whether gemv and tile_linear take the weight.
 bool has_whole_chunks(const LinearWeight& weight);
 
 }  // namespace turbomind::cuda

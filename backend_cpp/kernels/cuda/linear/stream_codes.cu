@@ -24,7 +24,7 @@ template <WeightFormat kFormat, int kRowTiles, int kUnit>
 struct Codes {
   static constexpr int kLoads = SlabFormat<kFormat>::kLoads;
   static constexpr int kChunkBytes = kLoads * 64;
-  static constexpr int kStageSlots = kStripes * kUnit * kLoads * kStreamThreads;
+  static constexpr int kStageSlots = kStripes * kUnit * kLoads * kGemvThreads;
   static constexpr size_t kStageBytes = sizeof(uint4) * kStageSlots;
   static constexpr int kMaxStages = 8 / kUnit;
   static constexpr int kStages = kRingLimit / kStageBytes < kMaxStages ? kRingLimit / kStageBytes : kMaxStages;
@@ -84,7 +84,7 @@ class RowChunks {
 };
 
 template <WeightFormat kFormat, int kRowTiles, int kUnit>
-__global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_kernel(LinearTask task, float range) {
+__global__ void __launch_bounds__(kGemvThreads, kGemvBlocks) gemv_quantized_kernel(LinearTask task, float range) {
   using Shape = Codes<kFormat, kRowTiles, kUnit>;
   using Walk = CodeWalk<kUnit>;
   start_weights(task);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_ke
 #pragma unroll
       for (int i = 0; i < kUnit * Shape::kLoads; ++i) {
         const int at = i / Shape::kLoads * kSlabChunks * Shape::kChunkBytes + i % Shape::kLoads * 64;
-        cp_async_16(slots + (s * kUnit * Shape::kLoads + i) * kStreamThreads, codes[s] + at, has_chunk);
+        cp_async_16(slots + (s * kUnit * Shape::kLoads + i) * kGemvThreads, codes[s] + at, has_chunk);
       }
       codes[s] += chunks * Shape::kChunkBytes;
     }
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_ke
         uint4 loads[Shape::kLoads];
 #pragma unroll
         for (int i = 0; i < Shape::kLoads; ++i) {
-          loads[i] = slots[((s * kUnit + u) * Shape::kLoads + i) * kStreamThreads];
+          loads[i] = slots[((s * kUnit + u) * Shape::kLoads + i) * kGemvThreads];
         }
         sums[s].add(loads, x[u]);
       }
@@ -214,13 +214,13 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_ke
 template <WeightFormat kFormat, int kRowTiles, int kUnit>
 void stream_steps(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
   const int steps = CodeWalk<kUnit>::steps(slab_shape(task.weight, true));
-  launch_stream<kStripes, kRowTiles>(stream, scratch, task, expert_parts, steps / (kWays * kMinSteps),
-                                     stream_codes_kernel<kFormat, kRowTiles, kUnit>,
-                                     Codes<kFormat, kRowTiles, kUnit>::kSharedBytes, code_range_of(kFormat));
+  launch_gemv<kStripes, kRowTiles>(stream, scratch, task, expert_parts, steps / (kWays * kMinSteps),
+                                   gemv_quantized_kernel<kFormat, kRowTiles, kUnit>,
+                                   Codes<kFormat, kRowTiles, kUnit>::kSharedBytes, code_range_of(kFormat));
 }
 
 template <WeightFormat kFormat, int kRowTiles>
-void stream_rows(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
+void gemv_rows(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
   if (task.weight.group % (2 * kSlabChunks * kChunk) == 0) {
     stream_steps<kFormat, kRowTiles, 2>(stream, scratch, task, expert_parts);
   } else {
@@ -230,13 +230,13 @@ void stream_rows(cudaStream_t stream, Scratch scratch, const LinearTask& task, i
 
 template <WeightFormat kFormat>
 void stream_format(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
-  if (part_rows <= 8) return stream_rows<kFormat, 1>(stream, scratch, task, expert_parts);
-  stream_rows<kFormat, 2>(stream, scratch, task, expert_parts);
+  if (part_rows <= 8) return gemv_rows<kFormat, 1>(stream, scratch, task, expert_parts);
+  gemv_rows<kFormat, 2>(stream, scratch, task, expert_parts);
 }
 
 }  // namespace
 
-void stream_codes(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
+void gemv_quantized(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
   switch (task.weight.format) {
     case WeightFormat::kInt8:
       return stream_format<WeightFormat::kInt8>(stream, scratch, task, part_rows, expert_parts);

@@ -15,7 +15,7 @@ namespace turbomind::cuda {
 
 namespace {
 
-constexpr int kThreads = kStreamThreads;
+constexpr int kThreads = kGemvThreads;
 constexpr size_t kRingLimit = 112 << 10;  // of a block, so that two fit a multiprocessor of Hopper
 constexpr int kMinSlabs = 4;              // for a warp to be worth its part of the reduction
 
@@ -34,7 +34,7 @@ struct Stream {
 };
 
 template <WeightFormat kFormat, int kRowTiles>
-__global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(LinearTask task, float range) {
+__global__ void __launch_bounds__(kThreads, kGemvBlocks) gemv_kernel(LinearTask task, float range) {
   using Shape = Stream<kFormat, kRowTiles>;
   using Format = SlabFormat<kFormat>;
   start_weights(task);
@@ -116,22 +116,22 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(
 }
 
 template <WeightFormat kFormat, int kRowTiles>
-void stream_rows(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
+void gemv_rows(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
   const int slabs = slab_shape(task.weight, false).total;
-  launch_stream<1, kRowTiles>(stream, scratch, task, expert_parts, slabs / (kWays * kMinSlabs),
-                              stream_linear_kernel<kFormat, kRowTiles>, Stream<kFormat, kRowTiles>::kSharedBytes,
-                              range_of(kFormat));
+  launch_gemv<1, kRowTiles>(stream, scratch, task, expert_parts, slabs / (kWays * kMinSlabs),
+                            gemv_kernel<kFormat, kRowTiles>, Stream<kFormat, kRowTiles>::kSharedBytes,
+                            range_of(kFormat));
 }
 
 template <WeightFormat kFormat>
 void stream_format(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
-  if (part_rows <= 8) return stream_rows<kFormat, 1>(stream, scratch, task, expert_parts);
-  stream_rows<kFormat, 2>(stream, scratch, task, expert_parts);
+  if (part_rows <= 8) return gemv_rows<kFormat, 1>(stream, scratch, task, expert_parts);
+  gemv_rows<kFormat, 2>(stream, scratch, task, expert_parts);
 }
 
 }  // namespace
 
-void stream_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
+void gemv(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
   switch (task.weight.format) {
     case WeightFormat::kBFloat16:
       return stream_format<WeightFormat::kBFloat16>(stream, scratch, task, part_rows, expert_parts);
@@ -140,7 +140,7 @@ void stream_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task,
     case WeightFormat::kFloat32:
       throw internal_error("stream_linear has no kernel for float32 weights");
     default:
-      return stream_codes(stream, scratch, task, part_rows, expert_parts);
+      return gemv_quantized(stream, scratch, task, part_rows, expert_parts);
   }
 }
 

@@ -10,9 +10,9 @@
 namespace turbomind::cuda {
 
 inline constexpr int kWays = 8;
-inline constexpr int kStreamThreads = kWays * kWarp;
-inline constexpr int kStreamBlocks = 2;  // that a multiprocessor should hold
-inline constexpr int kMaxStreamSplits = 16;
+inline constexpr int kGemvThreads = kWays * kWarp;
+inline constexpr int kGemvBlocks = 2;  // that a multiprocessor should hold
+inline constexpr int kMaxGemvSplits = 16;
 
 // Bytes of shared memory that the ways' sums take.
 template <int kStripes, int kRowTiles>
@@ -25,7 +25,7 @@ __device__ __forceinline__ void write_stream(const LinearTask& task, const Linea
                                              const float (&sums)[kStripes][kRowTiles][4][2]) {
   constexpr int kRows = kRowTiles * 8;
   constexpr int kOutputs = kStripes * kStripe;
-  static_assert(kRows * kOutputs / 4 <= kStreamThreads);
+  static_assert(kRows * kOutputs / 4 <= kGemvThreads);
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   __syncthreads();
@@ -76,18 +76,18 @@ __device__ __forceinline__ void write_stream(const LinearTask& task, const Linea
 
 // Launches a kernel for few rows, in as many splits as fill the device, but at most this many.
 template <int kStripes, int kRowTiles>
-void launch_stream(cudaStream_t stream, Scratch scratch, LinearTask task, int expert_parts, int max_splits,
-                   void (*kernel)(LinearTask, float), size_t shared_bytes, float range) {
+void launch_gemv(cudaStream_t stream, Scratch scratch, LinearTask task, int expert_parts, int max_splits,
+                 void (*kernel)(LinearTask, float), size_t shared_bytes, float range) {
   constexpr int kRows = kRowTiles * 8;
   constexpr int kOutputs = kStripes * kStripe;
   const int blocks = divide_up(task.weight.out_features, kOutputs);
   const int parts = part_limit<kRows>(task, expert_parts);
-  task.splits = std::min({kMaxStreamSplits, max_splits, multiprocessor_count() * kStreamBlocks / (blocks * parts)});
+  task.splits = std::min({kMaxGemvSplits, max_splits, multiprocessor_count() * kGemvBlocks / (blocks * parts)});
   task.splits = std::max(task.splits, 1);
   if (task.splits > 1) {
     task.partials = scratch.take<float>(static_cast<size_t>(parts) * task.splits * kRows * blocks * kOutputs);
   }
-  launch(kernel, dim3(blocks, task.splits, parts), dim3(kStreamThreads), shared_bytes, stream, task, range);
+  launch(kernel, dim3(blocks, task.splits, parts), dim3(kGemvThreads), shared_bytes, stream, task, range);
 }
 
 }  // namespace turbomind::cuda

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   gathered[static_cast<size_t>(slot) * padded_inputs + i] = i < inputs ? row[weight->input_order[i]] : 0.0f;
 }
 
-enum class Kernel { kPlain, kStream, kTile, kLibrary };
+enum class Kernel { kPlain, kGemv, kTile, kLibrary };
 
 Kernel kernel_for(const ExpertTable& experts, int rows, int top_k) {
   const ExpertWeight& weight = experts.first;
@@ -88,13 +88,13 @@ Kernel kernel_for(const ExpertTable& experts, int rows, int top_k) {
     return Kernel::kLibrary;
   }
   if (!has_whole_chunks(weight.gate_up) || !has_whole_chunks(weight.down)) return Kernel::kPlain;
-  return rows <= kStreamRows ? Kernel::kStream : Kernel::kTile;
+  return rows <= kGemvRows ? Kernel::kGemv : Kernel::kTile;
 }
 
 int part_rows_of(Kernel kernel, int rows, int pairs, int num_experts) {
   if (kernel == Kernel::kLibrary) return pairs;  // an expert's are not divided
   if (kernel == Kernel::kPlain) return kPlainRows;
-  if (kernel == Kernel::kStream) return rows <= kStreamRows / 2 ? kStreamRows / 2 : kStreamRows;
+  if (kernel == Kernel::kGemv) return rows <= kGemvRows / 2 ? kGemvRows / 2 : kGemvRows;
   return pairs / num_experts <= kTileRows / 2 ? kTileRows / 2 : kTileRows;
 }
 
@@ -147,14 +147,14 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTab
   task.x_stride = weight.in_features;
   if (kernel == Kernel::kPlain) return plain_linear(stream, task, sorted.part_limit);
   const auto elements = static_cast<size_t>(product.x_rows) * padded;
-  if (kernel == Kernel::kStream) {
+  if (kernel == Kernel::kGemv) {
     if (task.x_stride % 4 != 0) {
       auto* gathered = memory.take<float>(elements);
       gather_input(stream, product.x, product.x_rows, weight, padded, gathered);
       task.x = gathered;
       task.x_stride = padded;
     }
-    return stream_linear(stream, memory, task, part_rows, sorted.part_limit);
+    return gemv(stream, memory, task, part_rows, sorted.part_limit);
   }
   auto* rounded = memory.take<uint16_t>(elements);
   const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
