@@ -172,11 +172,11 @@ struct QuantizedRows {
   RowsLayout layout;
   int groups;       // of the weight
   int zero_factor;  // minus the weight's zero code, or -1 if it varies or there are minima
-  int8_t* codes;
+  int8_t* quantized;
   float* scales;     // [blocks of `interleave` rows, groups, interleave]
   int32_t* offsets;  // likewise; sum of the codes times zero_factor
 
-  int8_t* row(size_t index) const { return codes + layout.offset(index); }
+  int8_t* row(size_t index) const { return quantized + layout.offset(index); }
   // Where the scale of a row's first group is; the next one is `interleave` on.
   size_t entry(size_t index) const {
     const auto together = static_cast<size_t>(layout.interleave);
@@ -199,7 +199,7 @@ class LinearScratch {
   WideRows reserve_wide(const RowsLayout& layout, int rows);
 
  private:
-  std::vector<int8_t> codes_;
+  std::vector<int8_t> quantized_;
   std::vector<float> scales_;
   std::vector<int32_t> offsets_;
   std::vector<float> values_;

@@ -35,7 +35,7 @@ struct PackedShape {
   int groups() const { return (in_features + group - 1) / group; }
   int padded_features() const { return groups() * group; }
   size_t group_bytes() const { return static_cast<size_t>(kTileOutputs) * group * bits / 8; }
-  size_t code_bytes() const { return group_bytes() * groups() * tiles(); }
+  size_t quantized_bytes() const { return group_bytes() * groups() * tiles(); }
   size_t scale_count() const { return static_cast<size_t>(kTileOutputs) * groups() * tiles(); }
   int zero_code() const { return is_float8 ? 0 : 1 << (bits - 1); }
   int high_bits() const { return bits == 8 ? 0 : bits - 4; }  // of a code, in a vector of their own
@@ -65,9 +65,9 @@ inline PackedShape packed_shape(const LinearWeight& weight) {
 //   codes  group_bytes() * groups() bytes; scales [groups, 16]
 // int8: scale = max |w| / 127. int4: scale = w_max / -8 for the w_max of largest magnitude, so that it is met exactly
 // and the other sign has 7 steps.
-void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, uint8_t* codes, half* scales);
+void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, uint8_t* quantized, half* scales);
 
 // Packs a tile of given codes [rows, in_features], one in a byte.
-void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* codes);
+void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* quantized);
 
 }  // namespace turbomind

@@ -62,9 +62,9 @@ struct CacheLayout {
 
   constexpr bool is_quantized() const { return type == CacheType::kInt8 || type == CacheType::kInt4; }
   // Sizes and offsets in bytes.
-  constexpr size_t code_bytes(int dim) const { return static_cast<size_t>(block_len) * dim * bits_of(type) / 8; }
+  constexpr size_t quantized_bytes(int dim) const { return static_cast<size_t>(block_len) * dim * bits_of(type) / 8; }
   constexpr size_t head_bytes(int dim) const {
-    return code_bytes(dim) + (is_quantized() ? static_cast<size_t>(block_len) * 3 : 0);
+    return quantized_bytes(dim) + (is_quantized() ? static_cast<size_t>(block_len) * 3 : 0);
   }
   constexpr size_t layer_bytes() const { return (head_bytes(key_dim) + head_bytes(value_dim)) * num_kv_heads; }
   constexpr size_t block_bytes() const { return page_bytes > 0 ? page_bytes : layer_bytes() * num_layers; }

@@ -10,6 +10,6 @@ void bind_engine(pybind11::module_& m);
 
 void bind_worker(pybind11::module_& m);
 void bind_kernels(pybind11::module_& m);
-void bind_coded(pybind11::module_& m);
+void bind_quantized(pybind11::module_& m);
 
 }  // namespace turbomind

@@ -34,11 +34,11 @@ Slice slice_of(const Part& part) {
 }
 
 // The weight of a layer made of outputs of one or several tensors, with its memory.
-class CodedLinear {
+class QuantizedLinear {
  public:
   // Codes that do not pack together, or not in these inputs, become bfloat16. `bias` is float32 and kept by the caller.
-  CodedLinear(const Checkpoint& checkpoint, const std::vector<std::pair<std::string, Part>>& outputs,
-              const Part& inputs, uintptr_t bias) {
+  QuantizedLinear(const Checkpoint& checkpoint, const std::vector<std::pair<std::string, Part>>& outputs,
+                  const Part& inputs, uintptr_t bias) {
     const py::gil_scoped_release unlocked;
     std::vector<ManifestValue> parts;
     for (const auto& [name, rows] : outputs) {
@@ -81,15 +81,15 @@ void read_numbers(const Checkpoint& checkpoint, const std::string& name, int out
 
 }  // namespace
 
-void bind_coded(py::module_& m) {
+void bind_quantized(py::module_& m) {
   py::class_<Checkpoint>(m, "CodedCheckpoint", py::module_local())
       .def(py::init<const std::string&>(), py::arg("directory"))
       .def("read", &read_numbers, py::arg("name"), py::arg("out_features"), py::arg("in_features"), py::arg("y"));
-  py::class_<CodedLinear>(m, "CodedLinear", py::module_local())
+  py::class_<QuantizedLinear>(m, "CodedLinear", py::module_local())
       .def(py::init<const Checkpoint&, const std::vector<std::pair<std::string, Part>>&, const Part&, uintptr_t>(),
            py::arg("checkpoint"), py::arg("outputs"), py::arg("inputs"), py::arg("bias"))
-      .def_property_readonly("weight", &CodedLinear::weight, py::return_value_policy::reference_internal)
-      .def_property_readonly("is_packed", &CodedLinear::is_packed);
+      .def_property_readonly("weight", &QuantizedLinear::weight, py::return_value_policy::reference_internal)
+      .def_property_readonly("is_packed", &QuantizedLinear::is_packed);
 }
 
 }  // namespace turbomind

@@ -43,7 +43,7 @@ PYBIND11_MODULE(_turbomind, m) {
   turbomind::bind_engine(m);
   turbomind::bind_worker(m);
   turbomind::bind_kernels(m);
-  turbomind::bind_coded(m);
+  turbomind::bind_quantized(m);
   m.def("available_cpu_count", &turbomind::available_cpu_count);
   m.def("kernel_operators", &kernel_operators);
   m.def("wanted_kernels", &requested_kernels, pybind11::arg("engine"), pybind11::arg("name"));

@@ -30,13 +30,13 @@ constexpr int kNoNumber = 255;
 constexpr float kMagnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
 
 // BF16 [..., 32 blocks]; exact, but for values beyond bfloat16's range. Throws Error for shapes that do not fit.
-CheckpointTensor decode_mxfp4(const CheckpointTensor& codes, const CheckpointTensor& scales) {
+CheckpointTensor decode_mxfp4(const CheckpointTensor& quantized, const CheckpointTensor& scales) {
   std::vector<int64_t> expected = scales.shape;
   expected.push_back(kBlockBytes);
-  if (codes.dtype != "U8" || scales.dtype != "U8" || scales.shape.empty() || codes.shape != expected) {
+  if (quantized.dtype != "U8" || scales.dtype != "U8" || scales.shape.empty() || quantized.shape != expected) {
     throw invalid_argument("mxfp4 needs U8 codes [..., blocks, 16] and U8 scales [..., blocks]");
   }
-  auto bytes = std::make_shared<std::vector<std::byte>>(codes.bytes * 2 * sizeof(bf16));
+  auto bytes = std::make_shared<std::vector<std::byte>>(quantized.bytes * 2 * sizeof(bf16));
   auto* out = reinterpret_cast<bf16*>(bytes->data());
   bf16 values[16];
   for (size_t block = 0; block < scales.bytes; ++block) {
@@ -44,7 +44,7 @@ CheckpointTensor decode_mxfp4(const CheckpointTensor& codes, const CheckpointTen
     const float step = scale == kNoNumber ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, scale - 127);
     for (int code = 0; code < 16; ++code) values[code] = to_bf16((code < 8 ? step : -step) * kMagnitudes[code % 8]);
     for (size_t i = block * kBlockBytes; i < (block + 1) * kBlockBytes; ++i) {
-      const int pair = std::to_integer<int>(codes.data[i]);
+      const int pair = std::to_integer<int>(quantized.data[i]);
       *out++ = values[pair & 15];
       *out++ = values[pair >> 4];
     }
@@ -178,7 +178,7 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
   std::vector<CheckpointTensor> tensors;
   for (const ManifestValue& part : all) tensors.push_back(part.numbers());
   if (op == "scaled") return {ManifestValue(std::make_shared<const W8A8Matrix>(expression, tensors))};
-  if (op == "row_codes") return {ManifestValue(std::make_shared<const RowCodesMatrix>(expression, tensors))};
+  if (op == "row_codes") return {ManifestValue(std::make_shared<const RowQuantizedMatrix>(expression, tensors))};
   return {ManifestValue(std::make_shared<const AwqGptqMatrix>(expression, tensors))};
 }
 
@@ -192,9 +192,9 @@ int Checkpoint::group_in(const Json& expression) const {
     return stored > 0 && stored % 8 == 0 ? GroupedMatrix::kernel_group(stored) : 1;  // others are refused when read
   }
   if (op == "scaled") {
-    const std::vector<ManifestValue> codes = evaluate(expression.at("args").at(0));
-    if (codes.empty()) throw invalid_argument("a scaled matrix needs codes and scales");
-    return W8A8Matrix::kernel_group(expression, codes[0].numbers());
+    const std::vector<ManifestValue> quantized = evaluate(expression.at("args").at(0));
+    if (quantized.empty()) throw invalid_argument("a scaled matrix needs codes and scales");
+    return W8A8Matrix::kernel_group(expression, quantized[0].numbers());
   }
   int group = 1;
   for (const Json& argument : expression.at("args").as_array()) group = common_group(group, group_in(argument));
@@ -249,7 +249,7 @@ void Checkpoint::read(const std::string& name, const std::vector<Slice>& shape, 
     for (const ManifestValue& part : checked_parts(name, shape)) {
       // Codes are decoded some rows at a time, which takes less memory.
       const auto rows = static_cast<int>(part.shape()[0]);
-      const int step = part.codes() != nullptr ? kDecodedRows : std::max(rows, 1);
+      const int step = part.quantized() != nullptr ? kDecodedRows : std::max(rows, 1);
       for (int first = 0; first < rows; first += step) {
         const CheckpointTensor numbers = part.rows({first, std::min(first + step, rows)}).numbers();
         copy_values(numbers, destination);

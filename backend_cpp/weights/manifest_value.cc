@@ -67,15 +67,15 @@ CheckpointTensor applied(const Json& operation, const CheckpointTensor& source, 
 
 }  // namespace
 
-ManifestValue::ManifestValue(std::shared_ptr<const QuantizedMatrix> codes) : codes_(std::move(codes)) {
-  std::vector<int32_t> rows(static_cast<size_t>(codes_->out_features()));
+ManifestValue::ManifestValue(std::shared_ptr<const QuantizedMatrix> quantized) : quantized_(std::move(quantized)) {
+  std::vector<int32_t> rows(static_cast<size_t>(quantized_->out_features()));
   std::iota(rows.begin(), rows.end(), 0);
-  tensor_ = owned("I32", {codes_->out_features(), 1}, rows.data(), rows.size() * sizeof(int32_t));
+  tensor_ = owned("I32", {quantized_->out_features(), 1}, rows.data(), rows.size() * sizeof(int32_t));
 }
 
 std::vector<int64_t> ManifestValue::shape() const {
   std::vector<int64_t> shape = tensor_.shape;
-  if (codes_) shape.back() = codes_->in_features();
+  if (quantized_) shape.back() = quantized_->in_features();
   return shape;
 }
 
@@ -92,20 +92,20 @@ ManifestValue ManifestValue::rows(Slice::Range range) const {
 }
 
 ManifestValue ManifestValue::inputs(const Slice& kept) const {
-  std::shared_ptr<const QuantizedMatrix> part = codes_ ? codes_->inputs(kept) : nullptr;
+  std::shared_ptr<const QuantizedMatrix> part = quantized_ ? quantized_->inputs(kept) : nullptr;
   if (!part) return ManifestValue(columns(numbers(), kept));
   ManifestValue result = *this;
-  result.codes_ = std::move(part);
+  result.quantized_ = std::move(part);
   return result;
 }
 
 CheckpointTensor ManifestValue::numbers() const {
-  if (!codes_) return tensor_;
-  const auto width = static_cast<size_t>(codes_->in_features());
+  if (!quantized_) return tensor_;
+  const auto width = static_cast<size_t>(quantized_->in_features());
   const size_t rows = tensor_.bytes / sizeof(int32_t);
   auto bytes = std::make_shared<std::vector<std::byte>>(rows * width * sizeof(float));
   for (size_t row = 0; row < rows; ++row) {
-    codes_->dequantize(output(static_cast<int>(row)), reinterpret_cast<float*>(bytes->data()) + row * width);
+    quantized_->dequantize(output(static_cast<int>(row)), reinterpret_cast<float*>(bytes->data()) + row * width);
   }
   return {"F32", shape(), bytes->data(), bytes->size(), bytes};
 }
@@ -118,12 +118,12 @@ ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>
     if (parts.size() != 1 || parts[0].shape().size() != 2) throw invalid_argument("inputs needs a matrix");
     return parts[0].inputs(reordered(operation, parts[0].shape()[1]));
   }
-  if (parts.size() == 1 && parts[0].codes_) {
+  if (parts.size() == 1 && parts[0].quantized_) {
     const ManifestValue& part = parts[0];
     const size_t last = part.tensor_.shape.size() - 1;
     const bool keeps_rows = (op == "slice" && operation.at("dim").as_int() < static_cast<int64_t>(last)) ||
                             (op == "permute" && keeps_last(operation, last)) ||
-                            (op == "reshape" && !shape.empty() && shape.back() == part.codes_->in_features());
+                            (op == "reshape" && !shape.empty() && shape.back() == part.quantized_->in_features());
     if (keeps_rows) {
       if (op == "reshape") shape.back() = 1;
       ManifestValue result = part;
@@ -136,20 +136,21 @@ ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>
   return ManifestValue(applied(operation, joined(numbers), shape));
 }
 
-bool can_pack(const std::vector<ManifestValue>& parts, bool takes_gguf_codes) {
-  const QuantizedMatrix* front = parts[0].codes();
+bool can_pack(const std::vector<ManifestValue>& parts, bool takes_mins) {
+  const QuantizedMatrix* front = parts[0].quantized();
   return front != nullptr && std::all_of(parts.begin(), parts.end(), [&](const ManifestValue& part) {
-           return part.codes() != nullptr && front->packs_with(*part.codes()) &&
-                  (takes_gguf_codes || !part.codes()->has_mins());
+           return part.quantized() != nullptr && front->packs_with(*part.quantized()) &&
+                  (takes_mins || !part.quantized()->has_mins());
          });
 }
 
 LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, bool takes_gguf_codes, const Loop& loop) {
   std::vector<QuantizedRow> rows;
   for (const ManifestValue& part : parts) {
-    for (int row = 0; row < static_cast<int>(part.shape()[0]); ++row) rows.push_back({part.codes(), part.output(row)});
+    for (int row = 0; row < static_cast<int>(part.shape()[0]); ++row)
+      rows.push_back({part.quantized(), part.output(row)});
   }
-  return parts.at(0).codes()->pack(rows, takes_gguf_codes, loop);
+  return parts.at(0).quantized()->pack(rows, loop);
 }
 
 }  // namespace turbomind

@@ -16,10 +16,10 @@ namespace turbomind {
 class ManifestValue {
  public:
   explicit ManifestValue(CheckpointTensor numbers) : tensor_(std::move(numbers)) {}
-  explicit ManifestValue(std::shared_ptr<const QuantizedMatrix> codes);
+  explicit ManifestValue(std::shared_ptr<const QuantizedMatrix> quantized);
 
   // Null where the value is numbers.
-  const QuantizedMatrix* codes() const { return codes_.get(); }
+  const QuantizedMatrix* quantized() const { return quantized_.get(); }
   std::vector<int64_t> shape() const;
   // Of codes: which of their outputs row `row` is.
   int output(int row) const;
@@ -37,7 +37,7 @@ class ManifestValue {
 
   // The numbers; or, of codes, I32 [..., 1]: the output of each row.
   CheckpointTensor tensor_;
-  std::shared_ptr<const QuantizedMatrix> codes_;
+  std::shared_ptr<const QuantizedMatrix> quantized_;
 };
 
 // Applies the operation slice, permute or reshape to parts joined along dimension 0. A matrix of codes stays one as

@@ -63,8 +63,8 @@ std::vector<ManifestValue> Checkpoint::evaluate_rows(const Json& expression) con
   }
   if (op == "quantized" || op == "row_codes") {
     const Json& shape = expression.at("shape");
-    const std::string& codes = expression.at("args").at(0).at("name").as_string();
-    return {rows_of(codes, shape.at(0).as_int(), shape.at(1).as_int())};
+    const std::string& quantized = expression.at("args").at(0).at("name").as_string();
+    return {rows_of(quantized, shape.at(0).as_int(), shape.at(1).as_int())};
   }
   if (op == "scaled") return evaluate_rows(expression.at("args").at(0));
   if (op == "mxfp4") throw invalid_argument("a matrix of 4-bit floats is not made of whole rows");
@@ -86,7 +86,7 @@ RowSources Checkpoint::row_sources(const std::string& name) const {
     return sources;
   }
   for (const ManifestValue& part : parts) {
-    const auto* rows = dynamic_cast<const ModuleRows*>(part.codes());
+    const auto* rows = dynamic_cast<const ModuleRows*>(part.quantized());
     if (rows == nullptr || part.shape().size() != 2) return {};
     size_t module = 0;
     while (module < known.size() && known[module] != rows) ++module;

@@ -44,20 +44,20 @@ const CheckpointTensor& argument(const std::vector<CheckpointTensor>& args, size
 W8A8Matrix::W8A8Matrix(const Json& expression, const std::vector<CheckpointTensor>& args)
     : W8A8Matrix(argument(args, 0), argument(args, 1), block_of(expression)) {}
 
-W8A8Matrix::W8A8Matrix(CheckpointTensor codes, const CheckpointTensor& scales, ScaleBlock block)
-    : codes_(std::move(codes)), block_(block) {
-  is_float8_ = codes_.dtype == "F8_E4M3";
-  if ((!is_float8_ && codes_.dtype != "I8") || codes_.shape.size() != 2) {
-    throw invalid_argument("codes must be an I8 or F8_E4M3 matrix, got " + codes_.dtype + " of " +
-                           std::to_string(codes_.shape.size()) + " dimensions");
+W8A8Matrix::W8A8Matrix(CheckpointTensor quantized, const CheckpointTensor& scales, ScaleBlock block)
+    : quantized_(std::move(quantized)), block_(block) {
+  is_float8_ = quantized_.dtype == "F8_E4M3";
+  if ((!is_float8_ && quantized_.dtype != "I8") || quantized_.shape.size() != 2) {
+    throw invalid_argument("codes must be an I8 or F8_E4M3 matrix, got " + quantized_.dtype + " of " +
+                           std::to_string(quantized_.shape.size()) + " dimensions");
   }
-  out_features_ = checked_size(codes_.shape[0], "the number of outputs");
-  in_features_ = checked_size(codes_.shape[1], "the number of inputs");
+  out_features_ = checked_size(quantized_.shape[0], "the number of outputs");
+  in_features_ = checked_size(quantized_.shape[1], "the number of inputs");
   column_count_ = (in_features_ + block_.inputs - 1) / block_.inputs;
   group_ = has_blocks() ? block_.inputs : group_of_row(in_features_, is_float8_);
   if (has_blocks() && (!is_float8_ || block_.inputs % 8 != 0)) {
     throw invalid_argument("blocks of " + std::to_string(block_.inputs) + " inputs are not supported for " +
-                           codes_.dtype + " codes: only for F8_E4M3, in multiples of 8");
+                           quantized_.dtype + " codes: only for F8_E4M3, in multiples of 8");
   }
   const int rows = (out_features_ + block_.outputs - 1) / block_.outputs;
   const size_t count = static_cast<size_t>(rows) * column_count_;
@@ -75,11 +75,11 @@ W8A8Matrix::W8A8Matrix(CheckpointTensor codes, const CheckpointTensor& scales, S
   }
 }
 
-int W8A8Matrix::kernel_group(const Json& expression, const CheckpointTensor& codes) {
-  if (codes.shape.size() != 2) return 1;
-  const int inputs = checked_size(codes.shape[1], "the number of inputs");
+int W8A8Matrix::kernel_group(const Json& expression, const CheckpointTensor& quantized) {
+  if (quantized.shape.size() != 2) return 1;
+  const int inputs = checked_size(quantized.shape[1], "the number of inputs");
   const int block = block_of(expression).inputs;
-  return block < inputs ? block : group_of_row(inputs, codes.dtype == "F8_E4M3");
+  return block < inputs ? block : group_of_row(inputs, quantized.dtype == "F8_E4M3");
 }
 
 std::shared_ptr<const QuantizedMatrix> W8A8Matrix::inputs(const Slice& kept) const {
@@ -92,8 +92,8 @@ std::shared_ptr<const QuantizedMatrix> W8A8Matrix::inputs(const Slice& kept) con
 }
 
 const uint8_t* W8A8Matrix::row(int output) const {
-  const auto stored_inputs = static_cast<size_t>(codes_.shape[1]);
-  return reinterpret_cast<const uint8_t*>(codes_.data) + static_cast<size_t>(output) * stored_inputs + first_input_;
+  const auto stored_inputs = static_cast<size_t>(quantized_.shape[1]);
+  return reinterpret_cast<const uint8_t*>(quantized_.data) + static_cast<size_t>(output) * stored_inputs + first_input_;
 }
 
 float W8A8Matrix::scale(int output, int input) const {
@@ -101,9 +101,10 @@ float W8A8Matrix::scale(int output, int input) const {
 }
 
 void W8A8Matrix::dequantize(int output, float* destination) const {
-  const uint8_t* codes = row(output);
+  const uint8_t* quantized = row(output);
   for (int i = 0; i < in_features_; ++i) {
-    const float value = is_float8_ ? to_float(float8{codes[i]}) : static_cast<float>(static_cast<int8_t>(codes[i]));
+    const float value =
+        is_float8_ ? to_float(float8{quantized[i]}) : static_cast<float>(static_cast<int8_t>(quantized[i]));
     destination[i] = scale(output, i) * value;
   }
 }
@@ -114,14 +115,15 @@ bool W8A8Matrix::packs_with(const QuantizedMatrix& other) const {
          bytes->group_ == group_;
 }
 
-void W8A8Matrix::read_row(int output, uint8_t* codes, float* groups, float& whole) const {
+void W8A8Matrix::read_row(int output, uint8_t* quantized, float* groups, float& whole) const {
   const uint8_t* stored = row(output);
   if (!is_float8_) {
-    for (int i = 0; i < in_features_; ++i) codes[i] = static_cast<uint8_t>(stored[i] ^ 0x80u);  // 128 stands for zero
+    for (int i = 0; i < in_features_; ++i)
+      quantized[i] = static_cast<uint8_t>(stored[i] ^ 0x80u);  // 128 stands for zero
     whole = scale(output, 0);
     return;
   }
-  std::copy_n(stored, in_features_, codes);
+  std::copy_n(stored, in_features_, quantized);
   // Kernels know no codes that are not numbers; the scale says it for them.
   const auto checked = [&](float scale, int first, int last) {
     const bool has_nan = std::any_of(stored + first, stored + last, [](uint8_t code) { return float8{code}.is_nan(); });
@@ -148,7 +150,7 @@ LinearStorage W8A8Matrix::pack(const std::vector<QuantizedRow>& rows, bool /*tak
   const auto out_features = static_cast<int>(rows.size());
   const PackedShape shape{out_features, in_features_, 8, group_, is_float8_};
   LinearStorage storage;
-  storage.data = AlignedBuffer(shape.code_bytes());
+  storage.data = AlignedBuffer(shape.quantized_bytes());
   storage.output_scales = AlignedBuffer(static_cast<size_t>(shape.tiles()) * kTileOutputs * sizeof(float));
   if (has_blocks()) storage.block_scales = AlignedBuffer(shape.scale_count() * sizeof(float));
   loop(shape.tiles(), [&](int tile) {
@@ -156,14 +158,14 @@ LinearStorage W8A8Matrix::pack(const std::vector<QuantizedRow>& rows, bool /*tak
     const int count = std::min(kTileOutputs, out_features - first);
     const auto width = static_cast<size_t>(in_features_);
     const size_t first_group = static_cast<size_t>(tile) * shape.groups();
-    std::vector<uint8_t> codes(kTileOutputs * width);
+    std::vector<uint8_t> quantized(kTileOutputs * width);
     std::vector<float> groups(static_cast<size_t>(shape.groups()));
     for (int r = 0; r < kTileOutputs; ++r) {
       float whole = 0;
       if (r < count) {
         const QuantizedRow& row = rows[static_cast<size_t>(first + r)];
         static_cast<const W8A8Matrix&>(*row.matrix)
-            .read_row(row.output, codes.data() + r * width, groups.data(), whole);
+            .read_row(row.output, quantized.data() + r * width, groups.data(), whole);
       } else {
         std::fill(groups.begin(), groups.end(), 0.0f);
       }
@@ -172,7 +174,7 @@ LinearStorage W8A8Matrix::pack(const std::vector<QuantizedRow>& rows, bool /*tak
         storage.block_scales.as<float>()[(first_group + g) * kTileOutputs + r] = groups[static_cast<size_t>(g)];
       }
     }
-    pack_tile(shape, codes.data(), count, storage.data.as<uint8_t>() + first_group * shape.group_bytes());
+    pack_tile(shape, quantized.data(), count, storage.data.as<uint8_t>() + first_group * shape.group_bytes());
   });
   storage.set_view(shape);
   return storage;

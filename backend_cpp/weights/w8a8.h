@@ -28,7 +28,7 @@ class W8A8Matrix final : public QuantizedMatrix {
  public:
   // Codes and scales; mapped files must outlive this object. Throws Error naming what is wrong: types, sizes that
   // contradict each other, scales that are not finite.
-  W8A8Matrix(CheckpointTensor codes, const CheckpointTensor& scales, ScaleBlock block);
+  W8A8Matrix(CheckpointTensor quantized, const CheckpointTensor& scales, ScaleBlock block);
   // `expression` is a manifest's operation "scaled", with the block; `args` are its codes and scales.
   W8A8Matrix(const Json& expression, const std::vector<CheckpointTensor>& args);
 
@@ -38,7 +38,7 @@ class W8A8Matrix final : public QuantizedMatrix {
   std::shared_ptr<const QuantizedMatrix> inputs(const Slice& kept) const override;
   // The inputs of a group of the kernels for an expression "scaled" and its codes; 1 for what is refused when it is
   // read.
-  static int kernel_group(const Json& expression, const CheckpointTensor& codes);
+  static int kernel_group(const Json& expression, const CheckpointTensor& quantized);
   // The same type and groups.
   bool packs_with(const QuantizedMatrix& other) const override;
   LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_codes, const Loop& loop) const override;
@@ -49,9 +49,9 @@ class W8A8Matrix final : public QuantizedMatrix {
   const uint8_t* row(int output) const;
   float scale(int output, int input) const;
   // One output's codes as kernels take them, and its scales: [groups] relative to `whole`, or `whole` alone.
-  void read_row(int output, uint8_t* codes, float* groups, float& whole) const;
+  void read_row(int output, uint8_t* quantized, float* groups, float& whole) const;
 
-  CheckpointTensor codes_;
+  CheckpointTensor quantized_;
   bool is_float8_ = false;
   int out_features_ = 0;
   int in_features_ = 0;

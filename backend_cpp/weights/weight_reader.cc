@@ -54,8 +54,8 @@ LinearStorage WeightReader::linear(const std::string& name, const Slice& out_fea
 Slice WeightReader::as_stored(const std::string& name, int out_features, const Slice& in_features) const {
   if (in_features.is_whole()) return in_features;
   const std::vector<ManifestValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features.whole()});
-  const QuantizedMatrix* codes = parts.front().codes();
-  const std::vector<int32_t> order = codes != nullptr ? codes->input_order() : std::vector<int32_t>();
+  const QuantizedMatrix* quantized = parts.front().quantized();
+  const std::vector<int32_t> order = quantized != nullptr ? quantized->input_order() : std::vector<int32_t>();
   if (order.empty()) return in_features;
   std::vector<int32_t> elements = in_features.elements();
   for (int32_t& element : elements) element = order[static_cast<size_t>(element)];
@@ -65,7 +65,7 @@ Slice WeightReader::as_stored(const std::string& name, int out_features, const S
 LinearStorage round_matrix(const float* w, int out_features, int in_features, int bits, int group, const Loop& loop) {
   const PackedShape shape{out_features, in_features, bits, group};
   LinearStorage storage;
-  storage.data = AlignedBuffer(shape.code_bytes());
+  storage.data = AlignedBuffer(shape.quantized_bytes());
   storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
   loop(shape.tiles(), [&](int tile) {
     const int first = tile * kTileOutputs;

@@ -53,10 +53,10 @@ Numbers float8_numbers() {
   numbers.x.resize(size_t{kRows} * kInputs);
   for (size_t i = 0; i < numbers.x.size(); ++i) {
     const bool is_largest = i % kInputs % cuda::kGroupBlock == 5;
-    numbers.x[i] = to_float(is_largest ? float8{kLargestFloat8Code} : random_float8(engine));
+    numbers.x[i] = to_float(is_largest ? float8{kLargestFloat8Bits} : random_float8(engine));
   }
   // In the order of tiles: any order is as random.
-  for (size_t i = 0; i < kExperts * shape.code_bytes(); ++i)
+  for (size_t i = 0; i < kExperts * shape.quantized_bytes(); ++i)
     numbers.data.push_back(std::byte(random_float8(engine).bits));
   numbers.output_scales.resize(size_t{kExperts} * kOutputs);
   numbers.block_scales.resize(kExperts * shape.scale_count());

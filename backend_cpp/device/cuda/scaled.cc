@@ -24,11 +24,11 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
   std::mt19937 engine(1);
   const bool has_blocks = scales == cuda::GemmScales::kBlocks;
   const PackedShape shape{kOutputs, kInputs, 8, kBlock, true};
-  std::vector<uint8_t> codes(shape.code_bytes());  // in the order of tiles: any order is as random
-  for (uint8_t& code : codes) code = random_float8(engine).bits;
+  std::vector<uint8_t> quantized(shape.quantized_bytes());  // in the order of tiles: any order is as random
+  for (uint8_t& code : quantized) code = random_float8(engine).bits;
   std::vector<float> x(size_t{kRows} * kInputs);
   for (size_t i = 0; i < x.size(); ++i)
-    x[i] = to_float(i % kBlock == 5 ? float8{kLargestFloat8Code} : random_float8(engine));
+    x[i] = to_float(i % kBlock == 5 ? float8{kLargestFloat8Bits} : random_float8(engine));
   std::vector<float> output_scales(kOutputs);
   std::vector<float> block_scales(has_blocks ? shape.scale_count() : 0);
   for (std::vector<float>* each : {&output_scales, &block_scales}) {
@@ -39,7 +39,7 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
 
   const auto product = [&](cuda::GemmScales by_library, DType type) {
     const AlignedBuffer inputs = on_device(ops, x);
-    const AlignedBuffer weights = on_device(ops, codes);
+    const AlignedBuffer weights = on_device(ops, quantized);
     LinearWeight weight;
     weight.data = weights.as<void>();
     weight.format = WeightFormat::kFloat8;
@@ -65,7 +65,7 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
   SelfCheck check;
   check.candidate = product(scales, result);
   check.native = product(cuda::GemmScales::kNone, DType::kFloat32);
-  for (uint8_t& code : codes) code = static_cast<uint8_t>(code & ~kSign);
+  for (uint8_t& code : quantized) code = static_cast<uint8_t>(code & ~kSign);
   for (float& value : x) value = std::abs(value);
   check.magnitude = product(cuda::GemmScales::kNone, DType::kFloat32);
   // Both multiply exactly; tensor cores sum products of float8 in fewer bits than float32 has.

@@ -47,7 +47,7 @@ std::vector<float> self_check_numbers(size_t count, float deviation, unsigned se
 
 // A random float8, each number as likely; and the code of the largest.
 float8 random_float8(std::mt19937& engine);
-inline constexpr uint8_t kLargestFloat8Code = 0x7E;
+inline constexpr uint8_t kLargestFloat8Bits = 0x7E;
 
 // Host data in device memory of its own, which is not counted: a self-check gives it back.
 template <class T>

@@ -121,7 +121,7 @@ inline void value_tile(const T* values, int value_dim, int tokens, ptrdiff_t ahe
 }
 
 template <class T>
-inline constexpr bool kIsQuantized = std::is_same_v<T, Code8> || std::is_same_v<T, Code4>;
+inline constexpr bool kIsQuantized = std::is_same_v<T, Int8Value> || std::is_same_v<T, Int4Value>;
 
 inline float sum_of(const float* x, int count) {
   float total = 0;
@@ -135,7 +135,7 @@ struct Rounding {
   const uint8_t* zeros;
 
   Rounding(const std::byte* head, const CacheLayout& layout, int dim)
-      : scales(reinterpret_cast<const half*>(head + layout.code_bytes(dim))),
+      : scales(reinterpret_cast<const half*>(head + layout.quantized_bytes(dim))),
         zeros(reinterpret_cast<const uint8_t*>(scales + layout.block_len)) {}
 };
 
@@ -354,9 +354,9 @@ inline void with_element_of(CacheType type, Visit&& visit) {
     case CacheType::kBFloat16:
       return visit(std::type_identity<bf16>());
     case CacheType::kInt8:
-      return visit(std::type_identity<Code8>());
+      return visit(std::type_identity<Int8Value>());
     case CacheType::kInt4:
-      return visit(std::type_identity<Code4>());
+      return visit(std::type_identity<Int4Value>());
   }
 }
 

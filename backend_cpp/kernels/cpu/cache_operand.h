@@ -13,10 +13,10 @@
 namespace turbomind::TM_ISA {
 
 // Codes of a quantized cache as they are, without scale and zero point.
-struct Code8 {
+struct Int8Value {
   uint8_t bits;
 };
-struct Code4 {
+struct Int4Value {
   uint8_t bits;  // two of them
 };
 
@@ -37,15 +37,15 @@ struct Operand<float> {
 };
 
 template <>
-struct Operand<Code8> {
+struct Operand<Int8Value> {
   static constexpr int kDepth = 1;
   static size_t offset(int i, int lane, int width) { return static_cast<size_t>(i) * width + lane; }
   static void prepare(float*, int) {}
 
   Vec value;
-  void load(const Code8* p) { value = to_floats(widen_bytes(&p->bits)); }
-  void load_partial(const Code8* p, int lanes) {
-    Code8 whole[kLanes] = {};
+  void load(const Int8Value* p) { value = to_floats(widen_bytes(&p->bits)); }
+  void load_partial(const Int8Value* p, int lanes) {
+    Int8Value whole[kLanes] = {};
     std::memcpy(whole, p, static_cast<size_t>(lanes));
     load(whole);
   }
@@ -54,20 +54,20 @@ struct Operand<Code8> {
 };
 
 template <>
-struct Operand<Code4> {
+struct Operand<Int4Value> {
   static constexpr int kDepth = 2;
   static size_t offset(int i, int lane, int width) { return static_cast<size_t>(i / 2) * width + lane; }
   static void prepare(float*, int) {}
 
   Vec first;
   Vec second;
-  void load(const Code4* p) {
+  void load(const Int4Value* p) {
     const IVec both = widen_bytes(&p->bits);
     first = to_floats(low_halves(both));
     second = to_floats(high_halves(both));
   }
-  void load_partial(const Code4* p, int lanes) {
-    Code4 whole[kLanes] = {};
+  void load_partial(const Int4Value* p, int lanes) {
+    Int4Value whole[kLanes] = {};
     std::memcpy(whole, p, static_cast<size_t>(lanes));
     load(whole);
   }

@@ -92,10 +92,10 @@ inline Vec absolute(Vec a) {
   return _mm512_abs_ps(a);
 }
 // Nearest integers, ties to even, of values in [-128, 127]; stored as bytes and returned.
-inline IVec store_codes(int8_t* p, Vec v) {
-  const IVec codes = _mm512_cvtps_epi32(v);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(codes));
-  return codes;
+inline IVec store_quantized(int8_t* p, Vec v) {
+  const IVec quantized = _mm512_cvtps_epi32(v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(quantized));
+  return quantized;
 }
 inline IVec add_ints(IVec a, IVec b) {
   return _mm512_add_epi32(a, b);
@@ -257,11 +257,11 @@ inline Vec as_lanes(Vec v) {
 inline Vec absolute(Vec a) {
   return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }
-inline IVec store_codes(int8_t* p, Vec v) {
-  const IVec codes = _mm256_cvtps_epi32(v);
-  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+inline IVec store_quantized(int8_t* p, Vec v) {
+  const IVec quantized = _mm256_cvtps_epi32(v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(quantized), _mm256_extracti128_si256(quantized, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
-  return codes;
+  return quantized;
 }
 inline IVec add_ints(IVec a, IVec b) {
   return _mm256_add_epi32(a, b);
@@ -429,10 +429,10 @@ inline Vec to_floats(IVec v) {
 inline Vec absolute(Vec a) {
   return map([&](int i) { return std::fabs(a.lane[i]); });
 }
-inline IVec store_codes(int8_t* p, Vec v) {
-  const IVec codes = map_int([&](int i) { return static_cast<int32_t>(std::nearbyint(v.lane[i])); });
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(codes.lane[i]);
-  return codes;
+inline IVec store_quantized(int8_t* p, Vec v) {
+  const IVec quantized = map_int([&](int i) { return static_cast<int32_t>(std::nearbyint(v.lane[i])); });
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(quantized.lane[i]);
+  return quantized;
 }
 inline IVec add_ints(IVec a, IVec b) {
   return map_int([&](int i) { return a.lane[i] + b.lane[i]; });

@@ -134,7 +134,7 @@ void copy_value(const TokenSlot& from, const TokenSlot& to, size_t dim) {
 }
 
 // Codes of 4 bits, two tokens in a byte.
-void copy_value_codes(const TokenSlot& from, const TokenSlot& to, size_t dim) {
+void copy_quantized_value(const TokenSlot& from, const TokenSlot& to, size_t dim) {
   const auto* source = reinterpret_cast<const uint8_t*>(from.values) + from.slot / 2 * dim;
   auto* target = reinterpret_cast<uint8_t*>(to.values) + to.slot / 2 * dim;
   for (size_t d = 0; d < dim; ++d) {
@@ -167,12 +167,12 @@ void copy_token(const CacheLayout& from_layout, const TokenSlot& from, const Cac
       break;
     case CacheType::kInt4:
       copy_key<uint8_t, 1>(from, to, key_dim / 2);
-      copy_value_codes(from, to, value_dim);
+      copy_quantized_value(from, to, value_dim);
   }
   for (const auto& [source, target, dim] : {std::tuple(from.keys, to.keys, from_layout.key_dim),
                                             std::tuple(from.values, to.values, from_layout.value_dim)}) {
-    copy_rounding(source + from_layout.code_bytes(dim), from.block_len, from.slot, target + to_layout.code_bytes(dim),
-                  to.block_len, to.slot);
+    copy_rounding(source + from_layout.quantized_bytes(dim), from.block_len, from.slot,
+                  target + to_layout.quantized_bytes(dim), to.block_len, to.slot);
   }
 }
 

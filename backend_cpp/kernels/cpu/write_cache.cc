@@ -61,19 +61,19 @@ void write_quantized(const CacheLayout& layout, const HeadSlot& to, const float*
     return static_cast<uint8_t>(value > 0 ? std::min(std::nearbyint(value), largest_code) : 0.0f);
   };
   const uint8_t zero = to_code(-low * inverse);
-  auto* codes = reinterpret_cast<uint8_t*>(to.head);
+  auto* quantized = reinterpret_cast<uint8_t*>(to.head);
   for (int d = 0; d < to.dim; ++d) {
     const uint8_t code = to_code(x[d] * inverse + static_cast<float>(zero));
     const size_t index = to.at(d);
     if (is_int8) {
-      codes[index] = code;
+      quantized[index] = code;
     } else if (index % 2 == 0) {
-      codes[index / 2] = code;  // the neighbour comes after
+      quantized[index / 2] = code;  // the neighbour comes after
     } else {
-      codes[index / 2] = static_cast<uint8_t>((codes[index / 2] & 0x0F) | code << 4);
+      quantized[index / 2] = static_cast<uint8_t>((quantized[index / 2] & 0x0F) | code << 4);
     }
   }
-  auto* scales = reinterpret_cast<half*>(to.head + layout.code_bytes(to.dim));
+  auto* scales = reinterpret_cast<half*>(to.head + layout.quantized_bytes(to.dim));
   scales[to.slot] = scale;
   reinterpret_cast<uint8_t*>(scales + layout.block_len)[to.slot] = zero;
 }

@@ -23,13 +23,13 @@ py::tuple pack_rounded(const Array<float>& w, int bits, int group) {
 }
 
 // Packs codes [out_features, in_features], one in a byte.
-Array<uint8_t> pack_codes(const Array<uint8_t>& codes, int bits, int group) {
-  const PackedShape shape{size_of(codes, 0), size_of(codes, 1), bits, group};
-  Array<uint8_t> packed(static_cast<py::ssize_t>(shape.code_bytes()));
+Array<uint8_t> pack_quantized(const Array<uint8_t>& quantized, int bits, int group) {
+  const PackedShape shape{size_of(quantized, 0), size_of(quantized, 1), bits, group};
+  Array<uint8_t> packed(static_cast<py::ssize_t>(shape.quantized_bytes()));
   const size_t tile_bytes = shape.group_bytes() * static_cast<size_t>(shape.groups());
   for (int tile = 0; tile < shape.tiles(); ++tile) {
     const int first = tile * kTileOutputs;
-    pack_tile(shape, codes.data() + static_cast<size_t>(first) * shape.in_features,
+    pack_tile(shape, quantized.data() + static_cast<size_t>(first) * shape.in_features,
               std::min(kTileOutputs, shape.out_features - first),
               packed.mutable_data() + static_cast<size_t>(tile) * tile_bytes);
   }
@@ -38,7 +38,7 @@ Array<uint8_t> pack_codes(const Array<uint8_t>& codes, int bits, int group) {
 
 // Packs codes of int8 or float8 [out_features, in_features] with a float32 scale for each block of outputs and inputs,
 // as the engine does with a checkpoint's; returns codes, the group, scales of blocks (or None) and of outputs.
-py::tuple pack_scaled(const Array<uint8_t>& codes, bool is_float8, const Array<float>& scales, int block_outputs,
+py::tuple pack_scaled(const Array<uint8_t>& quantized, bool is_float8, const Array<float>& scales, int block_outputs,
                       int block_inputs) {
   const auto tensor = [](const char* dtype, const py::array& array) {
     return CheckpointTensor{dtype,
@@ -47,7 +47,7 @@ py::tuple pack_scaled(const Array<uint8_t>& codes, bool is_float8, const Array<f
                             static_cast<size_t>(array.nbytes()),
                             nullptr};
   };
-  const W8A8Matrix matrix(tensor(is_float8 ? "F8_E4M3" : "I8", codes), tensor("F32", scales),
+  const W8A8Matrix matrix(tensor(is_float8 ? "F8_E4M3" : "I8", quantized), tensor("F32", scales),
                           {block_outputs, block_inputs});
   std::vector<QuantizedRow> outputs;
   for (int output = 0; output < matrix.out_features(); ++output) outputs.push_back({&matrix, output});
@@ -64,7 +64,7 @@ py::tuple pack_scaled(const Array<uint8_t>& codes, bool is_float8, const Array<f
 
 void bind_linear(py::module_& m, DeviceClass& device) {
   m.def("pack_quantized", &pack_rounded);
-  m.def("pack_codes", &pack_codes);
+  m.def("pack_codes", &pack_quantized);
   m.def("pack_scaled", &pack_scaled);
   // Local, since the emulation's and the GPU's modules are loaded together.
   py::class_<WeightOnDevice>(m, "Weight", py::module_local());

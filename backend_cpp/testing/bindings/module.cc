@@ -24,8 +24,8 @@ Array<float> read_tensor(const std::string& directory, const std::string& name, 
 
 // x [rows, in_features] W^T for a matrix stored as codes, multiplied as the engine would; None where it would multiply
 // with the numbers.
-py::object multiply_codes(const std::string& directory, const std::string& name, const std::vector<int64_t>& shape,
-                          const Array<float>& x) {
+py::object multiply_quantized(const std::string& directory, const std::string& name, const std::vector<int64_t>& shape,
+                              const Array<float>& x) {
   const Checkpoint checkpoint(directory);
   const std::vector<ManifestValue> parts = checkpoint.parts(name, {shape.begin(), shape.end()});
   if (!can_pack(parts, true)) return py::none();
@@ -46,7 +46,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   m.def("select_isa", &select_isa);
   m.def("current_isa", [] { return kernels().name; });
   m.def("read_tensor", &read_tensor);
-  m.def("multiply_codes", &multiply_codes);
+  m.def("multiply_codes", &multiply_quantized);
   m.def("argmax", [](const Array<float>& logits) { return argmax(logits.data(), size_of(logits, 0)); });
 
   // Local, since the emulation's and the GPU's modules are loaded together.

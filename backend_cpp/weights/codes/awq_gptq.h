@@ -26,14 +26,14 @@ class AwqGptqMatrix final : public GroupedMatrix {
  private:
   enum class Layout : uint8_t { kAwq, kGptq };
 
-  void read_stored(int first, int count, Slice::Range inputs, uint8_t* codes) const override;
+  void read_stored(int first, int count, Slice::Range inputs, uint8_t* quantized) const override;
   uint8_t zero(int group, int output) const override;
   std::shared_ptr<GroupedMatrix> copy() const override { return std::make_shared<AwqGptqMatrix>(*this); }
   void check_sizes(const CheckpointTensor& scales) const;
 
   Layout layout_;
   uint32_t zero_word_ = 0;  // added to each word of zeros
-  CheckpointTensor packed_codes_;
+  CheckpointTensor packed_values_;
   CheckpointTensor packed_zeros_;
 };
 

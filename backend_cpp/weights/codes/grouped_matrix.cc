@@ -108,35 +108,36 @@ std::shared_ptr<const QuantizedMatrix> GroupedMatrix::inputs(const Slice& kept) 
   return result;
 }
 
-void GroupedMatrix::read_codes(int first, int count, uint8_t* codes) const {
-  if (order_.empty()) return read_stored(first, count, {first_input_, first_input_ + in_features_}, codes);
+void GroupedMatrix::read_quantized(int first, int count, uint8_t* quantized) const {
+  if (order_.empty()) return read_stored(first, count, {first_input_, first_input_ + in_features_}, quantized);
   const auto stored = static_cast<size_t>(stored_inputs_);
   std::vector<uint8_t> all(static_cast<size_t>(count) * stored);
   read_stored(first, count, {0, stored_inputs_}, all.data());
   for (int row = 0; row < count; ++row) {
     const uint8_t* from = all.data() + static_cast<size_t>(row) * stored;
-    for (const int32_t input : order_) *codes++ = from[input];
+    for (const int32_t input : order_) *quantized++ = from[input];
   }
 }
 
 void GroupedMatrix::dequantize(int output, float* destination) const {
-  std::vector<uint8_t> codes(static_cast<size_t>(in_features_));
-  read_codes(output, 1, codes.data());
+  std::vector<uint8_t> quantized(static_cast<size_t>(in_features_));
+  read_quantized(output, 1, quantized.data());
   const bool is_in_order = order_.empty() || is_cut_;
   for (int i = 0; i < in_features_; ++i) {
     const int group = group_of(i);
-    const int steps = codes[static_cast<size_t>(i)] - zero(group, output);
+    const int steps = quantized[static_cast<size_t>(i)] - zero(group, output);
     destination[is_in_order ? i : order_[static_cast<size_t>(i)]] =
         to_float(scale(group, output)) * static_cast<float>(steps);
   }
 }
 
 bool GroupedMatrix::packs_with(const QuantizedMatrix& other) const {
-  const auto* codes = dynamic_cast<const GroupedMatrix*>(&other);
-  return codes != nullptr && codes->bits_ == bits_ && codes->group_ == group_ && codes->input_order() == input_order();
+  const auto* quantized = dynamic_cast<const GroupedMatrix*>(&other);
+  return quantized != nullptr && quantized->bits_ == bits_ && quantized->group_ == group_ &&
+         quantized->input_order() == input_order();
 }
 
-void GroupedMatrix::read_rows(const std::vector<QuantizedRow>& rows, int first, int last, uint8_t* codes) {
+void GroupedMatrix::read_rows(const std::vector<QuantizedRow>& rows, int first, int last, uint8_t* quantized) {
   while (first < last) {
     const QuantizedRow& front = rows[static_cast<size_t>(first)];
     int count = 1;
@@ -145,8 +146,8 @@ void GroupedMatrix::read_rows(const std::vector<QuantizedRow>& rows, int first, 
       ++count;
     }
     const auto& matrix = static_cast<const GroupedMatrix&>(*front.matrix);
-    matrix.read_codes(front.output, count, codes);
-    codes += static_cast<size_t>(count) * matrix.in_features_;
+    matrix.read_quantized(front.output, count, quantized);
+    quantized += static_cast<size_t>(count) * matrix.in_features_;
     first += count;
   }
 }
@@ -157,7 +158,7 @@ LinearStorage GroupedMatrix::pack(const std::vector<QuantizedRow>& rows, bool /*
   const PackedShape shape{out_features, in_features_, bits_, kernel_group(group_)};
   const std::vector<int32_t> order = input_order();
   LinearStorage storage;
-  storage.data = AlignedBuffer(shape.code_bytes());
+  storage.data = AlignedBuffer(shape.quantized_bytes());
   storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
   storage.zeros = AlignedBuffer(shape.scale_count());
   storage.input_order = AlignedBuffer(order.size() * sizeof(int32_t));
@@ -168,8 +169,8 @@ LinearStorage GroupedMatrix::pack(const std::vector<QuantizedRow>& rows, bool /*
     const int first = block * kBlockOutputs;
     const int last = std::min(first + kBlockOutputs, out_features);
     const auto width = static_cast<size_t>(in_features_);
-    std::vector<uint8_t> codes(kBlockOutputs * width);
-    read_rows(rows, first, last, codes.data());
+    std::vector<uint8_t> quantized(kBlockOutputs * width);
+    read_rows(rows, first, last, quantized.data());
     for (int output = first; output < last; ++output) {
       const QuantizedRow& row = rows[static_cast<size_t>(output)];
       const auto& matrix = static_cast<const GroupedMatrix&>(*row.matrix);
@@ -183,7 +184,7 @@ LinearStorage GroupedMatrix::pack(const std::vector<QuantizedRow>& rows, bool /*
     }
     for (int output = first; output < last; output += kTileOutputs) {
       const size_t tile = static_cast<size_t>(output) / kTileOutputs;
-      pack_tile(shape, codes.data() + (output - first) * width, std::min(kTileOutputs, last - output),
+      pack_tile(shape, quantized.data() + (output - first) * width, std::min(kTileOutputs, last - output),
                 storage.data.as<uint8_t>() + tile * shape.groups() * shape.group_bytes());
     }
   });

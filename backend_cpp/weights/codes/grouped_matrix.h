@@ -49,15 +49,15 @@ class GroupedMatrix : public QuantizedMatrix {
 
   // Codes of outputs [first, first + count), one in a byte: [count, inputs], for a range of the stored inputs that
   // begins and ends at multiples of 8 or the end.
-  virtual void read_stored(int first, int count, Slice::Range inputs, uint8_t* codes) const = 0;
+  virtual void read_stored(int first, int count, Slice::Range inputs, uint8_t* quantized) const = 0;
   virtual uint8_t zero(int group, int output) const = 0;
   virtual std::shared_ptr<GroupedMatrix> copy() const = 0;
 
  private:
   // As read_stored, the inputs that this matrix has, in its order.
-  void read_codes(int first, int count, uint8_t* codes) const;
+  void read_quantized(int first, int count, uint8_t* quantized) const;
   // Codes of rows [first, last), [last - first, in]; neighbours are decoded together.
-  static void read_rows(const std::vector<QuantizedRow>& rows, int first, int last, uint8_t* codes);
+  static void read_rows(const std::vector<QuantizedRow>& rows, int first, int last, uint8_t* quantized);
   // The group that an input, in this matrix's order, belongs to.
   int group_of(int input) const { return (first_input_ + input) / group_; }
   half scale(int group, int output) const { return scales_[static_cast<size_t>(group) * out_features_ + output]; }

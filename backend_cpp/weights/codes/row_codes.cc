@@ -24,15 +24,15 @@ float single_number(const CheckpointTensor& tensor, const std::string& what) {
 
 }  // namespace
 
-RowCodesMatrix::RowCodesMatrix(const Json& expression, const std::vector<CheckpointTensor>& args)
+RowQuantizedMatrix::RowQuantizedMatrix(const Json& expression, const std::vector<CheckpointTensor>& args)
     : GroupedMatrix(expression) {
   const std::string& layout = expression.at("layout").as_string();
   if (layout != "words" && layout != "bytes" && layout != "float4") throw invalid_argument("unknown layout " + layout);
   layout_ = layout == "words" ? Layout::kWords : layout == "bytes" ? Layout::kBytes : Layout::kFloat4;
   const Json::Array& more = expression.at("more").as_array();
   if (args.size() != 2 + more.size()) throw invalid_argument("row codes need codes, scales and what `more` names");
-  codes_ = args[0];
-  check_codes();
+  quantized_ = args[0];
+  check_quantized();
   float factor = 1;
   for (size_t i = 0; i < more.size(); ++i) {
     const std::string& what = more[i].as_string();
@@ -54,22 +54,22 @@ RowCodesMatrix::RowCodesMatrix(const Json& expression, const std::vector<Checkpo
   read_scales(args[1], factor);
 }
 
-void RowCodesMatrix::check_codes() const {
+void RowQuantizedMatrix::check_quantized() const {
   const int n = values_per_word();
   switch (layout_) {
     case Layout::kWords:
       if (stored_inputs() % n != 0) throw invalid_argument("inputs must be a multiple of " + std::to_string(n));
-      return expect(codes_, "codes", "I32", {out_features(), stored_inputs() / n});
+      return expect(quantized_, "codes", "I32", {out_features(), stored_inputs() / n});
     case Layout::kBytes:
-      return expect(codes_, "codes", "I8", {out_features(), stored_inputs()});
+      return expect(quantized_, "codes", "I8", {out_features(), stored_inputs()});
     case Layout::kFloat4:
       if (bits() != 8) throw invalid_argument("4-bit floats become codes of 8 bits");
       if (stored_inputs() % 2 != 0) throw invalid_argument("inputs must be a multiple of 2");
-      return expect(codes_, "codes", "U8", {out_features(), stored_inputs() / 2});
+      return expect(quantized_, "codes", "U8", {out_features(), stored_inputs() / 2});
   }
 }
 
-void RowCodesMatrix::check_zeros() const {
+void RowQuantizedMatrix::check_zeros() const {
   const int n = values_per_word();
   switch (layout_) {
     case Layout::kWords:
@@ -81,7 +81,7 @@ void RowCodesMatrix::check_zeros() const {
   }
 }
 
-void RowCodesMatrix::read_scales(const CheckpointTensor& scales, float factor) {
+void RowQuantizedMatrix::read_scales(const CheckpointTensor& scales, float factor) {
   const auto groups = static_cast<size_t>(group_count());
   const auto outputs = static_cast<size_t>(out_features());
   expect(scales, "scales", scales.dtype.c_str(), {out_features(), group_count()});
@@ -105,7 +105,7 @@ void RowCodesMatrix::read_scales(const CheckpointTensor& scales, float factor) {
   set_scales(turned);
 }
 
-uint8_t RowCodesMatrix::code_of(std::byte stored) const {
+uint8_t RowQuantizedMatrix::code_of(std::byte stored) const {
   const int middle = 1 << (bits() - 1);
   const int code = static_cast<int8_t>(stored) + middle;
   if (code < 0 || code >= 2 * middle) {
@@ -115,7 +115,7 @@ uint8_t RowCodesMatrix::code_of(std::byte stored) const {
   return static_cast<uint8_t>(code);
 }
 
-uint8_t RowCodesMatrix::zero(int group, int output) const {
+uint8_t RowQuantizedMatrix::zero(int group, int output) const {
   const uint8_t middle = static_cast<uint8_t>(1 << (bits() - 1));
   if (zeros_.data == nullptr) return middle;
   const auto groups = static_cast<size_t>(group_count());
@@ -125,7 +125,7 @@ uint8_t RowCodesMatrix::zero(int group, int output) const {
   return static_cast<uint8_t>((all >> (output % n * bits())) & ((1u << bits()) - 1));
 }
 
-void RowCodesMatrix::read_stored(int first, int count, Slice::Range inputs, uint8_t* codes) const {
+void RowQuantizedMatrix::read_stored(int first, int count, Slice::Range inputs, uint8_t* quantized) const {
   const auto stored = static_cast<size_t>(stored_inputs());
   const int n = values_per_word();
   const uint32_t mask = (1u << bits()) - 1;
@@ -134,18 +134,18 @@ void RowCodesMatrix::read_stored(int first, int count, Slice::Range inputs, uint
     switch (layout_) {
       case Layout::kWords:
         for (int i = inputs.begin; i < inputs.end; i += n) {
-          const uint32_t all = word(codes_, (row + i) / n);
-          for (int j = 0; j < n; ++j) *codes++ = static_cast<uint8_t>((all >> (j * bits())) & mask);
+          const uint32_t all = word(quantized_, (row + i) / n);
+          for (int j = 0; j < n; ++j) *quantized++ = static_cast<uint8_t>((all >> (j * bits())) & mask);
         }
         break;
       case Layout::kBytes:
-        for (int i = inputs.begin; i < inputs.end; ++i) *codes++ = code_of(codes_.data[row + i]);
+        for (int i = inputs.begin; i < inputs.end; ++i) *quantized++ = code_of(quantized_.data[row + i]);
         break;
       case Layout::kFloat4:
         for (int i = inputs.begin; i < inputs.end; i += 2) {
-          const auto pair = std::to_integer<uint8_t>(codes_.data[(row + i) / 2]);
-          *codes++ = kFloat4[pair & 15u];
-          *codes++ = kFloat4[pair >> 4];
+          const auto pair = std::to_integer<uint8_t>(quantized_.data[(row + i) / 2]);
+          *quantized++ = kFloat4[pair & 15u];
+          *quantized++ = kFloat4[pair >> 4];
         }
         break;
     }

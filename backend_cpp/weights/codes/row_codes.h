@@ -18,27 +18,27 @@
 
 namespace turbomind {
 
-class RowCodesMatrix final : public GroupedMatrix {
+class RowQuantizedMatrix final : public GroupedMatrix {
  public:
   // `expression` is a manifest's operation "row_codes"; `args` are codes, scales and those that `more` names, in its
   // order: "zeros", "groups" (of the inputs, I32 [in]), "factor" or "divisor" (of all scales). Throws Error naming what
   // is wrong.
-  RowCodesMatrix(const Json& expression, const std::vector<CheckpointTensor>& args);
+  RowQuantizedMatrix(const Json& expression, const std::vector<CheckpointTensor>& args);
 
  private:
   enum class Layout : uint8_t { kWords, kBytes, kFloat4 };
 
-  void read_stored(int first, int count, Slice::Range inputs, uint8_t* codes) const override;
+  void read_stored(int first, int count, Slice::Range inputs, uint8_t* quantized) const override;
   uint8_t zero(int group, int output) const override;
-  std::shared_ptr<GroupedMatrix> copy() const override { return std::make_shared<RowCodesMatrix>(*this); }
-  void check_codes() const;
+  std::shared_ptr<GroupedMatrix> copy() const override { return std::make_shared<RowQuantizedMatrix>(*this); }
+  void check_quantized() const;
   void check_zeros() const;
   void read_scales(const CheckpointTensor& scales, float factor);
   // A byte as a code of this many bits; throws Error where it is none.
   uint8_t code_of(std::byte stored) const;
 
   Layout layout_;
-  CheckpointTensor codes_;
+  CheckpointTensor quantized_;
   CheckpointTensor zeros_;  // without data: all in the middle
 };
 

@@ -21,45 +21,45 @@ const uint8_t* unsigned_at(const std::byte* bytes) {
 }
 
 // 32 codes in the halves of 16 bytes: the first 16 in the low ones.
-void split_halves(const uint8_t* bytes, uint8_t* codes) {
+void split_halves(const uint8_t* bytes, uint8_t* quantized) {
   for (int i = 0; i < 16; ++i) {
-    codes[i] = bytes[i] & 15u;
-    codes[16 + i] = bytes[i] >> 4;
+    quantized[i] = bytes[i] & 15u;
+    quantized[16 + i] = bytes[i] >> 4;
   }
 }
 
 // Bit i of a little-endian word is the fifth bit of code i.
-void add_fifth_bits(const uint8_t* word, uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((word[i / 8] >> (i % 8) & 1u) << 4);
+void add_fifth_bits(const uint8_t* word, uint8_t* quantized) {
+  for (int i = 0; i < 32; ++i) quantized[i] |= static_cast<uint8_t>((word[i / 8] >> (i % 8) & 1u) << 4);
 }
 
-void q4_0(const std::byte* block, uint8_t* codes, float* scales, float*) {
+void q4_0(const std::byte* block, uint8_t* quantized, float* scales, float*) {
   scales[0] = half_at(block);
-  split_halves(unsigned_at(block + 2), codes);
+  split_halves(unsigned_at(block + 2), quantized);
 }
 
-void q4_1(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
-  scales[0] = half_at(block);
-  mins[0] = half_at(block + 2);
-  split_halves(unsigned_at(block + 4), codes);
-}
-
-void q5_0(const std::byte* block, uint8_t* codes, float* scales, float*) {
-  scales[0] = half_at(block);
-  split_halves(unsigned_at(block + 6), codes);
-  add_fifth_bits(unsigned_at(block + 2), codes);
-}
-
-void q5_1(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+void q4_1(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {
   scales[0] = half_at(block);
   mins[0] = half_at(block + 2);
-  split_halves(unsigned_at(block + 8), codes);
-  add_fifth_bits(unsigned_at(block + 4), codes);
+  split_halves(unsigned_at(block + 4), quantized);
 }
 
-void q8_0(const std::byte* block, uint8_t* codes, float* scales, float*) {
+void q5_0(const std::byte* block, uint8_t* quantized, float* scales, float*) {
   scales[0] = half_at(block);
-  for (int i = 0; i < 32; ++i) codes[i] = unsigned_at(block + 2)[i] ^ 128u;
+  split_halves(unsigned_at(block + 6), quantized);
+  add_fifth_bits(unsigned_at(block + 2), quantized);
+}
+
+void q5_1(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {
+  scales[0] = half_at(block);
+  mins[0] = half_at(block + 2);
+  split_halves(unsigned_at(block + 8), quantized);
+  add_fifth_bits(unsigned_at(block + 4), quantized);
+}
+
+void q8_0(const std::byte* block, uint8_t* quantized, float* scales, float*) {
+  scales[0] = half_at(block);
+  for (int i = 0; i < 32; ++i) quantized[i] = unsigned_at(block + 2)[i] ^ 128u;
 }
 
 // Two bits of each of 256 codes in 64 bytes: byte 32 n + i holds those of codes 128 n + 32 j + i, j = 0..3.
@@ -67,7 +67,7 @@ uint8_t two_bits(const uint8_t* bytes, int code) {
   return bytes[code / 128 * 32 + code % 32] >> (code % 128 / 32 * 2) & 3u;
 }
 
-void q2_k(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+void q2_k(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {
   const uint8_t* steps = unsigned_at(block);
   const float scale = half_at(block + 80);
   const float min = half_at(block + 82);
@@ -75,10 +75,10 @@ void q2_k(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
     scales[g] = scale * static_cast<float>(steps[g] & 15u);
     mins[g] = -(min * static_cast<float>(steps[g] >> 4));
   }
-  for (int i = 0; i < 256; ++i) codes[i] = two_bits(unsigned_at(block + 16), i);
+  for (int i = 0; i < 256; ++i) quantized[i] = two_bits(unsigned_at(block + 16), i);
 }
 
-void q3_k(const std::byte* block, uint8_t* codes, float* scales, float*) {
+void q3_k(const std::byte* block, uint8_t* quantized, float* scales, float*) {
   const uint8_t* high = unsigned_at(block);
   const uint8_t* steps = unsigned_at(block + 96);
   const float scale = half_at(block + 108);
@@ -87,7 +87,7 @@ void q3_k(const std::byte* block, uint8_t* codes, float* scales, float*) {
     scales[g] = scale * static_cast<float>((low | (steps[8 + g % 4] >> (g / 4 * 2) & 3) << 4) - 32);
   }
   for (int i = 0; i < 256; ++i) {
-    codes[i] = static_cast<uint8_t>(two_bits(unsigned_at(block + 32), i) | (high[i % 32] >> (i / 32) & 1u) << 2);
+    quantized[i] = static_cast<uint8_t>(two_bits(unsigned_at(block + 32), i) | (high[i % 32] >> (i / 32) & 1u) << 2);
   }
 }
 
@@ -109,27 +109,27 @@ uint8_t half_of_64(const uint8_t* bytes, int code) {
   return bytes[code / 64 * 32 + code % 32] >> (code % 64 / 32 * 4) & 15u;
 }
 
-void q4_k(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+void q4_k(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {
   split_steps(block, scales, mins);
-  for (int i = 0; i < 256; ++i) codes[i] = half_of_64(unsigned_at(block + 16), i);
+  for (int i = 0; i < 256; ++i) quantized[i] = half_of_64(unsigned_at(block + 16), i);
 }
 
-void q5_k(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+void q5_k(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {
   split_steps(block, scales, mins);
   const uint8_t* high = unsigned_at(block + 16);
   for (int i = 0; i < 256; ++i) {
-    codes[i] = static_cast<uint8_t>(half_of_64(unsigned_at(block + 48), i) | (high[i % 32] >> (i / 32) & 1u) << 4);
+    quantized[i] = static_cast<uint8_t>(half_of_64(unsigned_at(block + 48), i) | (high[i % 32] >> (i / 32) & 1u) << 4);
   }
 }
 
-void q6_k(const std::byte* block, uint8_t* codes, float* scales, float*) {
+void q6_k(const std::byte* block, uint8_t* quantized, float* scales, float*) {
   const uint8_t* low = unsigned_at(block);
   const auto* steps = reinterpret_cast<const int8_t*>(block + 192);
   const float scale = half_at(block + 208);
   for (int g = 0; g < 16; ++g) scales[g] = scale * static_cast<float>(steps[g]);
   for (int i = 0; i < 256; ++i) {
     const int four = low[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
-    codes[i] = static_cast<uint8_t>(four | two_bits(unsigned_at(block + 128), i) << 4);
+    quantized[i] = static_cast<uint8_t>(four | two_bits(unsigned_at(block + 128), i) << 4);
   }
 }
 
@@ -137,17 +137,17 @@ void q6_k(const std::byte* block, uint8_t* codes, float* scales, float*) {
 constexpr std::array<int8_t, 16> kUnequalSteps = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                   1,    13,   25,  38,  53,  69,  89,  113};
 
-void to_unequal_steps(uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>(128 + kUnequalSteps[codes[i]]);
+void to_unequal_steps(uint8_t* quantized) {
+  for (int i = 0; i < 32; ++i) quantized[i] = static_cast<uint8_t>(128 + kUnequalSteps[quantized[i]]);
 }
 
-void iq4_nl(const std::byte* block, uint8_t* codes, float* scales, float*) {
+void iq4_nl(const std::byte* block, uint8_t* quantized, float* scales, float*) {
   scales[0] = half_at(block);
-  split_halves(unsigned_at(block + 2), codes);
-  to_unequal_steps(codes);
+  split_halves(unsigned_at(block + 2), quantized);
+  to_unequal_steps(quantized);
 }
 
-void iq4_xs(const std::byte* block, uint8_t* codes, float* scales, float*) {
+void iq4_xs(const std::byte* block, uint8_t* quantized, float* scales, float*) {
   const float scale = half_at(block);
   const uint8_t* high = unsigned_at(block + 2);
   const uint8_t* low = unsigned_at(block + 4);
@@ -155,8 +155,8 @@ void iq4_xs(const std::byte* block, uint8_t* codes, float* scales, float*) {
     const int step = (low[g / 2] >> (g % 2 * 4) & 15) | (high[g / 4] >> (g % 4 * 2) & 3) << 4;
     scales[g] = scale * static_cast<float>(step - 32);
     split_halves(unsigned_at(block + 8 + static_cast<std::ptrdiff_t>(16) * g),
-                 codes + static_cast<std::ptrdiff_t>(32) * g);
-    to_unequal_steps(codes + static_cast<std::ptrdiff_t>(32) * g);
+                 quantized + static_cast<std::ptrdiff_t>(32) * g);
+    to_unequal_steps(quantized + static_cast<std::ptrdiff_t>(32) * g);
   }
 }
 

@@ -22,7 +22,7 @@ struct GgufBlocks {
   int group;   // inputs that share a scale
   int zero;    // code of 0; -1: each group has a minimum instead
   // One block's codes [inputs], scales and, where groups have them, minima [inputs / group].
-  void (*decode)(const std::byte* block, uint8_t* codes, float* scales, float* mins);
+  void (*decode)(const std::byte* block, uint8_t* quantized, float* scales, float* mins);
 
   bool has_mins() const { return zero < 0; }
 };

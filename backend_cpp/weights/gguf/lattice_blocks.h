@@ -7,17 +7,17 @@
 
 namespace turbomind {
 
-void iq1_s(const std::byte* block, uint8_t* codes, float* scales, float*);
-void iq1_m(const std::byte* block, uint8_t* codes, float* scales, float*);
-void iq2_xxs(const std::byte* block, uint8_t* codes, float* scales, float*);
-void iq2_xs(const std::byte* block, uint8_t* codes, float* scales, float*);
-void iq2_s(const std::byte* block, uint8_t* codes, float* scales, float*);
-void iq3_xxs(const std::byte* block, uint8_t* codes, float* scales, float*);
-void iq3_s(const std::byte* block, uint8_t* codes, float* scales, float*);
+void iq1_s(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void iq1_m(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void iq2_xxs(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void iq2_xs(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void iq2_s(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void iq3_xxs(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void iq3_s(const std::byte* block, uint8_t* quantized, float* scales, float*);
 // Codes of four bits, with 8 for 0.
-void tq1_0(const std::byte* block, uint8_t* codes, float* scales, float*);
-void tq2_0(const std::byte* block, uint8_t* codes, float* scales, float*);
-void mxfp4(const std::byte* block, uint8_t* codes, float* scales, float*);
-void nvfp4(const std::byte* block, uint8_t* codes, float* scales, float*);
+void tq1_0(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void tq2_0(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void mxfp4(const std::byte* block, uint8_t* quantized, float* scales, float*);
+void nvfp4(const std::byte* block, uint8_t* quantized, float* scales, float*);
 
 }  // namespace turbomind

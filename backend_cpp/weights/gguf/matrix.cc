@@ -52,14 +52,14 @@ void GgufMatrix::append(int output, Slice::Range range, Row& row) const {
   const auto groups = static_cast<size_t>(format_->inputs / format_->group);
   const auto inputs = static_cast<size_t>(format_->inputs);
   const auto count = static_cast<size_t>(last_block - first_block);
-  std::vector<uint8_t> codes(count * inputs);
+  std::vector<uint8_t> quantized(count * inputs);
   std::vector<float> scales(count * groups);
   std::vector<float> mins(format_->has_mins() ? count * groups : 0);
   const std::byte* block = blocks_.data + (static_cast<size_t>(output) * (stored_inputs_ / format_->inputs) +
                                            static_cast<size_t>(first_block)) *
                                               static_cast<size_t>(format_->bytes);
   for (size_t i = 0; i < count; ++i, block += format_->bytes) {
-    format_->decode(block, codes.data() + i * inputs, scales.data() + i * groups,
+    format_->decode(block, quantized.data() + i * inputs, scales.data() + i * groups,
                     mins.empty() ? nullptr : mins.data() + i * groups);
   }
   // The range begins and ends within blocks.
@@ -68,17 +68,17 @@ void GgufMatrix::append(int output, Slice::Range range, Row& row) const {
   const auto keep = [](const auto& from, auto& to, int begin, int kept) {
     if (!from.empty()) to.insert(to.end(), from.begin() + begin, from.begin() + begin + kept);
   };
-  keep(codes, row.codes, before, size);
+  keep(quantized, row.quantized, before, size);
   keep(scales, row.scales, before / format_->group, size / format_->group);
   keep(mins, row.mins, before / format_->group, size / format_->group);
 }
 
 void GgufMatrix::dequantize(int output, float* destination) const {
   const Row row = decode(output);
-  for (size_t i = 0; i < row.codes.size(); ++i) {
+  for (size_t i = 0; i < row.quantized.size(); ++i) {
     const size_t group = i / static_cast<size_t>(format_->group);
-    destination[i] = format_->has_mins() ? row.scales[group] * static_cast<float>(row.codes[i]) + row.mins[group]
-                                         : row.scales[group] * static_cast<float>(row.codes[i] - format_->zero);
+    destination[i] = format_->has_mins() ? row.scales[group] * static_cast<float>(row.quantized[i]) + row.mins[group]
+                                         : row.scales[group] * static_cast<float>(row.quantized[i] - format_->zero);
   }
 }
 
@@ -116,7 +116,7 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
   if (shape.bits == 5 && shape.group % shape.unit() != 0) shape.bits = 6;
   if (!takes_gguf_codes && shape.high_bits() != 0) shape.bits = 8;
   LinearStorage storage;
-  storage.data = AlignedBuffer(shape.code_bytes());
+  storage.data = AlignedBuffer(shape.quantized_bytes());
   storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
   storage.mins = AlignedBuffer(needs_mins ? shape.scale_count() * sizeof(half) : 0);
   loop(shape.tiles(), [&](int tile) {
@@ -124,7 +124,7 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
     const int count = std::min(kTileOutputs, shape.out_features - first);
     const auto width = static_cast<size_t>(in_features_);
     const size_t groups = static_cast<size_t>(tile) * shape.groups();
-    std::vector<uint8_t> codes(static_cast<size_t>(count) * width);
+    std::vector<uint8_t> quantized(static_cast<size_t>(count) * width);
     for (int r = 0; r < count; ++r) {
       const QuantizedRow& source = rows[static_cast<size_t>(first + r)];
       const auto& matrix = static_cast<const GgufMatrix&>(*source.matrix);
@@ -133,7 +133,7 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
       // Without minima the code of 0 is the kernels' own.
       const int shift = needs_mins ? 0 : shape.zero_code() - zero;
       for (size_t i = 0; i < width; ++i) {
-        codes[static_cast<size_t>(r) * width + i] = static_cast<uint8_t>(row.codes[i] + shift);
+        quantized[static_cast<size_t>(r) * width + i] = static_cast<uint8_t>(row.quantized[i] + shift);
       }
       for (int g = 0; g < shape.groups(); ++g) {
         const auto stored = static_cast<size_t>(g * shape.group / matrix.format_->group);
@@ -145,7 +145,7 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
         storage.mins.as<half>()[entry] = finite_half(min, source.output);
       }
     }
-    pack_tile(shape, codes.data(), count, storage.data.as<uint8_t>() + groups * shape.group_bytes());
+    pack_tile(shape, quantized.data(), count, storage.data.as<uint8_t>() + groups * shape.group_bytes());
   });
   storage.set_view(shape);
   return storage;

@@ -33,9 +33,9 @@ class GgufMatrix final : public QuantizedMatrix {
 
  private:
   struct Row {
-    std::vector<uint8_t> codes;  // [in]
-    std::vector<float> scales;   // [in / group of the format]
-    std::vector<float> mins;     // as many, or none
+    std::vector<uint8_t> quantized;  // [in]
+    std::vector<float> scales;       // [in / group of the format]
+    std::vector<float> mins;         // as many, or none
   };
 
   Row decode(int output) const;

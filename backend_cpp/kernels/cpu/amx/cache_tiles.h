@@ -51,18 +51,18 @@ inline void store_pairs_of(bf16* target, Vec even, Vec odd, int lanes) {
   std::memcpy(target, &pairs, static_cast<size_t>(lanes) * 2 * sizeof(bf16));
 }
 
-inline Vec less_zeros(IVec codes, Vec zeros) {
-  return add(to_floats(codes), mul(zeros, broadcast(-1.0f)));
+inline Vec less_zeros(IVec quantized, Vec zeros) {
+  return add(to_floats(quantized), mul(zeros, broadcast(-1.0f)));
 }
 
-inline IVec load_codes(const uint8_t* codes, int lanes) {
+inline IVec load_quantized(const uint8_t* quantized, int lanes) {
   uint8_t whole[kLanes] = {};
-  std::memcpy(whole, codes, static_cast<size_t>(lanes));
+  std::memcpy(whole, quantized, static_cast<size_t>(lanes));
   return widen_bytes(whole);
 }
 
 // The keys of a block's first `tokens` tokens, rounded up to whole tiles.
-inline PairMatrix widen_keys(const Code8* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
+inline PairMatrix widen_keys(const Int8Value* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
                              bf16* workspace) {
   for (int pair = 0; 2 * pair < key_dim; ++pair) {
     const uint8_t* even = &keys[static_cast<size_t>(2 * pair) * block_len].bits;
@@ -75,15 +75,15 @@ inline PairMatrix widen_keys(const Code8* keys, const Rounding& rounding, int ke
   }
   return {workspace, key_dim, block_len};
 }
-inline PairMatrix widen_keys(const Code4* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
+inline PairMatrix widen_keys(const Int4Value* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
                              bf16* workspace) {
   for (int pair = 0; 2 * pair < key_dim; ++pair) {
     const uint8_t* both = &keys[static_cast<size_t>(pair) * block_len].bits;
     for (int t = 0; t < tokens; t += kLanes) {
       const Vec zeros = to_floats(widen_bytes(rounding.zeros + t));
-      const IVec codes = widen_bytes(both + t);
-      store_pairs_of(workspace + (static_cast<size_t>(pair) * block_len + t) * 2, less_zeros(low_halves(codes), zeros),
-                     less_zeros(high_halves(codes), zeros), kLanes);
+      const IVec quantized = widen_bytes(both + t);
+      store_pairs_of(workspace + (static_cast<size_t>(pair) * block_len + t) * 2,
+                     less_zeros(low_halves(quantized), zeros), less_zeros(high_halves(quantized), zeros), kLanes);
     }
   }
   return {workspace, key_dim, block_len};
@@ -93,31 +93,31 @@ inline PairMatrix widen_keys(const bf16* keys, const Rounding&, int key_dim, int
 }
 
 // The values of a block's first `tokens` tokens.
-inline PairMatrix widen_values(const Code8* values, const Rounding& rounding, int value_dim, int tokens,
+inline PairMatrix widen_values(const Int8Value* values, const Rounding& rounding, int value_dim, int tokens,
                                bf16* workspace) {
   for (int t = 0; t < tokens; t += 2) {
     const uint8_t* even = &values[static_cast<size_t>(t) * value_dim].bits;
     const bool is_last = t + 1 == tokens;
     for (int d = 0; d < value_dim; d += kLanes) {
       const int lanes = std::min(kLanes, value_dim - d);
-      const Vec first = less_zeros(load_codes(even + d, lanes), broadcast(rounding.zeros[t]));
+      const Vec first = less_zeros(load_quantized(even + d, lanes), broadcast(rounding.zeros[t]));
       const Vec second =
-          is_last ? zero() : less_zeros(load_codes(even + value_dim + d, lanes), broadcast(rounding.zeros[t + 1]));
+          is_last ? zero() : less_zeros(load_quantized(even + value_dim + d, lanes), broadcast(rounding.zeros[t + 1]));
       store_pairs_of(workspace + (static_cast<size_t>(t / 2) * value_dim + d) * 2, first, second, lanes);
     }
   }
   return {workspace, tokens, value_dim};
 }
-inline PairMatrix widen_values(const Code4* values, const Rounding& rounding, int value_dim, int tokens,
+inline PairMatrix widen_values(const Int4Value* values, const Rounding& rounding, int value_dim, int tokens,
                                bf16* workspace) {
   for (int t = 0; t < tokens; t += 2) {
     const uint8_t* both = &values[static_cast<size_t>(t / 2) * value_dim].bits;
     const bool is_last = t + 1 == tokens;
     for (int d = 0; d < value_dim; d += kLanes) {
       const int lanes = std::min(kLanes, value_dim - d);
-      const IVec codes = load_codes(both + d, lanes);
-      const Vec first = less_zeros(low_halves(codes), broadcast(rounding.zeros[t]));
-      const Vec second = is_last ? zero() : less_zeros(high_halves(codes), broadcast(rounding.zeros[t + 1]));
+      const IVec quantized = load_quantized(both + d, lanes);
+      const Vec first = less_zeros(low_halves(quantized), broadcast(rounding.zeros[t]));
+      const Vec second = is_last ? zero() : less_zeros(high_halves(quantized), broadcast(rounding.zeros[t + 1]));
       store_pairs_of(workspace + (static_cast<size_t>(t / 2) * value_dim + d) * 2, first, second, lanes);
     }
   }

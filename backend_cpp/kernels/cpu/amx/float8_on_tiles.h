@@ -21,9 +21,9 @@ inline bool is_float8_for_tiles(const LinearWeight& weight) {
 
 // Four inputs of 16 outputs become two rows of B: the first two inputs, and the other two.
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-inline void widen_float8_quads(const uint8_t* codes, bf16* rows) {
+inline void widen_float8_quads(const uint8_t* quantized, bf16* rows) {
   Float8Quads quads;
-  quads.load(codes);
+  quads.load(quantized);
   const auto [outputs_01, outputs_23] = quads.wide();
   const auto pairs = [&](auto lanes) {
     return _mm512_castps_si512(
@@ -41,10 +41,10 @@ inline constexpr std::array<uint16_t, 256> kFloat8AsBf16 = [] {
   return table;
 }();
 
-inline void widen_float8_quads(const uint8_t* codes, bf16* rows) {
+inline void widen_float8_quads(const uint8_t* quantized, bf16* rows) {
   for (int output = 0; output < kTileOutputs; ++output) {
     for (int i = 0; i < 4; ++i) {
-      rows[i / 2 * kTileDepth + 2 * output + i % 2] = {kFloat8AsBf16[codes[4 * output + i]]};
+      rows[i / 2 * kTileDepth + 2 * output + i % 2] = {kFloat8AsBf16[quantized[4 * output + i]]};
     }
   }
 }
@@ -86,8 +86,8 @@ inline void float8_block_on_tiles(const LinearWeight& weight, const WideRows& x,
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, kTileBytes).set(2, kTileSide, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
-    const uint8_t* codes = static_cast<const uint8_t*>(weight.data) + index * tile_bytes;
-    for (size_t i = 0; i < tile_bytes; i += 4 * kTileOutputs) widen_float8_quads(codes + i, workspace + i);
+    const uint8_t* quantized = static_cast<const uint8_t*>(weight.data) + index * tile_bytes;
+    for (size_t i = 0; i < tile_bytes; i += 4 * kTileOutputs) widen_float8_quads(quantized + i, workspace + i);
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
       float8_rows_on_tiles(weight, shape, index, workspace, x, row, y, accumulate);
     }

@@ -27,16 +27,16 @@ inline int tile_unit(int group) {
 // The codes of a 4-bit tile as those of an 8-bit one, signed, less their zeros; with minima as they are.
 inline void widen_codes(const PackedTile& tile, const PackedShape& shape, int8_t* wide) {
   constexpr int kVector = 4 * kTileOutputs;
-  const uint8_t* codes = tile.codes;
+  const uint8_t* quantized = tile.quantized;
   for (int g = 0; g < shape.groups(); ++g) {
     uint8_t zeros[kVector];
     for (int i = 0; i < kVector; ++i) {
       const int common = tile.mins == nullptr ? shape.zero_code() : 0;
       zeros[i] = tile.zeros == nullptr ? static_cast<uint8_t>(common) : tile.zeros[g * kTileOutputs + i / 4];
     }
-    for (int k = 0; k < shape.group; k += 8, codes += kVector, wide += 2 * kVector) {
-      for (int i = 0; i < kVector; ++i) wide[i] = static_cast<int8_t>((codes[i] & 0x0F) - zeros[i]);
-      for (int i = 0; i < kVector; ++i) wide[kVector + i] = static_cast<int8_t>((codes[i] >> 4) - zeros[i]);
+    for (int k = 0; k < shape.group; k += 8, quantized += kVector, wide += 2 * kVector) {
+      for (int i = 0; i < kVector; ++i) wide[i] = static_cast<int8_t>((quantized[i] & 0x0F) - zeros[i]);
+      for (int i = 0; i < kVector; ++i) wide[kVector + i] = static_cast<int8_t>((quantized[i] >> 4) - zeros[i]);
     }
   }
 }
@@ -51,12 +51,12 @@ inline IVec start_of_group(const PackedTile& tile, int group, int32_t offset) {
 // weight widened.
 template <int kRows, int kBits>
 inline void packed_rows_on_tiles(const LinearWeight& weight, const PackedShape& shape, int tile_index,
-                                 const PackedTile& tile, const void* codes, const QuantizedRows& x, int first_row,
+                                 const PackedTile& tile, const void* quantized, const QuantizedRows& x, int first_row,
                                  float* y, bool accumulate) {
   const int unit = x.layout.unit;
   const auto unit_bytes = static_cast<size_t>(unit) * kTileOutputs;
   const int8_t* input = x.row(static_cast<size_t>(first_row));
-  const auto* code = static_cast<const uint8_t*>(codes);
+  const auto* code = static_cast<const uint8_t*>(quantized);
   const size_t first_entry = x.entry(static_cast<size_t>(first_row));
 
   Vec sums[kRows][1];
@@ -108,17 +108,13 @@ inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRow
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, unit).set(2, unit / 4, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
     const PackedTile tile = packed_tile(weight, shape, index);
-    if constexpr (kBits == 4) {
-      widen_codes(tile, shape, workspace);
-    } else if constexpr (kBits < 8) {
-      widen_tiles<kBits>(tile.codes, shape, 1, reinterpret_cast<uint8_t*>(workspace));
-    }
-    const void* codes = kBits < 8 ? static_cast<const void*>(workspace) : tile.codes;
+    if (kBits == 4) widen_codes(tile, shape, workspace);
+    const void* quantized = kBits == 4 ? static_cast<const void*>(workspace) : tile.quantized;
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
       if (first_row + rows - row > kTileSide / 2) {
-        packed_rows_on_tiles<kTileSide, kMultiplied>(weight, shape, index, tile, codes, x, row, y, accumulate);
+        packed_rows_on_tiles<kTileSide, kBits>(weight, shape, index, tile, quantized, x, row, y, accumulate);
       } else {
-        packed_rows_on_tiles<kTileSide / 2, kMultiplied>(weight, shape, index, tile, codes, x, row, y, accumulate);
+        packed_rows_on_tiles<kTileSide / 2, kBits>(weight, shape, index, tile, quantized, x, row, y, accumulate);
       }
     }
   }

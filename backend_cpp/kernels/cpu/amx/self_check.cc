@@ -34,8 +34,8 @@ bool has_same_products(const KernelTable& table, const KernelTable& reference) {
   Numbers numbers;
   std::vector<float> x(static_cast<size_t>(kRows) * kInputs);
   for (float& value : x) value = numbers.next_float();
-  std::vector<uint8_t> codes(static_cast<size_t>(kOutputs) * kInputs);
-  for (uint8_t& code : codes) code = static_cast<uint8_t>(numbers.next());
+  std::vector<uint8_t> quantized(static_cast<size_t>(kOutputs) * kInputs);
+  for (uint8_t& code : quantized) code = static_cast<uint8_t>(numbers.next());
   std::vector<half> scales(static_cast<size_t>(kOutputs) * kInputs / kGroup);
   for (half& scale : scales) scale = to_half(0.02f + numbers.next_float() / 64.0f);
   std::vector<bf16> plain(static_cast<size_t>(kOutputs) * kInputs);
@@ -47,7 +47,7 @@ bool has_same_products(const KernelTable& table, const KernelTable& reference) {
     weight.format = format;
     weight.out_features = kOutputs;
     weight.in_features = kInputs;
-    weight.data = format == WeightFormat::kBFloat16 ? static_cast<const void*>(plain.data()) : codes.data();
+    weight.data = format == WeightFormat::kBFloat16 ? static_cast<const void*>(plain.data()) : quantized.data();
     if (weight.is_packed()) {
       weight.group = kGroup;
       weight.scales = scales.data();

@@ -38,7 +38,7 @@ template <int kRows>
 inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const WideRows& x,
                         int first_row, float* y, bool accumulate) {
   const size_t first_group = static_cast<size_t>(tile_index) * shape.groups();
-  const auto* codes = static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes();
+  const auto* quantized = static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes();
   const auto* input =
       static_cast<const Float8Quads::Input*>(x.values) + x.layout.offset(static_cast<size_t>(first_row));
   const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
@@ -69,22 +69,23 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
       }
     };
     constexpr int kStep = kFloat8Parts * 4 * kTileOutputs;
-    const uint8_t* end = codes + static_cast<size_t>(group_quads) * 4 * kTileOutputs;
+    const uint8_t* end = quantized + static_cast<size_t>(group_quads) * 4 * kTileOutputs;
     if constexpr (kRows <= kRowsInTurns) {
-      for (; codes < end; codes += kStep, input += kFloat8Parts * input_step) {
-        __builtin_prefetch(codes + 2048, 0, 2);
-        for_parts([&](auto part) { add_quad(codes + part() * 4 * kTileOutputs, input + part() * input_step, part); });
+      for (; quantized < end; quantized += kStep, input += kFloat8Parts * input_step) {
+        __builtin_prefetch(quantized + 2048, 0, 2);
+        for_parts(
+            [&](auto part) { add_quad(quantized + part() * 4 * kTileOutputs, input + part() * input_step, part); });
       }
     } else {
       for_parts([&](auto part) {
         const Float8Quads::Input* x_quad = input + part() * input_step;
-        for (const uint8_t* own = codes + part() * 4 * kTileOutputs; own < end; own += kStep) {
+        for (const uint8_t* own = quantized + part() * 4 * kTileOutputs; own < end; own += kStep) {
           __builtin_prefetch(own + 2048, 0, 2);
           add_quad(own, x_quad, part);
           x_quad += kFloat8Parts * input_step;
         }
       });
-      codes = end;
+      quantized = end;
       input += group_quads * input_step;
     }
     for (int v = 0; v < kTileVecs; ++v) {

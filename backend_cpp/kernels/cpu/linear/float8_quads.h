@@ -56,8 +56,8 @@ class Float8Quads {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(quad), reinterpret_cast<__m128i>(four));
   }
 
-  void load(const uint8_t* codes) {
-    const IVec bytes = load_bytes(codes);
+  void load(const uint8_t* quantized) {
+    const IVec bytes = load_bytes(quantized);
     const IVec low = _mm512_permutex2var_epi8(load_bytes(kFloat8Tables.low.data()), bytes,
                                               load_bytes(kFloat8Tables.low.data() + 64));
     IVec high = _mm512_permutex2var_epi8(load_bytes(kFloat8Tables.high.data()), bytes,
@@ -169,7 +169,7 @@ class Float8Quads {
     std::memcpy(quad, reordered, sizeof(reordered));
   }
 
-  void load(const uint8_t* codes) { widen_float8(load_bytes(codes), even_, odd_); }
+  void load(const uint8_t* quantized) { widen_float8(load_bytes(quantized), even_, odd_); }
 
   void multiply_add(const Input* quad, QuadSums& sums) const {
     const Vec even = broadcast_pair(quad);

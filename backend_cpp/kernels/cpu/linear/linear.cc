@@ -202,14 +202,14 @@ QuantizedRows LinearScratch::reserve_quantized(const LinearWeight& weight, const
   view.layout = layout;
   view.groups = shape.groups();
   view.zero_factor = weight.zeros == nullptr && weight.mins == nullptr ? -shape.zero_code() : -1;
-  const size_t codes = layout.elements(rows) + kCacheLine;
+  const size_t quantized = layout.elements(rows) + kCacheLine;
   const size_t entries = layout.blocks(rows) * layout.interleave * view.groups;  // those of missing rows are read
-  if (codes_.size() < codes) codes_.resize(codes);
+  if (quantized_.size() < quantized) quantized_.resize(quantized);
   if (offsets_.size() < entries) {
     scales_.resize(entries);
     offsets_.resize(entries);
   }
-  view.codes = reinterpret_cast<int8_t*>(align_up(codes_.data()));
+  view.quantized = reinterpret_cast<int8_t*>(align_up(quantized_.data()));
   view.scales = scales_.data();
   view.offsets = offsets_.data();
   return view;

@@ -32,27 +32,27 @@ template <int kBits>
 inline constexpr int kPackedTileRows = kRegisters == 32 ? 4 : kPackedRows<kBits>;
 
 // Where a row's codes go: `unit` of them together, then those of other rows, then the next.
-class CodeTarget {
+class QuantizedTarget {
  public:
-  CodeTarget(int8_t* codes, const RowsLayout& layout)
-      : codes_(codes), unit_(layout.unit), gap_(static_cast<size_t>(layout.unit) * (layout.interleave - 1)) {}
+  QuantizedTarget(int8_t* quantized, const RowsLayout& layout)
+      : quantized_(quantized), unit_(layout.unit), gap_(static_cast<size_t>(layout.unit) * (layout.interleave - 1)) {}
 
   // Puts `count` codes, a multiple of four; where kUnit is not 0, it is the layout's.
   template <int kUnit>
   void put(const int8_t* lanes, int count) {
     const int unit = kUnit != 0 ? kUnit : unit_;
     for (int lane = 0; lane < count; lane += 4) {
-      std::memcpy(codes_, lanes + lane, 4);
-      codes_ += 4;
+      std::memcpy(quantized_, lanes + lane, 4);
+      quantized_ += 4;
       if ((in_unit_ += 4) == unit) {
-        codes_ += gap_;
+        quantized_ += gap_;
         in_unit_ = 0;
       }
     }
   }
 
  private:
-  int8_t* codes_;
+  int8_t* quantized_;
   int unit_;
   size_t gap_;
   int in_unit_ = 0;
@@ -61,7 +61,7 @@ class CodeTarget {
 // Rounds a group, of which `count` inputs are there and the others are 0; kIsWhole: all are, in whole vectors. Returns
 // the scale and the sum of the codes.
 template <bool kIsWhole, int kUnit>
-inline std::pair<float, int32_t> quantize_group(const float* source, int count, int group, CodeTarget& target) {
+inline std::pair<float, int32_t> quantize_group(const float* source, int count, int group, QuantizedTarget& target) {
   const auto element = [&](int i) {
     return kIsWhole || count - i >= kLanes ? load(source + i) : load_partial(source + i, std::max(0, count - i));
   };
@@ -77,7 +77,7 @@ inline std::pair<float, int32_t> quantize_group(const float* source, int count, 
   IVec sum = broadcast_int(0);
   for (int i = 0; i < group; i += kLanes) {
     int8_t lanes[kLanes];
-    sum = add_ints(sum, store_codes(lanes, mul(element(i), inverse)));
+    sum = add_ints(sum, store_quantized(lanes, mul(element(i), inverse)));
     target.put<kUnit>(lanes, kIsWhole ? kLanes : std::min(kLanes, group - i));
   }
   return {scale, static_cast<int32_t>(reduce_add(to_floats(sum)))};
@@ -86,7 +86,7 @@ inline std::pair<float, int32_t> quantize_group(const float* source, int count, 
 // scale = max |x| / 127 of a group, ties to even. Codes beyond in_features are 0.
 template <int kUnit>
 inline void quantize_groups(const float* x, int in_features, int group, int row, const QuantizedRows& rounded) {
-  CodeTarget target(rounded.row(static_cast<size_t>(row)), rounded.layout);
+  QuantizedTarget target(rounded.row(static_cast<size_t>(row)), rounded.layout);
   const size_t first_entry = rounded.entry(static_cast<size_t>(row));
   for (int g = 0; g < rounded.groups; ++g) {
     const float* source = x + static_cast<size_t>(g) * group;
@@ -110,7 +110,7 @@ inline void quantize_row(const float* x, int in_features, int group, int row, co
 
 // One tile of a packed weight.
 struct PackedTile {
-  const uint8_t* codes;
+  const uint8_t* quantized;
   const half* scales;    // [groups, 16] or null
   const uint8_t* zeros;  // [groups, 16] or null
   const half* mins;      // [groups, 16] or null
@@ -177,28 +177,28 @@ inline void widen_tiles(const uint8_t* codes, const PackedShape& shape, int tile
 }
 
 // How codes become values: scale (code - zero) with one zero for all, or one for each group, or scale code + min.
-enum class CodeKind : uint8_t { kScaled, kShifted, kWithMins };
+enum class QuantizedKind : uint8_t { kScaled, kShifted, kWithMins };
 
 // Asks for a group of the tiles that come after these.
 template <int kTiles>
-inline void prefetch_group(const uint8_t* codes, size_t tile_bytes, size_t group_bytes) {
+inline void prefetch_group(const uint8_t* quantized, size_t tile_bytes, size_t group_bytes) {
   constexpr size_t kLine = 64;
   for (int t = 0; t < kTiles; ++t) {
-    const uint8_t* group = codes + (kTiles + t) * tile_bytes;
+    const uint8_t* group = quantized + (kTiles + t) * tile_bytes;
     for (size_t line = 0; line < group_bytes; line += kLine) __builtin_prefetch(group + line, 0, 2);
   }
 }
 
-// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. `codes`: of these tiles,
-// of kBits bits, which may be more than those of the weight. is_first: the first rows that meet these tiles.
-template <int kRows, int kTiles, int kBits, CodeKind kKind>
-inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, const uint8_t* codes, int first_tile,
-                        bool is_first, const QuantizedRows& x, int first_row, float* y, bool accumulate) {
+// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. is_first: the first rows
+// that meet these tiles.
+template <int kRows, int kTiles, int kBits, QuantizedKind kKind>
+inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int first_tile, bool is_first,
+                        const QuantizedRows& x, int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
   constexpr int kVecs = kTiles * kTileVecs;
   const PackedTile tile = packed_tile(weight, shape, first_tile);
-  const size_t group_bytes = static_cast<size_t>(kTileOutputs) * shape.group * kBits / 8;
-  const size_t tile_bytes = group_bytes * shape.groups();
+  const uint8_t* quantized = tile.quantized;
+  const size_t tile_bytes = shape.group_bytes() * shape.groups();
   const size_t tile_scales = static_cast<size_t>(kTileOutputs) * shape.groups();
   const int8_t* input = x.row(static_cast<size_t>(first_row));
   const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
@@ -220,8 +220,8 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
     for (int v = 0; v < kVecs; ++v) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        group_sums[r][v] = broadcast_int(kKind == CodeKind::kWithMins ? 0 : offsets[r]);
-        if (kKind == CodeKind::kShifted) {
+        group_sums[r][v] = broadcast_int(kKind == QuantizedKind::kWithMins ? 0 : offsets[r]);
+        if (kKind == QuantizedKind::kShifted) {
           group_sums[r][v] = multiply(group_sums[r][v], widen_bytes(tile.zeros + lane(v)));
         }
       }
@@ -235,30 +235,25 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
       }
       input += input_step;
     };
-    const auto pass_vector = [&] {
-      if (kTiles == 1) __builtin_prefetch(codes + 2048, 0, 2);
-      codes += kQuadBytes;
-    };
     // Adds the products of the next kStep inputs.
-    const auto add_step = [&](auto step, auto&& dot, IVec(&to)[kRows][kVecs]) {
+    const auto add_step = [&](auto&& dot, IVec(&to)[kRows][kVecs]) {
+      if (kTiles == 1) __builtin_prefetch(quantized + 2048, 0, 2);
       IVec low[kVecs];
       IVec high[kVecs];
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) {
-        const uint8_t* own = codes + v / kTileVecs * tile_bytes + v % kTileVecs * 4 * kLanes;
-        if constexpr (kBits == 8) {
-          low[v] = load_bytes(own);
-        } else {
-          decode_step<kBits, step()>(own, low[v], high[v]);
-        }
+        const IVec bytes = load_bytes(quantized + v / kTileVecs * tile_bytes + v % kTileVecs * 4 * kLanes);
+        low[v] = kBits == 8 ? bytes : low_halves(bytes);
+        if (kBits == 4) high[v] = high_halves(bytes);
       }
       multiply(low, dot, to);
-      if (kBits < 8) multiply(high, dot, to);
-      pass_vector();
+      if (kBits == 4) multiply(high, dot, to);
+      quantized += 4 * kTileOutputs;
     };
-    // Adds what `add` adds up in 16 bits.
-    const auto sum_int16 = [&](auto&& add) {
-      IVec int16_sums[kRows][kVecs];
+    if (kTiles > 1 && is_first) prefetch_group<kTiles>(quantized, tile_bytes, shape.group_bytes());
+    for (int k = 0; k < shape.group;) {
+      if constexpr (kBits == 4 && kSumsInt16) {
+        IVec int16_sums[kRows][kVecs];
 #pragma GCC unroll 8
       for (auto& row : int16_sums) std::fill(std::begin(row), std::end(row), broadcast_int(0));
       // Declared only without kHasDot4.
@@ -303,7 +298,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
       for (int v = 0; v < kVecs; ++v) {
         sums[r][v] = fma(to_floats(group_sums[r][v]), mul(scales[v], x_scale), sums[r][v]);
       }
-      if (kKind != CodeKind::kWithMins) continue;
+      if (kKind != QuantizedKind::kWithMins) continue;
       // sum (scale code + min) x: the offsets are minus the sums of x's codes.
       const Vec total = broadcast(-x_scales[r] * static_cast<float>(offsets[r]));
 #pragma GCC unroll 8
@@ -318,7 +313,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
   }
 }
 
-template <int kBits, CodeKind kKind>
+template <int kBits, QuantizedKind kKind>
 inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
                             int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
@@ -350,9 +345,9 @@ inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, 
 template <int kBits>
 inline void packed_block_bits(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows,
                               int first_tile, int last_tile, float* y, bool accumulate) {
-  const auto multiply = weight.mins != nullptr    ? packed_block_of<kBits, CodeKind::kWithMins>
-                        : weight.zeros != nullptr ? packed_block_of<kBits, CodeKind::kShifted>
-                                                  : packed_block_of<kBits, CodeKind::kScaled>;
+  const auto multiply = weight.mins != nullptr    ? packed_block_of<kBits, QuantizedKind::kWithMins>
+                        : weight.zeros != nullptr ? packed_block_of<kBits, QuantizedKind::kShifted>
+                                                  : packed_block_of<kBits, QuantizedKind::kScaled>;
   multiply(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
 }
 

@@ -9,7 +9,7 @@ namespace turbomind {
 namespace {
 
 // Codes and scale of one group of one output.
-half quantize_group(const float* w, int count, int bits, uint8_t* codes) {
+half quantize_group(const float* w, int count, int bits, uint8_t* quantized) {
   float extreme = 0;
   for (int i = 0; i < count; ++i) extreme = std::fabs(w[i]) > std::fabs(extreme) ? w[i] : extreme;
   const half scale = to_half(bits == 8 ? std::fabs(extreme) / 127.0f : extreme / -8.0f);
@@ -19,14 +19,14 @@ half quantize_group(const float* w, int count, int bits, uint8_t* codes) {
   for (int i = 0; i < count; ++i) {
     // Adding and taking off 1.5 2^23 rounds to the nearest integer, ties to even, without a call.
     const float rounded = (w[i] * inverse + 12582912.0f) - 12582912.0f;
-    codes[i] = static_cast<uint8_t>(std::clamp(static_cast<int>(rounded) + zero, 0, 2 * zero - 1));
+    quantized[i] = static_cast<uint8_t>(std::clamp(static_cast<int>(rounded) + zero, 0, 2 * zero - 1));
   }
   return scale;
 }
 
 }  // namespace
 
-void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, uint8_t* codes, half* scales) {
+void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, uint8_t* quantized, half* scales) {
   std::vector<uint8_t> plain(static_cast<size_t>(rows) * shape.in_features);
   for (int g = 0; g < shape.groups(); ++g) {
     const int first = g * shape.group;
@@ -37,30 +37,21 @@ void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, 
           r < rows ? quantize_group(w + offset, count, shape.bits, plain.data() + offset) : half{0};
     }
   }
-  pack_tile(shape, plain.data(), rows, codes);
+  pack_tile(shape, plain.data(), rows, quantized);
 }
 
-void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* codes) {
-  constexpr int kVector = 4 * kTileOutputs;
+void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* quantized) {
   const int step = shape.bits == 8 ? 4 : 8;  // inputs in one vector
   const int high_bits = shape.high_bits();
   const auto padding = static_cast<uint8_t>(shape.zero_code());
   uint8_t inputs[8];
-  for (int unit = 0; unit < shape.padded_features(); unit += shape.unit()) {
-    uint8_t high[kVector] = {};
-    for (int quad = 0; quad < shape.unit() / 4; quad += step / 4) {
-      const int input = unit + 4 * quad;
-      const int count = std::clamp(shape.in_features - input, 0, step);
-      for (int i = 0; i < kVector; ++i) {
-        if (i % 4 == 0) {
-          const int row = i / 4;
-          std::fill(inputs, inputs + step, padding);
-          if (row < rows) std::copy_n(source + static_cast<size_t>(row) * shape.in_features + input, count, inputs);
-        }
-        const int first = inputs[i % 4];
-        const int second = step == 8 ? inputs[4 + i % 4] : 0;
-        *codes++ = static_cast<uint8_t>(shape.bits == 8 ? first : (first & 15) | second << 4);
-        high[i] |= static_cast<uint8_t>((first >> 4 | second >> 4 << high_bits) << (high_bits * quad));
+  for (int input = 0; input < shape.padded_features(); input += step) {
+    const int count = std::clamp(shape.in_features - input, 0, step);
+    for (int row = 0; row < kTileOutputs; ++row) {
+      std::fill(inputs, inputs + step, padding);
+      if (row < rows) std::copy_n(source + static_cast<size_t>(row) * shape.in_features + input, count, inputs);
+      for (int i = 0; i < 4; ++i) {
+        *quantized++ = shape.bits == 8 ? inputs[i] : static_cast<uint8_t>(inputs[i] | inputs[4 + i] << 4);
       }
     }
     if (high_bits != 0) codes = std::copy_n(high, kVector, codes);

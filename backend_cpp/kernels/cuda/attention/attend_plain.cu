@@ -16,14 +16,14 @@ constexpr int kBlocks = kType == CacheType::kInt4 && kSteps == 4 ? 8 : 0;
 
 // Element d of a row of codes.
 template <CacheType kType>
-__device__ __forceinline__ float code_at(const std::byte* codes, int d) {
-  if constexpr (kType == CacheType::kFloat32) return reinterpret_cast<const float*>(codes)[d];
+__device__ __forceinline__ float value_at(const std::byte* quantized, int d) {
+  if constexpr (kType == CacheType::kFloat32) return reinterpret_cast<const float*>(quantized)[d];
   if constexpr (kType == CacheType::kBFloat16) {
-    return __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(codes)[d]) << 16);
+    return __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(quantized)[d]) << 16);
   }
-  if constexpr (kType == CacheType::kInt8) return static_cast<float>(static_cast<uint8_t>(codes[d]));
+  if constexpr (kType == CacheType::kInt8) return static_cast<float>(static_cast<uint8_t>(quantized[d]));
   if constexpr (kType == CacheType::kInt4) {
-    return static_cast<float>(static_cast<uint32_t>(codes[d / 2]) >> (d % 2 * 4) & 15u);
+    return static_cast<float>(static_cast<uint32_t>(quantized[d / 2]) >> (d % 2 * 4) & 15u);
   }
 }
 
@@ -76,10 +76,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks<kType, kSteps>) plain_k
     const int token = unit * kWarp + lane;
     float score = -INFINITY;
     if (token >= range.begin && token < range.end) {
-      const std::byte* codes = keys.codes(token);
+      const std::byte* quantized = keys.quantized(token);
       const Rounding rounding = rounding_of<kType>(keys, token);
       float product = 0;
-      for (int d = 0; d < key_dim; ++d) product += query[d] * (code_at<kType>(codes, d) - rounding.zero);
+      for (int d = 0; d < key_dim; ++d) product += query[d] * (value_at<kType>(quantized, d) - rounding.zero);
       score = final_score(params, product * rounding.scale, slope, biases, position - token);
     }
     const float larger = fmaxf(maximum, warp_max(score));
@@ -97,12 +97,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks<kType, kSteps>) plain_k
     const int first = max(range.begin, unit * kWarp);
     const int end = min(range.end, unit * kWarp + kWarp);
     for (int other = first; other < end; ++other) {
-      const std::byte* codes = values.codes(other);
+      const std::byte* quantized = values.quantized(other);
       const float2 share = shares[other % kWarp];
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const int d = step * kWarp + lane;
-        if (d < value_dim) sums[step] += share.x * (code_at<kType>(codes, d) - share.y);
+        if (d < value_dim) sums[step] += share.x * (value_at<kType>(quantized, d) - share.y);
       }
     }
     __syncwarp();  // the next keys' shares come to the same place

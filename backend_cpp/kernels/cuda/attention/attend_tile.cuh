@@ -231,7 +231,7 @@ class TileAttention {
 #pragma unroll
       for (int pair = 0; pair < kKeyTiles / 2; ++pair) {
         uint32_t b[Operand::kKeyUnit][2][2];
-        Operand::keys(keys.codes + (first_key + pair * 16) * Shape::kStride, lane_, unit, b);
+        Operand::keys(keys.quantized + (first_key + pair * 16) * Shape::kStride, lane_, unit, b);
 #pragma unroll
         for (int i = 0; i < Operand::kKeyUnit; ++i) {
           mma_bf16(scores[2 * pair], query[i], b[i][0]);
@@ -292,7 +292,7 @@ class TileAttention {
 #pragma unroll
       for (int unit = 0; unit < kValueTiles / Operand::kValueUnit; ++unit) {
         uint32_t b[Operand::kValueUnit][2];
-        Operand::values(values.codes + (first_key + pair * 16) * Shape::kStride, lane_, unit, b);
+        Operand::values(values.quantized + (first_key + pair * 16) * Shape::kStride, lane_, unit, b);
 #pragma unroll
         for (int i = 0; i < Operand::kValueUnit; ++i) mma_bf16(sums_[unit * Operand::kValueUnit + i], weights, b[i]);
       }

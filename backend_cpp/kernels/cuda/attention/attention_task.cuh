@@ -15,10 +15,10 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 // Host's description of a layer's cache, for the keys or for the values.
 struct CacheRegion {
-  size_t first;       // of head 0 in a block, in bytes
-  size_t head_bytes;  // from one head to the next
-  size_t row_bytes;   // codes of a token
-  size_t code_bytes;  // codes of a head
+  size_t first;            // of head 0 in a block, in bytes
+  size_t head_bytes;       // from one head to the next
+  size_t row_bytes;        // codes of a token
+  size_t quantized_bytes;  // codes of a head
 };
 
 struct AttentionTask {
@@ -107,15 +107,15 @@ struct CacheArea {
     return first + blocks[token >> task.log_block_len] * task.block_bytes;
   }
   __device__ __forceinline__ int slot(int token) const { return token & ((1 << task.log_block_len) - 1); }
-  __device__ __forceinline__ const std::byte* codes(int token) const {
+  __device__ __forceinline__ const std::byte* quantized(int token) const {
     return block(token) + slot(token) * region.row_bytes;
   }
   // int8 and int4: where the half scale of `token` is; zeros begin after the scales of the block.
   __device__ __forceinline__ const std::byte* scale(int token) const {
-    return block(token) + region.code_bytes + slot(token) * 2;
+    return block(token) + region.quantized_bytes + slot(token) * 2;
   }
   __device__ __forceinline__ const std::byte* zero(int token) const {
-    return block(token) + region.code_bytes + (2 << task.log_block_len) + slot(token);
+    return block(token) + region.quantized_bytes + (2 << task.log_block_len) + slot(token);
   }
 };
 

@@ -72,7 +72,7 @@ class CacheStream {
   }
   __device__ __forceinline__ size_t value_shift() const { return task_.values.first - task_.keys.first; }
   __device__ __forceinline__ int slot_of(int token) const { return token & ((1 << task_.log_block_len) - 1); }
-  __device__ __forceinline__ int code_bytes() const { return kRowBytes << task_.log_block_len; }
+  __device__ __forceinline__ int quantized_bytes() const { return kRowBytes << task_.log_block_len; }
 
   __device__ __forceinline__ void load_keys(int unit) {
     const std::byte* block = start_of(key_block_);
@@ -82,7 +82,7 @@ class CacheStream {
     for (int i = 0; i < kOwnKeys; ++i) Operand::load_key(row + i * kRowBytes, keys[i]);
     if constexpr (kIsQuantized) {
       read_scales(block, slot, key_scales);
-      const std::byte* zeros = block + static_cast<uint32_t>(code_bytes() + (2 << task_.log_block_len) + slot);
+      const std::byte* zeros = block + static_cast<uint32_t>(quantized_bytes() + (2 << task_.log_block_len) + slot);
       if constexpr (kM == 1) {
         key_zeros = *reinterpret_cast<const uint16_t*>(zeros);
       } else {
@@ -97,7 +97,7 @@ class CacheStream {
 #pragma unroll
     for (int i = 0; i < kOwnValues; ++i) Operand::load_value(row + i * kRowBytes, values[i]);
     if constexpr (kIsQuantized) {
-      const std::byte* zeros = block + static_cast<uint32_t>(code_bytes() + (2 << task_.log_block_len) + slot);
+      const std::byte* zeros = block + static_cast<uint32_t>(quantized_bytes() + (2 << task_.log_block_len) + slot);
       if constexpr (kM == 1) {
         value_zeros[0] = *reinterpret_cast<const uint32_t*>(zeros);
       } else {
@@ -114,7 +114,7 @@ class CacheStream {
     }
   }
   __device__ __forceinline__ void read_scales(const std::byte* block, int slot, uint32_t (&scales)[kM]) const {
-    const std::byte* from = block + static_cast<uint32_t>(code_bytes() + slot * 2);
+    const std::byte* from = block + static_cast<uint32_t>(quantized_bytes() + slot * 2);
     if constexpr (kM == 1) {
       scales[0] = *reinterpret_cast<const uint32_t*>(from);
     } else {

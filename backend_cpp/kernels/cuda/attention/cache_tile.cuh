@@ -38,16 +38,16 @@ struct TileShape {
 // One part of a tile in shared memory: codes, then scales [kKeys] half, then zeros [kKeys] uint8.
 template <class Shape>
 struct TilePart {
-  std::byte* codes;
+  std::byte* quantized;
 
   // Of keys `key` and key + 1; key is even.
   __device__ __forceinline__ float2 scales(int key) const {
-    return __half22float2(*reinterpret_cast<const __half2*>(codes + Shape::kTileBytes + key * 2));
+    return __half22float2(*reinterpret_cast<const __half2*>(quantized + Shape::kTileBytes + key * 2));
   }
   // Less kCentre.
   template <int kCentre>
   __device__ __forceinline__ float2 zeros(int key) const {
-    const int both = *reinterpret_cast<const uint16_t*>(codes + Shape::kTileBytes + Shape::kKeys * 2 + key);
+    const int both = *reinterpret_cast<const uint16_t*>(quantized + Shape::kTileBytes + Shape::kKeys * 2 + key);
     return make_float2(static_cast<float>((both & 255) - kCentre), static_cast<float>((both >> 8) - kCentre));
   }
 };
@@ -77,8 +77,9 @@ class TileBlocks {
 // Starts copying rows of up to kRowBytes, kBytes at a time; what is not valid becomes zeros. A thread copies the same
 // piece of every kStep-th key.
 template <class Shape, int kBytes>
-__device__ __forceinline__ void copy_codes(std::byte* to, const CacheArea& area, const TileBlocks<Shape::kKeys>& blocks,
-                                           int first, const KeyRange& range) {
+__device__ __forceinline__ void copy_quantized(std::byte* to, const CacheArea& area,
+                                               const TileBlocks<Shape::kKeys>& blocks, int first,
+                                               const KeyRange& range) {
   constexpr int kPieces = Shape::kRowBytes / kBytes;
   constexpr int kStep = Shape::kThreads / kPieces;
   constexpr int kRounds = divide_up(Shape::kKeys, kStep);
@@ -119,7 +120,7 @@ __device__ __forceinline__ void copy_scales(std::byte* to, const CacheArea& area
   if (key >= Shape::kKeys) return;
   const int offset = piece < 2 ? area.slot(token) * 2 + piece * 4 : (2 << area.task.log_block_len) + area.slot(token);
   const std::byte* from = area.first + static_cast<int64_t>(id) * static_cast<int64_t>(area.task.block_bytes) +
-                          area.region.code_bytes + offset;
+                          area.region.quantized_bytes + offset;
   const bool is_valid = token + 4 > range.begin && token < range.end;
   cp_async_4(piece < 2 ? to + key * 2 + piece * 4 : to + Shape::kKeys * 2 + key, from, is_valid);
 }
@@ -128,11 +129,11 @@ template <class Shape>
 __device__ __forceinline__ void copy_part(std::byte* to, const CacheArea& area, const TileBlocks<Shape::kKeys>& blocks,
                                           int first, const KeyRange& range) {
   if (area.region.row_bytes % 16 == 0) {
-    copy_codes<Shape, 16>(to, area, blocks, first, range);
+    copy_quantized<Shape, 16>(to, area, blocks, first, range);
   } else if (area.region.row_bytes % 8 == 0) {
-    copy_codes<Shape, 8>(to, area, blocks, first, range);
+    copy_quantized<Shape, 8>(to, area, blocks, first, range);
   } else {
-    copy_codes<Shape, 4>(to, area, blocks, first, range);
+    copy_quantized<Shape, 4>(to, area, blocks, first, range);
   }
   if constexpr (Shape::kIsQuantized) copy_scales<Shape>(to + Shape::kTileBytes, area, blocks, first, range);
 }

@@ -83,9 +83,9 @@ size_t split_rows(const AttentionParams& params, const DeviceSpans& spans, const
 
 CacheRegion region_of(const CacheLayout& layout, int layer, bool is_key) {
   const int dim = is_key ? layout.key_dim : layout.value_dim;
-  const size_t code_bytes = layout.code_bytes(dim);
+  const size_t quantized_bytes = layout.quantized_bytes(dim);
   return {is_key ? layout.key_offset(layer, 0) : layout.value_offset(layer, 0), layout.head_bytes(dim),
-          code_bytes / static_cast<size_t>(layout.block_len), code_bytes};
+          quantized_bytes / static_cast<size_t>(layout.block_len), quantized_bytes};
 }
 
 // A block puts the splits of one packed row together: its warps take turns with the splits, and add up in the end, in

@@ -19,8 +19,8 @@ template <CacheType kType, int kDim>
 struct RegisterOperand {
   static constexpr int kBits = bits_of(kType);
   static constexpr bool kIsQuantized = kType != CacheType::kBFloat16;
-  static constexpr int kCodes = 32 / kBits;   // of a word
-  static constexpr int kPairs = kCodes / 2;   // pairs of codes of a word, or of a half of two words
+  static constexpr int kValues = 32 / kBits;  // of a word
+  static constexpr int kPairs = kValues / 2;  // pairs of codes of a word, or of a half of two words
   static constexpr int kRowPairs = kDim / 8;  // pairs that a lane has of a key, and dimensions that it has of a token
   static constexpr int kKeyWords = kDim * kBits / 8 / 4 / 4;    // of a key, of a lane
   static constexpr int kValueWords = kDim * kBits / 8 / 8 / 4;  // of a token, of a lane
@@ -42,18 +42,18 @@ struct RegisterOperand {
     int element;
   };
   __device__ static __forceinline__ KeySlot key_slot(int d) {
-    constexpr int kOfPiece = kKeyPiece * kCodes;
-    const int word = d / (4 * kOfPiece) * kKeyPiece + d % kOfPiece / kCodes;
-    const int x = d % kCodes;
+    constexpr int kOfPiece = kKeyPiece * kValues;
+    const int word = d / (4 * kOfPiece) * kKeyPiece + d % kOfPiece / kValues;
+    const int x = d % kValues;
     const int i = kBits == 4 ? x % 4 : x / 2;
     const int element = kBits == 4 ? x / 4 : x % 2;
     return {word * kPairs + i, d / kOfPiece % 4, element};
   }
   // The dimension that is number i of a lane's, g = lane / 4.
   __device__ static constexpr int value_dim(int i, int g) {
-    const int word = i / kCodes;
+    const int word = i / kValues;
     const int piece = word / kValuePiece;
-    return ((piece * 8 + g) * kValuePiece + word % kValuePiece) * kCodes + i % kCodes;
+    return ((piece * 8 + g) * kValuePiece + word % kValuePiece) * kValues + i % kValues;
   }
 
   // Pair i of a word.
@@ -74,8 +74,8 @@ struct RegisterOperand {
   // Dimension number i of a lane's, of two tokens.
   __device__ static __forceinline__ uint32_t value_pair(const uint32_t (&one)[kValueWords],
                                                         const uint32_t (&other)[kValueWords], int i) {
-    const int word = i / kCodes;
-    const bool is_low = i % kCodes < kPairs;
+    const int word = i / kValues;
+    const bool is_low = i % kValues < kPairs;
     // int8: one's first byte, the other's first, ...; otherwise one's 16 bits and the other's.
     const uint32_t both =
         __byte_perm(one[word], other[word], kBits == 8 ? (is_low ? 0x5140 : 0x7362) : (is_low ? 0x5410 : 0x7632));

@@ -66,12 +66,12 @@ __device__ __forceinline__ void write_quantized(const CacheLayout& layout, std::
   const auto code = [&](int d) {
     return to_code(__fadd_rn(__fmul_rn(x[d], inverse), static_cast<float>(zero)), kLargest);
   };
-  auto* codes = reinterpret_cast<uint8_t*>(head) + static_cast<size_t>(slot) * dim * kBits / 8;
+  auto* quantized = reinterpret_cast<uint8_t*>(head) + static_cast<size_t>(slot) * dim * kBits / 8;
   for (int b = lane; b < dim * kBits / 8; b += kWarp) {
-    codes[b] = static_cast<uint8_t>(kBits == 8 ? code(b) : code(2 * b) | code(2 * b + 1) << 4);
+    quantized[b] = static_cast<uint8_t>(kBits == 8 ? code(b) : code(2 * b) | code(2 * b + 1) << 4);
   }
   if (lane == 0) {
-    auto* scales = reinterpret_cast<__half*>(head + layout.code_bytes(dim));
+    auto* scales = reinterpret_cast<__half*>(head + layout.quantized_bytes(dim));
     scales[slot] = scale;
     reinterpret_cast<uint8_t*>(scales + layout.block_len)[slot] = static_cast<uint8_t>(zero);
   }

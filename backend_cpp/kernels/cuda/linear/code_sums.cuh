@@ -22,8 +22,8 @@ inline float code_range_of(WeightFormat format) {
 // The codes of a tile of a slab as operands, [step]. Of int4 step 0 has the inputs 0 .. 3 of a chunk, and step 1 the
 // others 16 times too large; of the rest step 0 has 0, 1, 4, 5.
 template <WeightFormat kFormat>
-__device__ __forceinline__ void mask_codes(const uint4 (&loads)[SlabFormat<kFormat>::kLoads], int tile,
-                                           uint32_t (&steps)[2][4]) {
+__device__ __forceinline__ void mask_quantized(const uint4 (&loads)[SlabFormat<kFormat>::kLoads], int tile,
+                                               uint32_t (&steps)[2][4]) {
   const auto word = [&](int load, int i) {
     return i == 0 ? loads[load].x : i == 1 ? loads[load].y : i == 2 ? loads[load].z : loads[load].w;
   };
@@ -32,11 +32,11 @@ __device__ __forceinline__ void mask_codes(const uint4 (&loads)[SlabFormat<kForm
     const int output = 2 * tile + i;
     uint32_t pairs[4];
     if constexpr (kFormat == WeightFormat::kInt4) {
-      const uint32_t codes = word(0, output);
-      pairs[0] = codes & 0x000F000Fu;
-      pairs[1] = codes >> 8 & 0x000F000Fu;
-      pairs[2] = codes & 0x00F000F0u;
-      pairs[3] = codes >> 8 & 0x00F000F0u;
+      const uint32_t quantized = word(0, output);
+      pairs[0] = quantized & 0x000F000Fu;
+      pairs[1] = quantized >> 8 & 0x000F000Fu;
+      pairs[2] = quantized & 0x00F000F0u;
+      pairs[3] = quantized >> 8 & 0x00F000F0u;
     } else if constexpr (kFormat == WeightFormat::kInt8) {
 #pragma unroll
       for (int load = 0; load < 2; ++load) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void mask_codes(const uint4 (&loads)[SlabFormat<kForm
   }
 }
 
-// Eight activations as the operand that fits mask_codes: words x and y are step 0.
+// Eight activations as the operand that fits mask_quantized: words x and y are step 0.
 template <WeightFormat kFormat>
 __device__ __forceinline__ uint4 code_chunk(const float (&x)[kChunk]) {
   const uint4 rounded = round_chunk<kFormat>(x);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void add_inputs(const uint4 (&x)[kRowTiles], float (&
 
 // The sums of a stripe for rows 8 n .. 8 n + 7: of a group while it lasts, and of all groups before.
 template <WeightFormat kFormat, int kRowTiles>
-class CodeSums {
+class QuantizedSums {
   // The steps of int4, whose units differ, gather apart; with more rows that takes too many registers.
   static constexpr bool kIsApart = kFormat == WeightFormat::kInt4 && kRowTiles == 1;
 
@@ -91,12 +91,12 @@ class CodeSums {
   __device__ __forceinline__ void add(const uint4 (&loads)[SlabFormat<kFormat>::kLoads], const uint4 (&x)[kRowTiles]) {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      uint32_t codes[2][4];
-      mask_codes<kFormat>(loads, tile, codes);
+      uint32_t quantized[2][4];
+      mask_quantized<kFormat>(loads, tile, quantized);
       if constexpr (kFormat == WeightFormat::kInt4 && !kIsApart) {
         constexpr uint32_t kSixteenth = 0x2C002C00;
 #pragma unroll
-        for (uint32_t& pair : codes[1]) {
+        for (uint32_t& pair : quantized[1]) {
           pair = bits_as<uint32_t>(__hmul2(bits_as<__half2>(pair), bits_as<__half2>(kSixteenth)));
         }
       }
@@ -105,7 +105,7 @@ class CodeSums {
         const uint32_t steps[2][2] = {{x[n].x, x[n].y}, {x[n].z, x[n].w}};
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-          mma_f16(group_[n][tile][kIsApart ? step : 0], codes[step], steps[step]);
+          mma_f16(group_[n][tile][kIsApart ? step : 0], quantized[step], steps[step]);
         }
       }
     }

@@ -36,19 +36,19 @@ GemmScales library_scales(const LinearWeight& weight) {
 
 void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
                      const LinearInput& input, int rows, const TypedRows& result, bool accumulate) {
-  const CodeShape shape{divide_up(rows, kLibraryRows) * kLibraryRows, padded_inputs(weight)};
+  const QuantizedShape shape{divide_up(rows, kLibraryRows) * kLibraryRows, padded_inputs(weight)};
   const int inputs = shape.inputs;
   const int blocks = inputs / kFloat8Block;
   const int requested = std::max(kPieceBytes / inputs / kTileOutputs, 1) * kTileOutputs;
   const int step = std::min({requested, kPieceOutputs, weight.out_features});
   Scratch memory = scratch.memory;
-  auto* codes = memory.take<uint8_t>(static_cast<size_t>(shape.rows) * inputs);
+  auto* quantized = memory.take<uint8_t>(static_cast<size_t>(shape.rows) * inputs);
   auto* x_scales = memory.take<float>(static_cast<size_t>(shape.rows) * (scales == GemmScales::kBlocks ? blocks : 1));
   auto* piece = memory.take<uint8_t>(static_cast<size_t>(step) * inputs);
   GemmCall call;
   call.type = GemmType::kFloat8;
   call.scales = scales;
-  call.x = codes;
+  call.x = quantized;
   call.x_scales = x_scales;
   call.w = piece;
   call.rows = shape.rows;
@@ -59,9 +59,9 @@ void library_product(cudaStream_t stream, const LinearScratch& scratch, const Li
   float* block_scales = nullptr;
   if (scales == GemmScales::kBlocks) {
     block_scales = memory.take<float>(static_cast<size_t>(step) * blocks);
-    round_to_blocks(stream, input, rows, weight, shape, codes, x_scales);
+    round_to_blocks(stream, input, rows, weight, shape, quantized, x_scales);
   } else {
-    round_to_bytes(stream, input, rows, weight, shape, codes, x_scales);
+    round_to_bytes(stream, input, rows, weight, shape, quantized, x_scales);
   }
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);

@@ -21,7 +21,7 @@ constexpr size_t kRingLimit = 96 << 10;  // of a block: two fit a multiprocessor
 constexpr int kMinSteps = 2;             // for a warp to be worth its part of the reduction
 
 template <WeightFormat kFormat, int kRowTiles, int kUnit>
-struct Codes {
+struct Quantized {
   static constexpr int kLoads = SlabFormat<kFormat>::kLoads;
   static constexpr int kChunkBytes = kLoads * 64;
   static constexpr int kStageSlots = kStripes * kUnit * kLoads * kGemvThreads;
@@ -85,8 +85,8 @@ class RowChunks {
 
 template <WeightFormat kFormat, int kRowTiles, int kUnit>
 __global__ void __launch_bounds__(kGemvThreads, kGemvBlocks) gemv_quantized_kernel(LinearTask task, float range) {
-  using Shape = Codes<kFormat, kRowTiles, kUnit>;
-  using Walk = CodeWalk<kUnit>;
+  using Shape = Quantized<kFormat, kRowTiles, kUnit>;
+  using Walk = QuantizedWalk<kUnit>;
   start_weights(task);
   const LinearPart part = part_of<kRowTiles * 8, float>(task, blockIdx.z);
   if (part.rows == 0) return;
@@ -101,14 +101,14 @@ __global__ void __launch_bounds__(kGemvThreads, kGemvBlocks) gemv_quantized_kern
   // A lane's tile in each stripe, and its place there. Outputs beyond the last tile are those of the first, unwritten.
   const int groups = shape.total / shape.per_group;
   const int tiles = divide_up(weight.out_features, kTileOutputs);
-  const std::byte* codes[kStripes];
+  const std::byte* quantized[kStripes];
   uint32_t entries[kStripes];
 #pragma unroll
   for (int s = 0; s < kStripes; ++s) {
     const int tile = (stripe + s) * 2 + lane / 16;
     const size_t first = tile < tiles ? static_cast<size_t>(tile) * groups : 0;
-    codes[s] = static_cast<const std::byte*>(weight.data) + (first * shape.chunks + first_chunk) * Shape::kChunkBytes +
-               lane / 4 % 4 * 16;
+    quantized[s] = static_cast<const std::byte*>(weight.data) +
+                   (first * shape.chunks + first_chunk) * Shape::kChunkBytes + lane / 4 % 4 * 16;
     entries[s] =
         static_cast<uint32_t>(first + steps.first / Walk::steps_of_group(shape)) * kTileOutputs + lane / 4 % 4 * 4;
   }
@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(kGemvThreads, kGemvBlocks) gemv_quantized_kern
 #pragma unroll
       for (int i = 0; i < kUnit * Shape::kLoads; ++i) {
         const int at = i / Shape::kLoads * kSlabChunks * Shape::kChunkBytes + i % Shape::kLoads * 64;
-        cp_async_16(slots + (s * kUnit * Shape::kLoads + i) * kGemvThreads, codes[s] + at, has_chunk);
+        cp_async_16(slots + (s * kUnit * Shape::kLoads + i) * kGemvThreads, quantized[s] + at, has_chunk);
       }
-      codes[s] += chunks * Shape::kChunkBytes;
+      quantized[s] += chunks * Shape::kChunkBytes;
     }
   };
 #pragma unroll
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kGemvThreads, kGemvBlocks) gemv_quantized_kern
     for (int u = 0; u < kUnit; ++u) rows.load(u, walk.has_chunk());
   };
   if constexpr (Shape::kReadsAhead) load_rows();
-  CodeSums<kFormat, kRowTiles> sums[kStripes];
+  QuantizedSums<kFormat, kRowTiles> sums[kStripes];
   float x_sums[kRowTiles][Shape::kInputSums] = {};
   int stage = 0;
   for (int left = steps.last - steps.first; left > 0; --left) {
@@ -213,10 +213,10 @@ __global__ void __launch_bounds__(kGemvThreads, kGemvBlocks) gemv_quantized_kern
 
 template <WeightFormat kFormat, int kRowTiles, int kUnit>
 void stream_steps(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
-  const int steps = CodeWalk<kUnit>::steps(slab_shape(task.weight, true));
+  const int steps = QuantizedWalk<kUnit>::steps(slab_shape(task.weight, true));
   launch_gemv<kStripes, kRowTiles>(stream, scratch, task, expert_parts, steps / (kWays * kMinSteps),
                                    gemv_quantized_kernel<kFormat, kRowTiles, kUnit>,
-                                   Codes<kFormat, kRowTiles, kUnit>::kSharedBytes, code_range_of(kFormat));
+                                   Quantized<kFormat, kRowTiles, kUnit>::kSharedBytes, code_range_of(kFormat));
 }
 
 template <WeightFormat kFormat, int kRowTiles>

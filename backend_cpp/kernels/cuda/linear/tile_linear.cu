@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
   using Format = SlabFormat<kFormat>;
   constexpr int kUnit = Shape::kUnit;
   constexpr int kStripes = Shape::kStripes;
-  using Walk = CodeWalk<kUnit>;
+  using Walk = QuantizedWalk<kUnit>;
   start_weights(task);
   const LinearPart part = part_of<Shape::kRows, uint16_t>(task, blockIdx.z);
   if (part.rows == 0) return;
@@ -102,14 +102,14 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
   // Of codes: a lane's tile in each stripe, and its place there. Outputs beyond the last tile are its own, unwritten.
   constexpr int kChunkQuads = Format::kLoads * 4;  // of 16 bytes
   const int groups = slabs.total / slabs.per_group;
-  const auto* codes = static_cast<const uint4*>(weight.data);
-  uint32_t code_offsets[kStripes];
+  const auto* quantized = static_cast<const uint4*>(weight.data);
+  uint32_t quantized_offsets[kStripes];
   uint32_t entries[kStripes];
 #pragma unroll
   for (int s = 0; s < kStripes; ++s) {
     const int tile = min((stripe + s) * 2 + lane / 16, divide_up(weight.out_features, kTileOutputs) - 1);
     const auto first = static_cast<uint32_t>(tile * groups);
-    code_offsets[s] = (first * slabs.chunks + first_chunk) * kChunkQuads + lane / 4 % 4;
+    quantized_offsets[s] = (first * slabs.chunks + first_chunk) * kChunkQuads + lane / 4 % 4;
     entries[s] = first * kTileOutputs + lane / 4 % 4 * 4;
   }
   Walk weights_ahead(slabs, steps.first, lane);
@@ -124,10 +124,10 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
 #pragma unroll
         for (int i = 0; i < kUnit * Format::kLoads; ++i) {
           const int at = i / Format::kLoads * kSlabChunks * kChunkQuads + i % Format::kLoads * 4;
-          cp_async_16(slots + (s * kUnit * Format::kLoads + i) * Shape::kWayThreads, codes + code_offsets[s] + at,
-                      has_chunk);
+          cp_async_16(slots + (s * kUnit * Format::kLoads + i) * Shape::kWayThreads,
+                      quantized + quantized_offsets[s] + at, has_chunk);
         }
-        code_offsets[s] += chunks * kChunkQuads;
+        quantized_offsets[s] += chunks * kChunkQuads;
       }
     } else {
       copy_slab<kFormat>(weight, slab_ahead, stripe, lane, slots, Shape::kWayThreads);

@@ -63,11 +63,11 @@ __host__ __device__ inline SlabShape slab_shape(const LinearWeight& weight, bool
 // A lane's way along its stripe in steps of kUnit slabs that never leave a group: 2 where all groups have 64 inputs or
 // a multiple of that, and else 1.
 template <int kUnit>
-class CodeWalk {
+class QuantizedWalk {
  public:
   static constexpr int kChunks = kUnit * kSlabChunks;
 
-  __device__ CodeWalk(const SlabShape& shape, int step, int lane)
+  __device__ QuantizedWalk(const SlabShape& shape, int step, int lane)
       : chunks_(shape.chunks),
         steps_(steps_of_group(shape)),
         chunk_(step % steps_ * kChunks + lane % kSlabChunks),

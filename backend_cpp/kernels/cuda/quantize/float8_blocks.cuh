@@ -23,9 +23,9 @@ struct QuantizedBlock {
   float scale;
 
   // To the warp's 128 codes, and, by the first lane, the scale.
-  __device__ __forceinline__ void write(uint8_t* codes, float* scale_to) const {
+  __device__ __forceinline__ void write(uint8_t* quantized, float* scale_to) const {
     const int lane = threadIdx.x % kWarp;
-    reinterpret_cast<uint32_t*>(codes)[lane] = word;
+    reinterpret_cast<uint32_t*>(quantized)[lane] = word;
     if (lane == 0) *scale_to = scale;
   }
 };

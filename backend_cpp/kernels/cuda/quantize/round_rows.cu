@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
 
 constexpr int kByteThreads = kNormThreads;
 template <bool kIsFloat8>
-constexpr float kLargestCode = kIsFloat8 ? kLargestFloat8 : 127.0f;
+constexpr float kLargestValue = kIsFloat8 ? kLargestFloat8 : 127.0f;
 
 // The largest magnitude among values, and 0, or NaN where one of them is no number: which must not vanish, but make the
 // scale not a number.
@@ -126,7 +126,7 @@ struct Range {
 };
 
 template <bool kIsFloat8>
-__device__ __forceinline__ uint2 codes_of(const float (&values)[kChunk], float inverse) {
+__device__ __forceinline__ uint2 quantized_of(const float (&values)[kChunk], float inverse) {
   uint32_t words[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ uint2 codes_of(const float (&values)[kChunk], float i
     if constexpr (kIsFloat8) {
       code = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
     } else {
-      constexpr float kLargest = kLargestCode<kIsFloat8>;
+      constexpr float kLargest = kLargestValue<kIsFloat8>;
       code = static_cast<uint8_t>(__float2int_rn(fminf(fmaxf(value, -kLargest), kLargest)));
     }
     words[i / 4] |= code << i % 4 * 8;
@@ -146,7 +146,7 @@ __device__ __forceinline__ uint2 codes_of(const float (&values)[kChunk], float i
 // Block x is the row; those after the last are as the last.
 template <bool kIsFloat8, class Rows>
 __global__ void __launch_bounds__(kByteThreads)
-    round_bytes_kernel(Rows rows, int padded_inputs, uint8_t* codes, float* scales) {
+    round_bytes_kernel(Rows rows, int padded_inputs, uint8_t* quantized, float* scales) {
   await_previous();
   rows.begin(min(static_cast<int>(blockIdx.x), rows.from.rows - 1));
   auto* kept = dynamic_shared<float>();  // [padded_inputs]: each thread reads what it has written
@@ -159,9 +159,9 @@ __global__ void __launch_bounds__(kByteThreads)
     range.include(values);
   }
   const float scale =
-      block_max<kByteThreads>(range.top) / kLargestCode<kIsFloat8> + block_sum<kByteThreads>(range.probe);
+      block_max<kByteThreads>(range.top) / kLargestValue<kIsFloat8> + block_sum<kByteThreads>(range.probe);
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
-  auto* words = reinterpret_cast<uint2*>(codes) + static_cast<size_t>(blockIdx.x) * chunks;
+  auto* words = reinterpret_cast<uint2*>(quantized) + static_cast<size_t>(blockIdx.x) * chunks;
   for (int chunk = threadIdx.x; chunk < chunks; chunk += kByteThreads) {
     float values[kChunk];
     if constexpr (Rows::kIsMade) {
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kByteThreads)
     } else {
       rows.read(chunk * kChunk, values);
     }
-    words[chunk] = codes_of<kIsFloat8>(values, inverse_of(scale));
+    words[chunk] = quantized_of<kIsFloat8>(values, inverse_of(scale));
   }
 }
 
@@ -178,14 +178,14 @@ __global__ void __launch_bounds__(kByteThreads)
 // of it. scales [blocks, gridDim.x].
 template <class Rows>
 __global__ void __launch_bounds__(kByteThreads)
-    round_blocks_kernel(Rows rows, int blocks, uint8_t* codes, float* scales) {
+    round_blocks_kernel(Rows rows, int blocks, uint8_t* quantized, float* scales) {
   await_previous();
   constexpr int kWarps = kByteThreads / kWarp;
   rows.begin(min(static_cast<int>(blockIdx.x), rows.from.rows - 1));
   for (int block = blockIdx.y * kWarps + threadIdx.x / kWarp; block < blocks; block += gridDim.y * kWarps) {
     float values[kBlockWords];
     rows.read(block * kFloat8Block + static_cast<int>(threadIdx.x) % kWarp * kBlockWords, values);
-    round_block(values).write(codes + (static_cast<size_t>(blockIdx.x) * blocks + block) * kFloat8Block,
+    round_block(values).write(quantized + (static_cast<size_t>(blockIdx.x) * blocks + block) * kFloat8Block,
                               scales + static_cast<size_t>(block) * gridDim.x + blockIdx.x);
   }
 }
@@ -256,22 +256,22 @@ bool can_round_to_bytes(int padded_inputs) {
 }
 
 void round_to_bytes(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
-                    const CodeShape& shape, uint8_t* codes, float* scales) {
+                    const QuantizedShape& shape, uint8_t* quantized, float* scales) {
   with_rows(input, rows_of(weight, input, rows), [&]<class Rows>(const Rows& made) {
     auto* kernel =
         weight.format == WeightFormat::kInt8 ? round_bytes_kernel<false, Rows> : round_bytes_kernel<true, Rows>;
     launch(kernel, dim3(shape.rows), dim3(kByteThreads), Rows::kIsMade ? shape.inputs * sizeof(float) : 0, stream, made,
-           shape.inputs, codes, scales);
+           shape.inputs, quantized, scales);
   });
 }
 
 void round_to_blocks(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
-                     const CodeShape& shape, uint8_t* codes, float* scales) {
+                     const QuantizedShape& shape, uint8_t* quantized, float* scales) {
   const int blocks = shape.inputs / kFloat8Block;
   const int parts = input.norm != nullptr ? 1 : divide_up(blocks, kByteThreads / kWarp);
   with_rows(input, rows_of(weight, input, rows), [&]<class Rows>(const Rows& made) {
-    launch(round_blocks_kernel<Rows>, rows_and(shape.rows, parts), dim3(kByteThreads), 0, stream, made, blocks, codes,
-           scales);
+    launch(round_blocks_kernel<Rows>, rows_and(shape.rows, parts), dim3(kByteThreads), 0, stream, made, blocks,
+           quantized, scales);
   });
 }
 

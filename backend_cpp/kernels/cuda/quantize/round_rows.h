@@ -44,7 +44,7 @@ void round_for_ring(cudaStream_t stream, const LinearInput& input, int rows, con
 
 // Of codes: `rows` may be more than there are, whose codes are then anything. inputs is a multiple of 8, what is
 // beyond those of x is 0.
-struct CodeShape {
+struct QuantizedShape {
   int rows;
   int inputs;
 };
@@ -53,11 +53,11 @@ struct CodeShape {
 // a weight of int8, whose scale is max |x| / 127, else float8, whose scale is max |x| / 448. A row that holds NaN or
 // infinity has the scale NaN.
 void round_to_bytes(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
-                    const CodeShape& shape, uint8_t* codes, float* scales);
+                    const QuantizedShape& shape, uint8_t* quantized, float* scales);
 
 // The same in float8 with a scale for each row and 128 inputs, scales [shape.inputs / 128, shape.rows].
 void round_to_blocks(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
-                     const CodeShape& shape, uint8_t* codes, float* scales);
+                     const QuantizedShape& shape, uint8_t* quantized, float* scales);
 
 // Whether round_to_bytes has room for rows that it makes; others may be of any length.
 bool can_round_to_bytes(int padded_inputs);

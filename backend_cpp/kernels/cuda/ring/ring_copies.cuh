@@ -22,9 +22,9 @@ struct Ring {
   static constexpr int kTileBytes = kTileOutputs * kRingUnit * (kFormat == WeightFormat::kInt4 ? 4 : 8) / 8;
   static constexpr int kScaleBytes = kTileOutputs * (kHasZeros<kFormat> ? 2 : 4);
   static constexpr int kXBytes = kColumns * kRingUnit * 2;
-  static constexpr int kCodeBytes = kTileBytes + kScaleBytes + kTileOutputs;  // of a warp's stage
-  static constexpr int kCodeStages = (kFormat == WeightFormat::kInt4 ? 4 : 3) + (kColumns <= 32 ? 1 : 0);
-  static constexpr int kCodeRingBytes = kTeams * 4 * kCodeStages * kCodeBytes;
+  static constexpr int kQuantizedBytes = kTileBytes + kScaleBytes + kTileOutputs;  // of a warp's stage
+  static constexpr int kQuantizedStages = (kFormat == WeightFormat::kInt4 ? 4 : 3) + (kColumns <= 32 ? 1 : 0);
+  static constexpr int kQuantizedRingBytes = kTeams * 4 * kQuantizedStages * kQuantizedBytes;
 
   __host__ __device__ static constexpr int sum_bytes(int across, int ways) {
     return ways > 1 ? across * 128 * kSums * 4 : 0;
@@ -91,7 +91,7 @@ struct RingMemory {
   SharedBarrier* full;   // of stages of x
   SharedBarrier* empty;  // likewise
   int32_t* ranks;        // of teams, among splits
-  std::byte* codes;
+  std::byte* quantized;
   float* sums;
   std::byte* x;
 };
@@ -100,17 +100,17 @@ template <class Ring>
 __device__ __forceinline__ RingMemory ring_memory(const RingPlan& plan) {
   auto* memory = dynamic_shared<std::byte>();
   auto* full = reinterpret_cast<SharedBarrier*>(memory);
-  std::byte* codes = memory + kRingHeadBytes;
-  std::byte* sums = codes + Ring::kCodeRingBytes;
-  return {full,  full + kMaxRingStages,          reinterpret_cast<int32_t*>(full + 2 * kMaxRingStages),
-          codes, reinterpret_cast<float*>(sums), sums + Ring::sum_bytes(plan.across, plan.ways)};
+  std::byte* quantized = memory + kRingHeadBytes;
+  std::byte* sums = quantized + Ring::kQuantizedRingBytes;
+  return {full,      full + kMaxRingStages,          reinterpret_cast<int32_t*>(full + 2 * kMaxRingStages),
+          quantized, reinterpret_cast<float*>(sums), sums + Ring::sum_bytes(plan.across, plan.ways)};
 }
 
 // Brings the codes that a warp works on, and their constants: a lane the 16 bytes of its number, and every 512th.
 template <class Ring>
-class RingCodes {
+class RingQuantized {
  public:
-  __device__ __forceinline__ RingCodes(const LinearTask& task, const RingPlan& plan, int way, int slot)
+  __device__ __forceinline__ RingQuantized(const LinearTask& task, const RingPlan& plan, int way, int slot)
       : item_(blockIdx.x), way_(way), slot_(slot) {
     begin(task, plan);
   }
@@ -122,8 +122,8 @@ class RingCodes {
     constexpr uint32_t kScale = kHasZeros<Ring::kFormat> ? 0x3C003C00u : 0x3F800000u;  // 1
     constexpr uint32_t kZero = Ring::kFormat == WeightFormat::kInt4 ? 0x08080808u : 0x80808080u;
     const uint32_t word = lane < kScaleLanes ? kScale : kZero;
-    for (int i = 0; i < Ring::kCodeStages; ++i) {
-      *reinterpret_cast<uint4*>(stages + i * Ring::kCodeBytes + Ring::kTileBytes + lane * 16) =
+    for (int i = 0; i < Ring::kQuantizedStages; ++i) {
+      *reinterpret_cast<uint4*>(stages + i * Ring::kQuantizedBytes + Ring::kTileBytes + lane * 16) =
           make_uint4(word, word, word, word);
     }
   }
@@ -131,10 +131,10 @@ class RingCodes {
   __device__ __forceinline__ void copy(const LinearTask& task, const RingPlan& plan, std::byte* stage) {
     if (left_ > 0) {
       std::byte* to = stage + threadIdx.x % kWarp * 16;
-      if (codes_ != nullptr) {
+      if (quantized_ != nullptr) {
 #pragma unroll
-        for (int i = 0; i < Ring::kTileBytes; i += kWarp * 16) cp_async_16(to + i, codes_ + i);
-        codes_ += plan.ways * Ring::kTileBytes;
+        for (int i = 0; i < Ring::kTileBytes; i += kWarp * 16) cp_async_16(to + i, quantized_ + i);
+        quantized_ += plan.ways * Ring::kTileBytes;
       }
       if (constants_ != nullptr) {
         cp_async_16(to + Ring::kTileBytes, constants_);
@@ -170,10 +170,10 @@ class RingCodes {
       if (left_ <= 0) continue;
       const int lane = threadIdx.x % kWarp;
       const int tile = at.first_tile + slot_;
-      codes_ = constants_ = nullptr;
+      quantized_ = constants_ = nullptr;
       if (slot_ >= plan.tiles || tile * kTileOutputs >= task.weight.out_features) return;
       const size_t unit = static_cast<size_t>(tile) * plan.units + at.first + way_;
-      codes_ = static_cast<const std::byte*>(task.weight.data) + unit * Ring::kTileBytes + lane * 16;
+      quantized_ = static_cast<const std::byte*>(task.weight.data) + unit * Ring::kTileBytes + lane * 16;
       const std::byte* constants = constants_of(task, lane);
       if (constants == nullptr) return;
       const int bytes = lane < kScaleLanes ? Ring::kScaleBytes : kTileOutputs;
@@ -188,7 +188,7 @@ class RingCodes {
   int way_;
   int slot_;
   int left_ = 0;  // steps of the item
-  const std::byte* codes_ = nullptr;
+  const std::byte* quantized_ = nullptr;
   const std::byte* constants_ = nullptr;
   int constant_step_ = 0;
 };

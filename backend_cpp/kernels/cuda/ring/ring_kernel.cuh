@@ -60,19 +60,19 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
   const int slot = part * kTeamTiles + warp % 4;
   const int thread = threadIdx.x % 128;
   const bool is_used = way < plan.ways;
-  std::byte* codes = memory.codes + warp * Ring::kCodeStages * Ring::kCodeBytes;
-  RingCodes<Ring> copies(task, plan, way, slot);
+  std::byte* quantized = memory.quantized + warp * Ring::kQuantizedStages * Ring::kQuantizedBytes;
+  RingQuantized<Ring> copies(task, plan, way, slot);
   if (is_used) {
-    copies.write_defaults(task, codes);
+    copies.write_defaults(task, quantized);
 #pragma unroll 1
-    for (int i = 0; i < Ring::kCodeStages - 1; ++i) copies.copy(task, plan, codes + i * Ring::kCodeBytes);
+    for (int i = 0; i < Ring::kQuantizedStages - 1; ++i) copies.copy(task, plan, quantized + i * Ring::kQuantizedBytes);
   }
   await_previous();
   if (!is_used) return;
   const bool copies_rows = part == 0 && warp % 4 == 0 && lane == 0;
   RingRows<Ring> rows(plan, way);
   if (copies_rows) rows.begin(task, plan, memory);
-  int code_stage = 0;
+  int quantized_stage = 0;
   int stage = way;
   uint32_t phase = 0;
   int lag = plan.lag;
@@ -81,15 +81,16 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
     float totals[kSums] = {};
 #pragma unroll 1
     for (int unit = at.first + way; unit < at.last; unit += plan.ways) {
-      const int before = code_stage == 0 ? Ring::kCodeStages - 1 : code_stage - 1;
-      copies.copy(task, plan, codes + before * Ring::kCodeBytes);
+      const int before = quantized_stage == 0 ? Ring::kQuantizedStages - 1 : quantized_stage - 1;
+      copies.copy(task, plan, quantized + before * Ring::kQuantizedBytes);
       if (copies_rows && --lag < 0) rows.advance(task, plan, memory);
-      cp_async_wait<Ring::kCodeStages - 1>();
+      cp_async_wait<Ring::kQuantizedStages - 1>();
       memory.full[stage].wait(phase);
       __syncwarp();
-      multiply_step<Ring>(codes + code_stage * Ring::kCodeBytes, memory.x + stage * Ring::kXBytes, lane, totals);
+      multiply_step<Ring>(quantized + quantized_stage * Ring::kQuantizedBytes, memory.x + stage * Ring::kXBytes, lane,
+                          totals);
       if (lane == 0) memory.empty[stage].arrive();
-      code_stage = code_stage + 1 == Ring::kCodeStages ? 0 : code_stage + 1;
+      quantized_stage = quantized_stage + 1 == Ring::kQuantizedStages ? 0 : quantized_stage + 1;
       stage += plan.ways;
       if (stage >= plan.stages) stage = way, phase ^= 1;
     }

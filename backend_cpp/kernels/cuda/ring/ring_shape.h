@@ -39,7 +39,7 @@ RingPlan ring_plan(const LinearWeight& weight, int rows, int tiles, int splits, 
   plan.units = shape.padded_features() / kRingUnit;
   // As many ways as there are stages for: each has two or more.
   for (plan.ways = Ring::kTeams / plan.across;; --plan.ways) {
-    const int others = kRingHeadBytes + Ring::kCodeRingBytes + Ring::sum_bytes(plan.across, plan.ways);
+    const int others = kRingHeadBytes + Ring::kQuantizedRingBytes + Ring::sum_bytes(plan.across, plan.ways);
     const int stages = std::min((shared_memory - others) / Ring::kXBytes, kMaxRingStages);
     plan.stages = stages / plan.ways * plan.ways;
     plan.shared_bytes = others + plan.stages * Ring::kXBytes;
@@ -53,18 +53,18 @@ RingPlan ring_plan(const LinearWeight& weight, int rows, int tiles, int splits, 
 // longer.
 template <class Ring>
 float ring_cost(const RingPlan& plan, int multiprocessors) {
-  constexpr float kCodeBytesPerNanosecond = 23;  // a multiprocessor's share of the memory's bandwidth
-  constexpr float kBytesPerNanosecond = 40;      // and of the second-level cache's
+  constexpr float kQuantizedBytesPerNanosecond = 23;  // a multiprocessor's share of the memory's bandwidth
+  constexpr float kBytesPerNanosecond = 40;           // and of the second-level cache's
   const int rounds = (plan.items + multiprocessors - 1) / multiprocessors;
   const int units = (plan.units + plan.splits - 1) / plan.splits;
   const int steps = (units + plan.ways - 1) / plan.ways;
-  const auto codes = static_cast<float>(plan.ways * plan.tiles * Ring::kCodeBytes);
+  const auto quantized = static_cast<float>(plan.ways * plan.tiles * Ring::kQuantizedBytes);
   const auto x = static_cast<float>(plan.ways * Ring::kXBytes);
   const bool is_int4 = Ring::kFormat == WeightFormat::kInt4;
   const float instructions = (is_int4 ? 700.0f : 980.0f) + (is_int4 ? 8.8f : 11.0f) * Ring::kColumns;
   const float busy = static_cast<float>(plan.ways * plan.across) / 4;
-  const float step = std::max(
-      {instructions * (0.4f + 0.6f * busy), codes / kCodeBytesPerNanosecond, (codes + x) / kBytesPerNanosecond});
+  const float step = std::max({instructions * (0.4f + 0.6f * busy), quantized / kQuantizedBytesPerNanosecond,
+                               (quantized + x) / kBytesPerNanosecond});
   float cost = static_cast<float>(rounds) * (static_cast<float>(steps) * step + 300.0f);
   if (plan.ways > 1) cost += 800.0f;
   if (plan.splits > 1) cost += 2200.0f + static_cast<float>(Ring::kColumns * (70 + 6 * plan.splits));

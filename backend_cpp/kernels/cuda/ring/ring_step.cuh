@@ -70,13 +70,13 @@ __device__ __forceinline__ void multiply_step(const std::byte* stage, const std:
                                               float (&totals)[Ring::kSums]) {
   constexpr int kSlabs = kRingUnit / 32;
   constexpr int kLoads = Ring::kTileBytes / 1024;
-  const std::byte* codes = stage + lane % 4 * 64 + lane / 4 * 8;
+  const std::byte* quantized = stage + lane % 4 * 64 + lane / 4 * 8;
   uint2 words[kSlabs][kLoads];
 #pragma unroll
   for (int slab = 0; slab < kSlabs; ++slab) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      words[slab][i] = *reinterpret_cast<const uint2*>(codes + (slab * kLoads + i) * 256);
+      words[slab][i] = *reinterpret_cast<const uint2*>(quantized + (slab * kLoads + i) * 256);
     }
   }
   StepConstants<Ring::kFormat> constants;
