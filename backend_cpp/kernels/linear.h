@@ -186,7 +186,7 @@ struct QuantizedRows {
 
 // Activations in the type and the order in which the instruction set multiplies a weight of float8, or of bfloat16,
 // with them.
-struct WideRows {
+struct ConvertedRows {
   int rows;
   RowsLayout layout;
   void* values;  // float32 or bfloat16
@@ -196,7 +196,7 @@ struct WideRows {
 class LinearScratch {
  public:
   QuantizedRows reserve_quantized(const LinearWeight& weight, const RowsLayout& layout, int rows);
-  WideRows reserve_wide(const RowsLayout& layout, int rows);
+  ConvertedRows reserve_converted(const RowsLayout& layout, int rows);
 
  private:
   std::vector<int8_t> quantized_;

@@ -24,18 +24,18 @@ inline float to_float(float value) {
   return value;
 }
 inline float to_float(bf16 value) {
-  const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
+  const uint32_t word = static_cast<uint32_t>(value.bits) << 16;
   float result;
-  std::memcpy(&result, &wide, sizeof(result));
+  std::memcpy(&result, &word, sizeof(result));
   return result;
 }
 
 // Rounds to nearest, ties to even; NaN stays NaN.
 inline bf16 to_bf16(float value) {
-  uint32_t wide;
-  std::memcpy(&wide, &value, sizeof(wide));
-  if ((wide & 0x7FFFFFFFu) > 0x7F800000u) return {static_cast<uint16_t>((wide >> 16) | 0x40u)};
-  return {static_cast<uint16_t>((wide + 0x7FFFu + ((wide >> 16) & 1u)) >> 16)};
+  uint32_t word;
+  std::memcpy(&word, &value, sizeof(word));
+  if ((word & 0x7FFFFFFFu) > 0x7F800000u) return {static_cast<uint16_t>((word >> 16) | 0x40u)};
+  return {static_cast<uint16_t>((word + 0x7FFFu + ((word >> 16) & 1u)) >> 16)};
 }
 
 // IEEE 754 half precision.
@@ -51,18 +51,18 @@ inline float to_float(half value) {
   if (exponent == 0) {
     magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   } else {
-    const uint32_t wide = ((exponent == 31 ? 255u : exponent + 112u) << 23) | (mantissa << 13);
-    std::memcpy(&magnitude, &wide, sizeof(wide));
+    const uint32_t word = ((exponent == 31 ? 255u : exponent + 112u) << 23) | (mantissa << 13);
+    std::memcpy(&magnitude, &word, sizeof(word));
   }
   return sign != 0 ? -magnitude : magnitude;
 }
 
 // Rounds to nearest, ties to even; beyond the largest half it is infinity; NaN stays NaN.
 inline half to_half(float value) {
-  uint32_t wide;
-  std::memcpy(&wide, &value, sizeof(wide));
-  const auto sign = static_cast<uint16_t>((wide >> 16) & 0x8000u);
-  const uint32_t magnitude = wide & 0x7FFFFFFFu;
+  uint32_t word;
+  std::memcpy(&word, &value, sizeof(word));
+  const auto sign = static_cast<uint16_t>((word >> 16) & 0x8000u);
+  const uint32_t magnitude = word & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return {static_cast<uint16_t>(sign | 0x7E00u)};
   if (magnitude >= 0x477FF000u) return {static_cast<uint16_t>(sign | 0x7C00u)};
   if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 aligns the mantissa so that the hardware rounds it
@@ -95,10 +95,10 @@ inline float to_float(float8 value) {
 
 // Rounds to nearest, ties to even; beyond +-448 it is +-448; NaN stays NaN.
 inline float8 to_float8(float value) {
-  uint32_t wide;
-  std::memcpy(&wide, &value, sizeof(wide));
-  const auto sign = static_cast<uint8_t>(wide >> 24 & 0x80u);
-  uint32_t magnitude = wide & 0x7FFFFFFFu;
+  uint32_t word;
+  std::memcpy(&word, &value, sizeof(word));
+  const auto sign = static_cast<uint8_t>(word >> 24 & 0x80u);
+  uint32_t magnitude = word & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return {static_cast<uint8_t>(sign | 0x7Fu)};
   if (magnitude >= 0x43E00000u) return {static_cast<uint8_t>(sign | 0x7Eu)};
   if (magnitude < 0x3C800000u) {  // below 2^-6: adding 2^14 aligns the mantissa so that the hardware rounds it

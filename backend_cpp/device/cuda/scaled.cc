@@ -81,7 +81,7 @@ CudaScaled::CudaScaled(CudaOperators& ops, cuda::Gemm& gemm)
 
 cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight, int rows) {
   const cuda::GemmScales scales = cuda::library_scales(weight);
-  if (!may_be_used_ || scales == cuda::GemmScales::kNone || rows < cuda::kWidenRows || !gemm_.has_scales(scales)) {
+  if (!may_be_used_ || scales == cuda::GemmScales::kNone || rows < cuda::kDequantizeRows || !gemm_.has_scales(scales)) {
     return cuda::GemmScales::kNone;
   }
   return passes(scales, DType::kFloat32) ? scales : cuda::GemmScales::kNone;

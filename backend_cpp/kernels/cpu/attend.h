@@ -142,7 +142,7 @@ struct Rounding {
 // Scores of codes become scores of keys: q.k = scale (q.code - zero sum q).
 inline void unround_scores(const Rounding& rounding, int padded, float query_sum, float* scores) {
   for (int t = 0; t < padded; t += kLanes) {
-    const Vec shift = mul(to_floats(widen_bytes(rounding.zeros + t)), broadcast(-query_sum));
+    const Vec shift = mul(to_floats(upcast_bytes(rounding.zeros + t)), broadcast(-query_sum));
     store(scores + t, mul(load(rounding.scales + t), add(load(scores + t), shift)));
   }
 }
@@ -156,7 +156,7 @@ inline float round_weights(const Rounding& rounding, int padded, float* p) {
     // A masked token's scale may never have been written.
     const Vec scaled = select_nonzero(weight, mul(weight, load(rounding.scales + t)));
     store(p + t, scaled);
-    total = fma(scaled, mul(to_floats(widen_bytes(rounding.zeros + t)), broadcast(-1.0f)), total);
+    total = fma(scaled, mul(to_floats(upcast_bytes(rounding.zeros + t)), broadcast(-1.0f)), total);
   }
   return reduce_add(total);
 }

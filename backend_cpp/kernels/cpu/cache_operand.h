@@ -43,7 +43,7 @@ struct Operand<Int8Value> {
   static void prepare(float*, int) {}
 
   Vec value;
-  void load(const Int8Value* p) { value = to_floats(widen_bytes(&p->bits)); }
+  void load(const Int8Value* p) { value = to_floats(upcast_bytes(&p->bits)); }
   void load_partial(const Int8Value* p, int lanes) {
     Int8Value whole[kLanes] = {};
     std::memcpy(whole, p, static_cast<size_t>(lanes));
@@ -62,7 +62,7 @@ struct Operand<Int4Value> {
   Vec first;
   Vec second;
   void load(const Int4Value* p) {
-    const IVec both = widen_bytes(&p->bits);
+    const IVec both = upcast_bytes(&p->bits);
     first = to_floats(low_halves(both));
     second = to_floats(high_halves(both));
   }

@@ -50,9 +50,9 @@ struct KernelTable {
   void (*packed_block)(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
                        int last_tile, float* y, bool accumulate);
   // The same two for wide rows.
-  void (*widen_row)(const float* x, int in_features, int row, const WideRows& wide);
-  void (*wide_block)(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
-                     int last_tile, float* y, bool accumulate);
+  void (*convert_row)(const float* x, int in_features, int row, const ConvertedRows& converted);
+  void (*converted_block)(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows, int first_tile,
+                          int last_tile, float* y, bool accumulate);
   // y += scale shrunk B^T for outputs [first, last) of a part; shrunk and y begin where the part does.
   void (*lora_expand_block)(const LoraPart& part, WeightFormat format, const float* shrunk, int first, int last,
                             float* y);

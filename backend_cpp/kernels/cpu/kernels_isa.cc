@@ -98,8 +98,8 @@ constinit const KernelTable kTable = [] {
                        .linear_block = linear_block,
                        .quantize_row = quantize_row,
                        .packed_block = packed_block,
-                       .widen_row = widen_row_in_vectors,
-                       .wide_block = wide_block_in_vectors,
+                       .convert_row = convert_row_in_vectors,
+                       .converted_block = converted_block_in_vectors,
                        .lora_expand_block = lora_expand_block,
                        .norm_row = norm_row,
                        .activate_row = activate_row,
@@ -118,8 +118,8 @@ constinit const KernelTable kTable = [] {
 #if defined(TM_TILES)
   table.rows_plan = rows_plan_on_tiles;
   table.packed_block = packed_block_by_layout;
-  table.widen_row = widen_row_by_layout;
-  table.wide_block = wide_block_by_format;
+  table.convert_row = convert_row_by_layout;
+  table.converted_block = converted_block_by_format;
   table.attend = attend_on_tiles;
 #endif
   return table;

@@ -107,7 +107,7 @@ inline IVec broadcast_int(int32_t value) {
 inline IVec load_bytes(const uint8_t* p) {
   return _mm512_loadu_si512(p);
 }
-inline IVec widen_bytes(const uint8_t* p) {
+inline IVec upcast_bytes(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 // Each byte shifted to the right, or by a negative number to the left; its bits beyond are those of neighbours.
@@ -273,7 +273,7 @@ inline IVec broadcast_int(int32_t value) {
 inline IVec load_bytes(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
-inline IVec widen_bytes(const uint8_t* p) {
+inline IVec upcast_bytes(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 template <int kShift>
@@ -402,7 +402,7 @@ inline IVec load_bytes(const uint8_t* p) {
   std::memcpy(result.lane, p, sizeof(result.lane));
   return result;
 }
-inline IVec widen_bytes(const uint8_t* p) {
+inline IVec upcast_bytes(const uint8_t* p) {
   return map_int([=](int i) { return p[i]; });
 }
 template <int kShift>

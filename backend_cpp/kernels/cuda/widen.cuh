@@ -6,13 +6,13 @@
 
 namespace turbomind::cuda {
 
-__device__ __forceinline__ float widen(float value) {
+__device__ __forceinline__ float upcast(float value) {
   return value;
 }
-__device__ __forceinline__ float widen(bf16 value) {
+__device__ __forceinline__ float upcast(bf16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }
-__device__ __forceinline__ float widen(half value) {
+__device__ __forceinline__ float upcast(half value) {
   return __half2float(__ushort_as_half(value.bits));
 }
 

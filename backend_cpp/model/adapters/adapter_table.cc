@@ -13,10 +13,10 @@ void AdapterTable::place(Operators& ops, int slot, std::unique_ptr<AdapterWeight
   gather_ = ops.operations().find<LoraGather>();
   expand_ = ops.operations().require<LoraExpand>();
   const std::vector<int>& ranks = adapter->ranks();
-  const int widest = ranks.empty() ? 0 : *std::max_element(ranks.begin(), ranks.end());
-  if (widest > widest_) {
-    shrunk_ = float_buffer(ops, max_rows_, widest);
-    widest_ = widest;
+  const int largest_rank = ranks.empty() ? 0 : *std::max_element(ranks.begin(), ranks.end());
+  if (largest_rank > max_rank_) {
+    shrunk_ = float_buffer(ops, max_rows_, largest_rank);
+    max_rank_ = largest_rank;
   }
   adapter->place(ops);
   adapters_.emplace(slot, std::move(adapter));

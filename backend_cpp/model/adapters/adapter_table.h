@@ -40,7 +40,7 @@ class AdapterTable {
   std::vector<int> max_ranks_;  // of each adapted layer, over the step's adapters
   int computed_ = 0;
   AlignedBuffer shrunk_;  // float32 [max_rows, the largest rank of a layer]; grows
-  int widest_ = 0;
+  int max_rank_ = 0;
 };
 
 }  // namespace turbomind

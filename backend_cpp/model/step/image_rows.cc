@@ -13,7 +13,7 @@ int widest_input(const ModelSpec& spec) {
   return std::max({spec.hidden_size, spec.intermediate_size, sizes.heads * sizes.value_dim});
 }
 
-int widest_output(const ModelSpec& spec) {
+int max_output(const ModelSpec& spec) {
   const HeadSizes sizes = head_sizes(spec, 0);
   const int values = (sizes.heads + sizes.kv_heads) * sizes.value_dim;
   const int qkv = (sizes.heads + sizes.kv_heads) * sizes.head_dim + values;
@@ -26,9 +26,9 @@ ImageRows::ImageRows(Operators& ops, const ModelSpec& spec, int max_rows)
     : on_grid_only_(spec.images->own_on_grid),
       rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       inputs_(ops, max_rows, widest_input(spec)),
-      outputs_(ops, max_rows, widest_output(spec)),
+      outputs_(ops, max_rows, max_output(spec)),
       shrunk_(ops, max_rows, spec.images->low_rank),
-      part_(ops, spec.images->low_rank > 0 ? max_rows : 0, widest_output(spec)) {}
+      part_(ops, spec.images->low_rank > 0 ? max_rows : 0, max_output(spec)) {}
 
 bool ImageRows::begin_step(Operators& ops, const StepInput& input, int computed) {
   std::vector<bool> is_image(static_cast<size_t>(computed), false);

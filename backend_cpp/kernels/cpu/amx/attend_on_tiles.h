@@ -43,10 +43,10 @@ class AttentionOnTiles {
     const size_t tile = static_cast<size_t>(kTileSide) * key_depth_;
     std::fill_n(factors_, tiles_ * tile, bf16{0});
     std::fill_n(sums_, static_cast<size_t>(tiles_) * kTileSide * value_width_, 0.0f);
-    const WideRows rows{queries.count, {kTileSide, kTileDepth, static_cast<size_t>(key_depth_)}, factors_};
+    const ConvertedRows rows{queries.count, {kTileSide, kTileDepth, static_cast<size_t>(key_depth_)}, factors_};
     for (int n = 0; n < queries.count; ++n) {
       const float* factors = queries.factors + static_cast<size_t>(n) * layout_.key_dim;
-      widen_row_for_tiles(factors, layout_.key_dim, n, rows);
+      convert_row_for_tiles(factors, layout_.key_dim, n, rows);
       queries.maximum[n] = -std::numeric_limits<float>::infinity();
       queries.sum[n] = 0;
     }
@@ -60,11 +60,12 @@ class AttentionOnTiles {
       if (std::max(queries_.begins[n] - start, 0) < seen(n)) tokens = std::max(tokens, seen(n));
     }
     if (tokens == 0) return;
-    const Block block{start, Rounding(keys, layout_, layout_.key_dim), Rounding(values, layout_, layout_.value_dim),
-                      widen_keys(reinterpret_cast<const T*>(keys), Rounding(keys, layout_, layout_.key_dim),
-                                 layout_.key_dim, layout_.block_len, tokens, key_workspace()),
-                      widen_values(reinterpret_cast<const T*>(values), Rounding(values, layout_, layout_.value_dim),
-                                   layout_.value_dim, tokens, value_workspace())};
+    const Block block{
+        start, Rounding(keys, layout_, layout_.key_dim), Rounding(values, layout_, layout_.value_dim),
+        dequantize_keys(reinterpret_cast<const T*>(keys), Rounding(keys, layout_, layout_.key_dim), layout_.key_dim,
+                        layout_.block_len, tokens, key_workspace()),
+        dequantize_values(reinterpret_cast<const T*>(values), Rounding(values, layout_, layout_.value_dim),
+                          layout_.value_dim, tokens, value_workspace())};
     for (int tile = 0; tile < tiles_; ++tile) {
       const int first = tile * kTileSide;
       attend(block, first, std::min(kTileSide, queries_.count - first),
@@ -128,7 +129,7 @@ class AttentionOnTiles {
     const int depth = round_up(tokens, kTileDepth);
     bf16* weights = workspace_.weights.reserve<bf16>(static_cast<size_t>(kTileSide) * depth);
     std::fill_n(weights, static_cast<size_t>(kTileSide) * depth, bf16{0});
-    const WideRows rows{count, {kTileSide, kTileDepth, static_cast<size_t>(depth)}, weights};
+    const ConvertedRows rows{count, {kTileSide, kTileDepth, static_cast<size_t>(depth)}, weights};
     for (int n = 0; n < count; ++n) {
       const int query = first + n;
       float* p = scores + static_cast<size_t>(n) * stride;
@@ -137,7 +138,7 @@ class AttentionOnTiles {
       rule.apply(block.start, padded, p);
       const float correction = soften(low[n], high[n], padded, p, queries_.maximum[query], queries_.sum[query]);
       if (kIsQuantized<T>) weigh_by(block.value_rounding.scales, padded, p);
-      widen_row_for_tiles(p, tokens, n, rows);
+      convert_row_for_tiles(p, tokens, n, rows);
       float* own = sums + static_cast<size_t>(n) * value_width_;
       for (int d = 0; d < value_width_; d += kLanes) store(own + d, mul(load(own + d), broadcast(correction)));
     }

@@ -44,8 +44,8 @@ inline void load_weight_tile(const LinearWeight& weight, int first, int k) {
 
 // kOuts tiles of outputs by kColumns tiles of 16 rows of x: at most four of sums. Weights and rows take the other four.
 template <int kOuts, int kColumns>
-inline void bf16_rows_on_tiles(const LinearWeight& weight, int first_tile, const WideRows& x, int first_row, float* y,
-                               bool accumulate) {
+inline void bf16_rows_on_tiles(const LinearWeight& weight, int first_tile, const ConvertedRows& x, int first_row,
+                               float* y, bool accumulate) {
   static_assert(kOuts * kColumns <= 4 && kColumns <= 2);
   const bf16* columns[kColumns];
   for (int c = 0; c < kColumns; ++c) {
@@ -75,8 +75,8 @@ inline void bf16_rows_on_tiles(const LinearWeight& weight, int first_tile, const
   });
 }
 
-inline void bf16_block_on_tiles(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
-                                int last_tile, float* y, bool accumulate) {
+inline void bf16_block_on_tiles(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows,
+                                int first_tile, int last_tile, float* y, bool accumulate) {
   TileShapes shapes;
   for (int tile = 0; tile < kTileCount; ++tile) shapes.set(tile, kTileSide, kTileBytes);
   const TileScope scope(shapes);

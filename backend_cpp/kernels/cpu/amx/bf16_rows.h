@@ -14,9 +14,9 @@ namespace turbomind::TM_ISA {
 inline constexpr int kTileDepth = kTileBytes / static_cast<int>(sizeof(bf16));
 
 // A row of A [16, 32] tiles (unit 32) or a column of B [32, 16] tiles (unit 2). Inputs beyond in_features are 0.
-inline void widen_row_for_tiles(const float* x, int in_features, int row, const WideRows& wide) {
-  const RowsLayout& layout = wide.layout;
-  auto* target = static_cast<bf16*>(wide.values) + layout.offset(static_cast<size_t>(row));
+inline void convert_row_for_tiles(const float* x, int in_features, int row, const ConvertedRows& converted) {
+  const RowsLayout& layout = converted.layout;
+  auto* target = static_cast<bf16*>(converted.values) + layout.offset(static_cast<size_t>(row));
   const size_t step = static_cast<size_t>(layout.interleave) * layout.unit;
   for (int k = 0; k < static_cast<int>(layout.features); k += kTileDepth) {
     bf16 rounded[kTileDepth] = {};

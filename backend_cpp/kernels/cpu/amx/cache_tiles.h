@@ -58,43 +58,43 @@ inline Vec less_zeros(IVec quantized, Vec zeros) {
 inline IVec load_quantized(const uint8_t* quantized, int lanes) {
   uint8_t whole[kLanes] = {};
   std::memcpy(whole, quantized, static_cast<size_t>(lanes));
-  return widen_bytes(whole);
+  return upcast_bytes(whole);
 }
 
 // The keys of a block's first `tokens` tokens, rounded up to whole tiles.
-inline PairMatrix widen_keys(const Int8Value* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
-                             bf16* workspace) {
+inline PairMatrix dequantize_keys(const Int8Value* keys, const Rounding& rounding, int key_dim, int block_len,
+                                  int tokens, bf16* workspace) {
   for (int pair = 0; 2 * pair < key_dim; ++pair) {
     const uint8_t* even = &keys[static_cast<size_t>(2 * pair) * block_len].bits;
     for (int t = 0; t < tokens; t += kLanes) {
-      const Vec zeros = to_floats(widen_bytes(rounding.zeros + t));
+      const Vec zeros = to_floats(upcast_bytes(rounding.zeros + t));
       store_pairs_of(workspace + (static_cast<size_t>(pair) * block_len + t) * 2,
-                     less_zeros(widen_bytes(even + t), zeros), less_zeros(widen_bytes(even + block_len + t), zeros),
+                     less_zeros(upcast_bytes(even + t), zeros), less_zeros(upcast_bytes(even + block_len + t), zeros),
                      kLanes);
     }
   }
   return {workspace, key_dim, block_len};
 }
-inline PairMatrix widen_keys(const Int4Value* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
-                             bf16* workspace) {
+inline PairMatrix dequantize_keys(const Int4Value* keys, const Rounding& rounding, int key_dim, int block_len,
+                                  int tokens, bf16* workspace) {
   for (int pair = 0; 2 * pair < key_dim; ++pair) {
     const uint8_t* both = &keys[static_cast<size_t>(pair) * block_len].bits;
     for (int t = 0; t < tokens; t += kLanes) {
-      const Vec zeros = to_floats(widen_bytes(rounding.zeros + t));
-      const IVec quantized = widen_bytes(both + t);
+      const Vec zeros = to_floats(upcast_bytes(rounding.zeros + t));
+      const IVec quantized = upcast_bytes(both + t);
       store_pairs_of(workspace + (static_cast<size_t>(pair) * block_len + t) * 2,
                      less_zeros(low_halves(quantized), zeros), less_zeros(high_halves(quantized), zeros), kLanes);
     }
   }
   return {workspace, key_dim, block_len};
 }
-inline PairMatrix widen_keys(const bf16* keys, const Rounding&, int key_dim, int block_len, int, bf16*) {
+inline PairMatrix dequantize_keys(const bf16* keys, const Rounding&, int key_dim, int block_len, int, bf16*) {
   return {keys, key_dim, block_len};
 }
 
 // The values of a block's first `tokens` tokens.
-inline PairMatrix widen_values(const Int8Value* values, const Rounding& rounding, int value_dim, int tokens,
-                               bf16* workspace) {
+inline PairMatrix dequantize_values(const Int8Value* values, const Rounding& rounding, int value_dim, int tokens,
+                                    bf16* workspace) {
   for (int t = 0; t < tokens; t += 2) {
     const uint8_t* even = &values[static_cast<size_t>(t) * value_dim].bits;
     const bool is_last = t + 1 == tokens;
@@ -108,8 +108,8 @@ inline PairMatrix widen_values(const Int8Value* values, const Rounding& rounding
   }
   return {workspace, tokens, value_dim};
 }
-inline PairMatrix widen_values(const Int4Value* values, const Rounding& rounding, int value_dim, int tokens,
-                               bf16* workspace) {
+inline PairMatrix dequantize_values(const Int4Value* values, const Rounding& rounding, int value_dim, int tokens,
+                                    bf16* workspace) {
   for (int t = 0; t < tokens; t += 2) {
     const uint8_t* both = &values[static_cast<size_t>(t / 2) * value_dim].bits;
     const bool is_last = t + 1 == tokens;
@@ -123,7 +123,7 @@ inline PairMatrix widen_values(const Int4Value* values, const Rounding& rounding
   }
   return {workspace, tokens, value_dim};
 }
-inline PairMatrix widen_values(const bf16* values, const Rounding&, int value_dim, int tokens, bf16*) {
+inline PairMatrix dequantize_values(const bf16* values, const Rounding&, int value_dim, int tokens, bf16*) {
   return {values, tokens, value_dim};
 }
 

@@ -21,10 +21,10 @@ inline bool is_float8_for_tiles(const LinearWeight& weight) {
 
 // Four inputs of 16 outputs become two rows of B: the first two inputs, and the other two.
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-inline void widen_float8_quads(const uint8_t* quantized, bf16* rows) {
+inline void upcast_float8_quads(const uint8_t* quantized, bf16* rows) {
   Float8Quads quads;
   quads.load(quantized);
-  const auto [outputs_01, outputs_23] = quads.wide();
+  const auto [outputs_01, outputs_23] = quads.upcast();
   const auto pairs = [&](auto lanes) {
     return _mm512_castps_si512(
         _mm512_shuffle_ps(_mm512_castsi512_ps(outputs_01), _mm512_castsi512_ps(outputs_23), lanes()));
@@ -41,7 +41,7 @@ inline constexpr std::array<uint16_t, 256> kFloat8AsBf16 = [] {
   return table;
 }();
 
-inline void widen_float8_quads(const uint8_t* quantized, bf16* rows) {
+inline void upcast_float8_quads(const uint8_t* quantized, bf16* rows) {
   for (int output = 0; output < kTileOutputs; ++output) {
     for (int i = 0; i < 4; ++i) {
       rows[i / 2 * kTileDepth + 2 * output + i % 2] = {kFloat8AsBf16[quantized[4 * output + i]]};
@@ -51,7 +51,8 @@ inline void widen_float8_quads(const uint8_t* quantized, bf16* rows) {
 #endif
 
 inline void float8_rows_on_tiles(const LinearWeight& weight, const PackedShape& shape, int tile_index,
-                                 const bf16* weights, const WideRows& x, int first_row, float* y, bool accumulate) {
+                                 const bf16* weights, const ConvertedRows& x, int first_row, float* y,
+                                 bool accumulate) {
   const bool has_scales = weight.block_scales != nullptr;
   const int groups = has_scales ? shape.groups() : 1;
   const int steps = (has_scales ? shape.group : shape.padded_features()) / kTileDepth;
@@ -76,18 +77,18 @@ inline void float8_rows_on_tiles(const LinearWeight& weight, const PackedShape& 
   write_tile(weight, tile_index, 1.0f, sums, first_row, x.rows - first_row, y, accumulate);
 }
 
-inline void float8_block_on_tiles(const LinearWeight& weight, const WideRows& x, int first_row, int rows,
+inline void float8_block_on_tiles(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
   const size_t tile_bytes = shape.group_bytes() * shape.groups();
-  static thread_local AlignedBuffer wide;
-  bf16* const workspace = wide.reserve<bf16>(tile_bytes);
+  static thread_local AlignedBuffer buffer;
+  bf16* const workspace = buffer.reserve<bf16>(tile_bytes);
 
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, kTileBytes).set(2, kTileSide, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
     const uint8_t* quantized = static_cast<const uint8_t*>(weight.data) + index * tile_bytes;
-    for (size_t i = 0; i < tile_bytes; i += 4 * kTileOutputs) widen_float8_quads(quantized + i, workspace + i);
+    for (size_t i = 0; i < tile_bytes; i += 4 * kTileOutputs) upcast_float8_quads(quantized + i, workspace + i);
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
       float8_rows_on_tiles(weight, shape, index, workspace, x, row, y, accumulate);
     }

@@ -25,7 +25,7 @@ inline int tile_unit(int group) {
 }
 
 // The codes of a 4-bit tile as those of an 8-bit one, signed, less their zeros; with minima as they are.
-inline void widen_codes(const PackedTile& tile, const PackedShape& shape, int8_t* wide) {
+inline void unpack_int4(const PackedTile& tile, const PackedShape& shape, int8_t* unpacked) {
   constexpr int kVector = 4 * kTileOutputs;
   const uint8_t* quantized = tile.quantized;
   for (int g = 0; g < shape.groups(); ++g) {
@@ -34,9 +34,9 @@ inline void widen_codes(const PackedTile& tile, const PackedShape& shape, int8_t
       const int common = tile.mins == nullptr ? shape.zero_code() : 0;
       zeros[i] = tile.zeros == nullptr ? static_cast<uint8_t>(common) : tile.zeros[g * kTileOutputs + i / 4];
     }
-    for (int k = 0; k < shape.group; k += 8, quantized += kVector, wide += 2 * kVector) {
-      for (int i = 0; i < kVector; ++i) wide[i] = static_cast<int8_t>((quantized[i] & 0x0F) - zeros[i]);
-      for (int i = 0; i < kVector; ++i) wide[kVector + i] = static_cast<int8_t>((quantized[i] >> 4) - zeros[i]);
+    for (int k = 0; k < shape.group; k += 8, quantized += kVector, unpacked += 2 * kVector) {
+      for (int i = 0; i < kVector; ++i) unpacked[i] = static_cast<int8_t>((quantized[i] & 0x0F) - zeros[i]);
+      for (int i = 0; i < kVector; ++i) unpacked[kVector + i] = static_cast<int8_t>((quantized[i] >> 4) - zeros[i]);
     }
   }
 }
@@ -44,7 +44,7 @@ inline void widen_codes(const PackedTile& tile, const PackedShape& shape, int8_t
 // sum (code - zero) x = sum code x - zero sum x: what the sums over a group begin with.
 inline IVec start_of_group(const PackedTile& tile, int group, int32_t offset) {
   const IVec start = broadcast_int(tile.mins == nullptr ? offset : 0);
-  return tile.zeros == nullptr ? start : multiply(start, widen_bytes(tile.zeros + group * kTileOutputs));
+  return tile.zeros == nullptr ? start : multiply(start, upcast_bytes(tile.zeros + group * kTileOutputs));
 }
 
 // y of a tile for kRows rows from first_row on, some of which may be missing. `codes`: one byte each, those of a 4-bit
@@ -99,16 +99,15 @@ template <int kBits>
 inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
-  static thread_local AlignedBuffer wide;
+  static thread_local AlignedBuffer unpacked;
   int8_t* const workspace =
-      kBits < 8 ? wide.reserve<int8_t>(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
-  constexpr int kMultiplied = kBits == 4 ? 4 : 8;
+      kBits == 4 ? unpacked.reserve<int8_t>(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
   const int unit = x.layout.unit;
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, unit).set(2, unit / 4, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
     const PackedTile tile = packed_tile(weight, shape, index);
-    if (kBits == 4) widen_codes(tile, shape, workspace);
+    if (kBits == 4) unpack_int4(tile, shape, workspace);
     const void* quantized = kBits == 4 ? static_cast<const void*>(workspace) : tile.quantized;
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
       if (first_row + rows - row > kTileSide / 2) {

@@ -41,22 +41,22 @@ inline RowsPlan rows_plan_on_tiles(const LinearWeight& weight, int rows) {
   return plan;
 }
 
-inline void widen_row_by_layout(const float* x, int in_features, int row, const WideRows& wide) {
-  if (wide.layout.interleave == kTileSide) {
-    widen_row_for_tiles(x, in_features, row, wide);
+inline void convert_row_by_layout(const float* x, int in_features, int row, const ConvertedRows& converted) {
+  if (converted.layout.interleave == kTileSide) {
+    convert_row_for_tiles(x, in_features, row, converted);
   } else {
-    widen_row_in_vectors(x, in_features, row, wide);
+    convert_row_in_vectors(x, in_features, row, converted);
   }
 }
 
-inline void wide_block_by_format(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
-                                 int last_tile, float* y, bool accumulate) {
+inline void converted_block_by_format(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows,
+                                      int first_tile, int last_tile, float* y, bool accumulate) {
   if (weight.format == WeightFormat::kBFloat16) {
     bf16_block_on_tiles(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   } else if (x.layout.interleave == kTileSide) {
     float8_block_on_tiles(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   } else {
-    wide_block_in_vectors(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
+    converted_block_in_vectors(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   }
 }
 

@@ -20,11 +20,12 @@ inline RowsLayout bf16_layout(int in_features) {
   return {.interleave = 1, .unit = kBf16Unit, .features = units * kBf16Unit};
 }
 
-inline void widen_row_to_bf16(const float* x, int in_features, int row, const WideRows& wide) {
-  round_to_bf16(x, in_features, static_cast<bf16*>(wide.values) + wide.layout.offset(static_cast<size_t>(row)));
+inline void convert_row_to_bf16(const float* x, int in_features, int row, const ConvertedRows& converted) {
+  round_to_bf16(x, in_features,
+                static_cast<bf16*>(converted.values) + converted.layout.offset(static_cast<size_t>(row)));
 }
 
-inline void bf16_block(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+inline void bf16_block(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows, int first_tile,
                        int last_tile, float* y, bool accumulate) {
   const auto row = static_cast<size_t>(first_row);
   dot_block<PairProducts>(weight, static_cast<const bf16*>(x.values) + x.layout.offset(row), x.layout.features, rows,

@@ -10,10 +10,10 @@ namespace turbomind::TM_ISA {
 
 // The nearest bfloat16 of 16 floats, ties to even; NaN stays NaN.
 inline __m256i to_bf16s(Vec v) {
-  const __m512i wide = _mm512_castps_si512(v);
-  const __m512i last_bit = _mm512_and_si512(_mm512_srli_epi32(wide, 16), _mm512_set1_epi32(1));
-  const __m512i nearest = _mm512_add_epi32(wide, _mm512_add_epi32(last_bit, _mm512_set1_epi32(0x7FFF)));
-  const __m512i quiet = _mm512_or_si512(wide, _mm512_set1_epi32(0x400000));
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i last_bit = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(last_bit, _mm512_set1_epi32(0x7FFF)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
   const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(nearest, is_nan, quiet), 16));
 }

@@ -24,9 +24,9 @@ inline void for_parts(Visit&& visit) {
 }
 
 // Inputs beyond in_features are 0.
-inline void widen_row_to_quads(const float* x, int in_features, int row, const WideRows& wide) {
-  const RowsLayout& layout = wide.layout;
-  auto* quad = static_cast<Float8Quads::Input*>(wide.values) + layout.offset(static_cast<size_t>(row));
+inline void convert_row_to_quads(const float* x, int in_features, int row, const ConvertedRows& converted) {
+  const RowsLayout& layout = converted.layout;
+  auto* quad = static_cast<Float8Quads::Input*>(converted.values) + layout.offset(static_cast<size_t>(row));
   for (int i = 0; i < static_cast<int>(layout.features); i += 4, quad += 4 * layout.interleave) {
     float four[4] = {};
     if (i < in_features) std::copy_n(x + i, std::min(4, in_features - i), four);
@@ -35,7 +35,7 @@ inline void widen_row_to_quads(const float* x, int in_features, int row, const W
 }
 
 template <int kRows>
-inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const WideRows& x,
+inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const ConvertedRows& x,
                         int first_row, float* y, bool accumulate) {
   const size_t first_group = static_cast<size_t>(tile_index) * shape.groups();
   const auto* quantized = static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes();
@@ -104,7 +104,7 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
   write_tile(weight, tile_index, Float8Quads::kFactor, sums, first_row, x.rows - first_row, y, accumulate);
 }
 
-inline void float8_block(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+inline void float8_block(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows, int first_tile,
                          int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
   for_row_groups<kFloat8Rows>(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {

@@ -64,20 +64,20 @@ class Float8Quads {
                                          load_bytes(kFloat8Tables.high.data() + 64));
     // high | (bytes & 0x80)
     high = _mm512_ternarylogic_epi32(high, bytes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
-    wide_[0] = _mm512_unpacklo_epi8(low, high);
-    wide_[1] = _mm512_unpackhi_epi8(low, high);
+    upcast_[0] = _mm512_unpacklo_epi8(low, high);
+    upcast_[1] = _mm512_unpackhi_epi8(low, high);
   }
 
   void multiply_add(const Input* quad, QuadSums& sums) const {
     int64_t four;
     std::memcpy(&four, quad, sizeof(four));
     const IVec x = _mm512_set1_epi64(four);
-    sums.pair[0] = dot2(sums.pair[0], wide_[0], x);
-    sums.pair[1] = dot2(sums.pair[1], wide_[1], x);
+    sums.pair[0] = dot2(sums.pair[0], upcast_[0], x);
+    sums.pair[1] = dot2(sums.pair[1], upcast_[1], x);
   }
 
   // Outputs 0 and 1, and outputs 2 and 3, of each 128 bits.
-  const IVec (&wide() const)[2] { return wide_; }
+  const IVec (&upcast() const)[2] { return upcast_; }
 
   static Vec outputs_of(const QuadSums& sums) {
     const auto& [a, b] = sums.pair;
@@ -85,7 +85,7 @@ class Float8Quads {
   }
 
  private:
-  IVec wide_[2];
+  IVec upcast_[2];
 };
 
 #else
@@ -99,15 +99,15 @@ inline Vec broadcast_pair(const float* p) {
   std::memcpy(&pair, p, sizeof(pair));
   return _mm512_castpd_ps(_mm512_set1_pd(pair));
 }
-inline void widen_pairs(IVec high_bytes, Vec (&wide)[2]) {
+inline void upcast_pairs(IVec high_bytes, Vec (&upcast)[2]) {
   const IVec halves =
       _mm512_and_si512(_mm512_srai_epi16(high_bytes, 1), _mm512_set1_epi16(static_cast<int16_t>(0xBF80)));
-  wide[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
-  wide[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+  upcast[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+  upcast[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
 }
-inline void widen_float8(IVec bytes, Vec (&even)[2], Vec (&odd)[2]) {
-  widen_pairs(_mm512_slli_epi16(bytes, 8), even);
-  widen_pairs(bytes, odd);
+inline void upcast_float8(IVec bytes, Vec (&even)[2], Vec (&odd)[2]) {
+  upcast_pairs(_mm512_slli_epi16(bytes, 8), even);
+  upcast_pairs(bytes, odd);
 }
 // Sums of neighbours, of a and then of b.
 inline Vec add_neighbours(Vec a, Vec b) {
@@ -123,15 +123,15 @@ inline Vec broadcast_pair(const float* p) {
   std::memcpy(&pair, p, sizeof(pair));
   return _mm256_castpd_ps(_mm256_set1_pd(pair));
 }
-inline void widen_pairs(IVec high_bytes, Vec (&wide)[2]) {
+inline void upcast_pairs(IVec high_bytes, Vec (&upcast)[2]) {
   const IVec halves =
       _mm256_and_si256(_mm256_srai_epi16(high_bytes, 1), _mm256_set1_epi16(static_cast<int16_t>(0xBF80)));
-  wide[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-  wide[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+  upcast[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+  upcast[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
 }
-inline void widen_float8(IVec bytes, Vec (&even)[2], Vec (&odd)[2]) {
-  widen_pairs(_mm256_slli_epi16(bytes, 8), even);
-  widen_pairs(bytes, odd);
+inline void upcast_float8(IVec bytes, Vec (&even)[2], Vec (&odd)[2]) {
+  upcast_pairs(_mm256_slli_epi16(bytes, 8), even);
+  upcast_pairs(bytes, odd);
 }
 inline Vec add_neighbours(Vec a, Vec b) {
   const __m256d mixed = _mm256_castps_pd(_mm256_hadd_ps(a, b));  // 128 bits of a, of b, of a, of b: halves of each
@@ -143,14 +143,14 @@ inline Vec add_neighbours(Vec a, Vec b) {
 inline Vec broadcast_pair(const float* p) {
   return map([=](int i) { return p[i % 2]; });
 }
-inline void widen_float8(IVec bytes, Vec (&even)[2], Vec (&odd)[2]) {
-  const auto wide = [&](int output, int byte) {
+inline void upcast_float8(IVec bytes, Vec (&even)[2], Vec (&odd)[2]) {
+  const auto upcast = [&](int output, int byte) {
     const auto code = static_cast<uint8_t>(static_cast<uint32_t>(bytes.lane[output]) >> 8 * byte);
     return to_float(half{static_cast<uint16_t>((code & 0x80u) << 8 | (code & 0x7Fu) << 7)});
   };
   for (int v = 0; v < 2; ++v) {
-    even[v] = map([&](int i) { return wide(2 * v + i / 2, i % 2 * 2); });
-    odd[v] = map([&](int i) { return wide(2 * v + i / 2, i % 2 * 2 + 1); });
+    even[v] = map([&](int i) { return upcast(2 * v + i / 2, i % 2 * 2); });
+    odd[v] = map([&](int i) { return upcast(2 * v + i / 2, i % 2 * 2 + 1); });
   }
 }
 inline Vec add_neighbours(Vec a, Vec b) {
@@ -169,7 +169,7 @@ class Float8Quads {
     std::memcpy(quad, reordered, sizeof(reordered));
   }
 
-  void load(const uint8_t* quantized) { widen_float8(load_bytes(quantized), even_, odd_); }
+  void load(const uint8_t* quantized) { upcast_float8(load_bytes(quantized), even_, odd_); }
 
   void multiply_add(const Input* quad, QuadSums& sums) const {
     const Vec even = broadcast_pair(quad);

@@ -49,18 +49,18 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   return plan;
 }
 
-inline void widen_row_in_vectors(const float* x, int in_features, int row, const WideRows& wide) {
+inline void convert_row_in_vectors(const float* x, int in_features, int row, const ConvertedRows& converted) {
 #if defined(__AVX2__)
-  if (is_for_panels(wide.layout)) return widen_row_for_panels(x, in_features, row, wide);
+  if (is_for_panels(converted.layout)) return convert_row_for_panels(x, in_features, row, converted);
 #endif
 #if defined(__AVX512BF16__)
-  if (wide.layout.unit == kBf16Unit) return widen_row_to_bf16(x, in_features, row, wide);
+  if (converted.layout.unit == kBf16Unit) return convert_row_to_bf16(x, in_features, row, converted);
 #endif
-  widen_row_to_quads(x, in_features, row, wide);
+  convert_row_to_quads(x, in_features, row, converted);
 }
 
-inline void wide_block_in_vectors(const LinearWeight& weight, const WideRows& x, int first_row, int rows,
-                                  int first_tile, int last_tile, float* y, bool accumulate) {
+inline void converted_block_in_vectors(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows,
+                                       int first_tile, int last_tile, float* y, bool accumulate) {
 #if defined(__AVX2__)
   if (is_for_panels(x.layout)) {
     return panel_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);

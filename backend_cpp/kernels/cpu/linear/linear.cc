@@ -95,7 +95,7 @@ class Product {
       rounded_ = scratch.reserve_quantized(weight, plan_.layout, job.rows);
       unit_bytes = shape.group_bytes() * shape.groups();
     } else {
-      wide_ = scratch.reserve_wide(plan_.layout, job.rows);
+      converted_ = scratch.reserve_converted(plan_.layout, job.rows);
       if (weight.is_packed()) unit_bytes = plan_.layout.features * kTileOutputs;
     }
     divide(static_cast<size_t>(pool.thread_count()), unit_bytes);
@@ -121,7 +121,7 @@ class Product {
           kernels().quantize_row(reader.read(index), weight.in_features, weight.group, row, rounded_);
           break;
         case RowsPlan::Kind::kWide:
-          kernels().widen_row(reader.read(index), weight.in_features, row, wide_);
+          kernels().convert_row(reader.read(index), weight.in_features, row, converted_);
       }
     }
   }
@@ -144,7 +144,7 @@ class Product {
         kernels().packed_block(weight, rounded_, row, rows, first, last, job_.y, accumulate_);
         break;
       case RowsPlan::Kind::kWide:
-        kernels().wide_block(weight, wide_, row, rows, first, last, job_.y, accumulate_);
+        kernels().converted_block(weight, converted_, row, rows, first, last, job_.y, accumulate_);
     }
   }
 
@@ -175,7 +175,7 @@ class Product {
   int row_chunks_ = 0;
   int unit_chunks_ = 0;
   QuantizedRows rounded_{};
-  WideRows wide_{};
+  ConvertedRows converted_{};
 };
 
 // Runs a pass of all products in one loop.
@@ -215,7 +215,7 @@ QuantizedRows LinearScratch::reserve_quantized(const LinearWeight& weight, const
   return view;
 }
 
-WideRows LinearScratch::reserve_wide(const RowsLayout& layout, int rows) {
+ConvertedRows LinearScratch::reserve_converted(const RowsLayout& layout, int rows) {
   const size_t values = layout.elements(rows) + kCacheLine / sizeof(float);
   if (values_.size() < values) values_.resize(values);
   return {rows, layout, align_up(values_.data())};
@@ -242,9 +242,9 @@ void multiply(const KernelTable& table, const LinearWeight& weight, const float*
     for (int row = 0; row < rows; ++row) table.quantize_row(row_of(row), inputs, weight.group, row, rounded);
     table.packed_block(weight, rounded, 0, rows, 0, tiles, y, false);
   } else {
-    const WideRows wide = scratch.reserve_wide(plan.layout, rows);
-    for (int row = 0; row < rows; ++row) table.widen_row(row_of(row), inputs, row, wide);
-    table.wide_block(weight, wide, 0, rows, 0, tiles, y, false);
+    const ConvertedRows converted = scratch.reserve_converted(plan.layout, rows);
+    for (int row = 0; row < rows; ++row) table.convert_row(row_of(row), inputs, row, converted);
+    table.converted_block(weight, converted, 0, rows, 0, tiles, y, false);
   }
 }
 

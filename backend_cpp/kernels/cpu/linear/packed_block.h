@@ -222,7 +222,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
       for (int r = 0; r < kRows; ++r) {
         group_sums[r][v] = broadcast_int(kKind == QuantizedKind::kWithMins ? 0 : offsets[r]);
         if (kKind == QuantizedKind::kShifted) {
-          group_sums[r][v] = multiply(group_sums[r][v], widen_bytes(tile.zeros + lane(v)));
+          group_sums[r][v] = multiply(group_sums[r][v], upcast_bytes(tile.zeros + lane(v)));
         }
       }
     }

@@ -78,9 +78,10 @@ inline bool is_for_panels(const RowsLayout& layout) {
   return layout.interleave == 1 && layout.unit <= 2;
 }
 
-inline void widen_row_for_panels(const float* x, int in_features, int row, const WideRows& wide) {
-  const int inputs = wide.layout.unit * kLanes;
-  float* lanes = static_cast<float*>(wide.values) + wide.layout.offset(static_cast<size_t>(row)) / wide.layout.unit;
+inline void convert_row_for_panels(const float* x, int in_features, int row, const ConvertedRows& converted) {
+  const int inputs = converted.layout.unit * kLanes;
+  float* lanes =
+      static_cast<float*>(converted.values) + converted.layout.offset(static_cast<size_t>(row)) / converted.layout.unit;
   write_lanes(chunks_of(in_features, inputs), lanes, [&](int chunk) {
     const float* source = x + static_cast<size_t>(chunk) * inputs;
     const int count = std::min(inputs, in_features - chunk * inputs);
@@ -167,7 +168,7 @@ inline void panel_rows(const float* panel, int chunks, const float* x, size_t ld
 }
 
 template <class Products>
-void panel_block_of(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+void panel_block_of(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows, int first_tile,
                     int last_tile, float* y, bool accumulate) {
   static thread_local AlignedBuffer buffer;
   const int chunks = chunks_of(weight.in_features, Products::kInputs);
@@ -196,7 +197,7 @@ void panel_block_of(const LinearWeight& weight, const WideRows& x, int first_row
   }
 }
 
-inline void panel_block(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+inline void panel_block(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows, int first_tile,
                         int last_tile, float* y, bool accumulate) {
   const auto multiply = [&](auto products) {
     panel_block_of<decltype(products)>(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);

@@ -67,17 +67,17 @@ struct Columns {
 };
 
 // A key's channels as factors of the state before its decay.
-template <bool is_decay_wide>
+template <bool has_channel_decay>
 inline const float* decayed_key(const HeadSpan& head, int i, float* workspace) {
   const float* key = head.key(i);
-  if constexpr (!is_decay_wide) return key;
+  if constexpr (!has_channel_decay) return key;
   const float* decay = head.decay(i);
   for (int r = 0; r < head.params.key_dim; ++r) workspace[r] = key[r] * decay[r];
   return workspace;
 }
 
 // All tokens of the span over `columns`, whose state is [key_dim] rows of kVectors vectors, `stride` floats apart.
-template <int kVectors, bool has_delta, bool is_decay_wide>
+template <int kVectors, bool has_delta, bool has_channel_decay>
 inline void recur_columns(const HeadSpan& head, const Columns& columns, float* state, size_t stride) {
   const RecurrenceParams& params = head.params;
   const int key_dim = params.key_dim;
@@ -86,7 +86,7 @@ inline void recur_columns(const HeadSpan& head, const Columns& columns, float* s
   Vec seen[kVectors];  // S^T k of the token that comes
   for (Vec& sum : seen) sum = zero();
   if constexpr (has_delta) {
-    const float* key = decayed_key<is_decay_wide>(head, 0, decayed[0]);
+    const float* key = decayed_key<has_channel_decay>(head, 0, decayed[0]);
     for (int r = 0; r < key_dim; ++r) {
       const Vec factor = broadcast(key[r]);
       for (int j = 0; j < kVectors; ++j) seen[j] = fma(factor, load(state + r * stride + j * kLanes), seen[j]);
@@ -100,19 +100,19 @@ inline void recur_columns(const HeadSpan& head, const Columns& columns, float* s
       prefetch(head.key(i + kRowsAhead), key_dim);
       prefetch(head.query(i + kRowsAhead), key_dim);
       prefetch(head.value(i + kRowsAhead) + columns.first, columns.count);
-      if constexpr (is_decay_wide) prefetch(head.decay(i + kRowsAhead), key_dim);
+      if constexpr (has_channel_decay) prefetch(head.decay(i + kRowsAhead), key_dim);
     }
     const float* key = head.key(i);
     const float* query = head.query(i);
     const float* decay = head.decay(i);
-    const float* next = kLooksAhead ? decayed_key<is_decay_wide>(head, i + 1, decayed[(i + 1) % 2]) : nullptr;
+    const float* next = kLooksAhead ? decayed_key<has_channel_decay>(head, i + 1, decayed[(i + 1) % 2]) : nullptr;
     const Vec decay_of_all = broadcast(decay[0]);
     [[maybe_unused]] const Vec lost = broadcast(-decay[0]);
     const Vec beta = broadcast(head.beta(i));
     Vec written[kVectors], sums[kVectors], ahead[kVectors];
     for (int j = 0; j < kVectors; ++j) {
       Vec value = columns.read(head.value(i), j);
-      if constexpr (has_delta) value = fma(seen[j], is_decay_wide ? broadcast(-1.0f) : lost, value);
+      if constexpr (has_delta) value = fma(seen[j], has_channel_decay ? broadcast(-1.0f) : lost, value);
       written[j] = mul(value, beta);
       sums[j] = zero();
       ahead[j] = zero();
@@ -121,7 +121,7 @@ inline void recur_columns(const HeadSpan& head, const Columns& columns, float* s
       float* row = state + r * stride;
       const Vec of_key = broadcast(key[r]);
       const Vec of_query = broadcast(query[r]);
-      const Vec kept = is_decay_wide ? broadcast(decay[r]) : decay_of_all;
+      const Vec kept = has_channel_decay ? broadcast(decay[r]) : decay_of_all;
       [[maybe_unused]] const Vec of_next = kLooksAhead ? broadcast(next[r]) : zero();
       for (int j = 0; j < kVectors; ++j) {
         const Vec changed = fma(of_key, written[j], mul(load(row + j * kLanes), kept));
@@ -144,13 +144,13 @@ inline void recur_columns(const HeadSpan& head, const Columns& columns, float* s
 
 template <int kVectors>
 inline void recur_columns_of(const HeadSpan& head, const Columns& columns, float* state, size_t stride) {
-  const bool is_decay_wide = head.params.decay_width > 1;
+  const bool has_channel_decay = head.params.decay_width > 1;
   if (head.params.has_delta) {
-    is_decay_wide ? recur_columns<kVectors, true, true>(head, columns, state, stride)
-                  : recur_columns<kVectors, true, false>(head, columns, state, stride);
+    has_channel_decay ? recur_columns<kVectors, true, true>(head, columns, state, stride)
+                      : recur_columns<kVectors, true, false>(head, columns, state, stride);
   } else {
-    is_decay_wide ? recur_columns<kVectors, false, true>(head, columns, state, stride)
-                  : recur_columns<kVectors, false, false>(head, columns, state, stride);
+    has_channel_decay ? recur_columns<kVectors, false, true>(head, columns, state, stride)
+                      : recur_columns<kVectors, false, false>(head, columns, state, stride);
   }
 }
 

@@ -174,7 +174,7 @@ class DecodeAttention {
       float scale[2] = {1, 1};
       float zero[2] = {0, 0};
       if constexpr (kIsQuantized) {
-        const float2 both = widen(cache_.key_scales[m]);
+        const float2 both = upcast(cache_.key_scales[m]);
         scale[0] = both.x * query_factor_;
         scale[1] = both.y * query_factor_;
         zero[0] = static_cast<float>(cache_.key_zeros >> 16 * m & 255);
@@ -207,7 +207,7 @@ class DecodeAttention {
     }
   }
 
-  __device__ static __forceinline__ float2 widen(uint32_t halves) {
+  __device__ static __forceinline__ float2 upcast(uint32_t halves) {
     __half2 pair;
     memcpy(&pair, &halves, sizeof(pair));
     return __half22float2(pair);
@@ -253,7 +253,7 @@ class DecodeAttention {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       if constexpr (kIsQuantized) {
-        const float2 both = widen(cache_.value_scales[m]);
+        const float2 both = upcast(cache_.value_scales[m]);
         scale[m][0] = both.x;
         scale[m][1] = both.y;
       }

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads)
   const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= size) return;
   const size_t row = blockIdx.x;
-  y[row * size + i] = scale * widen(table[static_cast<size_t>(indices[row]) * size + i]);
+  y[row * size + i] = scale * upcast(table[static_cast<size_t>(indices[row]) * size + i]);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -49,13 +49,13 @@ constexpr int kChunk = 4;
 
 // Block x is the row, y kThreads chunks of it.
 __global__ void __launch_bounds__(kThreads)
-    widen_kernel(const uint16_t* rounded, const int32_t* filled, int width, float* wide) {
+    upcast_kernel(const uint16_t* rounded, const int32_t* filled, int width, float* to) {
   await_previous();
   const int i = (blockIdx.y * kThreads + threadIdx.x) * kChunk;
   if ((filled != nullptr && static_cast<int>(blockIdx.x) >= *filled) || i >= width) return;
   const size_t index = static_cast<size_t>(blockIdx.x) * width + i;
   const uint2 bits = *reinterpret_cast<const uint2*>(rounded + index);
-  *reinterpret_cast<float4*>(wide + index) =
+  *reinterpret_cast<float4*>(to + index) =
       make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xFFFF0000u), __uint_as_float(bits.y << 16),
                   __uint_as_float(bits.y & 0xFFFF0000u));
 }
@@ -99,9 +99,9 @@ void copy_heads(cudaStream_t stream, const HeadsView& from, const HeadsView& to)
          stream, from, to);
 }
 
-void widen_rows(cudaStream_t stream, const uint16_t* rounded, int rows, int width, const int32_t* filled, float* wide) {
-  launch(widen_kernel, rows_and(rows, divide_up(width, kThreads * kChunk)), dim3(kThreads), 0, stream, rounded, filled,
-         width, wide);
+void upcast_rows(cudaStream_t stream, const uint16_t* rounded, int rows, int width, const int32_t* filled, float* to) {
+  launch(upcast_kernel, rows_and(rows, divide_up(width, kThreads * kChunk)), dim3(kThreads), 0, stream, rounded, filled,
+         width, to);
 }
 
 void upload_pieces(cudaStream_t stream, const StagedPieces& staged) {

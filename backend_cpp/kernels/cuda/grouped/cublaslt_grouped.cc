@@ -69,8 +69,8 @@ std::optional<cublasLtMatmulAlgo_t> algorithm_for(const Library& library, const 
   prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kGroupedWorkspaceBytes});
   // Hints at sizes that the device alone knows exactly; their types differ between versions.
   const auto hint = [&](cublasLtMatmulPreferenceAttributes_t attribute, int value) {
-    const auto wide = static_cast<int64_t>(value);
-    if (cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &wide, sizeof(wide)) !=
+    const auto value64 = static_cast<int64_t>(value);
+    if (cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value64, sizeof(value64)) !=
         CUBLAS_STATUS_SUCCESS) {
       cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value));
     }

@@ -57,7 +57,7 @@ void latent_attention(cudaStream_t stream, Scratch memory, const LatentKernel& k
                WeightFormat::kBFloat16, ChunkOrder::kPlain, kLatentKey, queries);
     kernel.run(stream, call);
     const int width = piece.heads * kLatentRank;
-    widen_rows(stream, call.out, rows, width, filled_rows(plan), out + static_cast<size_t>(piece.first_row) * width);
+    upcast_rows(stream, call.out, rows, width, filled_rows(plan), out + static_cast<size_t>(piece.first_row) * width);
     plan += piece.plan_size();
   }
 }

@@ -44,8 +44,8 @@ __device__ __forceinline__ void mask_quantized(const uint4 (&loads)[SlabFormat<k
         pairs[2 * load + 1] = __byte_perm(word(load, output), 0u, 0x4342);
       }
     } else {
-      widen_float8(word(0, output), pairs);
-      widen_float8(word(1, output), pairs + 2);
+      upcast_float8(word(0, output), pairs);
+      upcast_float8(word(1, output), pairs + 2);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) steps[j / 2][i + j % 2 * 2] = pairs[j];

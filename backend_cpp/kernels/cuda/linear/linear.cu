@@ -15,12 +15,12 @@ namespace turbomind::cuda {
 namespace {
 
 // A packed weight is widened in pieces of this size, which stay in the second-level cache for the product.
-constexpr size_t kWideBytes = size_t{32} << 20;
+constexpr size_t kDequantizedBytes = size_t{32} << 20;
 
 // Outputs that are widened at once.
-int wide_outputs(const LinearWeight& weight) {
+int dequantized_outputs(const LinearWeight& weight) {
   const auto row_bytes = static_cast<size_t>(padded_inputs(weight)) * 2;
-  const auto requested = static_cast<int>(kWideBytes / row_bytes) / kTileOutputs * kTileOutputs;
+  const auto requested = static_cast<int>(kDequantizedBytes / row_bytes) / kTileOutputs * kTileOutputs;
   return std::min(std::max(requested, kTileOutputs), packed_shape(weight).tiles() * kTileOutputs);
 }
 
@@ -40,7 +40,7 @@ enum class Variant : uint8_t {
 int own_rows(const LinearWeight& weight) {
   static const std::optional<KernelSource> requested = requested_kernels("turbomind", "linear");
   if (requested == KernelSource::kLibrary && weight.output_scales != nullptr) return kGemvRows;
-  if (weight.is_packed() && requested != KernelSource::kLibrary) return kWidenRows - 1;
+  if (weight.is_packed() && requested != KernelSource::kLibrary) return kDequantizeRows - 1;
   return requested == KernelSource::kOwn ? kGemvRows : 0;
 }
 
@@ -113,13 +113,13 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
     multiply(stream, *scratch.gemm, memory, call);
     return;
   }
-  const int step = wide_outputs(weight);
-  auto* wide = memory.take<uint16_t>(static_cast<size_t>(step) * call.inputs);
-  call.w = wide;
+  const int step = dequantized_outputs(weight);
+  auto* dequantized = memory.take<uint16_t>(static_cast<size_t>(step) * call.inputs);
+  call.w = dequantized;
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);
     call.y = result.from(first).data;
-    widen_weight(stream, weight, first, call.outputs, wide);
+    dequantize_weight(stream, weight, first, call.outputs, dequantized);
     multiply(stream, *scratch.gemm, memory, call);
   }
 }
@@ -137,7 +137,7 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
   if (rows <= own_rows(weight)) return bytes;
   if (weight.output_scales != nullptr) return std::max(bytes, scaled_product_bytes(weight, rows));
   if (weight.is_packed()) {
-    bytes += scratch_bytes<uint16_t>(static_cast<size_t>(wide_outputs(weight)) * padded_inputs(weight));
+    bytes += scratch_bytes<uint16_t>(static_cast<size_t>(dequantized_outputs(weight)) * padded_inputs(weight));
   }
   return bytes;
 }

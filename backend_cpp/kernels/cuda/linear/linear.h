@@ -38,7 +38,7 @@ struct LinearScratch {
 };
 
 // From this many rows on, widening a packed weight for a large product takes less time than it saves.
-inline constexpr int kWidenRows = 192;
+inline constexpr int kDequantizeRows = 192;
 
 // Counters that blocks which share a sum meet at: zero between calls.
 class SplitCounters {

@@ -26,7 +26,7 @@ __device__ __forceinline__ float dot(const void* matrix, int index, const float*
   const T* w = static_cast<const T*>(matrix) + static_cast<size_t>(index) * count;
   float sum = 0;
 #pragma unroll 4
-  for (int i = threadIdx.x % kWarp; i < count; i += kWarp) sum = fmaf(widen(w[i]), x[i], sum);
+  for (int i = threadIdx.x % kWarp; i < count; i += kWarp) sum = fmaf(upcast(w[i]), x[i], sum);
   return warp_sum(sum);
 }
 
@@ -47,7 +47,8 @@ template <class T>
 __device__ __forceinline__ float expanded(const LoraPart& part, int output, const float* shrunk) {
   const T* up = static_cast<const T*>(part.up) + output;
   float sum = 0;
-  for (int k = 0; k < part.rank; ++k) sum = fmaf(shrunk[k], widen(up[static_cast<size_t>(k) * part.out_features]), sum);
+  for (int k = 0; k < part.rank; ++k)
+    sum = fmaf(shrunk[k], upcast(up[static_cast<size_t>(k) * part.out_features]), sum);
   return part.scale * sum;
 }
 

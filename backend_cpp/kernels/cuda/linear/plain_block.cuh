@@ -19,7 +19,7 @@ static_assert(kFloat8Block % kSide == 0);
 
 template <class T>
 __device__ __forceinline__ float number_of(T value) {
-  return widen(value);
+  return upcast(value);
 }
 __device__ __forceinline__ int number_of(int8_t value) {
   return value;

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_linear_kernel(LinearTask 
         sums[r] = fmaf(own.x, v.x, fmaf(own.y, v.y, fmaf(own.z, v.z, fmaf(own.w, v.w, sums[r]))));
       }
     } else {
-      const float own = widen(w[i]);
+      const float own = upcast(w[i]);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) sums[r] = fmaf(own, x[r][i], sums[r]);
     }

@@ -14,7 +14,8 @@ namespace turbomind::cuda {
 
 // wide [outputs, in_features padded to whole groups] of half precision: scale (code - zero) rounded once, without the
 // scales of whole outputs.
-void widen_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, uint16_t* wide);
+void dequantize_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs,
+                       uint16_t* dequantized);
 
 // plain [outputs rounded up to 16, padded_inputs]: the codes, of int8 less 128; 0 beyond the weight's inputs and
 // outputs. padded_inputs is a multiple of 4.

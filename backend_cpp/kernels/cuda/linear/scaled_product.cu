@@ -93,7 +93,7 @@ void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const Lin
     if (is_bytes) {
       unpack_weight(stream, weight, first, outputs, call.inputs, reinterpret_cast<uint8_t*>(piece));
     } else {
-      widen_weight(stream, weight, first, outputs, reinterpret_cast<uint16_t*>(piece));
+      dequantize_weight(stream, weight, first, outputs, reinterpret_cast<uint16_t*>(piece));
     }
     call.outputs = is_bytes ? divide_up(outputs, kTileOutputs) * kTileOutputs : outputs;
     call.y_stride = static_cast<size_t>(call.outputs);

@@ -185,7 +185,7 @@ struct GroupConstants {
 
 // Eight half precision numbers code - zero from a word of int4, in the order 0 2, 4 6, 1 3, 5 7 of the inputs.
 // 0x6400 is 1024, whose last bit is 1 and whose fifth is 16; `low` holds 1024 + zero twice, `high` -(64 + zero).
-__device__ __forceinline__ void widen_int4(uint32_t word, uint32_t low, uint32_t high, uint32_t (&pairs)[4]) {
+__device__ __forceinline__ void dequantize_int4(uint32_t word, uint32_t low, uint32_t high, uint32_t (&pairs)[4]) {
   constexpr int kAndOr = (0xF0 & 0xCC) | 0xAA;
   constexpr uint32_t k1024 = 0x64006400;
   constexpr uint32_t kSixteenth = 0x2C002C00;
@@ -199,7 +199,7 @@ __device__ __forceinline__ void widen_int4(uint32_t word, uint32_t low, uint32_t
 }
 
 // Four half precision numbers code - zero from a word of int8, in order; `low` holds 1024 + zero twice.
-__device__ __forceinline__ void widen_int8(uint32_t word, uint32_t low, uint32_t* pairs) {
+__device__ __forceinline__ void dequantize_int8(uint32_t word, uint32_t low, uint32_t* pairs) {
   constexpr uint32_t k1024 = 0x64646464;
   const auto first = bits_as<__half2>(__byte_perm(word, k1024, 0x4140));
   const auto second = bits_as<__half2>(__byte_perm(word, k1024, 0x4342));
@@ -208,7 +208,7 @@ __device__ __forceinline__ void widen_int8(uint32_t word, uint32_t low, uint32_t
 }
 
 // Four half precision numbers, code / kFloat8Range, from a word of float8, in order.
-__device__ __forceinline__ void widen_float8(uint32_t word, uint32_t* pairs) {
+__device__ __forceinline__ void upcast_float8(uint32_t word, uint32_t* pairs) {
   constexpr unsigned kSelectors[2] = {0x1404, 0x3424};  // each byte above a byte of zeros
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -241,14 +241,14 @@ __device__ __forceinline__ SlabOperands read_slab(const GroupConstants<kFormat>&
       const uint32_t low = __byte_perm(constants.zeros, 0x64646464u, selector);
       constexpr uint32_t k960 = 0x63806380;
       const auto high = bits_as<uint32_t>(__hsub2(bits_as<__half2>(k960), bits_as<__half2>(low)));
-      widen_int4(word(0, output), low, high, pairs);
+      dequantize_int4(word(0, output), low, high, pairs);
     } else if constexpr (kFormat == WeightFormat::kInt8) {
       const uint32_t low = __byte_perm(constants.zeros, 0x64646464u, 0x4040u + output * 0x0101u);
-      widen_int8(word(0, output), low, pairs);
-      widen_int8(word(1, output), low, pairs + 2);
+      dequantize_int8(word(0, output), low, pairs);
+      dequantize_int8(word(1, output), low, pairs + 2);
     } else if constexpr (kFormat == WeightFormat::kFloat8) {
-      widen_float8(word(0, output), pairs);
-      widen_float8(word(1, output), pairs + 2);
+      upcast_float8(word(0, output), pairs);
+      upcast_float8(word(1, output), pairs + 2);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = word(output, i);

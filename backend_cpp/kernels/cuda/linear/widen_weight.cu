@@ -14,8 +14,8 @@ constexpr int kThreads = 256;
 constexpr int kWarpOutputs = 8;
 
 template <WeightFormat kFormat>
-__global__ void __launch_bounds__(kThreads)
-    widen_weight_kernel(LinearWeight weight, int first_output, int outputs, int padded_inputs, uint16_t* wide) {
+__global__ void __launch_bounds__(kThreads) dequantize_weight_kernel(LinearWeight weight, int first_output, int outputs,
+                                                                     int padded_inputs, uint16_t* dequantized) {
   await_previous();
   const int chunks = padded_inputs / kChunk;
   const int lane = threadIdx.x % kWarp;
@@ -35,17 +35,17 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t pairs[4];
   if constexpr (kFormat == WeightFormat::kInt4) {
     uint32_t split[4];
-    widen_int4(words[0], low, 0xD400D400u | (zero | zero << 16) << 4, split);
+    dequantize_int4(words[0], low, 0xD400D400u | (zero | zero << 16) << 4, split);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       pairs[i] = __byte_perm(split[i / 2], split[i / 2 + 2], i % 2 == 0 ? 0x5410 : 0x7632);
     }
   } else if constexpr (kFormat == WeightFormat::kInt8) {
-    widen_int8(words[0], low, pairs);
-    widen_int8(words[kTileOutputs], low, pairs + 2);
+    dequantize_int8(words[0], low, pairs);
+    dequantize_int8(words[kTileOutputs], low, pairs + 2);
   } else {
-    widen_float8(words[0], pairs);
-    widen_float8(words[kTileOutputs], pairs + 2);
+    upcast_float8(words[0], pairs);
+    upcast_float8(words[kTileOutputs], pairs + 2);
   }
   if constexpr (kFormat == WeightFormat::kFloat8) {
     const float scale = kFloat8Range * (weight.block_scales != nullptr ? weight.block_scales[entry] : 1.0f);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < 4; ++i) pairs[i] = bits_as<uint32_t>(__hmul2(bits_as<__half2>(pairs[i]), scale));
   }
-  *reinterpret_cast<uint4*>(wide + static_cast<size_t>(row) * padded_inputs + chunk * kChunk) =
+  *reinterpret_cast<uint4*>(dequantized + static_cast<size_t>(row) * padded_inputs + chunk * kChunk) =
       make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
@@ -72,13 +72,14 @@ __global__ void __launch_bounds__(kUnpackThreads)
 
 }  // namespace
 
-void widen_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, uint16_t* wide) {
+void dequantize_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs,
+                       uint16_t* dequantized) {
   const int padded_inputs = packed_shape(weight).padded_features();
   const dim3 grid(divide_up(padded_inputs / kChunk, kThreads / kWarp * kSlabChunks), divide_up(outputs, kWarpOutputs));
-  auto* kernel = weight.format == WeightFormat::kInt4     ? widen_weight_kernel<WeightFormat::kInt4>
-                 : weight.format == WeightFormat::kFloat8 ? widen_weight_kernel<WeightFormat::kFloat8>
-                                                          : widen_weight_kernel<WeightFormat::kInt8>;
-  launch(kernel, grid, dim3(kThreads), 0, stream, weight, first_output, outputs, padded_inputs, wide);
+  auto* kernel = weight.format == WeightFormat::kInt4     ? dequantize_weight_kernel<WeightFormat::kInt4>
+                 : weight.format == WeightFormat::kFloat8 ? dequantize_weight_kernel<WeightFormat::kFloat8>
+                                                          : dequantize_weight_kernel<WeightFormat::kInt8>;
+  launch(kernel, grid, dim3(kThreads), 0, stream, weight, first_output, outputs, padded_inputs, dequantized);
 }
 
 void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, int padded_inputs,

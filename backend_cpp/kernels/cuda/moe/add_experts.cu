@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto shares =
         *reinterpret_cast<const Few<Element, kCount>*>(outputs + static_cast<size_t>(slots[pair]) * hidden + i);
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) sums.values[c] += weights[pair] * widen(shares.values[c]);
+    for (int c = 0; c < kCount; ++c) sums.values[c] += weights[pair] * upcast(shares.values[c]);
   }
   *target = sums;
 }

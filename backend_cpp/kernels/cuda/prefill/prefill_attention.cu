@@ -76,8 +76,8 @@ void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel&
   kernel.run(stream, call);
   if (is_narrow) return;
   for (const auto& [first, count] : runs) {
-    widen_rows(stream, call.out + first * width, count, static_cast<int>(width), nullptr,
-               static_cast<float*>(out.data) + first * width);
+    upcast_rows(stream, call.out + first * width, count, static_cast<int>(width), nullptr,
+                static_cast<float*>(out.data) + first * width);
   }
 }
 

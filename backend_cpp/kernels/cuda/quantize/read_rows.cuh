@@ -50,14 +50,14 @@ __device__ __forceinline__ void read_chunk(const RowsToRound& from, const Elemen
     for (int first = 0; first < kCount; first += kWidth) {
       const Vector vector = *reinterpret_cast<const Vector*>(x + first);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[first + i] = widen(reinterpret_cast<const Element*>(&vector)[i]);
+      for (int i = 0; i < kWidth; ++i) values[first + i] = upcast(reinterpret_cast<const Element*>(&vector)[i]);
     }
     return;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const bool is_there = input + i < from.inputs;
-    values[i] = !is_there ? 0.0f : widen(from.input_order != nullptr ? head[from.input_order[input + i]] : x[i]);
+    values[i] = !is_there ? 0.0f : upcast(from.input_order != nullptr ? head[from.input_order[input + i]] : x[i]);
   }
 }
 

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   const int part = lane / kWarpColumns;
   const int column = blockIdx.z * kColumns + static_cast<int>(threadIdx.x) / kWarp * kWarpColumns + lane % kWarpColumns;
   const bool is_column = column < params.value_dim;
-  const bool is_decay_wide = params.decay_width > 1;
+  const bool has_channel_decay = params.decay_width > 1;
 
   float* stored = reinterpret_cast<float*>(params.state.state(span.page)) +
                   static_cast<size_t>(head) * params.key_dim * params.value_dim + column;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
       const size_t row = span.first_row + first + token;
       rows.queries[token][channel] = has ? q.head(row, key_head)[channel] : 0.0f;
       rows.keys[token][channel] = has ? k.head(row, key_head)[channel] : 0.0f;
-      if (is_decay_wide) {
+      if (has_channel_decay) {
         rows.decays[token][channel] =
             has ? params.decay[(row * params.heads + head) * params.decay_width + channel] : 0.0f;
       }
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads)
       const float value = is_column ? v.head(row, head)[column] : 0.0f;
       const float beta = params.beta != nullptr ? params.beta[row * params.heads + head] : 1.0f;
       float factors[kRowsOfThread];
-      if (is_decay_wide) {
+      if (has_channel_decay) {
         take<kParts>(rows.decays[token], part, factors);
 #pragma unroll
         for (int i = 0; i < kRowsOfThread; ++i) state[i] *= factors[i];

@@ -35,22 +35,22 @@ struct StepConstants {
 
 // The operands of a slab: two steps of 16 inputs.
 template <class Ring>
-__device__ __forceinline__ void widen_slab(const StepConstants<Ring::kFormat>& constants,
-                                           const uint2 (&words)[Ring::kTileBytes / 1024], uint32_t (&a)[2][4]) {
+__device__ __forceinline__ void dequantize_slab(const StepConstants<Ring::kFormat>& constants,
+                                                const uint2 (&words)[Ring::kTileBytes / 1024], uint32_t (&a)[2][4]) {
   constexpr WeightFormat kFormat = Ring::kFormat;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     uint32_t pairs[4];
     if constexpr (kFormat == WeightFormat::kInt4) {
-      widen_int4(i == 0 ? words[0].x : words[0].y, constants.low[i], constants.high[i], pairs);
+      dequantize_int4(i == 0 ? words[0].x : words[0].y, constants.low[i], constants.high[i], pairs);
     } else {
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         const uint32_t word = i == 0 ? words[step].x : words[step].y;
         if constexpr (kFormat == WeightFormat::kInt8) {
-          widen_int8(word, constants.low[i], pairs + 2 * step);
+          dequantize_int8(word, constants.low[i], pairs + 2 * step);
         } else {
-          widen_float8(word, pairs + 2 * step);
+          upcast_float8(word, pairs + 2 * step);
         }
       }
     }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_step(const std::byte* stage, const std:
   uint32_t a[kSlabs][2][4];
 #pragma unroll
   for (int slab = 0; slab < kSlabs; ++slab) {
-    widen_slab<Ring>(constants, words[slab], a[slab]);
+    dequantize_slab<Ring>(constants, words[slab], a[slab]);
     if constexpr (Ring::kScalesSums) {
       if (slab == 0) hold(sums);
     } else {
