@@ -19,10 +19,10 @@ TEST(a_table_has_its_own_products_and_a_wrong_one_is_noticed) {
   const std::string before = kernels().name;
   for (const std::string& isa : supported_isas()) {
     select_isa(isa);
-    CHECK(has_same_products(kernels(), kernels()));
+    CHECK(has_same_gemms(kernels(), kernels()));
     KernelTable wrong = kernels();
     wrong.packed_block = wrong_block;
-    CHECK(!has_same_products(wrong, kernels()));
+    CHECK(!has_same_gemms(wrong, kernels()));
   }
   select_isa(before);
 }

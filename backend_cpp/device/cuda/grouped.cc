@@ -159,10 +159,10 @@ class GroupedProblem {
     const AlignedBuffer inputs = on_device(ops_, numbers_.x);
     const AlignedBuffer y = no_results();
     const AlignedBuffer memory = cuda::allocate(cuda::grouped_scratch_bytes(weights_.front(), kExperts, kPairs));
-    cuda::grouped_product(ops_.stream(), {memory.as<void>(), memory.size()}, kernel,
-                          {weights_.front(), table.as<std::byte>(), sizeof(LinearWeight), kExperts,
-                           parts.as<ExpertRows>(), part_count.as<int32_t>(), expert_of_pair.as<int32_t>(), kPairs,
-                           inputs.as<float>(), kRows, slots.as<int32_t>(), y.as<void>()});
+    cuda::grouped_gemm(ops_.stream(), {memory.as<void>(), memory.size()}, kernel,
+                       {weights_.front(), table.as<std::byte>(), sizeof(LinearWeight), kExperts, parts.as<ExpertRows>(),
+                        part_count.as<int32_t>(), expert_of_pair.as<int32_t>(), kPairs, inputs.as<float>(), kRows,
+                        slots.as<int32_t>(), y.as<void>()});
     const std::vector<bf16> rounded = fetch<bf16>(y);
     std::vector<float> results(rounded.size());
     std::transform(rounded.begin(), rounded.end(), results.begin(), [](bf16 number) { return to_float(number); });

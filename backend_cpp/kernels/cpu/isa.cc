@@ -58,7 +58,7 @@ std::vector<const KernelTable*> usable_tables() {
   if (has_avx512) {
     if (__builtin_cpu_supports("avx512vnni")) {
       if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")) {
-        static const bool has_tiles = can_use_tiles() && has_same_products(amx::kTable, amx_emulated::kTable);
+        static const bool has_tiles = can_use_tiles() && has_same_gemms(amx::kTable, amx_emulated::kTable);
         if (has_tiles) tables.push_back(&amx::kTable);
         tables.push_back(&avx512bf16::kTable);
       }

@@ -94,7 +94,7 @@ void select_isa(const std::string& name);
 void multiply(const KernelTable& table, const LinearWeight& weight, const float* x, int rows, float* y);
 // Whether small products with int8, int4 and bfloat16 weights are bitwise those of another table. Asked once, before a
 // table with tiles is used: what is wrong on a processor nobody has tried must not reach a response.
-bool has_same_products(const KernelTable& table, const KernelTable& reference);
+bool has_same_gemms(const KernelTable& table, const KernelTable& reference);
 
 namespace amx {
 extern const KernelTable kTable;

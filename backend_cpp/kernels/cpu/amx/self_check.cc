@@ -30,7 +30,7 @@ std::vector<float> product(const KernelTable& table, const LinearWeight& weight,
 
 }  // namespace
 
-bool has_same_products(const KernelTable& table, const KernelTable& reference) {
+bool has_same_gemms(const KernelTable& table, const KernelTable& reference) {
   Numbers numbers;
   std::vector<float> x(static_cast<size_t>(kRows) * kInputs);
   for (float& value : x) value = numbers.next_float();

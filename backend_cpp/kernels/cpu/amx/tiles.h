@@ -80,7 +80,7 @@ inline void tile_store(void* target, size_t stride) {
 
 // Calls visit(C's element, A's four bytes, B's four bytes) for each row of A, each of its 32 bits, and each column.
 template <int kC, int kA, int kB, class Element, class Visit>
-inline void for_tile_products(Visit&& visit) {
+inline void for_tile_dots(Visit&& visit) {
   EmulatedTiles& tiles = emulated_tiles();
   const TileShapes& shapes = tiles.shapes;
   for (int m = 0; m < shapes.rows[kC]; ++m) {
@@ -95,13 +95,13 @@ inline void for_tile_products(Visit&& visit) {
 
 template <int kC, int kA, int kB>
 inline void tile_dot_signed() {
-  for_tile_products<kC, kA, kB, int32_t>([](int32_t& c, const uint8_t* a, const uint8_t* b) {
+  for_tile_dots<kC, kA, kB, int32_t>([](int32_t& c, const uint8_t* a, const uint8_t* b) {
     for (int i = 0; i < 4; ++i) c += static_cast<int8_t>(a[i]) * static_cast<int8_t>(b[i]);
   });
 }
 template <int kC, int kA, int kB>
 inline void tile_dot_unsigned() {
-  for_tile_products<kC, kA, kB, int32_t>([](int32_t& c, const uint8_t* a, const uint8_t* b) {
+  for_tile_dots<kC, kA, kB, int32_t>([](int32_t& c, const uint8_t* a, const uint8_t* b) {
     for (int i = 0; i < 4; ++i) c += static_cast<int8_t>(a[i]) * static_cast<int32_t>(b[i]);
   });
 }

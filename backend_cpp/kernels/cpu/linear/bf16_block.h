@@ -13,7 +13,7 @@
 namespace turbomind::TM_ISA {
 
 // Inputs of a row that are adjacent: all do, in whole cache lines.
-inline constexpr int kBf16Unit = PairProducts::kInputs;
+inline constexpr int kBf16Unit = PairDots::kInputs;
 
 inline RowsLayout bf16_layout(int in_features) {
   const auto units = (static_cast<size_t>(in_features) + kBf16Unit - 1) / kBf16Unit;
@@ -28,9 +28,9 @@ inline void convert_row_to_bf16(const float* x, int in_features, int row, const 
 inline void bf16_block(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows, int first_tile,
                        int last_tile, float* y, bool accumulate) {
   const auto row = static_cast<size_t>(first_row);
-  dot_block<PairProducts>(weight, static_cast<const bf16*>(x.values) + x.layout.offset(row), x.layout.features, rows,
-                          first_tile * kTileOutputs, std::min(last_tile * kTileOutputs, weight.out_features),
-                          y + row * weight.out_features, accumulate);
+  dot_block<PairDots>(weight, static_cast<const bf16*>(x.values) + x.layout.offset(row), x.layout.features, rows,
+                      first_tile * kTileOutputs, std::min(last_tile * kTileOutputs, weight.out_features),
+                      y + row * weight.out_features, accumulate);
 }
 
 }  // namespace turbomind::TM_ISA

@@ -74,9 +74,9 @@ int prepared_rows(const ThreadPool& pool, int rows) {
 
 // A product in two passes, each in chunks that threads claim: rows are made ready, then blocks of them are multiplied
 // with blocks of units of the weight, which are tiles of outputs, or outputs where rows stay as they are.
-class Product {
+class LinearGemm {
  public:
-  Product(const ThreadPool& pool, LinearScratch& scratch, const LinearJob& job, bool accumulate)
+  LinearGemm(const ThreadPool& pool, LinearScratch& scratch, const LinearJob& job, bool accumulate)
       : job_(job),
         accumulate_(accumulate),
         plan_(kernels().rows_plan(job.weight, job.rows)),
@@ -179,11 +179,11 @@ class Product {
 };
 
 // Runs a pass of all products in one loop.
-void for_chunks(ThreadPool& pool, const std::vector<Product>& products, int (Product::*count)() const,
-                void (Product::*pass)(int) const) {
+void for_chunks(ThreadPool& pool, const std::vector<LinearGemm>& products, int (LinearGemm::*count)() const,
+                void (LinearGemm::*pass)(int) const) {
   std::vector<int> begins;
   int total = 0;
-  for (const Product& product : products) {
+  for (const LinearGemm& product : products) {
     begins.push_back(total);
     total += (product.*count)();
   }
@@ -224,7 +224,7 @@ ConvertedRows LinearScratch::reserve_converted(const RowsLayout& layout, int row
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input, int rows,
             float* y, bool accumulate) {
   const LinearJob job{weight, input, rows, y};
-  const Product product(pool, scratch, job, accumulate);
+  const LinearGemm product(pool, scratch, job, accumulate);
   pool.parallel_for(product.prepare_chunks(), [&](int chunk) { product.prepare(chunk); });
   pool.parallel_for(product.multiply_chunks(), [&](int chunk) { product.multiply(chunk); });
 }
@@ -250,11 +250,11 @@ void multiply(const KernelTable& table, const LinearWeight& weight, const float*
 
 void grouped_gemm(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs) {
   if (scratch.size() < jobs.size()) scratch.resize(jobs.size());
-  std::vector<Product> products;
+  std::vector<LinearGemm> products;
   products.reserve(jobs.size());
   for (size_t i = 0; i < jobs.size(); ++i) products.emplace_back(pool, scratch[i], jobs[i], false);
-  for_chunks(pool, products, &Product::prepare_chunks, &Product::prepare);
-  for_chunks(pool, products, &Product::multiply_chunks, &Product::multiply);
+  for_chunks(pool, products, &LinearGemm::prepare_chunks, &LinearGemm::prepare);
+  for_chunks(pool, products, &LinearGemm::multiply_chunks, &LinearGemm::multiply);
 }
 
 }  // namespace turbomind

@@ -20,7 +20,7 @@ inline constexpr size_t kPrefetchLine = 64;
 
 // Products of float32 rows with a weight of W, which is widened.
 template <class W>
-struct FloatProducts {
+struct FloatDots {
   using Weight = W;
   using Input = float;
   static constexpr int kInputs = kLanes;  // that a vector holds
@@ -39,7 +39,7 @@ struct FloatProducts {
 
 #if defined(__AVX512BF16__)
 // Products of bfloat16 rows with a weight of bfloat16, pair by pair.
-struct PairProducts {
+struct PairDots {
   using Weight = bf16;
   using Input = bf16;
   static constexpr int kInputs = 2 * kLanes;
@@ -148,11 +148,11 @@ inline void linear_block(const LinearWeight& weight, const float* x, int rows, i
                          bool accumulate) {
   const auto ldx = static_cast<size_t>(weight.in_features);
   if (weight.format == WeightFormat::kFloat32) {
-    dot_block<FloatProducts<float>>(weight, x, ldx, rows, first, last, y, accumulate);
+    dot_block<FloatDots<float>>(weight, x, ldx, rows, first, last, y, accumulate);
   } else if (weight.format == WeightFormat::kFloat16) {
-    dot_block<FloatProducts<half>>(weight, x, ldx, rows, first, last, y, accumulate);
+    dot_block<FloatDots<half>>(weight, x, ldx, rows, first, last, y, accumulate);
   } else {
-    dot_block<FloatProducts<bf16>>(weight, x, ldx, rows, first, last, y, accumulate);
+    dot_block<FloatDots<bf16>>(weight, x, ldx, rows, first, last, y, accumulate);
   }
 }
 

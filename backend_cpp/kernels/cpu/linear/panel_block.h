@@ -203,11 +203,11 @@ inline void panel_block(const LinearWeight& weight, const ConvertedRows& x, int 
     panel_block_of<decltype(products)>(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   };
 #if defined(__AVX512BF16__)
-  if (x.layout.unit == 2) return multiply(PairProducts());
+  if (x.layout.unit == 2) return multiply(PairDots());
 #endif
-  if (weight.format == WeightFormat::kFloat32) return multiply(FloatProducts<float>());
-  if (weight.format == WeightFormat::kFloat16) return multiply(FloatProducts<half>());
-  multiply(FloatProducts<bf16>());
+  if (weight.format == WeightFormat::kFloat32) return multiply(FloatDots<float>());
+  if (weight.format == WeightFormat::kFloat16) return multiply(FloatDots<half>());
+  multiply(FloatDots<bf16>());
 }
 
 }  // namespace turbomind::TM_ISA

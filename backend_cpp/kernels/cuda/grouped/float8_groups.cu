@@ -41,7 +41,7 @@ int piece_experts(const LinearWeight& weight, int experts, int pairs) {
   return std::min(max_piece_experts(weight, experts), divide_up(kTilesEach * multiprocessor_count(), tiles));
 }
 
-__device__ __forceinline__ const LinearWeight& weight_of(const GroupedProduct& product, int expert) {
+__device__ __forceinline__ const LinearWeight& weight_of(const GroupedGemm& product, int expert) {
   return *reinterpret_cast<const LinearWeight*>(product.weights + expert * product.weight_stride);
 }
 
@@ -59,7 +59,7 @@ struct Operands {
 
 // A thread fills in a group: an expert that has rows, or, after these, none.
 __global__ void __launch_bounds__(kThreads)
-    fill_float8_groups_kernel(GroupedProduct product, Operands operands, GroupedTable table) {
+    fill_float8_groups_kernel(GroupedGemm product, Operands operands, GroupedTable table) {
   await_previous();
   const int group = blockIdx.x * kThreads + threadIdx.x;
   if (group >= product.experts) return;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) spread_blocks_kernel(Rows rows, Pair
 
 // blockIdx.z: which group of the piece that begins with first_group.
 __global__ void __launch_bounds__(kUnpackThreads)
-    unpack_experts_kernel(GroupedProduct product, Operands operands, int first_group) {
+    unpack_experts_kernel(GroupedGemm product, Operands operands, int first_group) {
   await_previous();
   const int group = first_group + blockIdx.z;
   if (group >= *product.part_count) return;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kUnpackThreads)
 
 // The same; blockIdx.y is the block of inputs.
 __global__ void __launch_bounds__(kThreads)
-    gather_expert_scales_kernel(GroupedProduct product, Operands operands, int first_group) {
+    gather_expert_scales_kernel(GroupedGemm product, Operands operands, int first_group) {
   await_previous();
   const int group = first_group + blockIdx.z;
   const int output = blockIdx.x * kThreads + threadIdx.x;
@@ -133,7 +133,7 @@ size_t float8_groups_bytes(const LinearWeight& weight, int experts, int pairs) {
          scratch_bytes<std::byte>(kGroupedWorkspaceBytes);
 }
 
-void float8_groups(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedProduct& product) {
+void float8_groups(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedGemm& product) {
   const LinearWeight& weight = product.first;
   const int outputs = weight.out_features;
   Operands operands{};

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) spread_rows_kernel(Rows rows, PairRo
 
 // A thread fills in a group: an expert that has rows, or, after these, none.
 __global__ void __launch_bounds__(kThreads)
-    fill_groups_kernel(GroupedProduct product, const uint16_t* rounded, GroupedTable table) {
+    fill_groups_kernel(GroupedGemm product, const uint16_t* rounded, GroupedTable table) {
   await_previous();
   const int group = blockIdx.x * kThreads + threadIdx.x;
   if (group >= product.experts) return;
@@ -64,7 +64,7 @@ size_t grouped_scratch_bytes(const LinearWeight& weight, int experts, int pairs)
          scratch_bytes<uint16_t>(static_cast<size_t>(pairs) * weight.in_features);
 }
 
-void grouped_product(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedProduct& product) {
+void grouped_gemm(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedGemm& product) {
   if (kernel.type == GroupedType::kFloat8) return float8_groups(stream, memory, kernel, product);
   GroupedCall call;
   call.groups = product.experts;

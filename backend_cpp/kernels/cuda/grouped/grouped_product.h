@@ -19,7 +19,7 @@ inline constexpr int kMinGroupRows = 32;
 inline constexpr int kMinFloat8GroupRows = 64;
 
 // Weight of a group, and its rows.
-struct GroupedProduct {
+struct GroupedGemm {
   LinearWeight first;        // the first expert's; all have its format and sizes
   const std::byte* weights;  // on the device: the LinearWeight of expert e is e * weight_stride further on
   size_t weight_stride;      // bytes
@@ -40,6 +40,6 @@ GroupedType grouped_type(const LinearWeight& weight);
 
 size_t grouped_scratch_bytes(const LinearWeight& weight, int experts, int pairs);
 
-void grouped_product(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedProduct& product);
+void grouped_gemm(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedGemm& product);
 
 }  // namespace turbomind::cuda

@@ -1,4 +1,4 @@
-// Device code of grouped_product.
+// Device code of grouped_gemm.
 #pragma once
 
 #include "kernels/cuda/device_memory.h"
@@ -41,7 +41,7 @@ __host__ __device__ inline void set_shape(const GroupedTable& table, int group, 
 
 // How the inputs of pairs (moe/sort_experts.h) are read: a row of x once, for all pairs that it goes to.
 struct PairRows {
-  explicit PairRows(const GroupedProduct& product)
+  explicit PairRows(const GroupedGemm& product)
       : slots(product.slots), of_each(product.pairs / product.x_rows), expert_of_pair(product.expert_of_pair) {}
 
   // The pair number k of a row, or -1.
@@ -55,10 +55,10 @@ struct PairRows {
   const int32_t* expert_of_pair;
 };
 
-// grouped_product for weights of float8. Weights are in tiles (kernels/packed_weight.h): those of some experts at a
+// grouped_gemm for weights of float8. Weights are in tiles (kernels/packed_weight.h): those of some experts at a
 // time are laid out row by row, with a scale for each output and 128 inputs, and multiplied.
 size_t float8_groups_bytes(const LinearWeight& weight, int experts, int pairs);
 
-void float8_groups(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedProduct& product);
+void float8_groups(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedGemm& product);
 
 }  // namespace turbomind::cuda

@@ -34,8 +34,8 @@ GemmScales library_scales(const LinearWeight& weight) {
   return weight.group == kFloat8Block ? GemmScales::kBlocks : GemmScales::kNone;
 }
 
-void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
-                     const LinearInput& input, int rows, const TypedRows& result, bool accumulate) {
+void library_gemm(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
+                  const LinearInput& input, int rows, const TypedRows& result, bool accumulate) {
   const QuantizedShape shape{divide_up(rows, kLibraryRows) * kLibraryRows, padded_inputs(weight)};
   const int inputs = shape.inputs;
   const int blocks = inputs / kFloat8Block;

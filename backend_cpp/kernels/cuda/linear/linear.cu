@@ -26,13 +26,13 @@ int dequantized_outputs(const LinearWeight& weight) {
 
 // How a call multiplies.
 enum class Variant : uint8_t {
-  kPlain,    // float32 as it is
-  kGemv,     // few rows, rounded while they are read
-  kTile,     // some, rounded before
-  kRing,     // both, on Hopper
-  kLibrary,  // many rows of bytes, scales applied by the library
-  kScaled,   // many rows, scales applied by us
-  kProduct,  // other products of the library
+  kPlain,        // float32 as it is
+  kGemv,         // few rows, rounded while they are read
+  kTile,         // some, rounded before
+  kRing,         // both, on Hopper
+  kLibrary,      // many rows of bytes, scales applied by the library
+  kScaled,       // many rows, scales applied by us
+  kLibraryGemm,  // other products of the library
 };
 
 // The most rows that kernels of ours multiply: of 16 bits none, since cuBLASLt took 0.65 to 0.28 of their time for 1 to
@@ -52,7 +52,7 @@ Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
     return rows <= kGemvRows ? Variant::kGemv : Variant::kTile;
   }
   if (scales != GemmScales::kNone) return Variant::kLibrary;
-  return weight.output_scales != nullptr ? Variant::kScaled : Variant::kProduct;
+  return weight.output_scales != nullptr ? Variant::kScaled : Variant::kLibraryGemm;
 }
 
 LinearTask task_of(const LinearScratch& scratch, const LinearWeight& weight, const void* x, size_t x_stride, int rows,
@@ -135,7 +135,7 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
   const size_t inputs = static_cast<size_t>(std::max(rows, kMinRows)) * padded_inputs(weight);
   size_t bytes = scratch_bytes<float>(inputs) + std::max(split_scratch_bytes(), kGemmScratchBytes);
   if (rows <= own_rows(weight)) return bytes;
-  if (weight.output_scales != nullptr) return std::max(bytes, scaled_product_bytes(weight, rows));
+  if (weight.output_scales != nullptr) return std::max(bytes, scaled_gemm_bytes(weight, rows));
   if (weight.is_packed()) {
     bytes += scratch_bytes<uint16_t>(static_cast<size_t>(dequantized_outputs(weight)) * padded_inputs(weight));
   }
@@ -154,9 +154,9 @@ LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales
       break;
     case Variant::kLibrary:
     case Variant::kScaled:
-      types = {DType::kBFloat16, DType::kBFloat16, can_round_to_bytes(product_inputs(weight))};
+      types = {DType::kBFloat16, DType::kBFloat16, can_round_to_bytes(gemm_inputs(weight))};
       break;
-    case Variant::kProduct:
+    case Variant::kLibraryGemm:
       if (weight.format == WeightFormat::kFloat32) break;
       types = {DType::kFloat32, DType::kFloat16, true};
       if (weight.format == WeightFormat::kBFloat16) {
@@ -207,13 +207,13 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
     case Variant::kLibrary: {
       const int last = result.type == DType::kFloat32 ? rows % kLibraryRows : 0;
       const int first = rows - last;
-      library_product(stream, scratch, weight, scratch.scales, input, first, result, accumulate);
+      library_gemm(stream, scratch, weight, scratch.scales, input, first, result, accumulate);
       return linear(stream, scratch, weight, input.from_row(first, weight.in_features), last,
                     result.from(static_cast<size_t>(first) * weight.out_features), accumulate);
     }
     case Variant::kScaled:
-      return scaled_product(stream, scratch, weight, input, rows, result, accumulate);
-    case Variant::kProduct:
+      return scaled_gemm(stream, scratch, weight, input, rows, result, accumulate);
+    case Variant::kLibraryGemm:
       return many_rows(stream, scratch, weight, input, rows, result, accumulate);
   }
 }

@@ -26,11 +26,11 @@ void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_ou
 
 // Reference for Gemm::multiply, in float32 sums (int32 of int8); for correctness, not speed: about a tenth of a
 // library's.
-void plain_product(cudaStream_t stream, const GemmCall& call);
+void reference_gemm(cudaStream_t stream, const GemmCall& call);
 
-// By `gemm`, or, where it has no algorithm for the shape, by plain_product.
+// By `gemm`, or, where it has no algorithm for the shape, by reference_gemm.
 inline void multiply(cudaStream_t stream, Gemm& gemm, const Scratch& scratch, const GemmCall& call) {
-  if (!gemm.multiply(stream, scratch, call)) plain_product(stream, call);
+  if (!gemm.multiply(stream, scratch, call)) reference_gemm(stream, call);
 }
 
 // Many rows times a packed weight that has scales of whole outputs, which act on the sums of a large product:
@@ -40,14 +40,14 @@ inline void multiply(cudaStream_t stream, Gemm& gemm, const Scratch& scratch, co
 //   others   the weight, and x, are widened or rounded to half precision
 
 // The inputs of products of bytes, padded.
-int product_inputs(const LinearWeight& weight);
+int gemm_inputs(const LinearWeight& weight);
 
 // The scratch memory that a call takes, that of the product included.
-size_t scaled_product_bytes(const LinearWeight& weight, int rows);
+size_t scaled_gemm_bytes(const LinearWeight& weight, int rows);
 
 // `result` is float32 or bfloat16.
-void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight,
-                    const LinearInput& input, int rows, const TypedRows& result, bool accumulate);
+void scaled_gemm(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight,
+                 const LinearInput& input, int rows, const TypedRows& result, bool accumulate);
 
 // Products of float8 weights with many rows whose scales a library's product applies itself: those of blocks of 128
 // inputs, and those of whole rows and outputs.
@@ -62,8 +62,8 @@ inline constexpr int kLibraryRows = 16;
 GemmScales library_scales(const LinearWeight& weight);
 
 // `scales` is library_scales(weight), and not kNone. `rows` is a multiple of kLibraryRows, or the result of 16 bits,
-// with room for such a multiple. Takes no more memory than scaled_product.
-void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
-                     const LinearInput& input, int rows, const TypedRows& result, bool accumulate);
+// with room for such a multiple. Takes no more memory than scaled_gemm.
+void library_gemm(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
+                  const LinearInput& input, int rows, const TypedRows& result, bool accumulate);
 
 }  // namespace turbomind::cuda

@@ -18,12 +18,12 @@ constexpr int kPieceRows = 1024;
 
 // Outputs of a piece, as if each weight took 16 bits.
 int piece_outputs(const LinearWeight& weight) {
-  const auto row_bytes = static_cast<size_t>(product_inputs(weight)) * sizeof(uint16_t);
+  const auto row_bytes = static_cast<size_t>(gemm_inputs(weight)) * sizeof(uint16_t);
   const int requested = std::max(static_cast<int>(kPieceBytes / row_bytes) / kTileOutputs, 1) * kTileOutputs;
   return std::min({requested, kPieceOutputs, packed_shape(weight).tiles() * kTileOutputs});
 }
 
-GemmType product_type(const LinearWeight& weight, const Gemm& gemm) {
+GemmType gemm_type(const LinearWeight& weight, const Gemm& gemm) {
   if (weight.format == WeightFormat::kInt8 && weight.scales == nullptr && weight.zeros == nullptr) {
     return GemmType::kInt8;
   }
@@ -54,27 +54,27 @@ __global__ void finish_kernel(const Sum* sums, int sums_stride, const float* row
 
 }  // namespace
 
-int product_inputs(const LinearWeight& weight) {
+int gemm_inputs(const LinearWeight& weight) {
   constexpr int kMultiple = 16;
   return divide_up(padded_inputs(weight), kMultiple) * kMultiple;
 }
 
-size_t scaled_product_bytes(const LinearWeight& weight, int rows) {
-  const auto inputs = static_cast<size_t>(product_inputs(weight));
+size_t scaled_gemm_bytes(const LinearWeight& weight, int rows) {
+  const auto inputs = static_cast<size_t>(gemm_inputs(weight));
   const auto outputs = static_cast<size_t>(piece_outputs(weight));
   return scratch_bytes<uint16_t>(rows * inputs) + scratch_bytes<float>(rows) +
          scratch_bytes<uint16_t>(outputs * inputs) + scratch_bytes<float>(std::min(rows, kPieceRows) * outputs) +
          kGemmScratchBytes;
 }
 
-void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight,
-                    const LinearInput& input, int rows, const TypedRows& result, bool accumulate) {
-  const GemmType type = product_type(weight, *scratch.gemm);
+void scaled_gemm(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight,
+                 const LinearInput& input, int rows, const TypedRows& result, bool accumulate) {
+  const GemmType type = gemm_type(weight, *scratch.gemm);
   const bool is_bytes = type != GemmType::kFloat16;
   Scratch memory = scratch.memory;
   GemmCall call;
   call.type = type;
-  call.inputs = is_bytes ? product_inputs(weight) : padded_inputs(weight);
+  call.inputs = is_bytes ? gemm_inputs(weight) : padded_inputs(weight);
   const size_t row_bytes = static_cast<size_t>(call.inputs) * (is_bytes ? 1 : sizeof(uint16_t));
   const int step = piece_outputs(weight);
   auto* rounded = memory.take<std::byte>(rows * row_bytes);

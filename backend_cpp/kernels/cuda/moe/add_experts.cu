@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One of an expert's two products, of all pairs.
-struct ExpertProduct {
+struct ExpertGemm {
   const LinearWeight& first;   // the first expert's
   const std::byte* on_device;  // the same, on the device
   LinearInput x;               // gated: only if makes_activation
@@ -111,14 +111,14 @@ bool makes_activation(Kernel kernel, const ExpertWeight& expert) {
 }
 
 void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTable& experts, Kernel kernel,
-              int part_rows, int pairs, const SortedPairs& sorted, ExpertProduct product) {
+              int part_rows, int pairs, const SortedPairs& sorted, ExpertGemm product) {
   LinearWeight weight = product.first;
   Scratch memory = scratch.memory;
   if (kernel == Kernel::kLibrary) {
-    return grouped_product(stream, memory, *experts.library,
-                           {weight, product.on_device, sizeof(ExpertWeight), experts.count, sorted.parts,
-                            sorted.part_count, sorted.experts, pairs, product.x, product.x_rows,
-                            product.sources != nullptr ? product.sources->slots : nullptr, product.y});
+    return grouped_gemm(stream, memory, *experts.library,
+                        {weight, product.on_device, sizeof(ExpertWeight), experts.count, sorted.parts,
+                         sorted.part_count, sorted.experts, pairs, product.x, product.x_rows,
+                         product.sources != nullptr ? product.sources->slots : nullptr, product.y});
   }
   const int padded = padded_inputs(weight);
   LinearTask task;

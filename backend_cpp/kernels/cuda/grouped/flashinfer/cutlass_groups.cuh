@@ -22,7 +22,7 @@ using GroupEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     Schedule>::CollectiveOp;
 
 template <class Mainloop, class Epilogue>
-using GroupProduct = cutlass::gemm::device::GemmUniversalAdapter<
+using GroupGemm = cutlass::gemm::device::GemmUniversalAdapter<
     cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<GroupShape>, Mainloop, Epilogue>>;
 
 inline void check_status(cutlass::Status status, const char* what) {
@@ -36,10 +36,10 @@ inline bool runs_on_hopper(int capability) {
 }
 
 // `operands`: of the main loop.
-template <class Product>
+template <class GroupGemmOf>
 void multiply_groups(cudaStream_t stream, const GroupedCall& call,
-                     const typename Product::GemmKernel::MainloopArguments& operands) {
-  using Kernel = typename Product::GemmKernel;
+                     const typename GroupGemmOf::GemmKernel::MainloopArguments& operands) {
+  using Kernel = typename GroupGemmOf::GemmKernel;
   // Entries of the table.
   static_assert(sizeof(GroupShape) == 3 * sizeof(int32_t));
   static_assert(sizeof(typename Kernel::InternalStrideA) == sizeof(int64_t) &&
@@ -50,7 +50,7 @@ void multiply_groups(cudaStream_t stream, const GroupedCall& call,
   check(cudaGetDevice(&device.device_id), "asking for the current device");
   device.sm_count = multiprocessor_count();
   auto* y_strides = reinterpret_cast<typename Kernel::InternalStrideD*>(table.y_strides);
-  typename Product::Arguments arguments{
+  typename GroupGemmOf::Arguments arguments{
       cutlass::gemm::GemmUniversalMode::kGrouped,
       {call.groups, reinterpret_cast<GroupShape*>(table.shapes), nullptr},
       operands,
@@ -58,12 +58,12 @@ void multiply_groups(cudaStream_t stream, const GroupedCall& call,
       device};
   arguments.epilogue.thread.alpha = 1.0f;
   arguments.epilogue.thread.beta = 0.0f;
-  if (Product::get_workspace_size(arguments) > kGroupedWorkspaceBytes) {
-    throw internal_error("CUTLASS wants " + std::to_string(Product::get_workspace_size(arguments)) +
+  if (GroupGemmOf::get_workspace_size(arguments) > kGroupedWorkspaceBytes) {
+    throw internal_error("CUTLASS wants " + std::to_string(GroupGemmOf::get_workspace_size(arguments)) +
                          " bytes for a product of groups");
   }
-  Product product;
-  check_status(Product::can_implement(arguments), "a product of groups");
+  GroupGemmOf product;
+  check_status(GroupGemmOf::can_implement(arguments), "a product of groups");
   check_status(product.initialize(arguments, call.workspace, stream), "preparing a product of groups");
   check_status(product.run(stream), "a product of groups");
 }
