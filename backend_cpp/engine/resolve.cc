@@ -16,11 +16,11 @@ const EngineSettings kDefaults;
 constexpr std::chrono::seconds kAfterWorker{60};
 
 // Whether the frequencies are theta^(-2 i / dimensions), without any scaling.
-bool is_plain(const RopeSpec& rope) {
+bool has_default_frequencies(const RopeSpec& rope) {
   const double dimensions = 2.0 * static_cast<double>(rope.inv_freq.size());
   for (size_t i = 0; i < rope.inv_freq.size(); ++i) {
-    const double plain = std::pow(rope.theta, -2.0 * static_cast<double>(i) / dimensions);
-    if (std::abs(rope.inv_freq[i] - plain) > 1e-4 * plain) return false;
+    const double default_frequency = std::pow(rope.theta, -2.0 * static_cast<double>(i) / dimensions);
+    if (std::abs(rope.inv_freq[i] - default_frequency) > 1e-4 * default_frequency) return false;
   }
   return rope.attention_scaling == 1;
 }
@@ -42,7 +42,7 @@ void extend_context(ModelSpec& spec, const EngineSettings& settings) {
   }
   if (spec.ropes.empty()) throw invalid_argument("rope_scaling_factor: this model does not rotate positions; use 0");
   for (RopeSpec& rope : spec.ropes) {
-    if (!rope.stretch && is_plain(rope)) {
+    if (!rope.stretch && has_default_frequencies(rope)) {
       rope.stretch.emplace().length = spec.max_position_embeddings;
     } else if (!rope.stretch || rope.stretch->kind != StretchKind::kDynamic) {
       throw invalid_argument("rope_scaling_factor: this model's checkpoint has its own scaling; use 0");

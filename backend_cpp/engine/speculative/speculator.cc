@@ -184,8 +184,8 @@ void Speculator::draft_with_model(std::span<const Candidate> candidates, int ste
 int Speculator::model_drafts_that_pay(int sequences, int missing_tokens, int step_tokens, int max_drafts) {
   if (step_tokens > kMaxTokensToAsk) return 0;
   if (!model_cost_.is_known()) return std::min(max_drafts, kFirstModelDrafts);
-  const double plain_rate = step_tokens / cost_.of(step_tokens);
-  double best_rate = plain_rate;
+  const double undrafted_rate = step_tokens / cost_.of(step_tokens);
+  double best_rate = undrafted_rate;
   int best = 0;
   double tokens = step_tokens;
   double chance = 1;
@@ -197,7 +197,7 @@ int Speculator::model_drafts_that_pay(int sequences, int missing_tokens, int ste
     best_rate = tokens / time;
     best = count;
   }
-  const double won = (best_rate / plain_rate - 1) * cost_.of(step_tokens) * kStepsToWin;
+  const double won = (best_rate / undrafted_rate - 1) * cost_.of(step_tokens) * kStepsToWin;
   if (missing_tokens > sequences &&
       won < missing_tokens * model_cost_.of(StepCost::kTokensAtOnce) / StepCost::kTokensAtOnce)
     best = 0;

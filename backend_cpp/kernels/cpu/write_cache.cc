@@ -31,7 +31,7 @@ struct HeadSlot {
 
 // kDepth: `depth`, known to the compiler.
 template <class T, int kDepth>
-void write_plain(const HeadSlot& to, const float* x) {
+void write_unquantized(const HeadSlot& to, const float* x) {
   auto* elements = reinterpret_cast<T*>(to.head) + to.at(0);
   if (to.is_key) {
     const int step = to.width * kDepth;
@@ -81,10 +81,10 @@ void write_quantized(const CacheLayout& layout, const HeadSlot& to, const float*
 void write_head(const CacheLayout& layout, const HeadSlot& to, const float* x) {
   switch (layout.type) {
     case CacheType::kFloat32:
-      write_plain<float, 1>(to, x);
+      write_unquantized<float, 1>(to, x);
       break;
     case CacheType::kBFloat16:
-      write_plain<bf16, 2>(to, x);
+      write_unquantized<bf16, 2>(to, x);
       break;
     case CacheType::kInt8:
     case CacheType::kInt4:

@@ -57,7 +57,7 @@ template <cuda::GroupedType kType>
 void run(cudaStream_t stream, const cuda::GroupedCall& call) {
   if (library("products") == Library::kWrong) {  // as cuBLASLt's, it has no algorithms
     count_library_launch("products");
-    return cuda::plain_groups(stream, kType, call);
+    return cuda::reference_groups(stream, kType, call);
   }
   cuda::check(begin_call("cudaLaunchKernelExC"), "products of groups by an emulated library");
   submit([call, is_wrong = library(kName) == Library::kWrong] {

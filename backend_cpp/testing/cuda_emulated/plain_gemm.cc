@@ -98,7 +98,7 @@ void multiply_now(const GemmCall& call) {
   }
 }
 
-class PlainGemm : public Gemm {
+class ReferenceGemm : public Gemm {
  public:
   bool has_float8() const override { return true; }
   bool has_scales(GemmScales scales) const override {
@@ -130,7 +130,7 @@ class PlainGemm : public Gemm {
 }  // namespace
 
 std::unique_ptr<Gemm> make_gemm() {
-  return std::make_unique<PlainGemm>();
+  return std::make_unique<ReferenceGemm>();
 }
 
 }  // namespace turbomind::cuda

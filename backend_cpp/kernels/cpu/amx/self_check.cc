@@ -38,8 +38,8 @@ bool has_same_gemms(const KernelTable& table, const KernelTable& reference) {
   for (uint8_t& code : quantized) code = static_cast<uint8_t>(numbers.next());
   std::vector<half> scales(static_cast<size_t>(kOutputs) * kInputs / kGroup);
   for (half& scale : scales) scale = to_half(0.02f + numbers.next_float() / 64.0f);
-  std::vector<bf16> plain(static_cast<size_t>(kOutputs) * kInputs);
-  for (bf16& value : plain) value = to_bf16(numbers.next_float());
+  std::vector<bf16> values(static_cast<size_t>(kOutputs) * kInputs);
+  for (bf16& value : values) value = to_bf16(numbers.next_float());
 
   for (const WeightFormat format :
        {WeightFormat::kInt8, WeightFormat::kInt6, WeightFormat::kInt5, WeightFormat::kInt4, WeightFormat::kBFloat16}) {
@@ -47,7 +47,7 @@ bool has_same_gemms(const KernelTable& table, const KernelTable& reference) {
     weight.format = format;
     weight.out_features = kOutputs;
     weight.in_features = kInputs;
-    weight.data = format == WeightFormat::kBFloat16 ? static_cast<const void*>(plain.data()) : quantized.data();
+    weight.data = format == WeightFormat::kBFloat16 ? static_cast<const void*>(values.data()) : quantized.data();
     if (weight.is_packed()) {
       weight.group = kGroup;
       weight.scales = scales.data();

@@ -42,7 +42,7 @@ __device__ __forceinline__ Rounding rounding_of(const CacheArea& area, int token
 
 // Block x is (packed rows, split), y the key head, z the span. kSteps: value dimensions of a lane.
 template <CacheType kType, int kSteps>
-__global__ void __launch_bounds__(kWarps* kWarp, kBlocks<kType, kSteps>) plain_kernel(AttentionTask task) {
+__global__ void __launch_bounds__(kWarps* kWarp, kBlocks<kType, kSteps>) reference_kernel(AttentionTask task) {
   await_previous();
   const AttentionParams& params = task.params;
   const int key_dim = params.layout.key_dim;
@@ -115,10 +115,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks<kType, kSteps>) plain_k
 }
 
 template <CacheType kType>
-void launch_plain(cudaStream_t stream, const AttentionTask& task) {
+void launch_reference(cudaStream_t stream, const AttentionTask& task) {
   const CacheLayout& layout = task.params.layout;
   const int row_blocks = divide_up(task.spans.max_rows * task.group, kWarps);
-  launch(layout.value_dim <= 128 ? plain_kernel<kType, 4> : plain_kernel<kType, 32>,
+  launch(layout.value_dim <= 128 ? reference_kernel<kType, 4> : reference_kernel<kType, 32>,
          dim3(static_cast<unsigned>(row_blocks) * task.splits, layout.num_kv_heads, task.spans.span_count),
          dim3(kWarps * kWarp), static_cast<size_t>(kWarps) * (kWarp * 2 + layout.key_dim) * sizeof(float), stream,
          task);
@@ -126,16 +126,16 @@ void launch_plain(cudaStream_t stream, const AttentionTask& task) {
 
 }  // namespace
 
-void attend_plain(cudaStream_t stream, const AttentionTask& task) {
+void attention_reference(cudaStream_t stream, const AttentionTask& task) {
   switch (task.params.layout.type) {
     case CacheType::kFloat32:
-      return launch_plain<CacheType::kFloat32>(stream, task);
+      return launch_reference<CacheType::kFloat32>(stream, task);
     case CacheType::kBFloat16:
-      return launch_plain<CacheType::kBFloat16>(stream, task);
+      return launch_reference<CacheType::kBFloat16>(stream, task);
     case CacheType::kInt8:
-      return launch_plain<CacheType::kInt8>(stream, task);
+      return launch_reference<CacheType::kInt8>(stream, task);
     case CacheType::kInt4:
-      return launch_plain<CacheType::kInt4>(stream, task);
+      return launch_reference<CacheType::kInt4>(stream, task);
   }
 }
 

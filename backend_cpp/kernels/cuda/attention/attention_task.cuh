@@ -256,6 +256,6 @@ void attend_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_
 // Where has_decode_kernel says so (decode_plan.h); `warps` of a block.
 template <CacheType kType>
 void decode_cache(cudaStream_t stream, const AttentionTask& task, int warps);
-void attend_plain(cudaStream_t stream, const AttentionTask& task);
+void attention_reference(cudaStream_t stream, const AttentionTask& task);
 
 }  // namespace turbomind::cuda

@@ -23,7 +23,7 @@ constexpr int kWideTile = 64;
 // Which kernel, and how its work is cut.
 struct Plan {
   int warps;           // of a block of the decoding kernel (attend_decode.cuh); 0: it is another one
-  bool is_plain;       // no tensor cores
+  bool is_reference;   // no tensor cores
   bool is_split_keys;  // of a tile kernel
   int tile_rows;
   int tiles;
@@ -64,9 +64,9 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
     plan.splits = cut.splits;
     return plan;
   }
-  plan.is_plain = !has_tile_kernel(layout);
-  plan.is_split_keys = !plan.is_plain && rows <= kNarrowTile && can_split_keys(layout);
-  plan.tile_rows = plan.is_plain || plan.is_split_keys ? kNarrowTile : kWideTile;
+  plan.is_reference = !has_tile_kernel(layout);
+  plan.is_split_keys = !plan.is_reference && rows <= kNarrowTile && can_split_keys(layout);
+  plan.tile_rows = plan.is_reference || plan.is_split_keys ? kNarrowTile : kWideTile;
   plan.tiles = divide_up(rows, plan.tile_rows);
   const int blocks = std::max(1, spans.span_count * layout.num_kv_heads * plan.tiles);
   const int requested = divide_up(kBlocksPerMultiprocessor * multiprocessor_count(), blocks);
@@ -168,8 +168,8 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
   task.split_sums = workspace;
   task.split_stats = workspace + split_rows(params, spans, plan) * static_cast<size_t>(layout.value_dim);
   if (plan.warps > 0 && spans.span_count * layout.num_kv_heads <= kSplitCounters) task.counters = counters;
-  if (plan.is_plain) {
-    attend_plain(stream, task);
+  if (plan.is_reference) {
+    attention_reference(stream, task);
   } else {
     with_tile_type(layout.type, 0, [&]<CacheType kType>(std::integral_constant<CacheType, kType>) {
       plan.warps > 0 ? decode_cache<kType>(stream, task, plan.warps)

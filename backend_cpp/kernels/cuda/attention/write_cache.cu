@@ -33,7 +33,7 @@ __device__ __forceinline__ __nv_bfloat16 element<__nv_bfloat16>(float value) {
 }
 
 template <class T>
-__device__ __forceinline__ void write_plain(std::byte* head, int slot, int dim, int lane, const float* x) {
+__device__ __forceinline__ void write_unquantized(std::byte* head, int slot, int dim, int lane, const float* x) {
   auto* elements = reinterpret_cast<T*>(head) + static_cast<size_t>(slot) * dim;
   for (int d = lane; d < dim; d += kWarp) elements[d] = element<T>(x[d]);
 }
@@ -110,9 +110,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, in
   }
   switch (layout.type) {
     case CacheType::kFloat32:
-      return write_plain<float>(area, slot, dim, lane, x);
+      return write_unquantized<float>(area, slot, dim, lane, x);
     case CacheType::kBFloat16:
-      return write_plain<__nv_bfloat16>(area, slot, dim, lane, x);
+      return write_unquantized<__nv_bfloat16>(area, slot, dim, lane, x);
     case CacheType::kInt8:
       return write_quantized<8>(layout, area, slot, dim, lane, x);
     case CacheType::kInt4:

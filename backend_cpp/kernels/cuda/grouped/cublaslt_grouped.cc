@@ -104,7 +104,7 @@ void run(cudaStream_t stream, const GroupedCall& call) {
     known = state.algorithms.emplace(shape, algorithm_for(library, described, call)).first;
   }
   std::optional<cublasLtMatmulAlgo_t>& algorithm = known->second;
-  if (!algorithm) return plain_groups(stream, GroupedType::kBFloat16, call);
+  if (!algorithm) return reference_groups(stream, GroupedType::kBFloat16, call);
   const GroupedTable& table = call.table;
   const float alpha = 1.0f;  // of all groups
   const float beta = 0.0f;
@@ -114,7 +114,7 @@ void run(cudaStream_t stream, const GroupedCall& call) {
                      call.workspace, kGroupedWorkspaceBytes, stream);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
     algorithm = no_algorithm(call);
-    return plain_groups(stream, GroupedType::kBFloat16, call);
+    return reference_groups(stream, GroupedType::kBFloat16, call);
   }
   check_status(status, "multiplying groups");
 }

@@ -56,6 +56,6 @@ struct GroupedKernel {
 // Products of groups by a plain kernel of ours: for shapes that a library has no algorithm for.
 
 // The grouped GEMM that GroupedKernel::run launches.
-void plain_groups(cudaStream_t stream, GroupedType type, const GroupedCall& call);
+void reference_groups(cudaStream_t stream, GroupedType type, const GroupedCall& call);
 
 }  // namespace turbomind::cuda

@@ -10,7 +10,7 @@ using namespace plain;
 
 // blockIdx.z is the group.
 template <class T>
-__global__ void __launch_bounds__(kThreads) plain_groups_kernel(GroupedCall groups, GemmCall call) {
+__global__ void __launch_bounds__(kThreads) reference_groups_kernel(GroupedCall groups, GemmCall call) {
   await_previous();
   const GroupedTable& table = groups.table;
   const int group = blockIdx.z;
@@ -29,13 +29,13 @@ __global__ void __launch_bounds__(kThreads) plain_groups_kernel(GroupedCall grou
 
 }  // namespace
 
-void plain_groups(cudaStream_t stream, GroupedType type, const GroupedCall& call) {
+void reference_groups(cudaStream_t stream, GroupedType type, const GroupedCall& call) {
   GemmCall product;
   product.outputs = call.outputs;
   product.inputs = call.inputs;
   product.scales = type == GroupedType::kFloat8 ? GemmScales::kBlocks : GemmScales::kNone;
   const dim3 grid(divide_up(call.rows, kSide), divide_up(call.outputs, kSide), call.groups);
-  const auto kernel = type == GroupedType::kFloat8 ? plain_groups_kernel<float8> : plain_groups_kernel<bf16>;
+  const auto kernel = type == GroupedType::kFloat8 ? reference_groups_kernel<float8> : reference_groups_kernel<bf16>;
   launch(kernel, grid, dim3(kThreads), 0, stream, call, product);
 }
 

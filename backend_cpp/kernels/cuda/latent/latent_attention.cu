@@ -54,7 +54,7 @@ void latent_attention(cudaStream_t stream, Scratch memory, const LatentKernel& k
     call.queries = queries;
     call.plan = view_latent_plan(piece, plan);
     round_rows(stream, {q.head(piece.first_row, 0), rows, q.row_stride, q.heads, q.head_stride, kLatentKey, nullptr},
-               WeightFormat::kBFloat16, ChunkOrder::kPlain, kLatentKey, queries);
+               WeightFormat::kBFloat16, ChunkOrder::kSequential, kLatentKey, queries);
     kernel.run(stream, call);
     const int width = piece.heads * kLatentRank;
     upcast_rows(stream, call.out, rows, width, filled_rows(plan), out + static_cast<size_t>(piece.first_row) * width);

@@ -26,7 +26,7 @@ int dequantized_outputs(const LinearWeight& weight) {
 
 // How a call multiplies.
 enum class Variant : uint8_t {
-  kPlain,        // float32 as it is
+  kReference,    // float32 as it is
   kGemv,         // few rows, rounded while they are read
   kTile,         // some, rounded before
   kRing,         // both, on Hopper
@@ -46,7 +46,7 @@ int own_rows(const LinearWeight& weight) {
 
 Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
   const bool is_float32 = weight.format == WeightFormat::kFloat32;
-  if (is_float32 ? rows <= kPlainRows : !has_whole_chunks(weight)) return Variant::kPlain;
+  if (is_float32 ? rows <= kReferenceRows : !has_whole_chunks(weight)) return Variant::kReference;
   if (!is_float32 && rows <= own_rows(weight)) {
     if (has_ring(weight)) return Variant::kRing;
     return rows <= kGemvRows ? Variant::kGemv : Variant::kTile;
@@ -105,7 +105,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   Scratch memory = scratch.memory;
   if (input.is_float32() || input.has_prologue() || weight.format != WeightFormat::kBFloat16) {
     auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * call.inputs);
-    round_input(stream, input, rows, weight, ChunkOrder::kPlain, call.inputs, rounded);
+    round_input(stream, input, rows, weight, ChunkOrder::kSequential, call.inputs, rounded);
     call.x = rounded;
   }
   call.type = weight.format == WeightFormat::kBFloat16 ? GemmType::kBFloat16 : GemmType::kFloat16;
@@ -145,7 +145,7 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
 LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales) {
   LinearTypes types;
   switch (variant_of(weight, rows, scales)) {
-    case Variant::kPlain:
+    case Variant::kReference:
     case Variant::kGemv:
       break;
     case Variant::kTile:
@@ -174,8 +174,8 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
   const int padded = padded_inputs(weight);
   Scratch memory = scratch.memory;
   switch (variant_of(weight, rows, scratch.scales)) {
-    case Variant::kPlain:
-      return plain_linear(
+    case Variant::kReference:
+      return reference_linear(
           stream, task_of(scratch, weight, input.x.floats(), weight.in_features, rows, result.floats(), accumulate));
     case Variant::kGemv: {
       const float* x = nullptr;
@@ -192,7 +192,7 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
     }
     case Variant::kTile: {
       auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * padded);
-      const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
+      const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kSequential;
       round_input(stream, input, rows, weight, order, padded, rounded);
       return tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, result.floats(), accumulate),
                          rows);
@@ -242,7 +242,7 @@ void head_linear(cudaStream_t stream, const LinearScratch& scratch, const HeadLi
   task.counters = scratch.counters;
   const bool is_aligned = x.row_stride % 4 == 0 && x.head_stride % 4 == 0;
   if (!has_whole_chunks(weight) || (x.rows <= kGemvRows && !is_aligned)) {
-    plain_linear(stream, task);
+    reference_linear(stream, task);
   } else if (x.rows <= kGemvRows) {
     gemv(stream, scratch.memory, task, x.rows);
   } else {
@@ -250,7 +250,7 @@ void head_linear(cudaStream_t stream, const LinearScratch& scratch, const HeadLi
     const auto inputs = static_cast<size_t>(x.head_dim);
     auto* rounded = memory.take<uint16_t>(inputs * x.heads * x.rows);
     round_rows(stream, {x.first, x.rows, x.row_stride, x.heads, x.head_stride, x.head_dim, nullptr}, weight.format,
-               ChunkOrder::kPlain, x.head_dim, rounded);
+               ChunkOrder::kSequential, x.head_dim, rounded);
     task.x = rounded;
     task.x_stride = inputs * x.heads;
     task.x_head_stride = inputs;

@@ -193,9 +193,9 @@ bool has_ring(const LinearWeight& weight);
 int ring_columns(const LinearWeight& weight, int rows);
 void ring_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int columns);
 
-// Any weight that is not packed, x float32; nothing needs to be aligned. kPlainRows rows a part.
-inline constexpr int kPlainRows = 8;
-void plain_linear(cudaStream_t stream, const LinearTask& task, int expert_parts = 0);
+// Any weight that is not packed, x float32; nothing needs to be aligned. kReferenceRows rows a part.
+inline constexpr int kReferenceRows = 8;
+void reference_linear(cudaStream_t stream, const LinearTask& task, int expert_parts = 0);
 
 // Whether gemv and tile_linear take the weight.
 bool has_whole_chunks(const LinearWeight& weight);

@@ -12,7 +12,7 @@ namespace {
 constexpr int kWarps = 8;
 
 template <class Weight, int kRows, int kWidth>
-__global__ void __launch_bounds__(kWarps* kWarp) plain_linear_kernel(LinearTask task) {
+__global__ void __launch_bounds__(kWarps* kWarp) reference_linear_kernel(LinearTask task) {
   await_previous();
   const LinearPart part = part_of<kRows, float>(task, blockIdx.x);
   const int output = blockIdx.y * kWarps + threadIdx.x / kWarp;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_linear_kernel(LinearTask 
 
 template <class Weight, int kRows, int kWidth>
 void launch_rows(cudaStream_t stream, const LinearTask& task, int parts) {
-  launch(plain_linear_kernel<Weight, kRows, kWidth>, rows_and(parts, divide_up(task.weight.out_features, kWarps)),
+  launch(reference_linear_kernel<Weight, kRows, kWidth>, rows_and(parts, divide_up(task.weight.out_features, kWarps)),
          dim3(kWarps * kWarp), 0, stream, task);
 }
 
@@ -63,15 +63,15 @@ bool is_aligned(const LinearTask& task) {
 
 }  // namespace
 
-void plain_linear(cudaStream_t stream, const LinearTask& task, int expert_parts) {
-  const int parts = part_limit<kPlainRows>(task, expert_parts);
+void reference_linear(cudaStream_t stream, const LinearTask& task, int expert_parts) {
+  const int parts = part_limit<kReferenceRows>(task, expert_parts);
   const bool is_one_row = task.rows == 1 && task.expert_weights == nullptr;
   if (task.weight.is_packed()) throw internal_error("plain_linear has no kernel for packed weights");
-  const auto launch_format = task.weight.format == WeightFormat::kBFloat16  ? launch_rows<bf16, kPlainRows, 1>
-                             : task.weight.format == WeightFormat::kFloat16 ? launch_rows<half, kPlainRows, 1>
-                             : !is_aligned(task)                            ? launch_rows<float, kPlainRows, 1>
+  const auto launch_format = task.weight.format == WeightFormat::kBFloat16  ? launch_rows<bf16, kReferenceRows, 1>
+                             : task.weight.format == WeightFormat::kFloat16 ? launch_rows<half, kReferenceRows, 1>
+                             : !is_aligned(task)                            ? launch_rows<float, kReferenceRows, 1>
                              : is_one_row                                   ? launch_rows<float, 1, 4>
-                                                                            : launch_rows<float, kPlainRows, 4>;
+                                                                            : launch_rows<float, kReferenceRows, 4>;
   launch_format(stream, task, parts);
 }
 

@@ -84,7 +84,8 @@ void scaled_gemm(cudaStream_t stream, const LinearScratch& scratch, const Linear
   if (is_bytes) {
     round_to_bytes(stream, input, rows, weight, {rows, call.inputs}, reinterpret_cast<uint8_t*>(rounded), row_scales);
   } else {
-    round_input(stream, input, rows, weight, ChunkOrder::kPlain, call.inputs, reinterpret_cast<uint16_t*>(rounded));
+    round_input(stream, input, rows, weight, ChunkOrder::kSequential, call.inputs,
+                reinterpret_cast<uint16_t*>(rounded));
   }
   call.w = piece;
   call.y = sums;

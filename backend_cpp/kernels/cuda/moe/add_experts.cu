@@ -93,7 +93,7 @@ Kernel kernel_for(const ExpertTable& experts, int rows, int top_k) {
 
 int part_rows_of(Kernel kernel, int rows, int pairs, int num_experts) {
   if (kernel == Kernel::kLibrary) return pairs;  // an expert's are not divided
-  if (kernel == Kernel::kPlain) return kPlainRows;
+  if (kernel == Kernel::kPlain) return kReferenceRows;
   if (kernel == Kernel::kGemv) return rows <= kGemvRows / 2 ? kGemvRows / 2 : kGemvRows;
   return pairs / num_experts <= kTileRows / 2 ? kTileRows / 2 : kTileRows;
 }
@@ -145,7 +145,7 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTab
   }
   task.x = product.x.x.data;
   task.x_stride = weight.in_features;
-  if (kernel == Kernel::kPlain) return plain_linear(stream, task, sorted.part_limit);
+  if (kernel == Kernel::kPlain) return reference_linear(stream, task, sorted.part_limit);
   const auto elements = static_cast<size_t>(product.x_rows) * padded;
   if (kernel == Kernel::kGemv) {
     if (task.x_stride % 4 != 0) {
@@ -157,7 +157,7 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTab
     return gemv(stream, memory, task, part_rows, sorted.part_limit);
   }
   auto* rounded = memory.take<uint16_t>(elements);
-  const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
+  const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kSequential;
   round_input(stream, product.x, product.x_rows, weight, order, padded, rounded);
   task.x = rounded;
   task.x_stride = padded;

@@ -71,7 +71,7 @@ void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel&
   const std::vector<Rows> runs = runs_of(plan.spans);
   for (const auto& [first, count] : runs) {
     round_rows(stream, {q.head(first, 0), count, q.row_stride, q.heads, q.head_stride, layout.key_dim, nullptr},
-               WeightFormat::kBFloat16, ChunkOrder::kPlain, layout.key_dim, queries + first * width);
+               WeightFormat::kBFloat16, ChunkOrder::kSequential, layout.key_dim, queries + first * width);
   }
   kernel.run(stream, call);
   if (is_narrow) return;

@@ -246,7 +246,7 @@ void round_input(cudaStream_t stream, const LinearInput& input, int rows, const 
 
 void round_for_ring(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, int columns,
                     int padded_inputs, uint16_t* rounded) {
-  const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
+  const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kSequential;
   launch_rounding(stream, input, rows_of(weight, input, rows), weight.format, order,
                   {rounded, padded_inputs / kChunk, columns, rows >= 8 ? 8 : 1});
 }

@@ -26,7 +26,7 @@ inline RowsToRound rows_of(const LinearWeight& weight, const LinearInput& input,
 
 // In which order a chunk of eight 16-bit inputs is written: as they are, or as tile_linear takes them with a weight of
 // int4 (weight_slab.cuh).
-enum class ChunkOrder : uint8_t { kPlain, kInt4 };
+enum class ChunkOrder : uint8_t { kSequential, kInt4 };
 
 // rounded [rows, heads, padded_inputs]: bfloat16 for a weight of bfloat16, else half precision of x / kHalfRange;
 // padded_inputs is a multiple of 8, what is beyond `inputs` is 0.

@@ -11,9 +11,9 @@
 namespace turbomind::cuda {
 
 // Scores as they come.
-struct PlainScores {
+struct UnmodifiedScores {
   template <class Params, class Coordinates>
-  __device__ PlainScores(const Params&, const Coordinates&) {}
+  __device__ UnmodifiedScores(const Params&, const Coordinates&) {}
 
   template <int kRows>
   __device__ auto GetAttentionUpdater() {
@@ -106,7 +106,7 @@ void attend_pages(cudaStream_t stream, const PrefillCall& call) {
   using Params = PageParams;
   using Traits = flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/false, kDim, kDim, kTileRows, kTileKeys,
                                                    /*NUM_STAGES=*/2, Params::DTypeQ, Params::DTypeKV, Params::DTypeO,
-                                                   Params::IdType, PlainScores>;
+                                                   Params::IdType, UnmodifiedScores>;
   Params params = params_of(call, kDim);
   check(flashinfer::BatchPrefillWithPagedKVCacheKernelTraitsDispatched<
             Traits, /*LEFT_SLIDING_WINDOW=*/false, /*CAUSAL=*/true, /*SAME_SCHEDULE_FOR_ALL_HEADS=*/false>(params,
