@@ -3,7 +3,8 @@
 // Every pointer in an argument is the device's, except where it says "host". Work is done in the order of the calls; on
 // a device that computes alongside the host, only `download` waits for it. Shapes, layouts and rounding are those of
 // the operator's header. Activations are float32, but between operators that say that they know another type:
-// TypedRows and LinearInput carry theirs, `types_of` and `attended_type` say which they may be; others are refused.
+// TypedRows and LinearInput carry theirs, `types_of` and `attention_output_type` say which they may be; others are
+// refused.
 //
 // One thread uses an object at a time. A call throws Error when the device fails.
 #pragma once
@@ -232,16 +233,18 @@ class Operators {
     rope_and_write({}, params, {}, nullptr, k, v);
   }
   // In which type paged_attention gives its results where `wanted` is what the next layer reads.
-  virtual DType attended_type(const AttentionParams& /*params*/, DType /*wanted*/) const { return DType::kFloat32; }
-  // out [rows, heads, value_dim], float32 or of an attended_type
+  virtual DType attention_output_type(const AttentionParams& /*params*/, DType /*wanted*/) const {
+    return DType::kFloat32;
+  }
+  // out [rows, heads, value_dim], float32 or of an attention_output_type
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) = 0;
   // y = the linear layer of what paged_attention gives, or y +=. `workspace` [rows, heads, value_dim] may be filled
   // with anything.
   void project_attention(const AttentionParams& params, const HeadsView& q, float* workspace,
                          const LinearWeight& weight, float* y, bool accumulate) {
-    const TypedRows attended(workspace, attended_type(params, types_of(weight, q.rows).rows));
-    paged_attention(params, q, attended);
-    linear(weight, ConstTypedRows(attended.data, attended.type), q.rows, y, accumulate);
+    const TypedRows attention_output(workspace, attention_output_type(params, types_of(weight, q.rows).rows));
+    paged_attention(params, q, attention_output);
+    linear(weight, ConstTypedRows(attention_output.data, attention_output.type), q.rows, y, accumulate);
   }
 
   // Rows beyond the step's, where padded_rows adds some, go to no expert: -1.

@@ -233,14 +233,16 @@ void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams
   }
 }
 
-DType CudaOperators::attended_type(const AttentionParams& params, DType requested) const {
+DType CudaOperators::attention_output_type(const AttentionParams& params, DType requested) const {
   return requested == DType::kBFloat16 && !cuda::is_latent_attention(params) ? requested : DType::kFloat32;
 }
 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) {
-  if (out.type == DType::kFloat32 && latents_->attend(params, spans_of(params.set).blocks(), q, out.floats())) return;
+  if (out.type == DType::kFloat32 &&
+      latents_->compute_attention(params, spans_of(params.set).blocks(), q, out.floats()))
+    return;
   const CudaSpans& spans = spans_of(params.set);
-  const bool are_prompts_done = prefill_->attend(params, spans.blocks(), q, out);
+  const bool are_prompts_done = prefill_->compute_attention(params, spans.blocks(), q, out);
   for (const cuda::DeviceSpans& group : spans.groups()) {
     if (group.span_count == 0 || (group.max_rows > 1 && are_prompts_done)) continue;
     const size_t floats = cuda::max_attention_workspace_floats(params);  // one size, so that it never grows

@@ -84,7 +84,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   }
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
-  DType attended_type(const AttentionParams& params, DType requested) const override;
+  DType attention_output_type(const AttentionParams& params, DType requested) const override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,

@@ -169,7 +169,7 @@ struct ScoreRule {
   int reach;            // of biases
   int position;         // of the query
 
-  ScoreRule(const AttentionParams& params, const AttendQueries& queries, int query)
+  ScoreRule(const AttentionParams& params, const AttentionQueries& queries, int query)
       : softcap(params.softcap), slope(0), biases(nullptr), reach(params.bias_reach), position(0) {
     if (params.alibi_slopes == nullptr && params.distance_biases == nullptr) return;
     position = queries.positions[query];
@@ -243,8 +243,8 @@ struct HeadBlock {
 // One block of at most block_len tokens, for queries [first, first + kQueries). Values are fetched from memory while
 // keys are multiplied, and the next block's keys while values are: the processor does not foresee the jumps.
 template <int kQueries, class T>
-inline void attend_tile(const AttentionParams& params, const HeadBlock& block, const AttendQueries& queries,
-                        int first) {
+inline void attention_tile(const AttentionParams& params, const HeadBlock& block, const AttentionQueries& queries,
+                           int first) {
   const CacheLayout& layout = params.layout;
   int low[kQueries];
   int high[kQueries];
@@ -269,7 +269,7 @@ inline void attend_tile(const AttentionParams& params, const HeadBlock& block, c
       poisoned = poisoned || is_poisoned(row, 0, low[n]) || is_poisoned(row, high[n], tokens);
     }
     if (poisoned) {
-      for (int n = 0; n < kQueries; ++n) attend_tile<1, T>(params, block, queries, first + n);
+      for (int n = 0; n < kQueries; ++n) attention_tile<1, T>(params, block, queries, first + n);
       return;
     }
   }
@@ -294,8 +294,8 @@ inline void attend_tile(const AttentionParams& params, const HeadBlock& block, c
 }
 
 template <class T>
-void attend_typed(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
-                  const AttendQueries& queries) {
+void attention_typed(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
+                     const AttentionQueries& queries) {
   const CacheLayout& layout = params.layout;
   for (int n = 0; n < queries.count; ++n) {
     float* factors = queries.factors + static_cast<size_t>(n) * layout.key_dim;
@@ -314,24 +314,24 @@ void attend_typed(const AttentionParams& params, int kv_head, const int32_t* blo
                           page(start + layout.block_len < end ? number + 1 : number) + keys, start};
     int n = 0;
     for (; n + kQueryTile <= queries.count; n += kQueryTile) {
-      attend_tile<kQueryTile, T>(params, block, queries, n);
+      attention_tile<kQueryTile, T>(params, block, queries, n);
     }
     // One tile for those that remain: the fewer times codes are widened, the better.
     switch (queries.count - n) {
       case 5:
-        attend_tile<5, T>(params, block, queries, n);
+        attention_tile<5, T>(params, block, queries, n);
         break;
       case 4:
-        attend_tile<4, T>(params, block, queries, n);
+        attention_tile<4, T>(params, block, queries, n);
         break;
       case 3:
-        attend_tile<3, T>(params, block, queries, n);
+        attention_tile<3, T>(params, block, queries, n);
         break;
       case 2:
-        attend_tile<2, T>(params, block, queries, n);
+        attention_tile<2, T>(params, block, queries, n);
         break;
       case 1:
-        attend_tile<1, T>(params, block, queries, n);
+        attention_tile<1, T>(params, block, queries, n);
         break;
       default:
         break;
@@ -360,10 +360,10 @@ inline void with_element_of(CacheType type, Visit&& visit) {
   }
 }
 
-inline void attend(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
-                   const AttendQueries& queries) {
+inline void compute_attention(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
+                              const AttentionQueries& queries) {
   with_element_of(params.layout.type, [&]<class T>(std::type_identity<T>) {
-    attend_typed<T>(params, kv_head, blocks, begin, end, queries);
+    attention_typed<T>(params, kv_head, blocks, begin, end, queries);
   });
 }
 

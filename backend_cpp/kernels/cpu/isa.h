@@ -17,7 +17,7 @@
 namespace turbomind {
 
 // Queries of one sequence that share a key/value head.
-struct AttendQueries {
+struct AttentionQueries {
   int count;
   const int32_t* begins;     // [count] first position each looks at
   const int32_t* ends;       // [count] one past the last position each looks at
@@ -62,8 +62,8 @@ struct KernelTable {
   void (*xielu_row)(const XieluFactors& factors, const float* x, int size, float* y);
   void (*scale_softcap_row)(float scale, float softcap, int size, float* x);
   // Queries over tokens [begin, end) of their sequence's blocks, unnormalised.
-  void (*attend)(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
-                 const AttendQueries& queries);
+  void (*compute_attention)(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
+                            const AttentionQueries& queries);
   // scores[t] = sum_h weights[h] relu(q_h . k_t) for `tokens` tokens, a multiple of 16.
   //   keys [dim, tokens]; q: heads of `dim`, `stride` apart
   void (*index_scores)(const float* keys, int tokens, int dim, const float* q, size_t stride, int heads,

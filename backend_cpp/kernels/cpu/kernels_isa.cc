@@ -105,7 +105,7 @@ constinit const KernelTable kTable = [] {
                        .activate_row = activate_row,
                        .xielu_row = xielu_row,
                        .scale_softcap_row = scale_softcap_row,
-                       .attend = attend,
+                       .compute_attention = compute_attention,
                        .index_scores = index_scores,
                        .conv_block = conv_block,
                        .recurrence_gate_row = recurrence_gate_row,
@@ -120,7 +120,7 @@ constinit const KernelTable kTable = [] {
   table.packed_block = packed_block_by_layout;
   table.convert_row = convert_row_by_layout;
   table.converted_block = converted_block_by_format;
-  table.attend = attend_on_tiles;
+  table.compute_attention = attention_on_tiles;
 #endif
   return table;
 }();

@@ -96,13 +96,13 @@ class Attention {
 
   void run(const Task& task) const {
     if (task.partition < 0) {
-      attend_run(task.run, task.kv_head);
+      attention_of_run(task.run, task.kv_head);
       return;
     }
     Queries queries(*this, task.run, task.kv_head);
     float* partial = workspace_ + task.workspace;
     float* maximum = partial + static_cast<size_t>(group_) * value_dim_;
-    queries.attend(task.partition, partial, maximum, maximum + group_);
+    queries.compute_attention(task.partition, partial, maximum, maximum + group_);
   }
 
   // Merges the partial results of a row whose first one starts at `workspace`.
@@ -138,7 +138,7 @@ class Attention {
       scratch_.resize(static_cast<size_t>(count_) * (attention.params_.layout.key_dim + 2));
     }
 
-    void attend(int partition, float* out, float* maximum, float* sum) {
+    void compute_attention(int partition, float* out, float* maximum, float* sum) {
       const AttentionParams& params = attention_.params_;
       const int key_dim = params.layout.key_dim;
       float* factors = scratch_.data();
@@ -150,10 +150,10 @@ class Attention {
       }
       const int begin = std::max(begins_.front(), partition * kPartitionTokens);
       const int end = std::min(ends_.back(), (partition + 1) * kPartitionTokens);
-      const AttendQueries queries{count_,        begins_.data(),  ends_.data(), positions_.data(),
-                                  heads_.data(), scratch_.data(), factors,      factors + count_,
-                                  out,           maximum,         sum};
-      kernels().attend(params, kv_head_, run_.span->blocks, begin, end, queries);
+      const AttentionQueries queries{count_,        begins_.data(),  ends_.data(), positions_.data(),
+                                     heads_.data(), scratch_.data(), factors,      factors + count_,
+                                     out,           maximum,         sum};
+      kernels().compute_attention(params, kv_head_, run_.span->blocks, begin, end, queries);
     }
 
    private:
@@ -168,19 +168,19 @@ class Attention {
     std::vector<float> scratch_;  // factors, then two numbers a query
   };
 
-  void attend_run(const Run& run, int kv_head) const {
+  void attention_of_run(const Run& run, int kv_head) const {
     const int count = run.row_count * group_;
     Queries queries(*this, run, kv_head);
     std::vector<float> merged(static_cast<size_t>(count) * value_dim_);
     RunningSoftmax running(merged.data(), count);
     const int first = first_partition(params_, run.position(0));
     const int last = last_partition(kv_len_of(params_, run, run.row_count - 1));
-    queries.attend(first, running.out, running.maximum.data(), running.sum.data());
+    queries.compute_attention(first, running.out, running.maximum.data(), running.sum.data());
     std::vector<float> partial(first < last ? static_cast<size_t>(count) * (value_dim_ + 2) : 0);
     for (int p = first + 1; p <= last; ++p) {
       float* maximum = partial.data() + static_cast<size_t>(count) * value_dim_;
       float* sum = maximum + count;
-      queries.attend(p, partial.data(), maximum, sum);
+      queries.compute_attention(p, partial.data(), maximum, sum);
       for (int n = 0; n < count; ++n) {
         running.merge(n, value_dim_, partial.data() + static_cast<size_t>(n) * value_dim_, maximum[n], sum[n]);
       }

@@ -192,7 +192,7 @@ class AttentionToChosen {
   // Of a partition: sums of values [heads, value_dim], maxima [heads], sums of weights [heads].
   size_t partial_floats() const { return static_cast<size_t>(q_.heads) * (params_.layout.value_dim + 2); }
 
-  void attend(const SparseRow& row, int partition, float* partial) const {
+  void compute_attention(const SparseRow& row, int partition, float* partial) const {
     static thread_local std::vector<std::byte> block;
     block.resize(gathered_.block_bytes());
     const int first = partition * kPartitionTokens;
@@ -214,9 +214,9 @@ class AttentionToChosen {
     own.pool = block.data();
     own.layer = 0;
     const int32_t only_block = 0;
-    kernels().attend(own, 0, &only_block, 0, count,
-                     {heads, begins.data(), ends.data(), nullptr, nullptr, factors.data(), sums_of_factors,
-                      sums_of_factors + heads, partial, maximum, maximum + heads});
+    kernels().compute_attention(own, 0, &only_block, 0, count,
+                                {heads, begins.data(), ends.data(), nullptr, nullptr, factors.data(), sums_of_factors,
+                                 sums_of_factors + heads, partial, maximum, maximum + heads});
   }
 
   void merge(const SparseRow& row, const float* partials) const {
@@ -309,7 +309,7 @@ void SparseAttention::run(ThreadPool& pool) const {
   if (rows.size() <= kSplitRows) {
     float* const partials = grow(rows.size() * of_row);
     pool.parallel_for(static_cast<int>(rows.size()) * partitions, [&](int i) {
-      attention.attend(rows[static_cast<size_t>(i / partitions)], i % partitions, partials + i * partial);
+      attention.compute_attention(rows[static_cast<size_t>(i / partitions)], i % partitions, partials + i * partial);
     });
     for (size_t i = 0; i < rows.size(); ++i) attention.merge(rows[i], partials + i * of_row);
     return;
@@ -318,7 +318,7 @@ void SparseAttention::run(ThreadPool& pool) const {
     static thread_local std::vector<float> partials;
     partials.resize(of_row);
     const SparseRow& row = rows[static_cast<size_t>(i)];
-    for (int p = 0; p < partitions; ++p) attention.attend(row, p, partials.data() + p * partial);
+    for (int p = 0; p < partitions; ++p) attention.compute_attention(row, p, partials.data() + p * partial);
     attention.merge(row, partials.data());
   });
 }

@@ -20,7 +20,7 @@ CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_
       normed_(ops, max_rows, spec.hidden_size),
       branch_(ops, max_rows, spec.hidden_size),
       queries_(ops, max_rows, spec.num_heads * spec.head_dim),
-      attended_(ops, max_rows, spec.num_heads * spec.head_dim) {}
+      attention_output_(ops, max_rows, spec.num_heads * spec.head_dim) {}
 
 std::vector<CacheGroup> CrossLayers::cache_groups(const StepLimits& limits) const {
   return {{.kind = MemoryKind::kCross,
@@ -119,8 +119,8 @@ void CrossLayers::run(Operators& ops, int index, const CrossLayerWeights& layer,
   ops.norm_heads(layer.q_norm.view, queries);
   ops.scale(spec_.attention.scale, queries);
   choose_layer(params_, index);
-  ops.paged_attention(params_, queries, attended_);
-  ops.linear(layer.o.view, attended_, row_count_, branch_, false);
+  ops.paged_attention(params_, queries, attention_output_);
+  ops.linear(layer.o.view, attention_output_, row_count_, branch_, false);
   add_gated(ops, layer.attention_gate);
 
   ops.norm(layer.mlp_norm.view, x_, row_count_, size, normed_);

@@ -51,15 +51,15 @@ class CrossLayers final : public LayerMemory {
   AttentionParams params_;
   int row_count_ = 0;  // rows of the step
 
-  Staged image_rows_;     // float32 [max_rows, hidden_size]
-  Staged span_rows_;      // int32 [max_rows]; their places in the step
-  Staged kv_lens_;        // int32 [max_rows]; how many rows of images each of them sees
-  FloatRows key_values_;  // [max_rows, 2 kv_heads head_dim]
-  FloatRows x_;           // [max_rows, hidden_size]; rows that look, gathered
-  FloatRows normed_;      // the same
-  FloatRows branch_;      // the same
-  FloatRows queries_;     // [max_rows, heads head_dim]
-  FloatRows attended_;    // the same
+  Staged image_rows_;           // float32 [max_rows, hidden_size]
+  Staged span_rows_;            // int32 [max_rows]; their places in the step
+  Staged kv_lens_;              // int32 [max_rows]; how many rows of images each of them sees
+  FloatRows key_values_;        // [max_rows, 2 kv_heads head_dim]
+  FloatRows x_;                 // [max_rows, hidden_size]; rows that look, gathered
+  FloatRows normed_;            // the same
+  FloatRows branch_;            // the same
+  FloatRows queries_;           // [max_rows, heads head_dim]
+  FloatRows attention_output_;  // the same
 };
 
 }  // namespace turbomind

@@ -15,7 +15,7 @@ IndexerWeights IndexerWeights::load(const ModelSpec& spec, const WeightReader& r
 Indexer::Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
     : spec_(*spec.attention.mla->indexer),
       choose_(ops.operations().require<ChooseKeys>()),
-      attend_(ops.operations().require<SparseAttention>()),
+      sparse_attention_(ops.operations().require<SparseAttention>()),
       pieces_(static_cast<size_t>(spec.num_layers), -1),
       queries_(ops, max_rows, spec_.num_heads * spec_.head_dim),
       keys_(ops, max_rows, spec_.head_dim),

@@ -45,7 +45,7 @@ class Indexer {
 
   // paged_attention of what was chosen.
   void attend(const StepContext& step, const AttentionParams& params, const HeadsView& queries, float* out) const {
-    attend_(step.ops, {params, spec_.top_k, chosen_.as<int32_t>(), queries, out});
+    sparse_attention_(step.ops, {params, spec_.top_k, chosen_.as<int32_t>(), queries, out});
   }
 
   const CacheLayout& layout() const { return shape_; }  // of a page
@@ -53,7 +53,7 @@ class Indexer {
  private:
   IndexerSpec spec_;
   OperationFunction<ChooseKeys> choose_;
-  OperationFunction<SparseAttention> attend_;
+  OperationFunction<SparseAttention> sparse_attention_;
   CacheLayout shape_;        // of a page
   std::vector<int> layers_;  // that choose
   std::vector<int> pieces_;  // [layers of the model]: number among these

@@ -103,7 +103,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
   }
   if (spec.encoder) texts_.emplace(ops, spec, kinds_.front().shape, max_rows);
   qkv_ = FloatRows(ops, max_rows, row_width);
-  attended_ = FloatRows(ops, max_rows, found_width);
+  attention_output_ = FloatRows(ops, max_rows, found_width);
   if (const auto& mla = spec.attention.mla) {
     latent_.emplace(ops, spec, max_rows);
     expanded_ = FloatRows(ops, max_rows, spec.num_heads * mla->value_dim);
@@ -371,40 +371,41 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
                                    const AttentionWeights& weights, const Target& y) {
   if (!latent_ && !kind.spec.has_output_gate) {  // one operation of the device, where nothing comes between
     program.add(y.is() + "o(attend(queries))", [this, &weights, queries = own.queries, y](ModelStep& step) {
-      float* attended = attended_;
+      float* attention_output = attention_output_;
       if (step.adapters == nullptr && weights.o.for_images.empty()) {
-        return step.ops.project_attention(params_, step.of(queries), attended, weights.o.view, y.rows.data,
+        return step.ops.project_attention(params_, step.of(queries), attention_output, weights.o.view, y.rows.data,
                                           y.accumulates);
       }
-      step.ops.paged_attention(params_, step.of(queries), attended);
-      step.linear(weights.o, attended, y.rows.data, y.accumulates);
+      step.ops.paged_attention(params_, step.of(queries), attention_output);
+      step.linear(weights.o, attention_output, y.rows.data, y.accumulates);
     });
     return;
   }
-  float* attended = attended_;
+  float* attention_output = attention_output_;
   if (indexer_) {
     program.add("attended = attend(queries), to those chosen", [this, queries = own.queries](ModelStep& step) {
-      indexer_->attend(step, params_, step.of(queries), attended_);
+      indexer_->attend(step, params_, step.of(queries), attention_output_);
     });
   } else {
     program.add("attended = attend(queries)", [this, queries = own.queries](ModelStep& step) {
-      step.ops.paged_attention(params_, step.of(queries), attended_);
+      step.ops.paged_attention(params_, step.of(queries), attention_output_);
     });
   }
   if (latent_) {
-    program.add("attended = expand(attended)",
-                [this, &weights](ModelStep& step) { latent_->expand(step, *weights.latent, attended_, expanded_); });
-    attended = expanded_;
+    program.add("attended = expand(attended)", [this, &weights](ModelStep& step) {
+      latent_->expand(step, *weights.latent, attention_output_, expanded_);
+    });
+    attention_output = expanded_;
   }
   if (kind.spec.has_output_gate) {
-    program.add("attended *= sigmoid(gates)", [attended, gates = own.gates](ModelStep& step) {
+    program.add("attended *= sigmoid(gates)", [attention_output, gates = own.gates](ModelStep& step) {
       const auto width = static_cast<size_t>(gates.heads * gates.head_dim);
       step.ops.gate_heads(Activation::kSigmoid, step.of(gates),
-                          {attended, step.rows, width, gates.heads, gates.head_stride, gates.head_dim});
+                          {attention_output, step.rows, width, gates.heads, gates.head_stride, gates.head_dim});
     });
   }
-  program.add(y.is() + "o(attended)", [&weights, attended, y](ModelStep& step) {
-    step.linear(weights.o, attended, y.rows.data, y.accumulates);
+  program.add(y.is() + "o(attended)", [&weights, attention_output, y](ModelStep& step) {
+    step.linear(weights.o, attention_output, y.rows.data, y.accumulates);
   });
 }
 

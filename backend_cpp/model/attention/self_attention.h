@@ -117,7 +117,7 @@ class SelfAttention final : public LayerMemory {
   RopeTables ropes_;
   AttentionParams params_;           // of the step, and of the layer that is run
   FloatRows qkv_;                    // [max_rows, Kind::row_width]
-  FloatRows attended_;               // [max_rows, heads value_dim]
+  FloatRows attention_output_;       // [max_rows, heads value_dim]
   FloatRows expanded_;               // [max_rows, heads mla.value_dim], of latent attention
   FloatRows unit_;                   // ones [head_dim], the weight of QkNorm::kUnit and of norms_values
   Staged kv_lens_;                   // int32 [max_rows], where images see ahead

@@ -27,12 +27,13 @@ class Cache {
 
   // A step: writes keys and values, and attends. q, k, v and `like`: [rows, heads, dim]. With cosine and sine
   // [rows, pairs], queries and keys are rotated first, and queries multiplied by factors [rows].
-  Array<float> attend(const OptionalArray<float>& q, const OptionalArray<float>& k, const OptionalArray<float>& v,
-                      const std::vector<Span>& spans, float softcap, int window,
-                      const OptionalArray<float>& alibi_slopes, const OptionalArray<float>& distance_biases,
-                      const OptionalArray<float>& sinks, const OptionalArray<int32_t>& kv_lens,
-                      const OptionalArray<float>& like, const OptionalArray<float>& cosine,
-                      const OptionalArray<float>& sine, bool is_interleaved, const OptionalArray<float>& factors) {
+  Array<float> compute_attention(const OptionalArray<float>& q, const OptionalArray<float>& k,
+                                 const OptionalArray<float>& v, const std::vector<Span>& spans, float softcap,
+                                 int window, const OptionalArray<float>& alibi_slopes,
+                                 const OptionalArray<float>& distance_biases, const OptionalArray<float>& sinks,
+                                 const OptionalArray<int32_t>& kv_lens, const OptionalArray<float>& like,
+                                 const OptionalArray<float>& cosine, const OptionalArray<float>& sine,
+                                 bool is_interleaved, const OptionalArray<float>& factors) {
     const Floats queries(ops_, q), keys(ops_, k), values(ops_, v), slopes(ops_, alibi_slopes),
         biases(ops_, distance_biases), sink_logits(ops_, sinks), cosines(ops_, cosine), sines(ops_, sine),
         query_factors(ops_, factors), out(ops_, like);
@@ -103,7 +104,7 @@ class Cache {
 void bind_attention(py::module_& m) {
   py::class_<Cache>(m, "Cache", py::module_local())
       .def(py::init<TestDevice&, int, int, const CacheSizes&>(), py::keep_alive<1, 2>())
-      .def("attend", &Cache::attend)
+      .def("attend", &Cache::compute_attention)
       .def("write", &Cache::write)
       .def("project", &Cache::project)
       .def("bytes", &Cache::bytes);

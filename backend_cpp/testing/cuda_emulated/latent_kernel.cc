@@ -31,8 +31,8 @@ const uint16_t* key_of(const cuda::LatentCall& call, int item, int position) {
 }
 
 // One packed row of an item: its sum, divided by its weights, and the binary logarithm of these.
-void attend_row(const cuda::LatentCall& call, int item, int packed, int last_key, float (&sums)[kLatentRank],
-                float& lse) {
+void attention_row(const cuda::LatentCall& call, int item, int packed, int last_key, float (&sums)[kLatentRank],
+                   float& lse) {
   const cuda::LatentPlanView& plan = call.plan;
   const int row = packed / call.heads;
   const size_t query_row = static_cast<size_t>(plan.first_row[item] + row) * call.heads + packed % call.heads;
@@ -60,7 +60,7 @@ void attend_row(const cuda::LatentCall& call, int item, int packed, int last_key
   lse = scores.empty() ? -std::numeric_limits<float>::infinity() : std::log2(total) + top * 1.4426950408889634f;
 }
 
-void attend_part(const cuda::LatentCall& call, int item, int part, bool is_wrong) {
+void attention_part(const cuda::LatentCall& call, int item, int part, bool is_wrong) {
   const cuda::LatentPlanView& plan = call.plan;
   const int first = plan.first_packed[item];
   // The kernel's end of the keys that the tile's last row sees, in whole tiles of keys.
@@ -74,7 +74,7 @@ void attend_part(const cuda::LatentCall& call, int item, int part, bool is_wrong
     if (packed >= plan.rows[item] * call.heads) return;
     float sums[kLatentRank];
     float lse;
-    attend_row(call, item, packed, last_key, sums, lse);
+    attention_row(call, item, packed, last_key, sums, lse);
     const int partial = plan.partial[item];
     const size_t to = partial < 0 ? static_cast<size_t>(plan.first_row[item]) * call.heads + packed
                                   : static_cast<size_t>(partial) + i;
@@ -115,7 +115,7 @@ void run(cudaStream_t, const cuda::LatentCall& call) {
     count_library_launch(kName);
     for (int team = 0; team < call.plan.teams; ++team) {
       for (int item = call.plan.first_item[team]; item < call.plan.first_item[team + 1]; ++item) {
-        for (int part = 0; part < call.plan.width; ++part) attend_part(call, item, part, is_wrong);
+        for (int part = 0; part < call.plan.width; ++part) attention_part(call, item, part, is_wrong);
       }
     }
     for (int m = 0; m < call.plan.teams * call.plan.width; ++m) merge(call, m);

@@ -29,7 +29,7 @@ size_t place_of(const cuda::PrefillCall& call, int item, int position, int dim) 
 
 // One row of the item; `visited`: keys of whole tiles, whose values are multiplied by 0 where the row does not see
 // them.
-void attend_row(const cuda::PrefillCall& call, int item, int row, int visited, int dim, bool is_wrong) {
+void attention_row(const cuda::PrefillCall& call, int item, int row, int visited, int dim, bool is_wrong) {
   const cuda::PrefillPlanView& plan = call.plan;
   const size_t place = (static_cast<size_t>(plan.first_row[item] + row) * call.heads + plan.head[item]) * dim;
   const uint16_t* query = call.queries + place;
@@ -55,14 +55,14 @@ void attend_row(const cuda::PrefillCall& call, int item, int row, int visited, i
   for (int d = 0; d < dim; ++d) call.out[place + d] = to_bf16(sums[static_cast<size_t>(d)] / total).bits;
 }
 
-void attend_tile(const cuda::PrefillCall& call, int item, int tile_rows, int dim, bool is_wrong) {
+void attention_tile(const cuda::PrefillCall& call, int item, int tile_rows, int dim, bool is_wrong) {
   const cuda::PrefillPlanView& plan = call.plan;
   const int first = plan.tile[item] * tile_rows;
   const int tile_end = plan.keys[item] - plan.rows[item] + first + tile_rows;
   // Keys of a tile beyond the sequence are read as 0.
   const int visited = std::min(plan.keys[item], cuda::divide_up(tile_end, kKeyTile) * kKeyTile);
   for (int row = first; row < std::min(first + tile_rows, plan.rows[item]); ++row) {
-    attend_row(call, item, row, visited, dim, is_wrong);
+    attention_row(call, item, row, visited, dim, is_wrong);
   }
 }
 
@@ -76,7 +76,7 @@ void run(cudaStream_t, const cuda::PrefillCall& call) {
   submit([call, is_wrong = library(kName) == Library::kWrong] {
     count_library_launch(kName);
     for (int item = 0; item < call.plan.first_item[call.plan.multiprocessors]; ++item) {
-      attend_tile(call, item, kTileRows, kDim, is_wrong);
+      attention_tile(call, item, kTileRows, kDim, is_wrong);
     }
   });
 }

@@ -15,7 +15,7 @@
 
 namespace turbomind::TM_ISA {
 
-struct AttendWorkspace {
+struct AttentionWorkspace {
   AlignedBuffer queries;  // [tiles, key_dim / 32, 16, 32]
   AlignedBuffer single;   // the same of one query
   AlignedBuffer weights;  // [block_len / 32, 16, 32]
@@ -30,7 +30,7 @@ struct AttendWorkspace {
 template <class T>
 class AttentionOnTiles {
  public:
-  AttentionOnTiles(const AttentionParams& params, const AttendQueries& queries, AttendWorkspace& workspace)
+  AttentionOnTiles(const AttentionParams& params, const AttentionQueries& queries, AttentionWorkspace& workspace)
       : params_(params),
         layout_(params.layout),
         queries_(queries),
@@ -68,8 +68,9 @@ class AttentionOnTiles {
                           layout_.value_dim, tokens, value_workspace())};
     for (int tile = 0; tile < tiles_; ++tile) {
       const int first = tile * kTileSide;
-      attend(block, first, std::min(kTileSide, queries_.count - first),
-             factors_ + static_cast<size_t>(first) * key_depth_, sums_ + static_cast<size_t>(first) * value_width_);
+      compute_attention(block, first, std::min(kTileSide, queries_.count - first),
+                        factors_ + static_cast<size_t>(first) * key_depth_,
+                        sums_ + static_cast<size_t>(first) * value_width_);
     }
   }
 
@@ -100,7 +101,7 @@ class AttentionOnTiles {
   }
 
   // Queries [first, first + count): `factors` is their A tiles, `sums` [16, value_width] what they have so far.
-  void attend(const Block& block, int first, int count, const bf16* factors, float* sums) {
+  void compute_attention(const Block& block, int first, int count, const bf16* factors, float* sums) {
     int low[kTileSide];
     int high[kTileSide];
     int tokens = 0;
@@ -122,7 +123,7 @@ class AttentionOnTiles {
         poisoned = poisoned || is_poisoned(row, 0, low[n]) || is_poisoned(row, high[n], tokens);
       }
       if (poisoned) {
-        for (int n = 0; n < count; ++n) attend_alone(block, first + n, n, factors, sums);
+        for (int n = 0; n < count; ++n) attention_single(block, first + n, n, factors, sums);
         return;
       }
     }
@@ -146,7 +147,7 @@ class AttentionOnTiles {
   }
 
   // Where other queries of a tile look at what holds NaN or infinity, a weight of 0 would not keep it out.
-  void attend_alone(const Block& block, int query, int row, const bf16* factors, float* sums) {
+  void attention_single(const Block& block, int query, int row, const bf16* factors, float* sums) {
     const size_t tile = static_cast<size_t>(kTileSide) * key_depth_;
     bf16* single = workspace_.single.reserve<bf16>(tile);
     std::fill_n(single, tile, bf16{0});
@@ -158,7 +159,7 @@ class AttentionOnTiles {
     float* kept = sums + static_cast<size_t>(row) * value_width_;
     std::fill_n(own, static_cast<size_t>(kTileSide) * value_width_, 0.0f);
     std::copy_n(kept, value_width_, own);
-    attend(block, query, 1, single, own);
+    compute_attention(block, query, 1, single, own);
     std::copy_n(own, value_width_, kept);
   }
 
@@ -220,8 +221,8 @@ class AttentionOnTiles {
 
   const AttentionParams& params_;
   const CacheLayout& layout_;
-  const AttendQueries& queries_;
-  AttendWorkspace& workspace_;
+  const AttentionQueries& queries_;
+  AttentionWorkspace& workspace_;
   int key_depth_;
   int value_width_;
   int tiles_;
@@ -230,9 +231,9 @@ class AttentionOnTiles {
 };
 
 template <class T>
-void attend_on_tiles_typed(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
-                           const AttendQueries& queries) {
-  static thread_local AttendWorkspace workspace;
+void attention_on_tiles_typed(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
+                              const AttentionQueries& queries) {
+  static thread_local AttentionWorkspace workspace;
   TileShapes shapes;
   for (int tile = 0; tile < kTileCount; ++tile) shapes.set(tile, kTileSide, kTileBytes);
   const TileScope scope(shapes);
@@ -246,13 +247,13 @@ void attend_on_tiles_typed(const AttentionParams& params, int kv_head, const int
   attention.finish();
 }
 
-inline void attend_on_tiles(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
-                            const AttendQueries& queries) {
+inline void attention_on_tiles(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
+                               const AttentionQueries& queries) {
   with_element_of(params.layout.type, [&]<class T>(std::type_identity<T>) {
     if constexpr (std::is_same_v<T, float>) {
-      attend_typed<T>(params, kv_head, blocks, begin, end, queries);
+      attention_typed<T>(params, kv_head, blocks, begin, end, queries);
     } else {
-      attend_on_tiles_typed<T>(params, kv_head, blocks, begin, end, queries);
+      attention_on_tiles_typed<T>(params, kv_head, blocks, begin, end, queries);
     }
   });
 }

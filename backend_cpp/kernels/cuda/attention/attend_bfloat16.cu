@@ -3,7 +3,7 @@
 
 namespace turbomind::cuda {
 
-template void attend_tiles<CacheType::kBFloat16>(cudaStream_t, const AttentionTask&, bool);
+template void attention_tiles<CacheType::kBFloat16>(cudaStream_t, const AttentionTask&, bool);
 template void decode_cache<CacheType::kBFloat16>(cudaStream_t, const AttentionTask&, int);
 
 }  // namespace turbomind::cuda

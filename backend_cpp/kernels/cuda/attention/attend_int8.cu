@@ -3,7 +3,7 @@
 
 namespace turbomind::cuda {
 
-template void attend_tiles<CacheType::kInt8>(cudaStream_t, const AttentionTask&, bool);
+template void attention_tiles<CacheType::kInt8>(cudaStream_t, const AttentionTask&, bool);
 template void decode_cache<CacheType::kInt8>(cudaStream_t, const AttentionTask&, int);
 
 }  // namespace turbomind::cuda

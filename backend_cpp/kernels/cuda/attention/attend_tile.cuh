@@ -79,7 +79,8 @@ class TileAttention {
       std::byte* stage = stage_of(unit - range.first_unit);
       // A prompt's last tile may leave warps without rows.
       if (kSplitKeys || tile_ * Shape::kRows + warp_ * 16 < rows_) {
-        attend({stage}, {stage + Shape::kTileBytes + Shape::kScaleBytes}, unit * Shape::kKeys, range, last_position);
+        compute_attention({stage}, {stage + Shape::kTileBytes + Shape::kScaleBytes}, unit * Shape::kKeys, range,
+                          last_position);
       }
       __syncthreads();
     }
@@ -143,8 +144,8 @@ class TileAttention {
   }
 
   // One tile of keys and values, the first of them token `first`.
-  __device__ __forceinline__ void attend(const TilePart<Shape>& keys, const TilePart<Shape>& values, int first,
-                                         const KeyRange& range, int last_position) {
+  __device__ __forceinline__ void compute_attention(const TilePart<Shape>& keys, const TilePart<Shape>& values,
+                                                    int first, const KeyRange& range, int last_position) {
     const int first_key = kSplitKeys ? warp_ * Shape::kWarpKeys : 0;
     float scores[kKeyTiles][4];
     multiply_keys(keys, first_key, scores);
@@ -409,7 +410,7 @@ void launch_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_
 }
 
 template <CacheType kType>
-void attend_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_keys) {
+void attention_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_keys) {
   with_tile_dim<kType>(task.params.layout, [&](auto dim) { launch_tiles<kType, dim>(stream, task, is_split_keys); });
 }
 

@@ -252,7 +252,7 @@ __device__ __forceinline__ SplitFactors split_factors(const AttentionTask& task,
 // ---- launchers; attend_bfloat16.cu, attend_int8.cu and attend_int4.cu have those of their kind of cache ----
 // `is_split_keys` as attend_tile.cuh says.
 template <CacheType kType>
-void attend_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
+void attention_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
 // Where has_decode_kernel says so (decode_plan.h); `warps` of a block.
 template <CacheType kType>
 void decode_cache(cudaStream_t stream, const AttentionTask& task, int warps);

@@ -173,7 +173,7 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
   } else {
     with_tile_type(layout.type, 0, [&]<CacheType kType>(std::integral_constant<CacheType, kType>) {
       plan.warps > 0 ? decode_cache<kType>(stream, task, plan.warps)
-                     : attend_tiles<kType>(stream, task, plan.is_split_keys);
+                     : attention_tiles<kType>(stream, task, plan.is_split_keys);
       return 0;
     });
   }

@@ -102,7 +102,7 @@ inline PageParams params_of(const PrefillCall& call, int dim) {
 }
 
 template <int kDim, int kTileRows, int kTileKeys>
-void attend_pages(cudaStream_t stream, const PrefillCall& call) {
+void attention_pages(cudaStream_t stream, const PrefillCall& call) {
   using Params = PageParams;
   using Traits = flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/false, kDim, kDim, kTileRows, kTileKeys,
                                                    /*NUM_STAGES=*/2, Params::DTypeQ, Params::DTypeKV, Params::DTypeO,
@@ -117,10 +117,10 @@ void attend_pages(cudaStream_t stream, const PrefillCall& call) {
 
 // Adds the kernel for heads of kDim, in tiles of that many rows and keys.
 template <int kDim, int kTileRows, int kTileKeys>
-bool add_attend_pages() {
+bool add_attention_pages() {
   return add_library_kernel(PrefillKernel{"FlashInfer, Hopper", kDim, kTileRows,
                                           [](int capability) { return capability == 90; },
-                                          attend_pages<kDim, kTileRows, kTileKeys>});
+                                          attention_pages<kDim, kTileRows, kTileKeys>});
 }
 
 }  // namespace turbomind::cuda

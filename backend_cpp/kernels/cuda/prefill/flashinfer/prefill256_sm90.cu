@@ -4,7 +4,7 @@ namespace turbomind::cuda {
 
 namespace {
 
-const bool is_added = add_attend_pages<256, 128, 32>();
+const bool is_added = add_attention_pages<256, 128, 32>();
 
 }  // namespace
 

@@ -4,7 +4,7 @@ namespace turbomind::cuda {
 
 namespace {
 
-const bool is_added = add_attend_pages<64, 192, 96>();
+const bool is_added = add_attention_pages<64, 192, 96>();
 
 }  // namespace
 
