@@ -52,9 +52,9 @@ bool names_cpu(const std::string& controllers) {
 
 }  // namespace
 
-double cpu_quota(const std::filesystem::path& cgroups, const std::filesystem::path& own) {
+double cpu_quota(const std::filesystem::path& cgroups, const std::filesystem::path& group_path) {
   double quota = std::min(limit_in(cgroups), old_limit_in(cgroups / "cpu"));
-  std::ifstream file(own);
+  std::ifstream file(group_path);
   for (std::string line; std::getline(file, line);) {  // "0::/group" of version 2, "4:cpu,cpuacct:/group" of version 1
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);

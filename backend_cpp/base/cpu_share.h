@@ -10,7 +10,7 @@ namespace turbomind {
 // its group and of those around it.
 //   cgroups  where they are mounted: /sys/fs/cgroup, or a folder like it (version 2, or "cpu" of version 1 below it)
 //   own      which groups the process is in: /proc/self/cgroup, or a file like it
-double cpu_quota(const std::filesystem::path& cgroups, const std::filesystem::path& own);
+double cpu_quota(const std::filesystem::path& cgroups, const std::filesystem::path& group_path);
 
 // Threads for `allowed` processors, at least 1. Hyperthreads of a core share its arithmetic, so from kFewCores on there
 // is one thread a core, and the others are left to what else runs; fewer cores use what little the second ones add.

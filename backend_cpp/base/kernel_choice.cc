@@ -43,7 +43,7 @@ std::optional<KernelSource> read_part(std::string_view part, std::string_view en
   for (const KernelOperator& op : kernel_operators()) {
     if (!of.empty() && op.name != of) continue;
     is_known = true;
-    for (const KernelSource each : op.order) (choices += choices.empty() ? "" : ", ") += name_of(each);
+    for (const KernelSource candidate : op.order) (choices += choices.empty() ? "" : ", ") += name_of(candidate);
     if (!has(op, *source)) continue;
     is_there = true;
     if (op.engine == engine && op.name == name) requested = source;
@@ -62,17 +62,17 @@ std::string_view name_of(KernelSource source) {
 const std::vector<KernelOperator>& kernel_operators() {
   using enum KernelSource;
   static const std::vector<KernelOperator> kOperators = {
-      {"linear", "turbomind", "linear layers", {kLibrary, kOwn}, ""},
-      {"scales", "turbomind", "fp8 linear layers from 192 tokens on", {kLibrary, kOwn}, "our kernel"},
-      {"experts", "turbomind", "mixtures of experts from 32 tokens an expert on", {kLibrary, kOwn}, "our kernel"},
-      {"prompts", "turbomind", "attention of prompts", {kLibrary, kOwn}, "our kernel"},
-      {"latents", "turbomind", "latent attention", {kLibrary, kOwn}, "our kernel"},
-      {"peers", "turbomind", "small all-reduces over P2P", {kOwn, kLibrary}, "the host's sums"},
-      {"sampling", "turbomind", "choosing tokens on the GPU", {kOwn, kOff}, ""},
-      {"graphs", "turbomind", "decoding as CUDA graphs", {kOwn, kOff}, ""},
-      {"overlap", "turbomind", "programmatic dependent launch", {kOwn, kOff}, ""},
-      {"attention", "pytorch", "attention over the paged cache", {kLibrary, kOwn, kTorch}, "float64"},
-      {"codes", "pytorch", "linear layers on AWQ, int8 and fp8 codes", {kOwn, kTorch}, "float64"},
+      {"linear", "turbomind", "linear layers", {kLibrary, kNative}, ""},
+      {"scales", "turbomind", "fp8 linear layers from 192 tokens on", {kLibrary, kNative}, "our kernel"},
+      {"experts", "turbomind", "mixtures of experts from 32 tokens an expert on", {kLibrary, kNative}, "our kernel"},
+      {"prompts", "turbomind", "attention of prompts", {kLibrary, kNative}, "our kernel"},
+      {"latents", "turbomind", "latent attention", {kLibrary, kNative}, "our kernel"},
+      {"peers", "turbomind", "small all-reduces over P2P", {kNative, kLibrary}, "the host's sums"},
+      {"sampling", "turbomind", "choosing tokens on the GPU", {kNative, kOff}, ""},
+      {"graphs", "turbomind", "decoding as CUDA graphs", {kNative, kOff}, ""},
+      {"overlap", "turbomind", "programmatic dependent launch", {kNative, kOff}, ""},
+      {"attention", "pytorch", "attention over the paged cache", {kLibrary, kNative, kTorch}, "float64"},
+      {"codes", "pytorch", "linear layers on AWQ, int8 and fp8 codes", {kNative, kTorch}, "float64"},
       {"sampling", "pytorch", "choosing tokens on the GPU", {kTorch, kOff}, "the same on the CPU"},
       {"graphs", "pytorch", "decoding as CUDA graphs", {kTorch, kOff}, ""},
   };

@@ -14,7 +14,7 @@ namespace turbomind {
 
 enum class KernelSource : uint8_t {
   kLibrary,
-  kOwn,
+  kNative,
   kTorch,
   kOff,  // of what can be done without
 };

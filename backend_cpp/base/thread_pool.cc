@@ -22,7 +22,7 @@ inline void pause_cpu() {
 #endif
 }
 
-void lower_own_priority() {
+void lower_thread_priority() {
   const auto thread = static_cast<id_t>(gettid());
   setpriority(PRIO_PROCESS, thread, std::max(getpriority(PRIO_PROCESS, thread), kLowerNiceness));
 }
@@ -69,7 +69,7 @@ void ThreadPool::run(int chunks, Call call, void* context) {
 
 void ThreadPool::lower_priority() {
   has_lower_priority_ = true;
-  lower_own_priority();
+  lower_thread_priority();
 }
 
 void ThreadPool::work() {
@@ -82,7 +82,7 @@ void ThreadPool::work() {
       seen = now;
       spins = 0;
       if (!is_lowered && has_lower_priority_.load(std::memory_order_relaxed)) {
-        lower_own_priority();
+        lower_thread_priority();
         is_lowered = true;
       }
       while (claim_and_run_one()) {

@@ -34,9 +34,9 @@ class ThreadPool {
       for (int chunk = 0; chunk < chunks; ++chunk) body(chunk);
       return;
     }
-    using Plain = std::remove_reference_t<Body>;
+    using Function = std::remove_reference_t<Body>;
     run(
-        chunks, [](void* context, int chunk) { (*static_cast<Plain*>(context))(chunk); },
+        chunks, [](void* context, int chunk) { (*static_cast<Function*>(context))(chunk); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 

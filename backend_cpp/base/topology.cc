@@ -53,9 +53,9 @@ std::vector<std::vector<int>> read_nodes(const std::filesystem::path& root, cons
     std::ifstream file(root / "node" / ("node" + std::to_string(number)) / "cpulist");
     std::string list;
     std::getline(file, list);
-    const std::vector<int> own = parse_processors(list);
+    const std::vector<int> listed = parse_processors(list);
     std::vector<int> usable;
-    std::set_intersection(own.begin(), own.end(), allowed.begin(), allowed.end(), std::back_inserter(usable));
+    std::set_intersection(listed.begin(), listed.end(), allowed.begin(), allowed.end(), std::back_inserter(usable));
     if (!usable.empty()) nodes.push_back(std::move(usable));
   }
   return nodes;

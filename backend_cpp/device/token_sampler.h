@@ -51,7 +51,7 @@ class TokenSampler {
 
   virtual void begin(const std::vector<const SamplingMetadata*>& choices) = 0;
   // Puts unseen tokens into their rows of `tokens` (the device's).
-  virtual void place(const std::vector<InFlightToken>& in_flight, int32_t* tokens) = 0;
+  virtual void scatter(const std::vector<InFlightToken>& in_flight, int32_t* tokens) = 0;
   // Chooses number first to first + count - 1. logits [count, vocab] (the device's), changed.
   virtual void choose(int first, int count, float* logits) = 0;
   virtual void end() = 0;

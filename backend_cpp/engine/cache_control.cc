@@ -19,7 +19,7 @@ int CachePins::pin(const PrefixKey& prefix) {
     throw invalid_argument("pinned prompts would take " + std::to_string(pages) + " pages, and may take " +
                            std::to_string(max_pages()) + ", a fourth of the cache; unpin others, or pin less");
   }
-  for (const NodeId each : nodes) tree.ref(each);
+  for (const NodeId pinned : nodes) tree.ref(pinned);
   unpin(prefix);
   pins_.push_back({prefix.scope, prefix.tokens, std::move(nodes)});
   seen_ = 0;

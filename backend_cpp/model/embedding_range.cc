@@ -7,7 +7,7 @@ namespace turbomind {
 namespace {
 
 template <class T>
-void widen(const std::byte* from, int count, float* to) {
+void upcast(const std::byte* from, int count, float* to) {
   for (int i = 0; i < count; ++i) {
     T value;
     std::memcpy(&value, from + static_cast<size_t>(i) * sizeof(T), sizeof(T));
@@ -33,11 +33,11 @@ void EmbeddingRows::read(int row, int first, int count, float* to) const {
       data.data() + static_cast<size_t>(row) * row_bytes() + static_cast<size_t>(first) * byte_size(type);
   switch (type) {
     case DType::kFloat32:
-      return widen<float>(from, count, to);
+      return upcast<float>(from, count, to);
     case DType::kBFloat16:
-      return widen<bf16>(from, count, to);
+      return upcast<bf16>(from, count, to);
     case DType::kFloat16:
-      return widen<half>(from, count, to);
+      return upcast<half>(from, count, to);
   }
 }
 

@@ -11,11 +11,11 @@ HeadInput::HeadInput(Operators& ops, const ModelSpec& spec, int max_rows)
       normed_(ops, max_rows, size_),
       first_(ops, kind_ == HeadKind::kEagle ? max_rows : 0, size_) {}
 
-void HeadInput::begin_step(Operators& ops, const StepInput& input, const float* own) {
+void HeadInput::begin_step(Operators& ops, const StepInput& input, const float* states) {
   if (alongside_.size() == 0) return;
-  if (input.alongside.empty() && input.is_alongside_own) {
+  if (input.alongside.empty() && input.continues_states) {
     const size_t bytes = input.tokens.size() * static_cast<size_t>(size_) * sizeof(float);
-    return ops.copy(own, bytes, alongside_.as<void>());
+    return ops.copy(states, bytes, alongside_.as<void>());
   }
   ops.upload(input.alongside.data(), input.alongside.size() * sizeof(float), alongside_.as<void>());
 }
@@ -25,7 +25,7 @@ void HeadInput::run(const StepContext& step, const StepInput& input, const Weigh
   const float* alongside = alongside_.size() > 0 ? alongside_ : input.alongside.data();
   if (kind_ == HeadKind::kEagle3) {
     put_normed(step, weights.layers.front().attention_norm, stream, 0);
-    if (input.is_alongside_own) {
+    if (input.continues_states) {
       copy(step, alongside, size_, stream);
     } else {
       step.linear(head.join, alongside, stream, false);

@@ -24,9 +24,9 @@ class HeadInput {
 
   // Brings what a step takes alongside its tokens to the device. `own` [rows, size]: what the head made of the rows of
   // the step before.
-  void begin_step(Operators& ops, const StepInput& input, const float* own);
+  void begin_step(Operators& ops, const StepInput& input, const float* states);
   // Whether it does the same in each step: EAGLE-3 joins another model's hidden states, and not its own.
-  bool is_repeatable(const StepInput& input) const { return kind_ != HeadKind::kEagle3 || input.is_alongside_own; }
+  bool is_repeatable(const StepInput& input) const { return kind_ != HeadKind::kEagle3 || input.continues_states; }
   // Turns the embeddings of a step's tokens, stream [rows, hidden_size], into the first layer's residual stream.
   void run(const StepContext& step, const StepInput& input, const Weights& weights, float* stream);
   // Input of the first layer's attention; null: the stream, through the layer's norm.

@@ -15,8 +15,8 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
                    bool accumulate) {
   const GatedMlp mlp{weights.up.view, spec_.activation, weights.down.view, projected_, activated_};
   const bool has_factors = spec_.gate_scale != 1 || spec_.up_scale != 1;
-  const bool is_plain = step.adapters == nullptr && weights.up.for_images.empty();
-  if (spec_.is_gated && is_plain && !has_factors && weights.cut == 0) {
+  const bool is_unmodified = step.adapters == nullptr && weights.up.for_images.empty();
+  if (spec_.is_gated && is_unmodified && !has_factors && weights.cut == 0) {
     return step.ops.gated_mlp(mlp, x, step.rows, y, accumulate);
   }
   step.linear(weights.up, x, projected_, false);

@@ -87,7 +87,7 @@ struct StepInput {
   // Input of a head alongside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own. None of its
   // own: what it made of the rows of the step before, in whose order they are; that step may not have been taken.
   std::vector<float> alongside;
-  bool is_alongside_own = false;
+  bool continues_states = false;
 
   void clear() {
     tokens.clear();
@@ -95,7 +95,7 @@ struct StepInput {
     kv_writes.clear();
     cross_spans.clear();
     alongside.clear();
-    is_alongside_own = false;
+    continues_states = false;
   }
 };
 

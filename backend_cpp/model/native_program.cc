@@ -84,9 +84,10 @@ void NativeRunner::compile_layer(int index) {
   float* stream = hidden_;
   for (int cross = 0; cross < cross_layer_count(spec_); ++cross) {
     if (spec_.images->cross_layers[static_cast<size_t>(cross)] != index) continue;
-    program_.add("stream += look at images(stream)", [=, this, own = &weights_.cross_layers[cross]](ModelStep& step) {
-      if (step.has_cross_spans) cross_->run(step.ops, cross, *own, mlp_, stream);
-    });
+    program_.add("stream += look at images(stream)",
+                 [=, this, cross_layer = &weights_.cross_layers[cross]](ModelStep& step) {
+                   if (step.has_cross_spans) cross_->run(step.ops, cross, *mlp_weights, mlp_, stream);
+                 });
   }
   compile_kept(index);
   if (residual_streams_) {
@@ -151,8 +152,8 @@ void NativeRunner::compile_mlp(int index, const Source& input) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
   const BlockSpec& block = block_of(spec_, index);
   const auto dense = [&](const Source& x, const Target& y) {
-    program_.add(y.is() + "mlp(" + x.name + ")", [this, own = &layer.mlp, x = x.rows, y](ModelStep& step) {
-      mlp_.run(step, *own, x, y.rows.data, y.accumulates);
+    program_.add(y.is() + "mlp(" + x.name + ")", [this, mlp_weights = &layer.mlp, x = x.rows, y](ModelStep& step) {
+      mlp_.run(step, *mlp_weights, x, y.rows.data, y.accumulates);
     });
   };
   const auto experts = [&](const Source& source, const Target& y) {

@@ -345,7 +345,7 @@ void NativeRunner::download_kept(int rows) {
 void NativeRunner::run_empty_rows(const DecodingShape& shape) {
   const int computed = computed_rows(shape);
   StepInput input;
-  input.is_alongside_own = true;  // as in the steps of a head that are repeatable
+  input.continues_states = true;  // as in the steps of a head that are repeatable
   ModelStep step{{*ops_, computed, nullptr, has_barriers()}, input};
   step.logit_rows = computed;
   step.projected = outputs_.computed_at_once(computed);
@@ -361,7 +361,7 @@ void NativeRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   auto* weights = dynamic_cast<AdapterWeights*>(adapter.get());
   if (weights == nullptr) throw internal_error("an adapter was read by another runner");
   adapter.release();
-  adapters_.place(*ops_, slot, std::unique_ptr<AdapterWeights>(weights));
+  adapters_.upload(*ops_, slot, std::unique_ptr<AdapterWeights>(weights));
 }
 
 }  // namespace turbomind

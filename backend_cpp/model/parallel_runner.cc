@@ -62,8 +62,8 @@ size_t ParallelRunner::free_cache_memory() {
 std::byte* ParallelRunner::allocate_cache(const CacheShare& share) {
   std::byte* pages = nullptr;
   run([&](ModelRunner& runner, int rank) {
-    std::byte* own = runner.allocate_cache(share);
-    if (rank == 0) pages = own;
+    std::byte* rank_pages = runner.allocate_cache(share);
+    if (rank == 0) pages = rank_pages;
   });
   return pages;
 }

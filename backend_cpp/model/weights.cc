@@ -224,8 +224,8 @@ std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers,
   std::vector<AdaptedLayer> adapted;
   for (LayerWeights& layer : layers) {
     std::vector<LinearStorage*> linears{&layer.attention.qkv, &layer.attention.o, &layer.mlp.up, &layer.mlp.down};
-    if (std::optional<RecurrenceWeights>& own = layer.recurrence) {
-      linears.insert(linears.end(), {&own->in, &own->gates, &own->out});
+    if (std::optional<RecurrenceWeights>& layer_recurrence = layer.recurrence) {
+      linears.insert(linears.end(), {&layer_recurrence->in, &layer_recurrence->gates, &layer_recurrence->out});
     }
     for (LinearStorage* linear : linears) {
       if (linear->name.empty()) continue;

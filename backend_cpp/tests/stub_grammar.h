@@ -34,9 +34,9 @@ class PatternGrammar final : public Grammar {
     const GrammarState& state() override {
       std::vector<int32_t>& mask = state_.mask;
       mask.assign((kStubVocab + 31) / 32, 0);
-      if (place_ == length_) {
+      if (position_ == length_) {
         mask[60 / 32] |= 1 << (60 % 32);
-      } else if (place_ % 2 == 1) {
+      } else if (position_ % 2 == 1) {
         mask[0] |= 1 << 11;
       } else {
         mask[0] |= 0x3FF;
@@ -45,13 +45,13 @@ class PatternGrammar final : public Grammar {
       return state_;
     }
     void accept(int32_t token) override {
-      if (place_++ % 2 == 1 ? token != 11 : token >= 10) throw internal_error("a token outside the response format");
+      if (position_++ % 2 == 1 ? token != 11 : token >= 10) throw internal_error("a token outside the response format");
     }
 
    private:
     GrammarState state_;
     int length_;
-    int place_ = 0;
+    int position_ = 0;
   };
 
   int length_;

@@ -80,7 +80,7 @@ TEST(a_thread_pool_lets_other_threads_go_first_where_it_should) {
     });
   });
   caller.join();
-  for (const int each : niceness) CHECK_EQUAL(each, std::max(normal, 3));
+  for (const int nice : niceness) CHECK_EQUAL(nice, std::max(normal, 3));
   CHECK_EQUAL(getpriority(PRIO_PROCESS, 0), normal);
 }
 

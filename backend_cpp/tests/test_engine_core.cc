@@ -185,20 +185,20 @@ PLAIN_ENGINE_TEST(a_cache_report_says_where_tokens_were_found_and_why_no_more_we
         {"others took its place", prompt, "bob", 6, host_pages > 0 ? 20 : 0, evicted, host_pages > 0 ? 20 : 0},
         {"another salt's was evicted", prompt, "eve", 0, 0, HitEnd::kEnds, 0},
     };
-    for (const Case& each : cases) {
-      for (int i = 0; i < each.others; ++i) {
+    for (const Case& test : cases) {
+      for (int i = 0; i < test.others; ++i) {
         driven.add(request_of(next++, random_prompt(random, 40), 2));
         driven.finish();
       }
-      Request request = request_of(next, each.prompt, each.prompt.size() == 8 ? 1 : 2);
-      request.params.cache_salt = each.salt;
+      Request request = request_of(next, test.prompt, test.prompt.size() == 8 ? 1 : 2);
+      request.params.cache_salt = test.salt;
       const PrefixReport report = report_of(std::move(request));
-      if (report.end != each.end || report.token != each.token) {
-        throw Failure(std::string(each.what) + ": end " + std::to_string(static_cast<int>(report.end)) + " at " +
+      if (report.end != test.end || report.token != test.token) {
+        throw Failure(std::string(test.what) + ": end " + std::to_string(static_cast<int>(report.end)) + " at " +
                       std::to_string(report.token));
       }
-      CHECK_EQUAL(report.device + report.host, each.found);
-      CHECK_EQUAL(report.host, each.others > 0 ? each.found : 0);
+      CHECK_EQUAL(report.device + report.host, test.found);
+      CHECK_EQUAL(report.host, test.others > 0 ? test.found : 0);
     }
     Request scored = request_of(next, prompt, 1);
     scored.params.prompt_logprobs = 1;
@@ -375,17 +375,17 @@ TEST(a_refused_request_changes_nothing_whichever_check_refuses_it) {
         stats.prefix_cache_hits};
   };
   const std::vector<int64_t> before = traces();
-  for (const Case& each : cases) {
+  for (const Case& test : cases) {
     for (int i = 0; i < 1200; ++i, ++next) {
       Request request = request_of(next, {1}, 2);
       request.params.cache_salt = std::to_string(next);
       request.deadline = Clock::now() + std::chrono::hours(1);
-      each.spoil(request);
-      driven.add(std::move(request), each.grammar, each.failure);
-      if (driven.last(next).error_code != each.code)
-        throw Failure(std::string(each.check) + ": " + driven.last(next).error);
+      test.spoil(request);
+      driven.add(std::move(request), test.grammar, test.failure);
+      if (driven.last(next).error_code != test.code)
+        throw Failure(std::string(test.check) + ": " + driven.last(next).error);
     }
-    if (traces() != before) throw Failure(std::string(each.check) + ": it left traces");
+    if (traces() != before) throw Failure(std::string(test.check) + ": it left traces");
   }
   CHECK(driven.core.next_deadline() == Clock::time_point::max());
   for (int i = 0; i < 6000; ++i) {

@@ -153,7 +153,7 @@ TEST(parts_of_ranks_are_put_together_on_all_of_them) {
       std::copy_n(&expected[rank * count], count, &gathered[rank][rank * count]);
     }
     team.run([&](int rank) { exchange.all_gather(rank, gathered[static_cast<size_t>(rank)].data(), count); });
-    for (const auto& each : gathered) CHECK(each == expected);
+    for (const auto& part : gathered) CHECK(part == expected);
   }
 }
 

@@ -49,7 +49,7 @@ std::vector<DecodingShape> CudaGraphs::shapes(int max_rows, int max_context) {
   }
   std::stable_sort(all.begin(), all.end(), [](const Ranked& a, const Ranked& b) { return a.rank < b.rank; });
   std::vector<DecodingShape> shapes;
-  for (const Ranked& each : all) shapes.push_back(each.shape);
+  for (const Ranked& ranked : all) shapes.push_back(ranked.shape);
   shapes.resize(std::min(shapes.size(), kMaxPrepared));
   return shapes;
 }

@@ -60,8 +60,8 @@ Numbers float8_numbers() {
     numbers.data.push_back(std::byte(random_float8(engine).bits));
   numbers.output_scales.resize(size_t{kExperts} * kOutputs);
   numbers.block_scales.resize(kExperts * shape.scale_count());
-  for (std::vector<float>* each : {&numbers.output_scales, &numbers.block_scales}) {
-    for (float& scale : *each) scale = std::ldexp(1.0f, -static_cast<int>(engine() % 4));
+  for (std::vector<float>* scale_list : {&numbers.output_scales, &numbers.block_scales}) {
+    for (float& scale : *scale_list) scale = std::ldexp(1.0f, -static_cast<int>(engine() % 4));
   }
   numbers.weight.format = WeightFormat::kFloat8;
   numbers.weight.group = cuda::kGroupBlock;

@@ -28,7 +28,7 @@ constexpr auto kTimeout = std::chrono::seconds(20);
 
 bool is_enabled() {
   const auto requested = requested_kernels("turbomind", "peers");
-  return !requested || *requested == KernelSource::kOwn;
+  return !requested || *requested == KernelSource::kNative;
 }
 
 struct DestroyStream {
@@ -68,27 +68,28 @@ Numbers sums_of(P2pAllReduce& peers, Numbers numbers) {
   ThreadTeam team(static_cast<int>(numbers.size()), [&] { peers.stop(); });
   // Memory is had before any GPU waits for another.
   team.run([&](int rank) {
-    Rank& own = ranks[static_cast<size_t>(rank)];
+    Rank& rank_state = ranks[static_cast<size_t>(rank)];
     const std::vector<float>& parts = numbers[static_cast<size_t>(rank)];
     cuda::check(cudaSetDevice(rank), "choosing a GPU");
     cudaStream_t stream = nullptr;
     cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-    own.stream.reset(stream);
-    own.memory = cuda::allocate(parts.size() * sizeof(float));
-    cuda::check(cudaMemcpy(own.memory.as<void>(), parts.data(), own.memory.size(), cudaMemcpyHostToDevice),
-                "copying to the GPU");
+    rank_state.stream.reset(stream);
+    rank_state.memory = cuda::allocate(parts.size() * sizeof(float));
+    cuda::check(
+        cudaMemcpy(rank_state.memory.as<void>(), parts.data(), rank_state.memory.size(), cudaMemcpyHostToDevice),
+        "copying to the GPU");
   });
   const Deadline timeout(peers);
   team.run([&](int rank) {
-    const Rank& own = ranks[static_cast<size_t>(rank)];
-    auto* x = own.memory.as<float>();
+    const Rank& rank_state = ranks[static_cast<size_t>(rank)];
+    auto* x = rank_state.memory.as<float>();
     for (const size_t count : kCounts) {
-      peers.all_reduce(rank, x, count, own.stream.get());
+      peers.all_reduce(rank, x, count, rank_state.stream.get());
       x += count;
     }
-    cuda::check(cudaStreamSynchronize(own.stream.get()), "waiting for the GPU");
-    cuda::check(cudaMemcpy(numbers[static_cast<size_t>(rank)].data(), own.memory.as<void>(), own.memory.size(),
-                           cudaMemcpyDeviceToHost),
+    cuda::check(cudaStreamSynchronize(rank_state.stream.get()), "waiting for the GPU");
+    cuda::check(cudaMemcpy(numbers[static_cast<size_t>(rank)].data(), rank_state.memory.as<void>(),
+                           rank_state.memory.size(), cudaMemcpyDeviceToHost),
                 "copying from the GPU");
   });
   if (timeout.is_over()) throw internal_error("no response for 20 s");

@@ -57,7 +57,7 @@ bool CudaPrefill::knows(const AttentionParams& params) {
   if (!may_be_used_ || plan_.spans.empty() || !cuda::is_prefill_attention(params, max_keys_)) return false;
   if (kernel_ == nullptr) {
     const auto* kernel = cuda::find_library_kernel<cuda::PrefillKernel>(
-        [&](const cuda::PrefillKernel& each) { return each.dim == params.layout.key_dim; });
+        [&](const cuda::PrefillKernel& candidate) { return candidate.dim == params.layout.key_dim; });
     if (kernel == nullptr) return false;
     const std::string name = std::string("attention of prompts by ") + kernel->name;
     may_be_used_ = passes_self_check(name, [&] { return try_prefill(ops_, params, *kernel); });

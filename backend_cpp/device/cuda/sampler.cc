@@ -181,7 +181,7 @@ void CudaSampler::fill_logprob_rows(const std::vector<const SamplingMetadata*>& 
   logprob_rows_.moves.upload(ops_, logprob_rows_.choices.size() * sizeof(cuda::TokenMove));
 }
 
-void CudaSampler::place(const std::vector<InFlightToken>& in_flight, int32_t* tokens) {
+void CudaSampler::scatter(const std::vector<InFlightToken>& in_flight, int32_t* tokens) {
   if (in_flight.empty()) return;
   auto* moves = moves_.host<cuda::TokenMove>();
   for (const InFlightToken& token : in_flight) *moves++ = {token.choice, token.row};

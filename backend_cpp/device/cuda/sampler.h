@@ -20,7 +20,7 @@ class CudaSampler final : public TokenSampler {
 
   bool reserve(const SamplingMetadata& choice) override;
   void begin(const std::vector<const SamplingMetadata*>& choices) override;
-  void place(const std::vector<InFlightToken>& in_flight, int32_t* tokens) override;
+  void scatter(const std::vector<InFlightToken>& in_flight, int32_t* tokens) override;
   void choose(int first, int count, float* logits) override;
   void end() override;
   const SampledToken* collect() override;

@@ -31,8 +31,8 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
     x[i] = to_float(i % kBlock == 5 ? float8{kLargestFloat8Bits} : random_float8(engine));
   std::vector<float> output_scales(kOutputs);
   std::vector<float> block_scales(has_blocks ? shape.scale_count() : 0);
-  for (std::vector<float>* each : {&output_scales, &block_scales}) {
-    for (float& scale : *each) scale = std::ldexp(1.0f, -static_cast<int>(engine() % 4));
+  for (std::vector<float>* scale_list : {&output_scales, &block_scales}) {
+    for (float& scale : *scale_list) scale = std::ldexp(1.0f, -static_cast<int>(engine() % 4));
   }
   const AlignedBuffer output_scales_on_device = on_device(ops, output_scales);
   const AlignedBuffer block_scales_on_device = on_device(ops, block_scales);

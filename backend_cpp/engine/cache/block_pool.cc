@@ -64,15 +64,14 @@ void BlockPool::check_invariants() const {
   }
   int referenced = 0;
   for (auto number = int32_t{0}; const Block& block : blocks_) {
-    const int32_t own = number++;
-    require(block.references == 0 || (block.group >= 0 && !is_of_host(own)),
-            "what is no block of the device is in use");
+    const int32_t id = number++;
+    require(block.references == 0 || (block.group >= 0 && !is_of_host(id)), "what is no block of the device is in use");
     if (block.group < 0) continue;
-    for (const int32_t page : pages(own)) {
+    for (const int32_t page : pages(id)) {
       ++owners[static_cast<size_t>(page)];
-      require(is_of_host(page) == is_of_host(own), "a block is in both memories");
+      require(is_of_host(page) == is_of_host(id), "a block is in both memories");
     }
-    if (block.references > 0) referenced += pages_of(own);
+    if (block.references > 0) referenced += pages_of(id);
   }
   require(std::ranges::all_of(owners, [](int count) { return count == 1; }), "a page is lost, or is used twice");
   require(referenced == referenced_pages_, "pages are referenced that nobody counts");

@@ -147,10 +147,10 @@ void CacheContents::lose(int32_t block) {
     std::erase(lost, block);
   }
   lost.insert(lost.begin(), block);
-  for (const int32_t each : lost) {
-    if (order_.has(each)) order_.remove(each);
-    detach(each);
-    pool_.free(each);
+  for (const int32_t lost_block : lost) {
+    if (order_.has(lost_block)) order_.remove(lost_block);
+    detach(lost_block);
+    pool_.free(lost_block);
   }
 }
 
@@ -185,8 +185,8 @@ void CacheContents::evict_all() {
 std::vector<NodeId> CacheContents::stored_nodes() const {
   std::vector<NodeId> stored_nodes;
   for (auto block = int32_t{0}; const NodeId node : nodes_) {
-    const int32_t own = block++;
-    if (node == kNoNode || !is_observed(node, pool_.group_of(own)) || tree_.scope(node).is_cross) continue;
+    const int32_t id = block++;
+    if (node == kNoNode || !is_observed(node, pool_.group_of(id)) || tree_.scope(node).is_cross) continue;
     stored_nodes.push_back(node);
   }
   // A parent came first.
@@ -206,11 +206,11 @@ void CacheContents::check_invariants() const {
   };
   tree_.check_invariants();
   for (auto block = int32_t{0}; const NodeId node : nodes_) {
-    const int32_t own = block++;
-    if (node != kNoNode) require(stored(node, pool_.group_of(own)) == own, "a node has another block");
-    require(node != kNoNode || !order_.has(own), "an idle block holds nothing known");
-    const bool is_in_use = order_.has(own) || pool_.is_referenced(own);
-    require(is_in_use == (pool_.group_of(own) >= 0), "a block is in use by nobody, or is free and in use");
+    const int32_t id = block++;
+    if (node != kNoNode) require(stored(node, pool_.group_of(id)) == id, "a node has another block");
+    require(node != kNoNode || !order_.has(id), "an idle block holds nothing known");
+    const bool is_in_use = order_.has(id) || pool_.is_referenced(id);
+    require(is_in_use == (pool_.group_of(id) >= 0), "a block is in use by nobody, or is free and in use");
   }
   for (size_t slot = 0; slot < attached_.size(); ++slot) {
     const int32_t block = attached_[slot];

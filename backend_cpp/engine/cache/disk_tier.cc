@@ -92,7 +92,7 @@ bool DiskTier::waits_for_load(const PrefixKey& prefix, int limit, const std::vec
       lookup.read_end = read.restored_tokens;
     }
     lookup.read.reset();
-    lookup.is_finished = std::exchange(lookup.is_own, false);
+    lookup.is_finished = std::exchange(lookup.is_owner, false);
     if (lookup.is_finished) return false;
   }
   const std::optional<Sha256> root = root_of(prefix.scope);
@@ -101,18 +101,18 @@ bool DiskTier::waits_for_load(const PrefixKey& prefix, int limit, const std::vec
     lookup.is_finished = true;
     return false;
   }
-  std::erase_if(open_, [](const auto& each) {
-    const auto open = each.lock();
+  std::erase_if(open_, [](const auto& entry) {
+    const auto open = entry.lock();
     return !open || open->is_done;
   });
-  for (const std::weak_ptr<const PrefixRead>& each : open_) {
-    const auto open = each.lock();
+  for (const std::weak_ptr<const PrefixRead>& entry : open_) {
+    const auto open = entry.lock();
     if (!open || open->first_missing()->key.name != read->first_missing()->key.name) continue;
     lookup.read = open;
     return true;
   }
   lookup.read = {read.get(), [read](const PrefixRead*) { read->is_requested = false; }};
-  lookup.is_own = true;
+  lookup.is_owner = true;
   open_.push_back(lookup.read);
   transfers_.request(read);
   return true;

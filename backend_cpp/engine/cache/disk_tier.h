@@ -41,7 +41,7 @@ namespace turbomind {
 // One sequence's read.
 struct DiskLookup {
   std::shared_ptr<const PrefixRead> read;  // null: nothing; cancelled when its last sequence drops it
-  bool is_own = false;                     // started for this sequence, not for one with the same prefix
+  bool is_owner = false;                   // started for this sequence, not for one with the same prefix
   bool is_finished = false;                // no further read is needed
   int read_begin = 0;                      // tokens of the prompt that were read for it or for another sequence
   int read_end = 0;

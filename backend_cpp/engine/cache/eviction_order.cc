@@ -96,13 +96,13 @@ void EvictionOrder::check_invariants() const {
   int snapshots = 0;
   size_t listed = 0;
   for (auto number = int32_t{0}; const Entry& entry : entries_) {
-    const int32_t own = number++;
+    const int32_t id = number++;
     if (entry.queue == Queue::kNone) continue;
     ++listed;
-    require(pool_.group_of(own) >= 0 && !pool_.is_referenced(own), "a block is free or in use");
-    require(pool_.is_of_host(own) == (entry.queue == Queue::kHost), "a block is in the other memory");
-    if (entry.queue != Queue::kHost) idle += pool_.pages_of(own);
-    if (is_snapshot(entry.queue)) snapshots += pool_.pages_of(own);
+    require(pool_.group_of(id) >= 0 && !pool_.is_referenced(id), "a block is free or in use");
+    require(pool_.is_of_host(id) == (entry.queue == Queue::kHost), "a block is in the other memory");
+    if (entry.queue != Queue::kHost) idle += pool_.pages_of(id);
+    if (is_snapshot(entry.queue)) snapshots += pool_.pages_of(id);
   }
   require(idle == idle_pages_ && snapshots == snapshot_pages_, "counts and idle blocks differ");
   require(listed == all().size(), "lists and idle blocks differ");

@@ -195,12 +195,12 @@ bool SequenceMemory::take_block(BlockCache& cache, const std::vector<NodeId>& pa
 
 // Makes block `index` of a group a copy of what is stored for a node.
 bool SequenceMemory::take_copy(BlockCache& cache, int group, int index, NodeId node) {
-  const int32_t own = cache.allocate(group);
-  if (own != kNoBlock) set_block(cache, group, index, own);
+  const int32_t allocated = cache.allocate(group);
+  if (allocated != kNoBlock) set_block(cache, group, index, allocated);
   // Making pages free may have cost it.
   const int32_t stored = cache.stored(node, group);
-  if (own == kNoBlock || stored == kNoBlock) return false;
-  cache.snapshots().use_copy(stored, own);
+  if (allocated == kNoBlock || stored == kNoBlock) return false;
+  cache.snapshots().use_copy(stored, allocated);
   return true;
 }
 
@@ -292,9 +292,9 @@ NodeId SequenceMemory::next_node(BlockCache& cache, const PrefixKey& prefix, int
 }
 
 void SequenceMemory::attach(BlockCache& cache, const PrefixKey& prefix, NodeId node, int group, int index) {
-  const int32_t own = groups_[static_cast<size_t>(group)].blocks[static_cast<size_t>(index)];
-  const int32_t block = cache.attach(prefix, index, node, own);
-  if (block != own) set_block(cache, group, index, block);
+  const int32_t private_block = groups_[static_cast<size_t>(group)].blocks[static_cast<size_t>(index)];
+  const int32_t block = cache.attach(prefix, index, node, private_block);
+  if (block != private_block) set_block(cache, group, index, block);
 }
 
 void SequenceMemory::publish_block(BlockCache& cache, const PrefixKey& prefix) {

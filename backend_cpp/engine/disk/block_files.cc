@@ -210,8 +210,8 @@ void BlockFiles::erase(const Sha256& name) {
 
 void BlockFiles::erase_others(const std::vector<Found>& found) {
   std::unordered_set<Sha256, NameHash> there;
-  for (const Found& each : found) {
-    if (each.name) there.insert(*each.name);
+  for (const Found& found_file : found) {
+    if (found_file.name) there.insert(*found_file.name);
   }
   const std::lock_guard lock(mu_);
   for (auto known = known_.begin(); known != known_.end();) {
@@ -323,7 +323,7 @@ void BlockFiles::refresh_used() {
   const FileDescriptor file(openat(folder_.get(), kLedger, O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   Ledger ledger;
   const bool is_whole = file && pread(file.get(), &ledger, sizeof(ledger), 0) == sizeof(ledger);
-  if (!is_whole || ledger.removals != removals_ || own_removals_ > 0) recount();
+  if (!is_whole || ledger.removals != removals_ || uncounted_removals_ > 0) recount();
 }
 
 void BlockFiles::set_used(const Sha256& name, int depth) const {
@@ -337,7 +337,7 @@ void BlockFiles::set_used(const Sha256& name, int depth) const {
 }
 
 void BlockFiles::remove_damaged(const Sha256& name, const char* why) {
-  if (unlinkat(folder_.get(), file_name(name).c_str(), 0) == 0) ++own_removals_;
+  if (unlinkat(folder_.get(), file_name(name).c_str(), 0) == 0) ++uncounted_removals_;
   erase(name);
   const std::lock_guard lock(mu_);
   if (++counts_.damaged <= kMaxNotes) {
@@ -412,24 +412,24 @@ bool BlockFiles::grant(uint64_t bytes, const FileDescriptor& file) {
     erase_others(found);
     std::ranges::sort(found, {}, &Found::used);
     ledger.bytes = 0;
-    for (const Found& each : found) ledger.bytes += each.bytes;
+    for (const Found& found_file : found) ledger.bytes += found_file.bytes;
     const bool is_full = ledger.bytes + bytes > max_bytes_;
-    for (const Found& each : found) {
+    for (const Found& found_file : found) {
       if (!is_full || ledger.bytes <= target_bytes) break;
-      if (!each.name || (unlinkat(folder_.get(), each.file.c_str(), 0) != 0 && errno != ENOENT)) continue;
-      ledger.bytes -= each.bytes;
-      ++own_removals_;
-      erase(*each.name);
+      if (!found_file.name || (unlinkat(folder_.get(), found_file.file.c_str(), 0) != 0 && errno != ENOENT)) continue;
+      ledger.bytes -= found_file.bytes;
+      ++uncounted_removals_;
+      erase(*found_file.name);
     }
     if (ledger.bytes + bytes > max_bytes_) return fail("there is no space in cache_dir_bytes", 0), false;
   }
   ledger.bytes += bytes;
   ledger.check = ~ledger.bytes;
-  ledger.removals += own_removals_;
+  ledger.removals += uncounted_removals_;
   if (pwrite(file.get(), &ledger, sizeof(ledger), 0) != sizeof(ledger)) {
     return fail("the ledger cannot be written", errno), false;
   }
-  own_removals_ = 0;
+  uncounted_removals_ = 0;
   removals_ = ledger.removals;
   const std::lock_guard lock(mu_);
   counts_.bytes = static_cast<int64_t>(ledger.bytes);
@@ -443,7 +443,7 @@ int64_t BlockFiles::drop_all() {
     erase(*found.name);
     ++dropped;
   }
-  own_removals_ += static_cast<uint64_t>(dropped);
+  uncounted_removals_ += static_cast<uint64_t>(dropped);
   recount();
   return dropped;
 }

@@ -139,9 +139,9 @@ class BlockFiles {
   FileDescriptor folder_;
   std::chrono::steady_clock::time_point next_try_{};  // of a write after a failure
   uint64_t next_temporary_ = 0;
-  std::vector<Sha256> unread_;  // for next_keys()
-  uint64_t removals_ = 0;       // seen in the ledger
-  uint64_t own_removals_ = 0;   // not yet counted in the ledger
+  std::vector<Sha256> unread_;       // for next_keys()
+  uint64_t removals_ = 0;            // seen in the ledger
+  uint64_t uncounted_removals_ = 0;  // not yet counted in the ledger
 
   mutable std::mutex mu_;
   // Guarded by mu_.

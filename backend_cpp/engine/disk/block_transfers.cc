@@ -155,8 +155,8 @@ void BlockTransfers::serve(const std::shared_ptr<const DiskRead>& read) {
     for (const DiskRead::Item* item : choice.items) {
       if (!read->is_requested) break;
       std::vector<std::byte> content;
-      if (const Write* own = queued(item->key.name)) {
-        content = own->content;
+      if (const Write* queued_write = queued(item->key.name)) {
+        content = queued_write->content;
       } else {
         content.resize(item->bytes);
         const auto start = std::chrono::steady_clock::now();

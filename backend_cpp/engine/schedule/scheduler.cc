@@ -60,8 +60,8 @@ int shared_tokens(const Sequence& one, const Sequence& other) {
   const auto is_same = [](const EmbeddingRange& a, const EmbeddingRange& b) {
     return a.begin == b.begin && a.count == b.count && a.digest == b.digest && a.grid == b.grid;
   };
-  const auto [own, others] = std::ranges::mismatch(one.group->embeddings, other.group->embeddings, is_same);
-  if (own != one.group->embeddings.end()) shared = std::min(shared, own->begin);
+  const auto [mine, others] = std::ranges::mismatch(one.group->embeddings, other.group->embeddings, is_same);
+  if (mine != one.group->embeddings.end()) shared = std::min(shared, mine->begin);
   if (others != other.group->embeddings.end()) shared = std::min(shared, others->begin);
   return shared;
 }
@@ -248,12 +248,12 @@ void Scheduler::add_drafts(int free_tokens) {
   speculator_->draft(candidates, step_tokens, free_tokens);
   for (Sequence* sequence : sequences) {
     sequence->memory.publish_drafts(blocks_, sequence->prefix(), sequence->drafts.cached);
-    take_own_drafts(*sequence);
+    take_sequence_drafts(*sequence);
   }
 }
 
 // Of a sequence's drafts, those that its answer can take become tokens of the step.
-void Scheduler::take_own_drafts(Sequence& sequence) {
+void Scheduler::take_sequence_drafts(Sequence& sequence) {
   std::vector<int32_t>& drafts = sequence.drafts.tokens;
   const int state = blocks_.plan().group_of(MemoryKind::kState);
   if (state >= 0 && !drafts.empty()) {

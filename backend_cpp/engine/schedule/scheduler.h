@@ -129,7 +129,7 @@ class Scheduler {
   int plan_images(Sequence& sequence, int tokens, int& kv_writes, bool may_preempt);
   void add_drafts(int free_tokens);
   bool is_redoing(const Sequence& sequence) const;
-  void take_own_drafts(Sequence& sequence);
+  void take_sequence_drafts(Sequence& sequence);
   int missing_pages(const Sequence& sequence) const;
   bool reserve(Sequence& sequence, int tokens, bool may_preempt);
   bool make_room(const Sequence& sequence);

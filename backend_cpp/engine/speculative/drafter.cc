@@ -4,12 +4,12 @@
 
 namespace turbomind {
 
-void Drafter::run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last) {
+void Drafter::run(std::span<const Due> all, int width, bool continues_states, const OnLast& on_last) {
   StepInput input;
   std::vector<size_t> requested;
   const auto flush = [&] {
     if (input.tokens.empty()) return;
-    input.is_alongside_own = is_own;
+    input.continues_states = continues_states;
     const StepOutput output = runner_.forward(input);
     for (size_t i = 0; i < requested.size(); ++i) {
       on_last(requested[i], output.logits + i * static_cast<size_t>(runner_.traits().vocab_size),
@@ -69,7 +69,7 @@ void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int 
                              .choice = &choices[i]});
       input.tokens.push_back(step == 0 ? link.of->drafts.tokens.back() : in_flight_token(static_cast<int>(i)));
     }
-    input.is_alongside_own = runner_.traits().head.has_value();
+    input.continues_states = runner_.traits().head.has_value();
     if (step == 0) input.alongside = std::move(hidden);
     runner_.launch(input);
   };

@@ -87,8 +87,8 @@ class Drafter {
   };
   // Receives the logits (writable) and the hidden state of the last token of all[index].
   using OnLast = std::function<void(size_t index, float* logits, const float* hidden)>;
-  // `width`: of each hidden state, 0: there are none; `is_own`: the states are the head's own.
-  void run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last);
+  // `width`: of each hidden state, 0: there are none; `continues_states`: the states are the head's own.
+  void run(std::span<const Due> all, int width, bool continues_states, const OnLast& on_last);
 
   // A sequence that has one draft.
   struct Link {

@@ -104,7 +104,7 @@ RecentTexts::Match RecentTexts::find(std::span<const int32_t> text, uint64_t sco
 }
 
 void PromptLookup::read(const std::vector<int32_t>& tokens) {
-  for (auto position = static_cast<size_t>(own_.size()); position < tokens.size(); ++position) {
+  for (auto position = static_cast<size_t>(index_.size()); position < tokens.size(); ++position) {
     if (static_cast<int>(position) >= prompt_len_) {
       search(std::span(tokens).first(position));
       if (has_draft()) {
@@ -113,22 +113,22 @@ void PromptLookup::read(const std::vector<int32_t>& tokens) {
         shared_.chances.record(match_.at.length, came);
       }
     }
-    own_.append(tokens[position]);
+    index_.append(tokens[position]);
   }
   search(tokens);
 }
 
 void PromptLookup::search(std::span<const int32_t> text) {
   const uint64_t generation = shared_.texts.generation();
-  const bool is_others = has_draft() && match_.texts != &own_;
+  const bool is_others = has_draft() && match_.texts != &index_;
   const bool is_dropped = is_others && generation != generation_;  // another scope's text may be in its place
   if (text.size() == searched_ && !is_dropped) return;
   if (is_dropped) match_.texts = nullptr;
   generation_ = generation;
   searched_ = text.size();
   const RecentTexts::Match before = match_;
-  match_ = {nullptr, own_.find(text)};
-  if (match_.at.position >= 0) match_.texts = &own_;
+  match_ = {nullptr, index_.find(text)};
+  if (match_.at.position >= 0) match_.texts = &index_;
   if (match_.at.length < shared_.config.prompt_lookup_max) {
     const RecentTexts::Match other = shared_.texts.find(text, scope_);
     if (other.at.length > match_.at.length) match_ = other;
@@ -152,9 +152,9 @@ void PromptLookup::go_on_behind(const RecentTexts::Match& before, std::span<cons
 int32_t PromptLookup::token(int index) const {
   const auto& [texts, at] = match_;
   const int position = at.position + index;
-  if (texts != &own_) return position < texts->size() ? texts->token(position) : -1;
-  const int period = own_.size() - at.position;
-  return own_.token(at.position + index % period);
+  if (texts != &index_) return position < texts->size() ? texts->token(position) : -1;
+  const int period = index_.size() - at.position;
+  return index_.token(at.position + index % period);
 }
 
 void LikelyTokens::read_table() {

@@ -125,7 +125,7 @@ class PromptLookup {
       : shared_(shared),
         scope_(scope),
         prompt_len_(prompt_len),
-        own_(shared.config.prompt_lookup_min, shared.config.prompt_lookup_max),
+        index_(shared.config.prompt_lookup_min, shared.config.prompt_lookup_max),
         chances_(&shared.chances) {}
 
   // Adds the sequence's new tokens; `tokens` only grows.
@@ -143,7 +143,7 @@ class PromptLookup {
   SharedLookup& shared_;
   uint64_t scope_;
   int prompt_len_;
-  NgramIndex own_;
+  NgramIndex index_;
   MatchChances chances_;
   RecentTexts::Match match_;
   size_t searched_ = 0;      // tokens of the text for which match_ was found

@@ -95,8 +95,8 @@ void LoraExpand::run(ThreadPool& pool) const {
   scratch.clear();
   for_runs(rows, [&](const LoraWeight& weight, int row, int count) {
     for (int part = 0; part < weight.part_count; ++part) {
-      const LoraPart& own = weight.parts[part];
-      cut(own.out_features, static_cast<size_t>(own.rank) * element_bytes(weight), 64,
+      const LoraPart& lora_part = weight.parts[part];
+      cut(lora_part.out_features, static_cast<size_t>(lora_part.rank) * element_bytes(weight), 64,
           [&](int first, int last) { scratch.push_back({&weight, row, count, part, first, last}); });
     }
   });

@@ -58,26 +58,27 @@ const std::byte* block_of(const AttentionParams& params, const AttentionSpan& sp
 // ---- the choice ----
 
 // The index keys of a block [key_dim, block_len] as float32.
-const float* read_keys(const AttentionParams& index, const std::byte* block, std::vector<float>& widened) {
+const float* read_keys(const AttentionParams& index, const std::byte* block, std::vector<float>& keys_as_float) {
   const CacheLayout& layout = index.layout;
   const std::byte* keys = block + layout.key_offset(index.layer, 0);
   if (layout.type == CacheType::kFloat32) return reinterpret_cast<const float*>(keys);
   const auto* pairs = reinterpret_cast<const bf16*>(keys);
   const auto tokens = static_cast<size_t>(layout.block_len);
-  widened.resize(static_cast<size_t>(layout.key_dim) * tokens);
+  keys_as_float.resize(static_cast<size_t>(layout.key_dim) * tokens);
   for (size_t d = 0; d < static_cast<size_t>(layout.key_dim); ++d) {
-    for (size_t t = 0; t < tokens; ++t) widened[d * tokens + t] = to_float(pairs[(d / 2 * tokens + t) * 2 + d % 2]);
+    for (size_t t = 0; t < tokens; ++t)
+      keys_as_float[d * tokens + t] = to_float(pairs[(d / 2 * tokens + t) * 2 + d % 2]);
   }
-  return widened.data();
+  return keys_as_float.data();
 }
 
 void score_keys(const AttentionParams& index, const SparseRow& row, int begin, const HeadsView& q, const float* weights,
                 float* scores) {
-  static thread_local std::vector<float> widened;
+  static thread_local std::vector<float> keys_as_float;
   const int block_len = index.layout.block_len;
   const int end = std::min(begin + kTaskKeys, row.kv_len);
   for (int position = begin; position < end; position += block_len) {
-    const float* keys = read_keys(index, block_of(index, *row.span, position), widened);
+    const float* keys = read_keys(index, block_of(index, *row.span, position), keys_as_float);
     kernels().index_scores(keys, block_len, q.head_dim, q.head(row.row, 0), q.head_stride, q.heads,
                            weights + row.row * static_cast<size_t>(q.heads), scores + position);
   }
@@ -209,12 +210,12 @@ class AttentionToChosen {
     const std::vector<int32_t> ends(static_cast<size_t>(heads), count);
     float* sums_of_factors = factors.data() + static_cast<size_t>(heads) * q_.head_dim;
     float* maximum = partial + static_cast<size_t>(heads) * params_.layout.value_dim;
-    AttentionParams own = params_;
-    own.layout = gathered_;
-    own.pool = block.data();
-    own.layer = 0;
+    AttentionParams gathered_params = params_;
+    gathered_params.layout = gathered_;
+    gathered_params.pool = block.data();
+    gathered_params.layer = 0;
     const int32_t only_block = 0;
-    kernels().compute_attention(own, 0, &only_block, 0, count,
+    kernels().compute_attention(gathered_params, 0, &only_block, 0, count,
                                 {heads, begins.data(), ends.data(), nullptr, nullptr, factors.data(), sums_of_factors,
                                  sums_of_factors + heads, partial, maximum, maximum + heads});
   }
@@ -268,11 +269,11 @@ void ChooseKeys::run(ThreadPool& pool) const {
     std::vector<std::pair<size_t, int>> tasks;  // row, first key
     size_t last = first;
     for (; last < rows.size(); ++last) {
-      const size_t own = (static_cast<size_t>(rows[last].kv_len) + block_len - 1) / block_len * block_len;
-      if (last > first && size + own > kMaxScores) break;
+      const size_t row_scores = (static_cast<size_t>(rows[last].kv_len) + block_len - 1) / block_len * block_len;
+      if (last > first && size + row_scores > kMaxScores) break;
       begins.push_back(size);
       for (int key = 0; key < rows[last].kv_len; key += kTaskKeys) tasks.emplace_back(last, key);
-      size += own;
+      size += row_scores;
     }
     if (scores.size() < size) scores.resize(size);
     float* const of_all = scores.data();

@@ -58,24 +58,24 @@ void ScaledSum::run(ThreadPool& pool) const {
 
 void MatchRms::run(ThreadPool& pool) const {
   for_rows(pool, rows, 2 * size, [&](size_t row) {
-    float* own = x + row * size;
+    float* row_values = x + row * size;
     const float requested = std::sqrt(mean_square(like + row * size, size));
-    const float factor = requested / std::sqrt(std::max(mean_square(own, size), 1e-5f));
-    for (int i = 0; i < size; ++i) own[i] *= factor;
+    const float factor = requested / std::sqrt(std::max(mean_square(row_values, size), 1e-5f));
+    for (int i = 0; i < size; ++i) row_values[i] *= factor;
   });
 }
 
 void ActivationSparsity::run(ThreadPool& pool) const {
   for_rows(pool, rows, 3 * size, [&](size_t row) {
-    float* own = x + row * stride;
+    float* row_values = x + row * stride;
     double sum = 0;
-    for (int i = 0; i < size; ++i) sum += own[i];
+    for (int i = 0; i < size; ++i) sum += row_values[i];
     const double mean = sum / size;
     double squares = 0;
-    for (int i = 0; i < size; ++i) squares += (own[i] - mean) * (own[i] - mean);
+    for (int i = 0; i < size; ++i) squares += (row_values[i] - mean) * (row_values[i] - mean);
     const auto cut = static_cast<float>(mean + factor * std::sqrt(squares / size));
     // A NaN stays.
-    for (int i = 0; i < size; ++i) own[i] = own[i] <= cut ? 0.0f : own[i] - cut;
+    for (int i = 0; i < size; ++i) row_values[i] = row_values[i] <= cut ? 0.0f : row_values[i] - cut;
   });
 }
 

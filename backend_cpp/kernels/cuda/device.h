@@ -233,8 +233,9 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   config.numAttrs = may_overlap() && kernels_wait(function) ? 1 : 0;
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   std::apply(
-      [&](auto&... each) {
-        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(each)>*>(&each))..., nullptr};
+      [&](auto&... argument) {
+        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(argument)>*>(&argument))...,
+                             nullptr};
         check(cudaLaunchKernelExC(&config, function, addresses), "launching a kernel");
       },
       values);
@@ -247,8 +248,9 @@ void launch_cooperative(void (*kernel)(Parameters...), dim3 grid, dim3 block, cu
                         Arguments&&... arguments) {
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   std::apply(
-      [&](auto&... each) {
-        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(each)>*>(&each))..., nullptr};
+      [&](auto&... argument) {
+        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(argument)>*>(&argument))...,
+                             nullptr};
         check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses, 0, stream),
               "launching a kernel");
       },

@@ -62,7 +62,7 @@ inline void wgmma_commit() {}
 template <int kNewestLeft>
 void wgmma_wait() {}
 template <int kCount>
-void hold(float (&)[kCount]) {}
+void keep_in_registers(float (&)[kCount]) {}
 template <int kColumns>
 void wgmma_f16(float (&d)[kColumns / 2], const uint32_t (&a)[4], const std::byte* b, bool adds) {
   emulated::wgmma<kColumns>(d, a, b, adds);
@@ -131,7 +131,7 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 // Keeps the compiler from moving uses of sums across.
 template <int kCount>
-__device__ __forceinline__ void hold(float (&sums)[kCount]) {
+__device__ __forceinline__ void keep_in_registers(float (&sums)[kCount]) {
 #pragma unroll
   for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
 }

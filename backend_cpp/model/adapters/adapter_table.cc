@@ -8,7 +8,7 @@
 
 namespace turbomind {
 
-void AdapterTable::place(Operators& ops, int slot, std::unique_ptr<AdapterWeights> adapter) {
+void AdapterTable::upload(Operators& ops, int slot, std::unique_ptr<AdapterWeights> adapter) {
   shrink_ = ops.operations().require<LoraShrink>();
   gather_ = ops.operations().find<LoraGather>();
   expand_ = ops.operations().require<LoraExpand>();
@@ -18,7 +18,7 @@ void AdapterTable::place(Operators& ops, int slot, std::unique_ptr<AdapterWeight
     shrunk_ = float_buffer(ops, max_rows_, largest_rank);
     max_rank_ = largest_rank;
   }
-  adapter->place(ops);
+  adapter->upload(ops);
   adapters_.emplace(slot, std::move(adapter));
 }
 

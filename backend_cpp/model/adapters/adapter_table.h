@@ -19,7 +19,7 @@ class AdapterTable {
   AdapterTable(Operators& ops, int max_rows) : max_rows_(max_rows), rows_(ops, max_rows * sizeof(const LoraWeight*)) {}
 
   // `slot` is free. Takes device memory, and then throws Error(kUnavailable) where there is none.
-  void place(Operators& ops, int slot, std::unique_ptr<AdapterWeights> adapter);
+  void upload(Operators& ops, int slot, std::unique_ptr<AdapterWeights> adapter);
   void drop(int slot) { adapters_.erase(slot); }
 
   // Prepares a step of which `computed` rows are computed; false: no row has an adapter.

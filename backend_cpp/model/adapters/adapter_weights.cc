@@ -38,7 +38,7 @@ void add_base(Pointer& pointer, const std::byte* base) {
 
 }  // namespace
 
-void AdapterWeights::place(Operators& ops) {
+void AdapterWeights::upload(Operators& ops) {
   AlignedBuffer there;
   if (!ops.shares_host_memory()) there = ops.allocate(memory_.size(), MemoryUse::kWeights);
   const auto* base = there.size() > 0 ? there.as<std::byte>() : memory_.as<std::byte>();

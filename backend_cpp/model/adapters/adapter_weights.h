@@ -22,7 +22,7 @@ class AdapterWeights final : public Adapter {
       : memory_(std::move(memory)), ranks_(std::move(ranks)), parts_(parts) {}
 
   // Makes it usable where the operators compute.
-  void place(Operators& ops);
+  void upload(Operators& ops);
   // Of each adapted layer; 0: nothing.
   const std::vector<int>& ranks() const { return ranks_; }
   // The device's.

@@ -43,9 +43,10 @@ size_t CrossLayers::use_cache(Operators&, const CachePlan& plan, size_t first_gr
 void CrossLayers::set_spans(Operators& ops, SpanUse use, const std::vector<AttentionSpan>& spans,
                             const std::vector<const PageTables*>& tables) const {
   for (int table = 0; table < table_count_; ++table) {
-    std::vector<AttentionSpan> own = spans;
-    for (size_t i = 0; i < own.size(); ++i) own[i].blocks = (*tables[i])[static_cast<size_t>(table)].data();
-    ops.set_spans({use, table}, std::move(own), params_.layout.block_len);
+    std::vector<AttentionSpan> table_spans = spans;
+    for (size_t i = 0; i < table_spans.size(); ++i)
+      table_spans[i].blocks = (*tables[i])[static_cast<size_t>(table)].data();
+    ops.set_spans({use, table}, std::move(table_spans), params_.layout.block_len);
   }
 }
 

@@ -44,7 +44,8 @@ class Indexer {
               RopeTable table);
 
   // paged_attention of what was chosen.
-  void attend(const StepContext& step, const AttentionParams& params, const HeadsView& queries, float* out) const {
+  void run_attention(const StepContext& step, const AttentionParams& params, const HeadsView& queries,
+                     float* out) const {
     sparse_attention_(step.ops, {params, spec_.top_k, chosen_.as<int32_t>(), queries, out});
   }
 

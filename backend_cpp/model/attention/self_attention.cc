@@ -47,12 +47,12 @@ AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& 
                                         int layer, int inputs) {
   const ModelSpec& spec = shard.spec;
   const int kind = attention_of(spec, layer);
-  const AttentionSpec& own = attention_kind(spec, kind);
+  const AttentionSpec& kind_spec = attention_kind(spec, kind);
   const AttentionHeads& heads = shard.attention[static_cast<size_t>(kind)];
   AttentionWeights weights;
-  if (const auto& mla = own.mla) {
+  if (const auto& mla = kind_spec.mla) {
     weights.latent = LatentWeights::load(shard, read, prefix, layer);
-    weights.o = read.linear(prefix + "o", spec.hidden_size, heads.queries.times(mla->value_dim), own.o_bias);
+    weights.o = read.linear(prefix + "o", spec.hidden_size, heads.queries.times(mla->value_dim), kind_spec.o_bias);
     return weights;
   }
   const HeadSizes sizes = head_sizes(spec, kind);
@@ -61,25 +61,26 @@ AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& 
   const Slice keys = has_keys ? heads.kv.times(sizes.head_dim) : Slice(0);
   const Slice values = has_keys ? heads.kv.times(sizes.value_dim) : Slice(0);
   const Slice found = heads.queries.times(sizes.value_dim);
-  const Slice rows = own.has_output_gate ? Slice::joined({queries, keys, values, found})
-                     : has_keys          ? Slice::joined({queries, keys, values})
-                                         : queries;
-  weights.qkv = read.linear(prefix + "qkv", rows, inputs, own.qkv_bias);
+  const Slice rows = kind_spec.has_output_gate ? Slice::joined({queries, keys, values, found})
+                     : has_keys                ? Slice::joined({queries, keys, values})
+                                               : queries;
+  weights.qkv = read.linear(prefix + "qkv", rows, inputs, kind_spec.qkv_bias);
   const bool has_images = spec.images && spec.images->own_attention;
   read_for_images(spec, read, weights.qkv, has_images, has_images && spec.images->own_bias, {rows});
-  if (own.qk_norm != QkNorm::kNone && own.qk_norm != QkNorm::kUnit) {
-    const bool is_shared = own.qk_norm == QkNorm::kHead;
+  if (kind_spec.qk_norm != QkNorm::kNone && kind_spec.qk_norm != QkNorm::kUnit) {
+    const bool is_shared = kind_spec.qk_norm == QkNorm::kHead;
     const auto norm = [&](const char* name, const Slice& all) {
       return NormStorage::load(read, prefix + name, is_shared ? Slice(sizes.head_dim) : all, spec.norm, false);
     };
     weights.q_norm = norm("q_norm", queries);
     if (has_keys) weights.k_norm = norm("k_norm", keys);
   }
-  if (own.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
-  if (own.bias_reach > 0) {
-    weights.distance_biases = read.vector(prefix + "distance_biases", heads.queries.times(2 * own.bias_reach + 1));
+  if (kind_spec.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
+  if (kind_spec.bias_reach > 0) {
+    weights.distance_biases =
+        read.vector(prefix + "distance_biases", heads.queries.times(2 * kind_spec.bias_reach + 1));
   }
-  weights.o = read.linear(prefix + "o", spec.hidden_size, found, own.o_bias);
+  weights.o = read.linear(prefix + "o", spec.hidden_size, found, kind_spec.o_bias);
   read_for_images(spec, read, weights.o, has_images, false, {spec.hidden_size});
   return weights;
 }
@@ -114,18 +115,18 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
 
 SelfAttention::Kind SelfAttention::make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type,
                                              int max_rows) {
-  const AttentionSpec& own = attention_kind(spec, kind);
+  const AttentionSpec& kind_spec = attention_kind(spec, kind);
   const CacheLayout shape = cache_shape(spec, kind, cache_type);
   const int heads = head_sizes(spec, kind).heads;
   const size_t factor_bytes = static_cast<size_t>(max_rows) * sizeof(float);
-  return {own,
+  return {kind_spec,
           heads,
           shape,
-          (heads + shape.num_kv_heads) * shape.key_dim + (own.mla ? 0 : shape.num_kv_heads * shape.value_dim) +
-              (own.has_output_gate ? heads * shape.value_dim : 0),
-          uploaded(ops, own.alibi_slopes),
+          (heads + shape.num_kv_heads) * shape.key_dim + (kind_spec.mla ? 0 : shape.num_kv_heads * shape.value_dim) +
+              (kind_spec.has_output_gate ? heads * shape.value_dim : 0),
+          uploaded(ops, kind_spec.alibi_slopes),
           Staged(ops, factor_bytes),
-          Staged(ops, own.tempers_unrotated ? factor_bytes : 0)};
+          Staged(ops, kind_spec.tempers_unrotated ? factor_bytes : 0)};
 }
 
 std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) const {
@@ -137,7 +138,7 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
     layers[{window < limits.context ? window : 0, attention_of(spec_, layer)}].push_back(layer);
   }
   std::vector<CacheGroup> groups;
-  for (auto& [shared, own] : layers) {
+  for (auto& [shared, heads_of_layer] : layers) {
     const auto [window, number] = shared;
     const Kind& kind = kinds_[static_cast<size_t>(number)];
     CacheGroup& group = groups.emplace_back();
@@ -145,9 +146,9 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
     group.window = window;
     group.is_chunked = window > 0 && kind.spec.is_chunked;
     group.block_len = limits.block_len;
-    group.pieces = static_cast<int>(own.size());
+    group.pieces = static_cast<int>(group_layers.size());
     group.piece_bytes = with_layout(kind.shape, limits.block_len).layer_bytes();
-    group.layers = std::move(own);
+    group.layers = std::move(group_layers);
   }
   if (indexer_) groups.push_back(indexer_->cache_group(limits));
   return groups;
@@ -159,9 +160,9 @@ size_t SelfAttention::use_cache(Operators&, const CachePlan& plan, size_t first_
   memory_.assign(static_cast<size_t>(spec_.num_layers), {});
   if (texts_) return 0;
   const auto layers = std::views::iota(0, spec_.num_layers);
-  const auto own = std::ranges::count_if(layers, [this](int layer) { return remembers(layer); });
+  const auto own_layer_count = std::ranges::count_if(layers, [this](int layer) { return remembers(layer); });
   size_t index = first_group;
-  for (std::ptrdiff_t done = 0; done < own; ++index) {
+  for (std::ptrdiff_t done = 0; done < own_layer_count; ++index) {
     const CacheGroup& group = plan.groups.at(index);
     for (int piece = 0; piece < group.pieces; ++piece) {
       memory_[static_cast<size_t>(group.layers[static_cast<size_t>(piece)])] = {
@@ -266,24 +267,27 @@ void SelfAttention::compile_latent(Program& program, int layer, const LatentWeig
 
 void SelfAttention::compile_projection(Program& program, int layer, const AttentionWeights& weights, const Source& x) {
   const Kind& kind = kind_of(layer);
-  const Heads own = heads(kind, has_keys(layer));
+  const Heads heads_of_layer = heads(kind, has_keys(layer));
   program.add(std::string(has_keys(layer) ? "queries, keys, values" : "queries") +
                   (kind.spec.has_output_gate ? ", gates" : "") + " = qkv(" + x.name + ")",
               [this, &weights, x = x.rows](ModelStep& step) { step.linear(weights.qkv, x, qkv_, false); });
   if (const float clip = kind.spec.qkv_clip; clip > 0) {
-    program.add("clamp queries, keys, values", [this, clip, width = own.queries.row_stride](ModelStep& step) {
-      step.ops.apply({.kind = Pointwise::Kind::kClamp, .limit = clip},
-                     rows_view(qkv_, step.rows, static_cast<int>(width)));
-    });
+    program.add("clamp queries, keys, values",
+                [this, clip, width = heads_of_layer.queries.row_stride](ModelStep& step) {
+                  step.ops.apply({.kind = Pointwise::Kind::kClamp, .limit = clip},
+                                 rows_view(qkv_, step.rows, static_cast<int>(width)));
+                });
   }
   if (!has_keys(layer)) return;
   if (kind.spec.norms_values) {
-    program.add("values = norm(values)",
-                [this, own](ModelStep& step) { step.ops.norm_heads(unit_norm(), step.of(own.values)); });
+    program.add("values = norm(values)", [this, heads_of_layer](ModelStep& step) {
+      step.ops.norm_heads(unit_norm(), step.of(heads_of_layer.values));
+    });
   }
   if (kind.spec.value_scale != 1) {
-    program.add("values *= " + std::to_string(kind.spec.value_scale),
-                [&kind, own](ModelStep& step) { step.ops.scale(kind.spec.value_scale, step.of(own.values)); });
+    program.add("values *= " + std::to_string(kind.spec.value_scale), [&kind, heads_of_layer](ModelStep& step) {
+      step.ops.scale(kind.spec.value_scale, step.of(heads_of_layer.values));
+    });
   }
 }
 
@@ -291,13 +295,13 @@ void SelfAttention::compile_head_norms(Program& program, int layer, const Attent
   const Kind& kind = kind_of(layer);
   const QkNorm norm = kind.spec.qk_norm;
   if (norm == QkNorm::kNone || (norm == QkNorm::kUnit && !rotates(layer))) return;
-  const Heads own = heads(kind, has_keys(layer));
-  program.add("queries = norm(queries)", [this, norm, &weights, own](ModelStep& step) {
-    norm_heads(step.ops, norm, weights.q_norm, step.of(own.queries));
+  const Heads heads_of_layer = heads(kind, has_keys(layer));
+  program.add("queries = norm(queries)", [this, norm, &weights, heads_of_layer](ModelStep& step) {
+    norm_heads(step.ops, norm, weights.q_norm, step.of(heads_of_layer.queries));
   });
   if (!has_keys(layer)) return;
-  program.add("keys = norm(keys)", [this, norm, &weights, own](ModelStep& step) {
-    norm_heads(step.ops, norm, weights.k_norm, step.of(own.keys));
+  program.add("keys = norm(keys)", [this, norm, &weights, heads_of_layer](ModelStep& step) {
+    norm_heads(step.ops, norm, weights.k_norm, step.of(heads_of_layer.keys));
   });
 }
 
@@ -336,7 +340,7 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
                             const Target& y) {
   const Kind& kind = kind_of(layer);
   const bool has_keys = this->has_keys(layer);
-  const Heads own = heads(kind, has_keys);
+  const Heads heads_of_layer = heads(kind, has_keys);
   RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
   if (latent_) {
     compile_latent(program, layer, *weights.latent, program.made(x));
@@ -345,9 +349,9 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
   }
   if (!latent_ && !kind.spec.norms_rotated) compile_head_norms(program, layer, weights);
   if (kind.spec.norms_rotated) {
-    program.add("queries, keys = rope(queries, keys)", [has_keys, table, own](ModelStep& step) {
-      step.ops.rope(table, step.of(own.queries), nullptr);
-      if (has_keys) step.ops.rope(table, step.of(own.keys), nullptr);
+    program.add("queries, keys = rope(queries, keys)", [has_keys, table, heads_of_layer](ModelStep& step) {
+      step.ops.rope(table, step.of(heads_of_layer.queries), nullptr);
+      if (has_keys) step.ops.rope(table, step.of(heads_of_layer.keys), nullptr);
     });
     compile_head_norms(program, layer, weights);
     table = {};
@@ -357,20 +361,20 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
   const std::string rotated = table.pairs > 0 ? "rope(queries)" : "scaled queries";
   program.add(has_keys ? "queries = " + rotated + "; cache = " + (table.pairs > 0 ? "rope(keys)" : "keys") + ", values"
                        : "queries = " + rotated,
-              [this, layer, &weights, has_keys, table, own, &factors](ModelStep& step) {
+              [this, layer, &weights, has_keys, table, heads_of_layer, &factors](ModelStep& step) {
                 set_params(layer, weights);
-                const HeadsView queries = step.of(own.queries);
+                const HeadsView queries = step.of(heads_of_layer.queries);
                 if (!has_keys) return step.ops.rope(table, queries, factors.device<float>());
-                step.ops.rope_and_write(table, params_, queries, factors.device<float>(), step.of(own.keys),
-                                        step.of(own.values));
+                step.ops.rope_and_write(table, params_, queries, factors.device<float>(), step.of(heads_of_layer.keys),
+                                        step.of(heads_of_layer.values));
               });
-  compile_output(program, kind, own, weights, y);
+  compile_output(program, kind, heads_of_layer, weights, y);
 }
 
-void SelfAttention::compile_output(Program& program, const Kind& kind, const Heads& own,
+void SelfAttention::compile_output(Program& program, const Kind& kind, const Heads& heads_of_layer,
                                    const AttentionWeights& weights, const Target& y) {
   if (!latent_ && !kind.spec.has_output_gate) {  // one operation of the device, where nothing comes between
-    program.add(y.is() + "o(attend(queries))", [this, &weights, queries = own.queries, y](ModelStep& step) {
+    program.add(y.is() + "o(attend(queries))", [this, &weights, queries = heads_of_layer.queries, y](ModelStep& step) {
       float* attention_output = attention_output_;
       if (step.adapters == nullptr && weights.o.for_images.empty()) {
         return step.ops.project_attention(params_, step.of(queries), attention_output, weights.o.view, y.rows.data,
@@ -383,11 +387,12 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
   }
   float* attention_output = attention_output_;
   if (indexer_) {
-    program.add("attended = attend(queries), to those chosen", [this, queries = own.queries](ModelStep& step) {
-      indexer_->attend(step, params_, step.of(queries), attention_output_);
-    });
+    program.add("attended = attend(queries), to those chosen",
+                [this, queries = heads_of_layer.queries](ModelStep& step) {
+                  indexer_->run_attention(step, params_, step.of(queries), attention_output_);
+                });
   } else {
-    program.add("attended = attend(queries)", [this, queries = own.queries](ModelStep& step) {
+    program.add("attended = attend(queries)", [this, queries = heads_of_layer.queries](ModelStep& step) {
       step.ops.paged_attention(params_, step.of(queries), attention_output_);
     });
   }
@@ -398,7 +403,7 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
     attention_output = expanded_;
   }
   if (kind.spec.has_output_gate) {
-    program.add("attended *= sigmoid(gates)", [attention_output, gates = own.gates](ModelStep& step) {
+    program.add("attended *= sigmoid(gates)", [attention_output, gates = heads_of_layer.gates](ModelStep& step) {
       const auto width = static_cast<size_t>(gates.heads * gates.head_dim);
       step.ops.gate_heads(Activation::kSigmoid, step.of(gates),
                           {attention_output, step.rows, width, gates.heads, gates.head_stride, gates.head_dim});

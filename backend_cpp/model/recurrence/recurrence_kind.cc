@@ -17,52 +17,52 @@ struct GatedDelta : RecurrenceRule {
   bool has_delta() const override { return true; }
   void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
     const Slice rows = Slice::joined({tensors.heads, tensors.heads});
-    weights.gates = tensors.linear("gates", rows, tensors.hidden, own.bias);
+    weights.gates = tensors.linear("gates", rows, tensors.hidden, recurrence.bias);
   }
-  std::vector<int> workspaces() const override { return {2 * own.num_heads}; }
+  std::vector<int> workspaces() const override { return {2 * recurrence.num_heads}; }
   RecurrenceGates gates(const StepContext& step, const RecurrenceWeights& weights, const float* x,
                         const RecurrenceRows& rows) const override {
-    auto* made = rows.own[0].as<float>();
+    auto* made = rows.buffers[0].as<float>();
     step.linear(weights.gates, x, made, false);
-    const auto width = static_cast<size_t>(2 * own.num_heads);
-    return {{}, {made, width}, {made + own.num_heads, width}};
+    const auto width = static_cast<size_t>(2 * recurrence.num_heads);
+    return {{}, {made, width}, {made + recurrence.num_heads, width}};
   }
 };
 
 // Decays [heads, key_dim] and the gate of what comes out are made through vectors of gate_rank.
 struct KimiDelta : RecurrenceRule {
   explicit KimiDelta(const RecurrenceSpec& spec) : RecurrenceRule(spec) {
-    if (own.gate_rank > 0 && own.num_key_heads == own.num_heads) return;
+    if (recurrence.gate_rank > 0 && recurrence.num_key_heads == recurrence.num_heads) return;
     throw invalid_argument("recurrence.gate_rank and num_key_heads do not fit kimi_delta");
   }
   bool has_delta() const override { return true; }
-  int decay_width() const override { return own.key_dim; }
+  int decay_width() const override { return recurrence.key_dim; }
   Slice inputs(const Slice& keys, const Slice& values, const Slice&) const override {
     return Slice::joined({keys, keys, values});
   }
   void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
-    weights.gates = tensors.linear("gates", tensors.heads, tensors.hidden, own.bias);
-    weights.further.push_back(tensors.linear("decay_down", own.gate_rank, tensors.hidden));
-    weights.further.push_back(tensors.linear("decay_up", tensors.keys, own.gate_rank));
-    weights.further.push_back(tensors.linear("gate_down", own.gate_rank, tensors.hidden));
-    weights.further.push_back(tensors.linear("gate_up", tensors.values, own.gate_rank));
+    weights.gates = tensors.linear("gates", tensors.heads, tensors.hidden, recurrence.bias);
+    weights.further.push_back(tensors.linear("decay_down", recurrence.gate_rank, tensors.hidden));
+    weights.further.push_back(tensors.linear("decay_up", tensors.keys, recurrence.gate_rank));
+    weights.further.push_back(tensors.linear("gate_down", recurrence.gate_rank, tensors.hidden));
+    weights.further.push_back(tensors.linear("gate_up", tensors.values, recurrence.gate_rank));
   }
-  std::vector<int> workspaces() const override { return {own.num_heads, own.gate_rank, values()}; }
+  std::vector<int> workspaces() const override { return {recurrence.num_heads, recurrence.gate_rank, values()}; }
   RecurrenceGates gates(const StepContext& step, const RecurrenceWeights& weights, const float* x,
                         const RecurrenceRows& rows) const override {
-    auto* writes = rows.own[0].as<float>();
-    auto* low = rows.own[1].as<float>();
+    auto* writes = rows.buffers[0].as<float>();
+    auto* low = rows.buffers[1].as<float>();
     auto* decays = rows.decays.as<float>();
     step.linear(weights.gates, x, writes, false);
     step.linear(weights.further[0], x, low, false);
     step.linear(weights.further[1], low, decays, false);
     step.linear(weights.further[2], x, low, false);
-    step.linear(weights.further[3], low, rows.own[2].as<float>(), false);
-    const auto heads = static_cast<size_t>(own.num_heads);
-    return {{}, {decays, heads * static_cast<size_t>(own.key_dim)}, {writes, heads}};
+    step.linear(weights.further[3], low, rows.buffers[2].as<float>(), false);
+    const auto heads = static_cast<size_t>(recurrence.num_heads);
+    return {{}, {decays, heads * static_cast<size_t>(recurrence.key_dim)}, {writes, heads}};
   }
   StridedRows output_gate(const RecurrenceRows& rows) const override {
-    return {rows.own[2].as<float>(), static_cast<size_t>(values())};
+    return {rows.buffers[2].as<float>(), static_cast<size_t>(values())};
   }
 };
 
@@ -78,16 +78,16 @@ struct Mamba2 : RecurrenceRule {
   RecurrenceGates gates(const StepContext& step, const RecurrenceWeights&, const float*,
                         const RecurrenceRows& rows) const override {
     const StridedRows lengths = rows.from(channels() + values());
-    step.ops.scale(own.step_scale, rows_view(lengths.first, step.rows, own.num_heads, lengths.stride));
-    const float longest = own.max_step > 0 ? own.max_step : std::numeric_limits<float>::infinity();
-    return {{.kind = RecurrenceGate::kMamba, .dt_min = own.min_step, .dt_max = longest}, lengths, {}};
+    step.ops.scale(recurrence.step_scale, rows_view(lengths.first, step.rows, recurrence.num_heads, lengths.stride));
+    const float longest = recurrence.max_step > 0 ? recurrence.max_step : std::numeric_limits<float>::infinity();
+    return {{.kind = RecurrenceGate::kMamba, .dt_min = recurrence.min_step, .dt_max = longest}, lengths, {}};
   }
 };
 
 // Steps come out of vectors of gate_rank.
 struct Mamba : RecurrenceRule {
   explicit Mamba(const RecurrenceSpec& spec) : RecurrenceRule(spec) {
-    if (own.gate_rank > 0 && own.key_dim <= kMaxScanKeyDim) return;
+    if (recurrence.gate_rank > 0 && recurrence.key_dim <= kMaxScanKeyDim) return;
     throw invalid_argument("recurrence.gate_rank and key_dim do not fit mamba");
   }
   int channels() const override { return values(); }
@@ -97,43 +97,44 @@ struct Mamba : RecurrenceRule {
   }
   void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
     const int size = tensors.values.size();
-    weights.further.push_back(tensors.linear("step_down", own.gate_rank, tensors.values));
-    weights.further.push_back(tensors.linear("step_up", tensors.values, own.gate_rank, true));
-    weights.further.push_back(tensors.linear("keys_queries", 2 * own.key_dim, tensors.values));
+    weights.further.push_back(tensors.linear("step_down", recurrence.gate_rank, tensors.values));
+    weights.further.push_back(tensors.linear("step_up", tensors.values, recurrence.gate_rank, true));
+    weights.further.push_back(tensors.linear("keys_queries", 2 * recurrence.key_dim, tensors.values));
     weights.skip = tensors.read.vector(tensors.prefix + "skip", tensors.values);
     const LinearStorage logs =
-        tensors.read.matrix(tensors.prefix + "a_log", tensors.values, own.key_dim, DType::kFloat32);
-    weights.rates = AlignedBuffer(static_cast<size_t>(size) * static_cast<size_t>(own.key_dim) * sizeof(float));
-    for (int i = 0; i < size * own.key_dim; ++i) {
-      weights.rates.as<float>()[i % own.key_dim * size + i / own.key_dim] = -std::exp(logs.data.as<float>()[i]);
+        tensors.read.matrix(tensors.prefix + "a_log", tensors.values, recurrence.key_dim, DType::kFloat32);
+    weights.rates = AlignedBuffer(static_cast<size_t>(size) * static_cast<size_t>(recurrence.key_dim) * sizeof(float));
+    for (int i = 0; i < size * recurrence.key_dim; ++i) {
+      weights.rates.as<float>()[i % recurrence.key_dim * size + i / recurrence.key_dim] =
+          -std::exp(logs.data.as<float>()[i]);
     }
   }
-  std::vector<int> workspaces() const override { return {own.gate_rank, values(), 2 * own.key_dim}; }
+  std::vector<int> workspaces() const override { return {recurrence.gate_rank, values(), 2 * recurrence.key_dim}; }
   SelectiveScan scan(const StepContext& step, const RecurrenceWeights& weights, const float* values,
                      const RecurrenceRows& rows) const override {
-    auto* low = rows.own[0].as<float>();
-    auto* steps = rows.own[1].as<float>();
-    auto* pairs = rows.own[2].as<float>();
-    const auto stride = static_cast<size_t>(2 * own.key_dim);
+    auto* low = rows.buffers[0].as<float>();
+    auto* steps = rows.buffers[1].as<float>();
+    auto* pairs = rows.buffers[2].as<float>();
+    const auto stride = static_cast<size_t>(2 * recurrence.key_dim);
     step.linear(weights.further[0], values, low, false);
     step.linear(weights.further[2], values, pairs, false);
-    if (own.norm != RecurrenceNorm::kNone) {
+    if (recurrence.norm != RecurrenceNorm::kNone) {
       NormWeight norm = weights.norm.view;
-      step.ops.norm_heads(norm, rows_view(low, step.rows, own.gate_rank));
-      norm.weight += own.gate_rank;
-      step.ops.norm_heads(norm, rows_view(pairs, step.rows, own.key_dim, stride));
-      norm.weight += own.key_dim;
-      step.ops.norm_heads(norm, rows_view(pairs + own.key_dim, step.rows, own.key_dim, stride));
+      step.ops.norm_heads(norm, rows_view(low, step.rows, recurrence.gate_rank));
+      norm.weight += recurrence.gate_rank;
+      step.ops.norm_heads(norm, rows_view(pairs, step.rows, recurrence.key_dim, stride));
+      norm.weight += recurrence.key_dim;
+      step.ops.norm_heads(norm, rows_view(pairs + recurrence.key_dim, step.rows, recurrence.key_dim, stride));
     }
     step.linear(weights.further[1], low, steps, false);
     return {.state = {},
             .channels = channels(),
-            .key_dim = own.key_dim,
+            .key_dim = recurrence.key_dim,
             .rates = weights.rates.as<float>(),
             .skip = weights.skip.as<float>(),
             .steps = steps,
             .keys = {pairs, stride},
-            .queries = {pairs + own.key_dim, stride},
+            .queries = {pairs + recurrence.key_dim, stride},
             .x = values,
             .out = nullptr};
   }
@@ -143,8 +144,8 @@ struct Lightning : RecurrenceRule {
   using RecurrenceRule::RecurrenceRule;
   std::vector<float> constant_decays(int layer) const override {
     std::vector<float> decays;
-    for (const float slope : own.slopes) {
-      decays.push_back(std::exp(-slope * own.slope_factors[static_cast<size_t>(layer)]));
+    for (const float slope : recurrence.slopes) {
+      decays.push_back(std::exp(-slope * recurrence.slope_factors[static_cast<size_t>(layer)]));
     }
     return decays;
   }
@@ -162,67 +163,72 @@ struct ShortConvolution : RecurrenceRule {
 
 // A convolution is linear in its inputs: their factors are as well its taps'. One with one tap, 1, leaves the
 // activation alone.
-AlignedBuffer read_taps(const RecurrenceSpec& own, const RecurrenceRule::Tensors& tensors, const Slice& channels,
+AlignedBuffer read_taps(const RecurrenceSpec& recurrence, const RecurrenceRule::Tensors& tensors, const Slice& channels,
                         bool has_keys) {
   AlignedBuffer taps(static_cast<size_t>(channels.size()) * sizeof(float));
   std::fill_n(taps.as<float>(), channels.size(), 1.0f);
-  if (own.conv_kernel > 1) {
-    taps = tensors.read.matrix(tensors.prefix + "conv", channels, own.conv_kernel, DType::kFloat32).data;
+  if (recurrence.conv_kernel > 1) {
+    taps = tensors.read.matrix(tensors.prefix + "conv", channels, recurrence.conv_kernel, DType::kFloat32).data;
   }
   float* tap = taps.as<float>();
-  for (const auto& [part, scale] : {std::pair(&tensors.keys, own.query_scale), std::pair(&tensors.keys, own.key_scale),
-                                    std::pair(&tensors.values, own.value_scale)}) {
+  for (const auto& [part, scale] :
+       {std::pair(&tensors.keys, recurrence.query_scale), std::pair(&tensors.keys, recurrence.key_scale),
+        std::pair(&tensors.values, recurrence.value_scale)}) {
     if (!has_keys) break;
-    for (float* end = tap + static_cast<size_t>(part->size()) * own.conv_kernel; tap < end; ++tap) *tap *= scale;
+    for (float* end = tap + static_cast<size_t>(part->size()) * recurrence.conv_kernel; tap < end; ++tap) *tap *= scale;
   }
   return taps;
 }
 
 }  // namespace
 
-std::unique_ptr<RecurrenceRule> RecurrenceRule::make(const RecurrenceSpec& own) {
-  switch (own.kind) {
+std::unique_ptr<RecurrenceRule> RecurrenceRule::make(const RecurrenceSpec& recurrence) {
+  switch (recurrence.kind) {
     case RecurrenceKind::kGatedDelta:
-      return std::make_unique<GatedDelta>(own);
+      return std::make_unique<GatedDelta>(recurrence);
     case RecurrenceKind::kKimiDelta:
-      return std::make_unique<KimiDelta>(own);
+      return std::make_unique<KimiDelta>(recurrence);
     case RecurrenceKind::kMamba:
-      return std::make_unique<Mamba>(own);
+      return std::make_unique<Mamba>(recurrence);
     case RecurrenceKind::kMamba2:
-      return std::make_unique<Mamba2>(own);
+      return std::make_unique<Mamba2>(recurrence);
     case RecurrenceKind::kLightning:
-      return std::make_unique<Lightning>(own);
+      return std::make_unique<Lightning>(recurrence);
     case RecurrenceKind::kShortConvolution:
-      return std::make_unique<ShortConvolution>(own);
+      return std::make_unique<ShortConvolution>(recurrence);
   }
   return nullptr;
 }
 
 RecurrenceWeights RecurrenceWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
   const ModelSpec& spec = shard.spec;
-  const RecurrenceSpec& own = *spec.recurrence;
-  const std::unique_ptr<RecurrenceRule> rule = RecurrenceRule::make(own);
+  const RecurrenceSpec& recurrence = *spec.recurrence;
+  const std::unique_ptr<RecurrenceRule> rule = RecurrenceRule::make(recurrence);
   const Slice& heads = shard.state_heads;
-  const RecurrenceRule::Tensors tensors{
-      read, prefix, spec.hidden_size, heads, shard.state_key_heads.times(own.key_dim), heads.times(own.value_dim)};
+  const RecurrenceRule::Tensors tensors{read,
+                                        prefix,
+                                        spec.hidden_size,
+                                        heads,
+                                        shard.state_key_heads.times(recurrence.key_dim),
+                                        heads.times(recurrence.value_dim)};
   const auto& [keys, values] = std::tie(tensors.keys, tensors.values);
   const bool has_keys = rule->channels() > rule->values();
   const Slice channels = has_keys ? Slice::joined({keys, keys, values}) : values;
   RecurrenceWeights weights;
   rule->load(tensors, weights);
-  weights.in = tensors.linear("in", rule->inputs(keys, values, heads), spec.hidden_size, own.bias);
-  weights.conv = read_taps(own, tensors, channels, has_keys);
-  if (own.conv_bias) weights.conv_bias = read.vector(prefix + "conv_bias", channels);
+  weights.in = tensors.linear("in", rule->inputs(keys, values, heads), spec.hidden_size, recurrence.bias);
+  weights.conv = read_taps(recurrence, tensors, channels, has_keys);
+  if (recurrence.conv_bias) weights.conv_bias = read.vector(prefix + "conv_bias", channels);
   if (rule->has_gates()) {
     weights.a_log = read.vector(prefix + "a_log", heads);
     weights.dt_bias = read.vector(prefix + "dt_bias", heads.times(rule->decay_width()));
   }
-  if (own.norm != RecurrenceNorm::kNone) {
+  if (recurrence.norm != RecurrenceNorm::kNone) {
     Slice size = shares_norm(shard) ? Slice(values.whole()) : values;
-    if (own.norm == RecurrenceNorm::kHead) size = own.value_dim;
-    if (rule->is_selective()) size = own.gate_rank + 2 * own.key_dim;
-    const float eps = own.norm_eps > 0 ? own.norm_eps : spec.norm.eps;
-    if (own.norm == RecurrenceNorm::kPlainInputs) {
+    if (recurrence.norm == RecurrenceNorm::kHead) size = recurrence.value_dim;
+    if (rule->is_selective()) size = recurrence.gate_rank + 2 * recurrence.key_dim;
+    const float eps = recurrence.norm_eps > 0 ? recurrence.norm_eps : spec.norm.eps;
+    if (recurrence.norm == RecurrenceNorm::kPlainInputs) {
       weights.norm.weight = AlignedBuffer(static_cast<size_t>(size.size()) * sizeof(float));
       std::fill_n(weights.norm.weight.as<float>(), size.size(), 1.0f);
       weights.norm.view = {.eps = eps, .weight = weights.norm.weight.as<float>()};
@@ -230,7 +236,7 @@ RecurrenceWeights RecurrenceWeights::load(const Shard& shard, const WeightReader
       weights.norm = NormStorage::load(read, prefix + "norm", size, {eps}, false);
     }
   }
-  weights.out = tensors.linear("out", spec.hidden_size, values, own.bias);
+  weights.out = tensors.linear("out", spec.hidden_size, values, recurrence.bias);
   return weights;
 }
 

@@ -36,9 +36,9 @@ struct RecurrenceWeights {
 struct RecurrenceRows {
   AlignedBuffer inputs;  // [max_rows, input_width]: what RecurrenceWeights::in makes
   size_t input_width = 0;
-  AlignedBuffer decays;            // [max_rows, heads, RecurrenceRule::decay_width]
-  AlignedBuffer writes;            // [max_rows, heads]
-  std::vector<AlignedBuffer> own;  // RecurrenceRule::workspaces
+  AlignedBuffer decays;                // [max_rows, heads, RecurrenceRule::decay_width]
+  AlignedBuffer writes;                // [max_rows, heads]
+  std::vector<AlignedBuffer> buffers;  // RecurrenceRule::workspaces
 
   StridedRows from(int number) const { return {inputs.as<float>() + number, input_width}; }
 };
@@ -60,14 +60,14 @@ class RecurrenceRule {
     }
   };
 
-  static std::unique_ptr<RecurrenceRule> make(const RecurrenceSpec& own);
+  static std::unique_ptr<RecurrenceRule> make(const RecurrenceSpec& recurrence);
   virtual ~RecurrenceRule() = default;
 
-  int values() const { return own.num_heads * own.value_dim; }  // numbers of a row that are values
+  int values() const { return recurrence.num_heads * recurrence.value_dim; }  // numbers of a row that are values
   // Numbers of a row that the convolution mixes over tokens.
   virtual int channels() const { return 2 * keys() + values(); }
   // Numbers of a row that are keys, and as many queries; 0: there is a convolution alone, and no matrix.
-  virtual int keys() const { return own.num_key_heads * own.key_dim; }
+  virtual int keys() const { return recurrence.num_key_heads * recurrence.key_dim; }
   // Rows of `in`.
   virtual Slice inputs(const Slice& keys, const Slice& values, const Slice& /*heads*/) const {
     return Slice::joined({keys, keys, values, values});
@@ -96,8 +96,8 @@ class RecurrenceRule {
   // The rows whose gate what comes out is multiplied by.
   virtual StridedRows output_gate(const RecurrenceRows& rows) const { return rows.from(channels()); }
 
-  explicit RecurrenceRule(const RecurrenceSpec& spec) : own(spec) {}
-  const RecurrenceSpec own;
+  explicit RecurrenceRule(const RecurrenceSpec& spec) : recurrence(spec) {}
+  const RecurrenceSpec recurrence;
 };
 
 }  // namespace turbomind

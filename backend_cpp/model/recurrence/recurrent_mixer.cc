@@ -39,11 +39,11 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
       recur_(ops.operations().require<Recurrence>()),
       scan_(ops.operations().require<SelectiveScan>()),
       rule_(RecurrenceRule::make(*shard.spec.recurrence)),
-      own_(rule_->own),
+      recurrence_(rule_->recurrence),
       values_(rule_->values()),
       rank_(shard.rank),
       ranks_that_share_norm_(shares_norm(shard) ? shard.count : 1),
-      conv_bytes_(aligned_bytes(own_.conv_kernel - 1, rule_->channels())),
+      conv_bytes_(aligned_bytes(recurrence_.conv_kernel - 1, rule_->channels())),
       piece_of_(shard.spec.layer_mixers.size(), -1),
       max_rows_(max_rows),
       mixed_(ops, max_rows, rule_->channels()),
@@ -51,16 +51,16 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
       parts_(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_),
       whole_rows_(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_),
       // Of a vector whose mean square is 1, the length is the root of its size.
-      query_scale_(filled(ops, own_.key_dim, 1 / static_cast<float>(own_.key_dim))),
-      key_scale_(filled(ops, own_.key_dim, 1 / std::sqrt(static_cast<float>(own_.key_dim)))) {
-  const int width = rule_->inputs(rule_->keys(), values_, own_.num_heads).size();
+      query_scale_(filled(ops, recurrence_.key_dim, 1 / static_cast<float>(recurrence_.key_dim))),
+      key_scale_(filled(ops, recurrence_.key_dim, 1 / std::sqrt(static_cast<float>(recurrence_.key_dim)))) {
+  const int width = rule_->inputs(rule_->keys(), values_, recurrence_.num_heads).size();
   rows_.input_width = static_cast<size_t>(width);
   rows_.inputs = float_buffer(ops, max_rows, width);
-  rows_.decays = float_buffer(ops, max_rows, own_.num_heads * rule_->decay_width());
-  rows_.writes = float_buffer(ops, max_rows, own_.num_heads);
-  for (const int size : rule_->workspaces()) rows_.own.push_back(float_buffer(ops, max_rows, size));
+  rows_.decays = float_buffer(ops, max_rows, recurrence_.num_heads * rule_->decay_width());
+  rows_.writes = float_buffer(ops, max_rows, recurrence_.num_heads);
+  for (const int size : rule_->workspaces()) rows_.buffers.push_back(float_buffer(ops, max_rows, size));
   group_.kind = MemoryKind::kState;
-  group_.piece_bytes = conv_bytes_ + (rule_->keys() > 0 ? aligned_bytes(values_, own_.key_dim) : 0);
+  group_.piece_bytes = conv_bytes_ + (rule_->keys() > 0 ? aligned_bytes(values_, recurrence_.key_dim) : 0);
   for (int layer = 0; layer < shard.spec.num_layers; ++layer) {
     if (!has_recurrence(shard.spec, layer)) continue;
     piece_of_[static_cast<size_t>(layer)] = group_.pieces++;
@@ -124,17 +124,18 @@ void RecurrentMixer::compile(Program& program, int layer, const RecurrenceWeight
                 [this, layer, &weights](ModelStep& step) { recur(step, layer, weights); });
   }
   const StridedRows gate = rule_->output_gate(rows_);
-  if (own_.gate_scale != 1) {
-    program.add("gate *= " + std::to_string(own_.gate_scale), [this, gate = heads(gate, 1, values_)](ModelStep& step) {
-      step.ops.scale(own_.gate_scale, step.of(gate));
-    });
+  if (recurrence_.gate_scale != 1) {
+    program.add("gate *= " + std::to_string(recurrence_.gate_scale),
+                [this, gate = heads(gate, 1, values_)](ModelStep& step) {
+                  step.ops.scale(recurrence_.gate_scale, step.of(gate));
+                });
   }
-  if (own_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
+  if (recurrence_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
   compile_norm(program, weights);
-  if (!own_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
-  if (own_.output_scale != 1) {
-    program.add("outputs *= " + std::to_string(own_.output_scale), [this](ModelStep& step) {
-      step.ops.scale_softcap(own_.output_scale, 0, step.rows, values_, outputs_);
+  if (!recurrence_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
+  if (recurrence_.output_scale != 1) {
+    program.add("outputs *= " + std::to_string(recurrence_.output_scale), [this](ModelStep& step) {
+      step.ops.scale_softcap(recurrence_.output_scale, 0, step.rows, values_, outputs_);
     });
   }
   program.add(y.is() + "out(outputs)",
@@ -144,7 +145,8 @@ void RecurrentMixer::compile(Program& program, int layer, const RecurrenceWeight
 // Of the first numbers of a row of inputs.
 void RecurrentMixer::convolve(const StepContext& step, int layer, const RecurrenceWeights& weights) {
   const bool has_matrix = rule_->keys() > 0;
-  const ConvParams params{memory(step, layer, 0),        rule_->channels(), own_.conv_kernel, weights.conv.as<float>(),
+  const ConvParams params{memory(step, layer, 0),        rule_->channels(),
+                          recurrence_.conv_kernel,       weights.conv.as<float>(),
                           weights.conv_bias.as<float>(), has_matrix};
   auto* made = (has_matrix ? mixed_ : outputs_).as<float>();
   convolve_(step.ops, {params, rows_.from(0), step.rows, {made, static_cast<size_t>(params.channels)}});
@@ -152,7 +154,7 @@ void RecurrentMixer::convolve(const StepContext& step, int layer, const Recurren
 
 void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows) {
   RecurrenceGates gates = rule_->gates(step, weights, rows, rows_);
-  gates.params.heads = own_.num_heads;
+  gates.params.heads = recurrence_.num_heads;
   gates.params.width = rule_->decay_width();
   gates.params.a_log = weights.a_log.as<float>();
   gates.params.dt_bias = weights.dt_bias.as<float>();
@@ -160,7 +162,8 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
   gates.decay = rows_.decays.as<float>();
   gates.beta = rows_.writes.as<float>();
   compute_gates_(step.ops, gates);
-  if (own_.write_scale != 1) step.ops.scale_softcap(own_.write_scale, 0, step.rows, own_.num_heads, gates.beta);
+  if (recurrence_.write_scale != 1)
+    step.ops.scale_softcap(recurrence_.write_scale, 0, step.rows, recurrence_.num_heads, gates.beta);
 }
 
 void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceWeights& weights) {
@@ -174,14 +177,14 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
     const auto width = static_cast<size_t>(rule_->channels());
     return step.of(heads({mixed_ + first, width}, count, head_dim));
   };
-  const HeadsView q = part(0, own_.num_key_heads, own_.key_dim);
-  const HeadsView k = part(rule_->keys(), own_.num_key_heads, own_.key_dim);
-  const HeadsView v = part(2 * rule_->keys(), own_.num_heads, own_.value_dim);
+  const HeadsView q = part(0, recurrence_.num_key_heads, recurrence_.key_dim);
+  const HeadsView k = part(rule_->keys(), recurrence_.num_key_heads, recurrence_.key_dim);
+  const HeadsView v = part(2 * rule_->keys(), recurrence_.num_heads, recurrence_.value_dim);
   RecurrenceParams params{.state = memory(step, layer, conv_bytes_),
-                          .heads = own_.num_heads,
-                          .key_heads = own_.num_key_heads,
-                          .key_dim = own_.key_dim,
-                          .value_dim = own_.value_dim,
+                          .heads = recurrence_.num_heads,
+                          .key_heads = recurrence_.num_key_heads,
+                          .key_dim = recurrence_.key_dim,
+                          .value_dim = recurrence_.value_dim,
                           .has_delta = rule_->has_delta(),
                           .skip = weights.skip.as<float>()};
   if (!constant_decays_.empty()) {
@@ -192,7 +195,7 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
     params.beta = rows_.writes.as<float>();
   }
   if (params.has_delta) {
-    const float eps = kLengthEps / static_cast<float>(own_.key_dim);
+    const float eps = kLengthEps / static_cast<float>(recurrence_.key_dim);
     step.ops.norm_heads({NormKind::kRms, eps, query_scale_.as<float>(), nullptr}, q);
     step.ops.norm_heads({NormKind::kRms, eps, key_scale_.as<float>(), nullptr}, k);
   }
@@ -203,16 +206,16 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
 void RecurrentMixer::compile_gate(Program& program, const std::string& text, const StridedRows& gate,
                                   const StridedRows& rows) {
   program.add(text, [this, gate = heads(gate, 1, values_), rows = heads(rows, 1, values_)](ModelStep& step) {
-    step.ops.gate_heads(activation_of(own_.gate), step.of(gate), step.of(rows));
+    step.ops.gate_heads(activation_of(recurrence_.gate), step.of(gate), step.of(rows));
   });
 }
 
 void RecurrentMixer::compile_norm(Program& program, const RecurrenceWeights& weights) {
-  if (own_.norm == RecurrenceNorm::kHead) {
+  if (recurrence_.norm == RecurrenceNorm::kHead) {
     program.add("outputs = norm(outputs), of each head", [this, &weights](ModelStep& step) {
-      step.ops.norm_heads(weights.norm.view, step.of(heads(outputs(), own_.num_heads, own_.value_dim)));
+      step.ops.norm_heads(weights.norm.view, step.of(heads(outputs(), recurrence_.num_heads, recurrence_.value_dim)));
     });
-  } else if (own_.norm == RecurrenceNorm::kGroups) {
+  } else if (recurrence_.norm == RecurrenceNorm::kGroups) {
     program.add("outputs = norm(outputs), of each group", [this, &weights](ModelStep& step) {
       if (ranks_that_share_norm_ > 1) return norm_over_ranks(step, weights);
       norm_groups(step, weights, outputs());
@@ -221,8 +224,8 @@ void RecurrentMixer::compile_norm(Program& program, const RecurrenceWeights& wei
 }
 
 void RecurrentMixer::norm_groups(const StepContext& step, const RecurrenceWeights& weights, const StridedRows& rows) {
-  const int size = static_cast<int>(rows.stride) / own_.norm_groups;
-  for (int group = 0; group < own_.norm_groups; ++group) {
+  const int size = static_cast<int>(rows.stride) / recurrence_.norm_groups;
+  for (int group = 0; group < recurrence_.norm_groups; ++group) {
     NormWeight norm = weights.norm.view;
     norm.weight += static_cast<size_t>(group) * static_cast<size_t>(size);
     step.ops.norm_heads(norm, step.of(heads({rows.first + group * size, rows.stride}, 1, size)));
@@ -234,13 +237,13 @@ void RecurrentMixer::norm_over_ranks(const StepContext& step, const RecurrenceWe
   const auto width = static_cast<size_t>(values_);
   const size_t count = static_cast<size_t>(step.rows) * width;
   const StridedRows whole{whole_rows_, static_cast<size_t>(ranks_that_share_norm_) * width};
-  const HeadsView own = step.of(heads(outputs(), 1, values_));
-  step.ops.copy_heads(own, {parts_ + static_cast<size_t>(rank_) * count, step.rows, width, 1, 0, values_});
+  const HeadsView local_outputs = step.of(heads(outputs(), 1, values_));
+  step.ops.copy_heads(local_outputs, {parts_ + static_cast<size_t>(rank_) * count, step.rows, width, 1, 0, values_});
   if (step.has_barriers) step.ops.all_gather(parts_, count);
   step.ops.copy_heads({parts_, step.rows, width, ranks_that_share_norm_, count, values_},
                       step.of(heads(whole, ranks_that_share_norm_, values_)));
   norm_groups(step, weights, whole);
-  step.ops.copy_heads(step.of(heads({whole.first + rank_ * values_, whole.stride}, 1, values_)), own);
+  step.ops.copy_heads(step.of(heads({whole.first + rank_ * values_, whole.stride}, 1, values_)), recurrence);
 }
 
 }  // namespace turbomind

@@ -43,7 +43,7 @@ class RecurrentMixer final : public LayerMemory {
   OperationFunction<Recurrence> recur_;
   OperationFunction<SelectiveScan> scan_;
   std::unique_ptr<RecurrenceRule> rule_;
-  const RecurrenceSpec& own_;
+  const RecurrenceSpec& recurrence_;
   int values_;  // numbers of a row of what comes out
   int rank_;
   int ranks_that_share_norm_;  // 1: groups of the norm are whole on a rank

@@ -75,12 +75,12 @@ void check(const BlockSpec& block, const ModelSpec& spec) {  // #lizard forgives
             "a block with norms_stream needs has_input_norms, without is_parallel and head");
 }
 
-void check(const RecurrenceSpec& own) {
-  reject_if(own.num_heads % own.num_key_heads != 0,
+void check(const RecurrenceSpec& kind_spec) {
+  reject_if(kind_spec.num_heads % kind_spec.num_key_heads != 0,
             "recurrence.num_heads must be a multiple of recurrence.num_key_heads");
-  reject_if(own.norm == RecurrenceNorm::kGroups && own.num_heads % own.norm_groups != 0,
+  reject_if(kind_spec.norm == RecurrenceNorm::kGroups && kind_spec.num_heads % kind_spec.norm_groups != 0,
             "recurrence.num_heads must be a multiple of recurrence.norm_groups");
-  reject_if(!own.slopes.empty() && own.slopes.size() != static_cast<size_t>(own.num_heads),
+  reject_if(!kind_spec.slopes.empty() && kind_spec.slopes.size() != static_cast<size_t>(kind_spec.num_heads),
             "recurrence.slopes must have a number for each head");
 }
 
@@ -89,29 +89,29 @@ void check(const RecurrenceSpec& own) {
 }
 
 // Features that attention to latents has no operation for; support for one deletes its line.
-void check_latent(const AttentionSpec& own, int layer) {
+void check_latent(const AttentionSpec& kind_spec, int layer) {
   const std::pair<bool, const char*> lacking[] = {
-      {own.qk_norm != QkNorm::kNone, "qk_norm"},
-      {own.norms_rotated, "norms_rotated"},
-      {own.qkv_clip != 0, "qkv_clip"},
-      {own.qkv_bias, "qkv_bias"},
-      {own.softcap != 0, "softcap"},
-      {own.value_scale != 1, "value_scale"},
-      {!own.alibi_slopes.empty(), "alibi_slopes"},
-      {own.has_sinks, "has_sinks"},
-      {own.logn_length != 0, "logn_length"},
-      {own.has_output_gate, "has_output_gate"},
-      {std::ranges::any_of(own.windows, [](int window) { return window > 0; }), "windows"},
+      {kind_spec.qk_norm != QkNorm::kNone, "qk_norm"},
+      {kind_spec.norms_rotated, "norms_rotated"},
+      {kind_spec.qkv_clip != 0, "qkv_clip"},
+      {kind_spec.qkv_bias, "qkv_bias"},
+      {kind_spec.softcap != 0, "softcap"},
+      {kind_spec.value_scale != 1, "value_scale"},
+      {!kind_spec.alibi_slopes.empty(), "alibi_slopes"},
+      {kind_spec.has_sinks, "has_sinks"},
+      {kind_spec.logn_length != 0, "logn_length"},
+      {kind_spec.has_output_gate, "has_output_gate"},
+      {std::ranges::any_of(kind_spec.windows, [](int window) { return window > 0; }), "windows"},
   };
   for (const auto& [is_used, field] : lacking) {
     if (is_used) reject(layer, "attend: attention." + std::string(field) + " cannot be had with attention.mla");
   }
-  if (!own.mla->indexer) return;
-  const IndexerSpec& indexer = *own.mla->indexer;
-  if (own.mla->q_rank == 0) reject(layer, "attention.mla.indexer needs attention.mla.q_rank");
-  if (indexer.head_dim % 2 != 0 || indexer.head_dim < own.mla->rope_dim) {
+  if (!kind_spec.mla->indexer) return;
+  const IndexerSpec& indexer = *kind_spec.mla->indexer;
+  if (kind_spec.mla->q_rank == 0) reject(layer, "attention.mla.indexer needs attention.mla.q_rank");
+  if (indexer.head_dim % 2 != 0 || indexer.head_dim < kind_spec.mla->rope_dim) {
     reject(layer, "attention.mla.indexer.head_dim must be even and at least rope_dim " +
-                      std::to_string(own.mla->rope_dim) + ", got " + std::to_string(indexer.head_dim));
+                      std::to_string(kind_spec.mla->rope_dim) + ", got " + std::to_string(indexer.head_dim));
   }
   if (!indexer.layers.front()) reject(layer, "attention.mla.indexer.layers[0] must be true");
 }
@@ -119,19 +119,19 @@ void check_latent(const AttentionSpec& own, int layer) {
 // A kind of attention, named by the first layer that has it.
 void check_attention(const ModelSpec& spec, int layer) {
   const int kind = attention_of(spec, layer);
-  const AttentionSpec& own = attention_kind(spec, kind);
+  const AttentionSpec& kind_spec = attention_kind(spec, kind);
   const HeadSizes sizes = head_sizes(spec, kind);
   if (sizes.heads % sizes.kv_heads != 0) {
     reject(layer, "num_heads must be a multiple of num_kv_heads " + std::to_string(sizes.kv_heads) + ", got " +
                       std::to_string(sizes.heads));
   }
   if (sizes.head_dim % 2 != 0) reject(layer, "head_dim must be even, got " + std::to_string(sizes.head_dim));
-  if (const size_t slopes = own.alibi_slopes.size(); slopes != 0 && slopes != static_cast<size_t>(sizes.heads)) {
+  if (const size_t slopes = kind_spec.alibi_slopes.size(); slopes != 0 && slopes != static_cast<size_t>(sizes.heads)) {
     reject(layer, "attention.alibi_slopes must have num_heads values");
   }
-  if (own.mla && !spec.attentions.empty()) reject(layer, "attention.mla with attentions");
-  if (own.mla) check_latent(own, layer);
-  if (spec.images && spec.images->whole_rows > 0 && !own.alibi_slopes.empty()) {
+  if (kind_spec.mla && !spec.attentions.empty()) reject(layer, "attention.mla with attentions");
+  if (kind_spec.mla) check_latent(kind_spec, layer);
+  if (spec.images && spec.images->whole_rows > 0 && !kind_spec.alibi_slopes.empty()) {
     reject(layer, "images.whole_rows cannot be had with attention.alibi_slopes");
   }
 }
@@ -152,9 +152,9 @@ void check_rotation(const ModelSpec& spec, int layer) {
 void check_shared_keys(const ModelSpec& spec, int layer) {
   const int source = keys_of(spec, layer);
   if (source < 0) return;
-  const auto has_own = [&](int of) { return has_attention(spec, of) && (of == layer || keys_of(spec, of) < 0); };
+  const auto has_own_keys = [&](int of) { return has_attention(spec, of) && (of == layer || keys_of(spec, of) < 0); };
   const auto memory_of = [&](int of) { return std::pair(attention_of(spec, of), window_of(spec, of)); };
-  if (source >= layer || !has_own(source) || !has_own(layer) || memory_of(source) != memory_of(layer)) {
+  if (source >= layer || !has_own_keys(source) || !has_own_keys(layer) || memory_of(source) != memory_of(layer)) {
     throw invalid_argument("layer_keys[" + std::to_string(layer) +
                            "] must be an earlier layer that attends to keys of its own and has the same memory, got " +
                            std::to_string(source));
@@ -206,8 +206,8 @@ void check_mixers(const ModelSpec& spec) {
 }
 
 void check(const EncoderSpec&, const ModelSpec& spec) {
-  const AttentionSpec& own = spec.attention;
-  if (!spec.attentions.empty() || own.mla || spec.recurrence || spec.images || spec.head || spec.layer_input ||
+  const AttentionSpec& kind_spec = spec.attention;
+  if (!spec.attentions.empty() || kind_spec.mla || spec.recurrence || spec.images || spec.head || spec.layer_input ||
       std::ranges::any_of(spec.layer_keys, [](int layer) { return layer >= 0; })) {
     throw invalid_argument(
         "encoder cannot be had with attentions, attention.mla, layer_keys, recurrence, images, head or layer_input");
@@ -215,9 +215,9 @@ void check(const EncoderSpec&, const ModelSpec& spec) {
 }
 
 void check_streams(const ModelSpec& spec) {
-  const bool is_plain = spec.block.has_input_norms && spec.block.has_output_norms && !spec.block.is_parallel;
+  const bool is_standard = spec.block.has_input_norms && spec.block.has_output_norms && !spec.block.is_parallel;
   reject_if(spec.streams->active >= spec.streams->count, "streams.active must be below streams.count");
-  reject_if(!is_plain || spec.head || spec.recurrence || spec.images || !spec.layer_input,
+  reject_if(!is_standard || spec.head || spec.recurrence || spec.images || !spec.layer_input,
             "streams needs layer_input and norms of inputs and outputs, without head or images");
 }
 

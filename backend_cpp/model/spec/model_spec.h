@@ -83,11 +83,11 @@ struct HeadSizes {
   int value_dim = 0;
 };
 inline HeadSizes head_sizes(const ModelSpec& spec, int kind) {
-  const AttentionSpec& own = attention_kind(spec, kind);
-  const int head_dim = own.head_dim > 0 ? own.head_dim : spec.head_dim;
-  return {own.num_heads > 0 ? own.num_heads : spec.num_heads,
-          own.num_kv_heads > 0 ? own.num_kv_heads : spec.num_kv_heads, head_dim,
-          own.value_dim > 0 ? own.value_dim : head_dim};
+  const AttentionSpec& kind_spec = attention_kind(spec, kind);
+  const int head_dim = kind_spec.head_dim > 0 ? kind_spec.head_dim : spec.head_dim;
+  return {kind_spec.num_heads > 0 ? kind_spec.num_heads : spec.num_heads,
+          kind_spec.num_kv_heads > 0 ? kind_spec.num_kv_heads : spec.num_kv_heads, head_dim,
+          kind_spec.value_dim > 0 ? kind_spec.value_dim : head_dim};
 }
 
 // The earlier layer whose keys and values a layer attends to; -1: its own.

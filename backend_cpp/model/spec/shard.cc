@@ -122,10 +122,10 @@ void keep_heads(Shard& shard) {
   ModelSpec& spec = shard.spec;
   for (size_t kind = 0; kind < shard.attention.size(); ++kind) {
     const AttentionHeads& heads = shard.attention[kind];
-    AttentionSpec& own = kind == 0 ? spec.attention : spec.attentions[kind - 1];
-    own.num_heads = heads.queries.size();
-    own.num_kv_heads = heads.kv.size();
-    own.alibi_slopes = kept(own.alibi_slopes, heads.queries);
+    AttentionSpec& kind_spec = kind == 0 ? spec.attention : spec.attentions[kind - 1];
+    kind_spec.num_heads = heads.queries.size();
+    kind_spec.num_kv_heads = heads.kv.size();
+    kind_spec.alibi_slopes = kept(kind_spec.alibi_slopes, heads.queries);
   }
   spec.num_heads = spec.attention.num_heads;
   spec.num_kv_heads = spec.attention.num_kv_heads;

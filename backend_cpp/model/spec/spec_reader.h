@@ -39,9 +39,9 @@ class SpecReader {
   }
 
   template <class T, class Rule, class Value>
-  void optional(const char* key, std::vector<T>& to, const Rule& rule, const PerLayer<Value>& each) const {
+  void optional(const char* key, std::vector<T>& to, const Rule& rule, const PerLayer<Value>& per_layer) const {
     optional(key, to, rule);
-    if (to.empty()) to.assign(static_cast<size_t>(layers_), each.value);
+    if (to.empty()) to.assign(static_cast<size_t>(layers_), per_layer.value);
     if (to.size() != static_cast<size_t>(layers_)) {
       throw invalid_argument(path_ + key + " must have a value for each of " + std::to_string(layers_) +
                              " layers, got " + std::to_string(to.size()));

@@ -124,11 +124,11 @@ std::vector<CrossAttentionSpan> split_cross_spans(const std::vector<CrossAttenti
   return divided;
 }
 
-void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool own, bool bias,
-                     const std::vector<Slice>& parts) {
+void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool has_image_weights,
+                     bool bias, const std::vector<Slice>& parts) {
   if (!spec.images) return;
   const std::string name = linear.name + ".images";
-  if (own) linear.for_images.push_back(read.linear(name, linear.outputs, linear.inputs, bias));
+  if (has_image_weights) linear.for_images.push_back(read.linear(name, linear.outputs, linear.inputs, bias));
   if (spec.images->low_rank == 0) return;
   for (size_t part = 0; part < parts.size(); ++part) {
     const std::string prefix = name + "." + std::to_string(part) + ".";

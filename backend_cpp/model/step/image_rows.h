@@ -63,8 +63,8 @@ std::vector<CrossAttentionSpan> split_cross_spans(const std::vector<CrossAttenti
 
 // Reads what a linear layer has for rows of images: `own` weights, or low-rank matrices for each of the `parts` of its
 // outputs.
-void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool own, bool bias,
-                     const std::vector<Slice>& parts);
+void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool has_image_weights,
+                     bool bias, const std::vector<Slice>& parts);
 
 // Images of a step, as a runner of such a model takes them.
 ImageTraits image_traits(const ModelSpec& spec);

@@ -48,7 +48,7 @@ void OutputRows::begin(const StepInput& input, StepRows& rows) {
     if (span.choice != nullptr) choices.push_back(span.choice);
   }
   sampler_->begin(choices);
-  if (!rows.in_flight().empty()) sampler_->place(rows.in_flight(), rows.tokens());
+  if (!rows.in_flight().empty()) sampler_->scatter(rows.in_flight(), rows.tokens());
 }
 
 void OutputRows::compute(const StepContext& step, const float* hidden, const int32_t* logit_rows, int count,

@@ -187,14 +187,14 @@ bool StepChannel::wait_order(uint32_t after, std::chrono::nanoseconds timeout) c
 }
 
 void StepChannel::finish(int index, uint32_t number, bool has_failed, std::string_view text) {
-  Rank& own = rank(index);
-  if (own.failed.load(std::memory_order_relaxed) == 0) {
-    own.text_bytes = static_cast<uint32_t>(std::min(text.size(), kTextBytes));
-    std::memcpy(own.text, text.data(), own.text_bytes);
-    if (has_failed) own.failed.store(number, std::memory_order_release);
+  Rank& rank_state = rank(index);
+  if (rank_state.failed.load(std::memory_order_relaxed) == 0) {
+    rank_state.text_bytes = static_cast<uint32_t>(std::min(text.size(), kTextBytes));
+    std::memcpy(rank_state.text, text.data(), rank_state.text_bytes);
+    if (has_failed) rank_state.failed.store(number, std::memory_order_release);
   }
-  own.done.store(number, std::memory_order_release);
-  futex_wake(own.done);
+  rank_state.done.store(number, std::memory_order_release);
+  futex_wake(rank_state.done);
 }
 
 }  // namespace turbomind

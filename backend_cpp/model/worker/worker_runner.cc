@@ -21,7 +21,7 @@ namespace {
 // Space for lists of choices: a mask and some tokens each, and all tokens of this many sequences.
 constexpr size_t kWordsOfChoice = 256;
 constexpr size_t kCountedSequences = 4;
-constexpr auto kLook = std::chrono::milliseconds(50);  // how often a wait asks whether the worker still runs
+constexpr auto kPollInterval = std::chrono::milliseconds(50);  // how often a wait asks whether the worker still runs
 
 // Of a sequence at most.
 int blocks_of(const StepLimits& limits) {
@@ -149,7 +149,7 @@ void WorkerRunner::lose(const std::string& reason) {
 void WorkerRunner::wait(uint32_t number, bool is_step) {
   const auto begin = std::chrono::steady_clock::now();
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    while (!channel_->wait_done(rank, number, kLook)) {
+    while (!channel_->wait_done(rank, number, kPollInterval)) {
       // One that failed or ended may be what the others wait for.
       for (int other = 0; other < options_.ranks; ++other) check(other, number);
       if (is_step && std::chrono::steady_clock::now() - begin > options_.step_timeout) {

@@ -71,12 +71,12 @@ __global__ void multiply_group(const uint16_t* a, const uint16_t* b, const float
   float sums[kColumns / 2];
   for (int i = 0; i < kColumns / 2; ++i) sums[i] = c[index(i)];
   full->wait(0);
-  hold(sums);
+  keep_in_registers(sums);
   wgmma_fence();
   wgmma_f16<kColumns>(sums, words, k_rows<kColumns>(shared_b), adds);
   wgmma_commit();
   wgmma_wait<0>();
-  hold(sums);
+  keep_in_registers(sums);
   for (int i = 0; i < kColumns / 2; ++i) d[index(i)] = sums[i];
 #endif
 }

@@ -31,14 +31,14 @@ class Head {
 
   // tokens [rows], alongside [rows, width] from a position on -> logits [rows, tokens] and hidden states [rows, size].
   std::pair<Array<float>, Array<float>> run(const std::vector<int32_t>& tokens, const Array<float>& alongside,
-                                            int first_position, bool is_own) {
+                                            int first_position, bool continues_states) {
     const auto rows = static_cast<int>(tokens.size());
     StepInput input;
     input.tokens = tokens;
     input.spans.push_back(
         {.count = rows, .first_position = first_position, .tables = &tables_, .requested = SpanRows::kAll});
     input.alongside.assign(alongside.data(), alongside.data() + alongside.size());
-    input.is_alongside_own = is_own;
+    input.continues_states = continues_states;
     const StepOutput output = runner_.forward(input);
     Array<float> logits({rows, runner_.traits().vocab_size});
     Array<float> hidden({rows, runner_.traits().hidden_size});

@@ -33,11 +33,11 @@ Array<float> join_ranks(const std::string& device, const Array<float>& parts, bo
     const auto ops = group->make_operators(rank);
     const AlignedBuffer memory = ops->allocate(all * sizeof(float));
     auto* x = memory.as<float>();
-    float* own = gathers ? x + static_cast<size_t>(rank) * count : x;
+    float* rank_x = gathers ? x + static_cast<size_t>(rank) * count : x;
     for (size_t step = 0; step < steps; ++step) {
       const size_t slice = static_cast<size_t>(rank) * steps + step;
       ops->fill_zero(x, memory.size());
-      ops->upload(parts.data() + slice * count, count * sizeof(float), own);
+      ops->upload(parts.data() + slice * count, count * sizeof(float), rank_x);
       const auto join = [&] { gathers ? ops->all_gather(x, count) : ops->all_reduce(x, count); };
       if (PreparedSteps* steps = ops->prepared_steps(); steps && step == 1) steps->prepare(1, join);
       ops->run_step(1, true, join);
@@ -65,8 +65,8 @@ int race_ranks(const std::string& device, int ranks, int calls) {
     std::vector<float> numbers(kCounts.back() * static_cast<size_t>(ranks));
     const AlignedBuffer memory = ops->allocate(numbers.size() * sizeof(float));
     auto* x = memory.as<float>();
-    std::minstd_rand same(1);                                // on all ranks
-    std::minstd_rand own(static_cast<unsigned>(rank) + 10);  // this one's
+    std::minstd_rand same(1);                                   // on all ranks
+    std::minstd_rand random(static_cast<unsigned>(rank) + 10);  // this one's
     PreparedSteps* steps = ops->prepared_steps();
     if (steps != nullptr) steps->set_empty_spans({static_cast<int>(kCounts.size()), 1});
     for (size_t kind = 0; steps != nullptr && kind < kCounts.size(); ++kind) {
@@ -80,10 +80,10 @@ int race_ranks(const std::string& device, int ranks, int calls) {
       float* values = gathers ? numbers.data() + static_cast<size_t>(rank) * count : numbers.data();
       for (size_t i = 0; i < count; ++i) values[i] = received(call, rank, i);
       ops->upload(numbers.data(), memory.size(), x);
-      if (own() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 200));
+      if (random() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
       if (gathers) {
         ops->all_gather(x, count);
-      } else if (own() % 2 == 0) {
+      } else if (random() % 2 == 0) {
         if (steps != nullptr) steps->set_empty_spans({static_cast<int>(kind) + 1, 1});
         ops->run_step(static_cast<int>(kind) + 1, true, [&] { ops->all_reduce(x, count); });
       } else {

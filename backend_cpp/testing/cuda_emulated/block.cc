@@ -24,7 +24,7 @@ namespace {
 
 std::atomic<bool> has_pauses = false;
 
-enum class State : uint8_t { kReady, kLooksAgain, kAtWarp, kAtPart, kAtBlock, kAtPrevious, kGone };
+enum class State : uint8_t { kReady, kPolls, kAtWarp, kAtPart, kAtBlock, kAtPrevious, kGone };
 
 constexpr int kParts = 16;  // ids of bar.sync; 0 is __syncthreads
 
@@ -128,11 +128,11 @@ bool Block::run_warp(Warp& warp) {
   bool has_run = false;
   for (int lane = 0; lane < kWarpLanes; ++lane) {
     Thread& thread = warp.threads[lane];
-    if (thread.state == State::kLooksAgain) thread.state = State::kReady;
+    if (thread.state == State::kPolls) thread.state = State::kReady;
   }
   for (;;) {
     bool has_moved = false;
-    bool looks_again = false;
+    bool is_polling = false;
     bool other_waits_for_previous = false;
     const Thread* waiting = nullptr;
     const Thread* other = nullptr;
@@ -145,12 +145,12 @@ bool Block::run_warp(Warp& warp) {
         if (error) std::rethrow_exception(error);
         has_moved = true;
       }
-      looks_again |= thread.state == State::kLooksAgain;
+      is_polling |= thread.state == State::kPolls;
       if (thread.state == State::kAtPrevious) other_waits_for_previous = true;
       (thread.state == State::kAtWarp ? waiting : other) = &thread;
     }
     has_run |= has_moved;
-    if (looks_again && !has_moved) return has_run;
+    if (is_polling && !has_moved) return has_run;
     if (other_waits_for_previous && !has_moved) return has_run;
     if (waiting == nullptr && !has_moved) return has_run;
     if (!has_moved) {
@@ -304,7 +304,7 @@ void let_others_run() {
 }
 
 void let_block_run() {
-  self().state = State::kLooksAgain;
+  self().state = State::kPolls;
   self().fiber.leave();
 }
 

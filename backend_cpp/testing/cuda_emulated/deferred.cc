@@ -56,8 +56,8 @@ struct Stream {
 };
 
 Stream& stream() {
-  thread_local Stream own;
-  return own;
+  thread_local Stream this_stream;
+  return this_stream;
 }
 
 }  // namespace
@@ -89,14 +89,14 @@ void record_written(const void* memory, size_t bytes) {
 }
 
 void keep_work(std::function<void()> work) {
-  Stream& own = stream();
-  own.kept.push_back({std::move(work), std::exchange(own.reads, {})});
-  if (own.random() % kOneIn == 0) own.finish(1 + own.random() % own.kept.size());
+  Stream& this_stream = stream();
+  this_stream.kept.push_back({std::move(work), std::exchange(this_stream.reads, {})});
+  if (this_stream.random() % kOneIn == 0) this_stream.finish(1 + this_stream.random() % this_stream.kept.size());
 }
 
 void finish_work() {
-  Stream& own = stream();
-  own.finish(own.kept.size());
+  Stream& this_stream = stream();
+  this_stream.finish(this_stream.kept.size());
 }
 
 void record_staging(void* memory, size_t bytes) {

@@ -146,7 +146,7 @@ void Fiber::prepare(Entry entry) {
   __asan_unpoison_memory_region(stack_ + kPage, kStackBytes - kPage);  // what an abandoned run left
 #endif
   drop_context(first_context_);
-  first_context_ = own_context_ = first_context(stack_, &Fiber::begin, this);
+  first_context_ = fiber_context_ = first_context(stack_, &Fiber::begin, this);
 }
 
 void Fiber::resume() {
@@ -154,7 +154,7 @@ void Fiber::resume() {
   void* fake_stack = nullptr;
   __sanitizer_start_switch_fiber(&fake_stack, stack_, kStackBytes);
 #endif
-  switch_context(&back_context_, own_context_);
+  switch_context(&back_context_, fiber_context_);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
@@ -164,14 +164,14 @@ void Fiber::leave_with([[maybe_unused]] void** fake_stack) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(fake_stack, back_stack_, back_stack_bytes_);
 #endif
-  switch_context(&own_context_, back_context_);
+  switch_context(&fiber_context_, back_context_);
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(own_fake_stack_, &back_stack_, &back_stack_bytes_);
+  __sanitizer_finish_switch_fiber(fiber_fake_stack_, &back_stack_, &back_stack_bytes_);
 #endif
 }
 
 void Fiber::leave() {
-  leave_with(&own_fake_stack_);
+  leave_with(&fiber_fake_stack_);
 }
 
 void Fiber::leave_for_good() {

@@ -26,11 +26,11 @@ class Fiber {
   static void begin(Fiber* fiber);
   void leave_with(void** fake_stack);
 
-  std::byte* stack_;              // kStackBytes, the lowest page unmapped
-  void* own_context_ = nullptr;   // while it is not running
-  void* back_context_ = nullptr;  // of who resumed it
+  std::byte* stack_;               // kStackBytes, the lowest page unmapped
+  void* fiber_context_ = nullptr;  // while it is not running
+  void* back_context_ = nullptr;   // of who resumed it
   // AddressSanitizer's record of a switch.
-  void* own_fake_stack_ = nullptr;
+  void* fiber_fake_stack_ = nullptr;
   const void* back_stack_ = nullptr;
   size_t back_stack_bytes_ = 0;
   Entry entry_ = nullptr;

@@ -98,9 +98,9 @@ unsigned __match_any_sync(unsigned mask, T value) {
 // ---- atomics; return what was there ----
 template <class T, class Change>
 T tm_atomic(T* address, Change&& change) {
-  std::atomic_ref<T> place(*address);
-  T before = place.load();
-  while (!place.compare_exchange_weak(before, change(before))) {
+  std::atomic_ref<T> target(*address);
+  T before = target.load();
+  while (!target.compare_exchange_weak(before, change(before))) {
   }
   return before;
 }

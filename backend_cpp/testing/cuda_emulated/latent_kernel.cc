@@ -21,7 +21,7 @@ constexpr const char* kName = "latents";
 
 constexpr int kKeyTile = 64;
 
-float wide(uint16_t bits) {
+float upcast(uint16_t bits) {
   return to_float(bf16{bits});
 }
 
@@ -43,7 +43,7 @@ void attention_row(const cuda::LatentCall& call, int item, int packed, int last_
   for (int p = plan.first_key[item]; p < seen; ++p) {
     const uint16_t* key = key_of(call, item, p);
     float score = 0;
-    for (int d = 0; d < kLatentKey; ++d) score += wide(query[d]) * wide(key[d]);
+    for (int d = 0; d < kLatentKey; ++d) score += upcast(query[d]) * upcast(key[d]);
     scores.push_back(score);
     top = std::max(top, score);
   }
@@ -54,7 +54,7 @@ void attention_row(const cuda::LatentCall& call, int item, int packed, int last_
     total += weight;
     const uint16_t* value = key_of(call, item, plan.first_key[item] + static_cast<int>(i)) + kLatentRope;
     const float rounded = to_float(to_bf16(weight));
-    for (int d = 0; d < kLatentRank; ++d) sums[d] += rounded * wide(value[d]);
+    for (int d = 0; d < kLatentRank; ++d) sums[d] += rounded * upcast(value[d]);
   }
   for (float& sum : sums) sum = scores.empty() ? 0.0f : sum / total;
   lse = scores.empty() ? -std::numeric_limits<float>::infinity() : std::log2(total) + top * 1.4426950408889634f;
@@ -98,7 +98,7 @@ void merge(const cuda::LatentCall& call, int multiprocessor) {
       const float weight = std::exp2(call.partial_lse[p] - top);
       total += weight;
       const uint16_t* part = call.partial_out + static_cast<size_t>(p) * kLatentRank;
-      for (int d = 0; d < kLatentRank && weight > 0; ++d) sums[d] += weight * wide(part[d]);
+      for (int d = 0; d < kLatentRank && weight > 0; ++d) sums[d] += weight * upcast(part[d]);
     }
     uint16_t* out = call.out + static_cast<size_t>(row) * kLatentRank;
     for (int d = 0; d < kLatentRank; ++d) out[d] = to_bf16(sums[d] / total).bits;

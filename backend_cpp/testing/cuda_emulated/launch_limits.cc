@@ -78,9 +78,9 @@ OnlyChecking::~OnlyChecking() {
 }
 
 void reject_host_memory(const void* words, size_t count, int number) {
-  const auto* each = static_cast<const void* const*>(words);
+  const auto* argument = static_cast<const void* const*>(words);
   for (size_t i = 0; i < count; ++i) {
-    if (!is_host_memory(each[i])) continue;
+    if (!is_host_memory(argument[i])) continue;
     throw internal_error("launching a kernel: argument " + std::to_string(number) +
                          " has a pointer to the host's memory, " + std::to_string(i * sizeof(void*)) +
                          " bytes from its beginning");

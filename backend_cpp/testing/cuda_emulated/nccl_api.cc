@@ -32,7 +32,7 @@ int comm_init_all(ncclComm** comms, int count, const int* devices) {
   return NcclApi::kSuccess;
 }
 
-bool is_on_own_device(const ncclComm* comm) {
+bool is_on_comm_device(const ncclComm* comm) {
   int device = -1;
   cudaGetDevice(&device);
   return device == comm->rank;
@@ -40,7 +40,7 @@ bool is_on_own_device(const ncclComm* comm) {
 
 int all_reduce(const void* from, void* to, size_t count, int type, int operation, ncclComm* comm, cudaStream_t) {
   if (from != to || type != NcclApi::kFloat32 || operation != NcclApi::kSum) return kInvalidArgument;
-  if (!is_on_own_device(comm)) return kInvalidArgument;
+  if (!is_on_comm_device(comm)) return kInvalidArgument;
   emulated::count_call("ncclAllReduce");
   emulated::submit([exchange = comm->exchange, rank = comm->rank, use = comm->use, to, count] {
     exchange->all_reduce(rank, static_cast<float*>(to), count);
@@ -51,7 +51,7 @@ int all_reduce(const void* from, void* to, size_t count, int type, int operation
 int all_gather(const void* from, void* to, size_t count, int type, ncclComm* comm, cudaStream_t) {
   auto* x = static_cast<float*>(to);
   if (from != x + static_cast<size_t>(comm->rank) * count || type != NcclApi::kFloat32) return kInvalidArgument;
-  if (!is_on_own_device(comm)) return kInvalidArgument;
+  if (!is_on_comm_device(comm)) return kInvalidArgument;
   emulated::count_call("ncclAllGather");
   emulated::submit([exchange = comm->exchange, rank = comm->rank, use = comm->use, x, count] {
     exchange->all_gather(rank, x, count);

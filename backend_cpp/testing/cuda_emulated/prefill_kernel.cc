@@ -15,12 +15,12 @@ namespace {
 constexpr const char* kName = "prompts";
 constexpr int kKeyTile = 96;
 
-float wide(uint16_t bits) {
+float upcast(uint16_t bits) {
   return to_float(bf16{bits});
 }
 
 // Where the key, or the value, of a position is from the first of the pool on.
-size_t place_of(const cuda::PrefillCall& call, int item, int position, int dim) {
+size_t offset_of(const cuda::PrefillCall& call, int item, int position, int dim) {
   const int block = call.blocks[call.plan.first_block[item] + position / call.block_len];
   const int kv_head = call.plan.head[item] / (call.heads / call.kv_heads);
   return static_cast<size_t>(block) * call.block_stride +
@@ -31,15 +31,15 @@ size_t place_of(const cuda::PrefillCall& call, int item, int position, int dim) 
 // them.
 void attention_row(const cuda::PrefillCall& call, int item, int row, int visited, int dim, bool is_wrong) {
   const cuda::PrefillPlanView& plan = call.plan;
-  const size_t place = (static_cast<size_t>(plan.first_row[item] + row) * call.heads + plan.head[item]) * dim;
-  const uint16_t* query = call.queries + place;
+  const size_t offset = (static_cast<size_t>(plan.first_row[item] + row) * call.heads + plan.head[item]) * dim;
+  const uint16_t* query = call.queries + offset;
   const int seen = plan.keys[item] - plan.rows[item] + row + (is_wrong ? 0 : 1);
   std::vector<float> scores;
   float top = -std::numeric_limits<float>::infinity();
   for (int p = 0; p < seen; ++p) {
-    const uint16_t* key = call.keys + place_of(call, item, p, dim);
+    const uint16_t* key = call.keys + offset_of(call, item, p, dim);
     float score = 0;
-    for (int d = 0; d < dim; ++d) score += wide(query[d]) * wide(key[d]);
+    for (int d = 0; d < dim; ++d) score += upcast(query[d]) * upcast(key[d]);
     scores.push_back(score);
     top = std::max(top, score);
   }
@@ -49,10 +49,10 @@ void attention_row(const cuda::PrefillCall& call, int item, int row, int visited
     const float weight = p < seen ? std::exp(scores[static_cast<size_t>(p)] - top) : 0.0f;
     total += weight;
     const float rounded = to_float(to_bf16(weight));
-    const uint16_t* value = call.values + place_of(call, item, p, dim);
-    for (int d = 0; d < dim; ++d) sums[static_cast<size_t>(d)] += rounded * wide(value[d]);
+    const uint16_t* value = call.values + offset_of(call, item, p, dim);
+    for (int d = 0; d < dim; ++d) sums[static_cast<size_t>(d)] += rounded * upcast(value[d]);
   }
-  for (int d = 0; d < dim; ++d) call.out[place + d] = to_bf16(sums[static_cast<size_t>(d)] / total).bits;
+  for (int d = 0; d < dim; ++d) call.out[offset + d] = to_bf16(sums[static_cast<size_t>(d)] / total).bits;
 }
 
 void attention_tile(const cuda::PrefillCall& call, int item, int tile_rows, int dim, bool is_wrong) {

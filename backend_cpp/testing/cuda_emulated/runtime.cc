@@ -112,11 +112,11 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
   if (captured != nullptr) return cudaErrorInvalidValue;
   const std::lock_guard lock(mu);
   const size_t limit = turbomind::emulated::device_memory();
-  size_t& own = used[static_cast<size_t>(current_device)];
-  if (own > limit || bytes > limit - own) return cudaErrorMemoryAllocation;
+  size_t& used_bytes = used[static_cast<size_t>(current_device)];
+  if (used_bytes > limit || bytes > limit - used_bytes) return cudaErrorMemoryAllocation;
   if (const cudaError_t error = allocate(memory, bytes)) return error;
   allocated[*memory] = {bytes, current_device};
-  own += bytes;
+  used_bytes += bytes;
   return cudaSuccess;
 }
 

@@ -292,12 +292,12 @@ TEST(the_pool_hands_out_each_page_once_and_counts_references) {
     int used[2] = {0, 0};
     int referenced = 0;
     std::set<int32_t> pages;
-    for (const Made& each : made) {
-      for (const int32_t page : pool.pages(each.block)) {
-        CHECK(pages.insert(page).second && pool.is_of_host(page) == each.in_host);
+    for (const Made& made : made) {
+      for (const int32_t page : pool.pages(made.block)) {
+        CHECK(pages.insert(page).second && pool.is_of_host(page) == made.in_host);
       }
-      used[each.in_host] += pool.pages_of(each.block);
-      if (each.references > 0) referenced += pool.pages_of(each.block);
+      used[made.in_host] += pool.pages_of(made.block);
+      if (made.references > 0) referenced += pool.pages_of(made.block);
     }
     CHECK_EQUAL(pool.free_count(), 12 - used[0]);
     CHECK_EQUAL(pool.host_used_count(), used[1]);
@@ -345,7 +345,9 @@ TEST(contents_are_evicted_by_place_and_last_use) {
     const auto found = std::ranges::find_if(idle, matches);
     return found == idle.end() ? kNoBlock : found->block;
   };
-  const auto first_at = [&](Queue queue) { return first([=](const Idle& each) { return each.queue == queue; }); };
+  const auto first_at = [&](Queue queue) {
+    return first([=](const Idle& idle_block) { return idle_block.queue == queue; });
+  };
   const auto first_of = [&](std::initializer_list<int32_t> blocks) {
     const auto* found = std::ranges::find_if(blocks, [](int32_t block) { return block != kNoBlock; });
     return found == blocks.end() ? kNoBlock : *found;
@@ -393,13 +395,14 @@ TEST(contents_are_evicted_by_place_and_last_use) {
       if (is_moved && stays) idle.push_back(moved);
     }
     order.check_invariants();
-    CHECK_EQUAL(order.next(), first_of({first_at(Queue::kUntilNeeded),
-                                        first([](const Idle& each) { return each.queue != Queue::kHost; })}));
+    CHECK_EQUAL(order.next(), first_of({first_at(Queue::kUntilNeeded), first([](const Idle& idle_block) {
+                                          return idle_block.queue != Queue::kHost;
+                                        })}));
     CHECK_EQUAL(order.next_snapshot(), first_of({first_at(Queue::kPassedSnapshot), first_at(Queue::kLatestSnapshot),
                                                  first_at(Queue::kSharedSnapshot)}));
     CHECK_EQUAL(order.next_of_host(), first_at(Queue::kHost));
     CHECK_EQUAL(order.snapshot_pages(),
-                std::ranges::count_if(idle, [&](const Idle& each) { return is_snapshot(each.queue); }));
+                std::ranges::count_if(idle, [&](const Idle& idle_block) { return is_snapshot(idle_block.queue); }));
   }
 }
 

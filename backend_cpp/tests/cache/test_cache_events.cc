@@ -107,8 +107,8 @@ Request request_of(RequestId id, std::mt19937& random, uint64_t loading) {
   // Prompts branch from few others.
   std::mt19937 common(random() % 12);
   std::vector<int32_t> prompt = random_prompt(common, 4 + static_cast<int>(random() % 36));
-  const std::vector<int32_t> own = random_prompt(random, static_cast<int>(random() % 12));
-  prompt.insert(prompt.end(), own.begin(), own.end());
+  const std::vector<int32_t> suffix = random_prompt(random, static_cast<int>(random() % 12));
+  prompt.insert(prompt.end(), suffix.begin(), suffix.end());
   prompt.front() = adapter + (has_salt ? 10 : 0);
   Request request = make_request(id, std::move(prompt), 1 + static_cast<int>(random() % 6), [](Output&&) {});
   if (has_salt) request.params.cache_salt = "salt";

@@ -233,11 +233,11 @@ class History {
   // Somebody else gives everything up; whoever is alone has room. False: it was sequence number `which` itself.
   bool make_room(size_t which) {
     CHECK(running_.size() > 1);
-    const bool is_own = running_.size() - 1 == which;
+    const bool is_same = running_.size() - 1 == which;
     running_.back()->release(cache_, Keep::kContent);
     running_.pop_back();
     ++counts.preemptions;
-    return !is_own;
+    return !is_same;
   }
 
   // Plans to write rows of the images that the next `count` tokens look at. Returns how many of these can run then;
@@ -357,14 +357,14 @@ class History {
         if (group.kind == MemoryKind::kState) {
           run_state(sequence, run, begin, count, pages_.at(table.at(0)));
         } else if (group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow) {
-          attend(sequence, run, begin, count, group, table);
+          check_attention(sequence, run, begin, count, group, table);
         }
       }
     }
   }
 
-  void attend(const Simulated& sequence, const Tokens& run, int begin, int count, const CacheGroup& group,
-              const std::vector<int32_t>& table) {
+  void check_attention(const Simulated& sequence, const Tokens& run, int begin, int count, const CacheGroup& group,
+                       const std::vector<int32_t>& table) {
     const auto slot = [&](int position) -> uint64_t& {
       return pages_.at(table.at(static_cast<size_t>(position / kBlockLen))).slots[position % kBlockLen];
     };

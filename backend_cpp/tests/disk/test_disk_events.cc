@@ -152,25 +152,25 @@ ENGINE_TEST(who_reads_the_events_of_two_engines_knows_what_their_directory_holds
       if (random() % 20 == 0) server.reader.set_state(CacheEventSink::State::kLost);
       if (random() % 20 == 0) server.reader.set_state(CacheEventSink::State::kNeedsSnapshot);
       if (round % 20 != 19) continue;
-      for (Server& each : servers) each.write_out();
-      for (Server& each : servers) each.reader.set_state(CacheEventSink::State::kNeedsSnapshot);
+      for (Server& server : servers) server.write_out();
+      for (Server& server : servers) server.reader.set_state(CacheEventSink::State::kNeedsSnapshot);
       const Hashes there = contents.in(scratch.path());
       max_hashes = std::max(max_hashes, there.size());
       // Each knows what it has written and looked for, and notices what the other has removed.
       wait_until([&] {
         Hashes known;
-        for (Server& each : servers) {
-          each.core->announce();
-          known.insert(each.reader.hashes.begin(), each.reader.hashes.end());
+        for (Server& server : servers) {
+          server.core->announce();
+          known.insert(server.reader.hashes.begin(), server.reader.hashes.end());
         }
         return known == there;
       });
     }
-    for (Server& each : servers) {
-      each.core->end_all(nullptr);
-      each.core->clear_cache();
-      each.core->announce();
-      CHECK(std::ranges::includes(contents.in(scratch.path()), each.reader.hashes));
+    for (Server& server : servers) {
+      server.core->end_all(nullptr);
+      server.core->clear_cache();
+      server.core->announce();
+      CHECK(std::ranges::includes(contents.in(scratch.path()), server.reader.hashes));
     }
   }
   CHECK(max_hashes > 50);

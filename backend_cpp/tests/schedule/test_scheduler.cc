@@ -105,21 +105,21 @@ int run_step(Scheduler& scheduler, Step& step) {
   return rows;
 }
 
-std::vector<int32_t> begins_alike(int shared, int own, RequestId id) {
+std::vector<int32_t> begins_alike(int shared, int suffix_len, RequestId id) {
   std::vector<int32_t> prompt(static_cast<size_t>(shared), 1);
-  prompt.insert(prompt.end(), static_cast<size_t>(own), static_cast<int32_t>(id + 2));
+  prompt.insert(prompt.end(), static_cast<size_t>(suffix_len), static_cast<int32_t>(id + 2));
   return prompt;
 }
 
 }  // namespace
 
 TEST(what_requests_begin_with_is_computed_once_when_they_come_at_once) {
-  const auto computed = [](const CachePlan& plan, int min_copied_tokens, int own) {
+  const auto computed = [](const CachePlan& plan, int min_copied_tokens, int suffix_len) {
     BlockCache blocks(plan, {1000});
     blocks.snapshots().limits.min_copied_tokens = min_copied_tokens;
     Scheduler scheduler({8, 12}, blocks);
     Step step;
-    for (RequestId id = 2; id <= 12; id += 2) scheduler.add(make_sequence(id, begins_alike(42, own, id)));
+    for (RequestId id = 2; id <= 12; id += 2) scheduler.add(make_sequence(id, begins_alike(42, suffix_len, id)));
     int rows = 0;
     for (int round = 0; round < 20; ++round) rows += run_step(scheduler, step);
     CHECK_EQUAL(scheduler.running_count(), 6);

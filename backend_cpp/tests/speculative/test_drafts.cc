@@ -122,14 +122,14 @@ TEST(draft_tokens_come_from_texts_of_the_same_caller_and_salt_alone) {
 
 TEST(chances_follow_what_came) {
   MatchChances all;
-  MatchChances own(&all);
+  MatchChances chances(&all);
   for (int i = 0; i < 200; ++i) all.record(4, i % 4 == 0);
   CHECK(std::abs(all.of(4) - 0.25) < 0.06);
-  CHECK(std::abs(own.of(4) - all.of(4)) < 1e-12);
+  CHECK(std::abs(chances.of(4) - all.of(4)) < 1e-12);
   CHECK_EQUAL(all.of(3), all.of(4));  // of a class
   CHECK(all.of(5) > 0.5);
-  for (int i = 0; i < 200; ++i) own.record(4, true);
-  CHECK(own.of(4) > 0.9);
+  for (int i = 0; i < 200; ++i) chances.record(4, true);
+  CHECK(chances.of(4) > 0.9);
   CHECK(std::abs(all.of(4) - 0.25) < 0.06);
 }
 

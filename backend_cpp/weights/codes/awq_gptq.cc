@@ -11,7 +11,7 @@ namespace {
 // Which of its word's eight outputs AWQ keeps in bits 4j..4j+3.
 constexpr std::array<int, 8> kAwqOrder = {0, 2, 4, 6, 1, 3, 5, 7};
 // Where in the word AWQ keeps output j of eight: the inverse of kAwqOrder.
-constexpr std::array<int, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
+constexpr std::array<int, 8> kAwqIndex = {0, 4, 1, 5, 2, 6, 3, 7};
 
 }  // namespace
 
@@ -49,9 +49,9 @@ void AwqGptqMatrix::check_sizes(const CheckpointTensor& scales) const {
 
 uint8_t AwqGptqMatrix::zero(int group, int output) const {
   const int n = values_per_word();
-  const int place = layout_ == Layout::kAwq ? kAwqPlace[output % n] : output % n;
+  const int index = layout_ == Layout::kAwq ? kAwqIndex[output % n] : output % n;
   const uint32_t all = word(packed_zeros_, (static_cast<size_t>(group) * out_features() + output) / n) + zero_word_;
-  return static_cast<uint8_t>((all >> (place * bits())) & ((1u << bits()) - 1));
+  return static_cast<uint8_t>((all >> (index * bits())) & ((1u << bits()) - 1));
 }
 
 void AwqGptqMatrix::read_stored(int first, int count, Slice::Range inputs, uint8_t* quantized) const {

@@ -93,8 +93,8 @@ int GroupedMatrix::kernel_group(int stored_group) {
 std::shared_ptr<const QuantizedMatrix> GroupedMatrix::inputs(const Slice& kept) const {
   if (is_cut_ && !order_.empty()) return nullptr;
   std::vector<int32_t> picked = kept.elements();
-  const auto place = std::find(order_.begin(), order_.end(), picked.front());
-  const int begin = order_.empty() ? picked.front() : static_cast<int>(place - order_.begin());
+  const auto position = std::find(order_.begin(), order_.end(), picked.front());
+  const int begin = order_.empty() ? picked.front() : static_cast<int>(position - order_.begin());
   const int end = begin + static_cast<int>(picked.size());
   if (begin % kernel_group(group_) != 0 || end > in_features_) return nullptr;
   for (int i = begin; i < end; ++i) {

@@ -89,11 +89,11 @@ std::shared_ptr<const QuantizedMatrix> GgufMatrix::inputs(const Slice& kept) con
   for (const Slice::Range& range : kept.ranges()) {
     if (range.begin % kInputGroup != 0 || range.end % kInputGroup != 0 || range.begin >= range.end) return nullptr;
     int first = 0;  // of one of our ranges, among the inputs of this matrix
-    for (const Slice::Range& own : inputs_) {
+    for (const Slice::Range& inputs : inputs_) {
       const int begin = std::max(range.begin, first);
-      const int end = std::min(range.end, first + own.end - own.begin);
-      if (begin < end) result->inputs_.push_back({own.begin + begin - first, own.begin + end - first});
-      first += own.end - own.begin;
+      const int end = std::min(range.end, first + inputs.end - inputs.begin);
+      if (begin < end) result->inputs_.push_back({inputs.begin + begin - first, inputs.begin + end - first});
+      first += inputs.end - inputs.begin;
     }
   }
   return result->inputs_.empty() ? nullptr : result;

@@ -35,11 +35,11 @@ inline void load_weight_tile(const LinearWeight& weight, int first, int k) {
     tile_load<kTile>(source, stride * sizeof(bf16));
     return;
   }
-  alignas(64) bf16 own[kTileSide][kTileDepth] = {};
+  alignas(64) bf16 padded[kTileSide][kTileDepth] = {};
   for (int o = 0; o < std::min(outputs, kTileSide); ++o) {
-    std::copy_n(source + o * stride, std::min(inputs, kTileDepth), own[o]);
+    std::copy_n(source + o * stride, std::min(inputs, kTileDepth), padded[o]);
   }
-  tile_load<kTile>(own, kTileBytes);
+  tile_load<kTile>(padded, kTileBytes);
 }
 
 // kOuts tiles of outputs by kColumns tiles of 16 rows of x: at most four of sums. Weights and rows take the other four.

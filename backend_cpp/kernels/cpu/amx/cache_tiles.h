@@ -32,14 +32,14 @@ struct PairMatrix {
       tile_load<kTile>(source, static_cast<size_t>(width) * 2 * sizeof(bf16));
       return;
     }
-    alignas(64) bf16 own[kTileSide][kTileDepth] = {};
+    alignas(64) bf16 padded[kTileSide][kTileDepth] = {};
     const int columns = std::min(kTileSide, width - column);
     for (int pair = 0; 2 * pair < std::min(kTileDepth, depth - k); ++pair) {
-      std::copy_n(source + static_cast<size_t>(pair) * width * 2, 2 * columns, own[pair]);
+      std::copy_n(source + static_cast<size_t>(pair) * width * 2, 2 * columns, padded[pair]);
       if (k + 2 * pair + 1 < depth) continue;
-      for (int i = 0; i < columns; ++i) own[pair][2 * i + 1] = bf16{0};
+      for (int i = 0; i < columns; ++i) padded[pair][2 * i + 1] = bf16{0};
     }
-    tile_load<kTile>(own, kTileBytes);
+    tile_load<kTile>(padded, kTileBytes);
   }
 };
 

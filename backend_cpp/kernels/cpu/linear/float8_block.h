@@ -60,10 +60,10 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
         for (QuadSums& part : group_sums[r][v]) part = {zero(), zero()};
       }
     }
-    const auto add_quad = [&](const uint8_t* own, const Float8Quads::Input* x_quad, auto part) {
+    const auto add_quad = [&](const uint8_t* quad_bytes, const Float8Quads::Input* x_quad, auto part) {
       for (int v = 0; v < kTileVecs; ++v) {
         Float8Quads quads;
-        quads.load(own + v * 4 * kLanes);
+        quads.load(quad_bytes + v * 4 * kLanes);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) quads.multiply_add(x_quad + 4 * r, group_sums[r][v][part()]);
       }
@@ -79,9 +79,9 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
     } else {
       for_parts([&](auto part) {
         const Float8Quads::Input* x_quad = input + part() * input_step;
-        for (const uint8_t* own = quantized + part() * 4 * kTileOutputs; own < end; own += kStep) {
-          __builtin_prefetch(own + 2048, 0, 2);
-          add_quad(own, x_quad, part);
+        for (const uint8_t* quad_bytes = quantized + part() * 4 * kTileOutputs; quad_bytes < end; quad_bytes += kStep) {
+          __builtin_prefetch(quad_bytes + 2048, 0, 2);
+          add_quad(quad_bytes, x_quad, part);
           x_quad += kFloat8Parts * input_step;
         }
       });

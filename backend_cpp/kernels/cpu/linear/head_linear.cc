@@ -16,14 +16,14 @@ void HeadLinear::run(ThreadPool& pool) const {
     const int head = task % x.heads;
     const int first = task / x.heads * kLinearRowBlock;
     const int count = std::min(kLinearRowBlock, x.rows - first);
-    LinearWeight own = weight;
-    own.data = static_cast<const std::byte*>(weight.data) + head * matrix_bytes;
-    own.out_features = y.head_dim;
+    LinearWeight head_weight = weight;
+    head_weight.data = static_cast<const std::byte*>(weight.data) + head * matrix_bytes;
+    head_weight.out_features = y.head_dim;
     // The block kernel wants rows without gaps; copying them costs little alongside the product.
     std::vector<float> inputs(count * in);
     std::vector<float> outputs(count * out);
     for (int r = 0; r < count; ++r) std::copy_n(x.head(first + r, head), in, inputs.data() + r * in);
-    multiply(kernels(), own, inputs.data(), count, outputs.data());
+    multiply(kernels(), head_weight, inputs.data(), count, outputs.data());
     for (int r = 0; r < count; ++r) std::copy_n(outputs.data() + r * out, out, y.head(first + r, head));
   });
 }

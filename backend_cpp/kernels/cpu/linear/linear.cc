@@ -188,8 +188,8 @@ void for_chunks(ThreadPool& pool, const std::vector<LinearGemm>& products, int (
     total += (product.*count)();
   }
   pool.parallel_for(total, [&](int chunk) {
-    const auto own = std::ranges::upper_bound(begins, chunk) - begins.begin() - 1;
-    (products[static_cast<size_t>(own)].*pass)(chunk - begins[static_cast<size_t>(own)]);
+    const auto job_index = std::ranges::upper_bound(begins, chunk) - begins.begin() - 1;
+    (products[static_cast<size_t>(job_index)].*pass)(chunk - begins[static_cast<size_t>(job_index)]);
   });
 }
 

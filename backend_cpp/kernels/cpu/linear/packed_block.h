@@ -226,12 +226,12 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
         }
       }
     }
-    const auto multiply = [&](const IVec(&own)[kVecs], auto&& dot, IVec(&to)[kRows][kVecs]) {
+    const auto multiply = [&](const IVec(&vectors)[kVecs], auto&& dot, IVec(&to)[kRows][kVecs]) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const IVec four = broadcast_bytes(input + 4 * r);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVecs; ++v) to[r][v] = dot(to[r][v], own[v], four);
+        for (int v = 0; v < kVecs; ++v) to[r][v] = dot(to[r][v], vectors[v], four);
       }
       input += input_step;
     };
@@ -307,9 +307,9 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
   }
 #pragma GCC unroll 8
   for (int t = 0; t < kTiles; ++t) {
-    Vec own[kRows][kTileVecs];
-    for (int r = 0; r < kRows; ++r) std::copy_n(sums[r] + t * kTileVecs, kTileVecs, own[r]);
-    write_tile(weight, first_tile + t, 1.0f, own, first_row, x.rows - first_row, y, accumulate);
+    Vec tile_sums[kRows][kTileVecs];
+    for (int r = 0; r < kRows; ++r) std::copy_n(sums[r] + t * kTileVecs, kTileVecs, tile_sums[r]);
+    write_tile(weight, first_tile + t, 1.0f, tile_sums, first_row, x.rows - first_row, y, accumulate);
   }
 }
 
@@ -336,9 +336,8 @@ inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, 
       }
     }
   }
-  for_row_groups<kPackedRows<kBits>>(first_row, rows, tile, last_tile, [&](auto count, int own, int row) {
-    packed_rows<count(), 1, kBits, kKind>(weight, shape, packed_tile(weight, shape, own).codes, own, row == first_row,
-                                          x, row, y, accumulate);
+  for_row_groups<kPackedRows<kBits>>(first_row, rows, tile, last_tile, [&](auto count, int first_of_group, int row) {
+    packed_rows<count(), 1, kBits, kKind>(weight, shape, first_of_group, row == first_row, x, row, y, accumulate);
   });
 }
 

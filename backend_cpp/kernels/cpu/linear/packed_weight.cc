@@ -27,17 +27,17 @@ half quantize_group(const float* w, int count, int bits, uint8_t* quantized) {
 }  // namespace
 
 void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, uint8_t* quantized, half* scales) {
-  std::vector<uint8_t> plain(static_cast<size_t>(rows) * shape.in_features);
+  std::vector<uint8_t> values(static_cast<size_t>(rows) * shape.in_features);
   for (int g = 0; g < shape.groups(); ++g) {
     const int first = g * shape.group;
     const int count = std::min(shape.group, shape.in_features - first);
     for (int r = 0; r < kTileOutputs; ++r) {
       const size_t offset = static_cast<size_t>(r) * shape.in_features + first;
       scales[g * kTileOutputs + r] =
-          r < rows ? quantize_group(w + offset, count, shape.bits, plain.data() + offset) : half{0};
+          r < rows ? quantize_group(w + offset, count, shape.bits, values.data() + offset) : half{0};
     }
   }
-  pack_tile(shape, plain.data(), rows, quantized);
+  pack_tile(shape, values.data(), rows, quantized);
 }
 
 void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* quantized) {

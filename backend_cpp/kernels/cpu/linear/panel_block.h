@@ -184,9 +184,9 @@ void panel_block_of(const LinearWeight& weight, const ConvertedRows& x, int firs
       Vec sums[count()][kPanelVecs];
       panel_rows<count(), Products>(panel, chunks, static_cast<const float*>(x.values) + row * ldx, ldx, sums);
       for (int t = 0; t < kPanelTiles && tile + t < last_tile; ++t) {
-        Vec own[count()][kTileVecs];
-        for (int r = 0; r < count(); ++r) std::copy_n(sums[r] + t * kTileVecs, kTileVecs, own[r]);
-        write_tile(weight, tile + t, 1.0f, own, row, count(), y, accumulate);
+        Vec tile_sums[count()][kTileVecs];
+        for (int r = 0; r < count(); ++r) std::copy_n(sums[r] + t * kTileVecs, kTileVecs, tile_sums[r]);
+        write_tile(weight, tile + t, 1.0f, tile_sums, row, count(), y, accumulate);
       }
     };
     const int end = first_row + rows;

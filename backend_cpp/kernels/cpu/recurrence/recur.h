@@ -214,8 +214,8 @@ inline int recurrence_columns() {
 // Columns [first, first + recurrence_columns()) of a head, or, with first -1, all of them.
 inline void recur(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
                   const StateSpan& span, int head, int first, float* out) {
-  const HeadSpan own{params, q, k, v, out, span, head};
-  first < 0 ? recur_head(own) : recur_in_copy<kChunkVectors>(own, first);
+  const HeadSpan head_span{params, q, k, v, out, span, head};
+  first < 0 ? recur_head(head_span) : recur_in_copy<kChunkVectors>(head_span, first);
 }
 
 }  // namespace turbomind::TM_ISA

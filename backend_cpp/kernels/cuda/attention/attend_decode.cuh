@@ -34,8 +34,8 @@ class DecodeAttention {
   static constexpr int kM = Shape::kTiles;
   static constexpr int kQueryTiles = Shape::kQueryTiles;
   static constexpr int kSteps = Shape::kDim / 16;
-  static constexpr int kOwnKeys = CacheStream<Shape>::kOwnKeys;
-  static constexpr int kOwnValues = CacheStream<Shape>::kOwnValues;
+  static constexpr int kThreadKeys = CacheStream<Shape>::kThreadKeys;
+  static constexpr int kThreadValues = CacheStream<Shape>::kThreadValues;
   static constexpr float kSlack = 8;         // of weights, as a power of two
   static constexpr float kNothing = -1e30f;  // a reference before any score; finite, so that differences are numbers
   static constexpr float kMinLog = -40;      // of a scale: float16 has none that is smaller but 0
@@ -222,7 +222,7 @@ class DecodeAttention {
       for (int q = 0; q < kQueryTiles; ++q) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const int key = first + lane_ / 4 * kOwnKeys + 2 * m + c / 2;
+          const int key = first + lane_ / 4 * kThreadKeys + 2 * m + c / 2;
           if (key < first_seen_[q][c % 2] || key >= last_seen_[q][c % 2]) scores[m][q][c] = -INFINITY;
         }
       }
@@ -230,14 +230,14 @@ class DecodeAttention {
     if constexpr (kIsQuantized) {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        const int key = first + lane_ / 4 * kOwnKeys + 2 * m;
+        const int key = first + lane_ / 4 * kThreadKeys + 2 * m;
         if (key < range_.begin || key >= range_.end) cache_.value_scales[m] &= 0xFFFF0000u;
         if (key + 1 < range_.begin || key + 1 >= range_.end) cache_.value_scales[m] &= 0x0000FFFFu;
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kOwnValues; ++i) {
-        const int token = first + lane_ % 4 * kOwnValues + i;
+      for (int i = 0; i < kThreadValues; ++i) {
+        const int token = first + lane_ % 4 * kThreadValues + i;
         if (token >= range_.begin && token < range_.end) continue;
 #pragma unroll
         for (uint32_t& word : cache_.values[i]) word = 0;

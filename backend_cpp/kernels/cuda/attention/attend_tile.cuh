@@ -38,7 +38,7 @@ class TileAttention {
   static constexpr int kSteps = kDim / 16;
   static constexpr int kKeyTiles = Shape::kWarpKeys / 8;
   static constexpr int kValueTiles = kDim / 8;
-  static constexpr int kOwnSteps = Shape::kQueryInShared ? 1 : kSteps;
+  static constexpr int kQuerySteps = Shape::kQueryInShared ? 1 : kSteps;
 
  public:
   __device__ __forceinline__ TileAttention(const AttentionTask& task, const DeviceSpan& span, int tile)
@@ -377,7 +377,7 @@ class TileAttention {
   const int rows_;
   const int tile_;
   int first_position_ = 0;
-  uint32_t query_[kOwnSteps][4] = {};
+  uint32_t query_[kQuerySteps][4] = {};
   float query_sum_[2] = {0, 0};
   float maximum_[2] = {-INFINITY, -INFINITY};
   float total_[2] = {0, 0};     // of the weights

@@ -28,7 +28,7 @@ struct DecodeShape {
   }
 };
 
-// A lane's part of a tile: scores of kOwnKeys neighbouring tokens, and values of kOwnValues.
+// A lane's part of a tile: scores of kThreadKeys neighbouring tokens, and values of kThreadValues.
 template <class Shape>
 class CacheStream {
  public:
@@ -36,8 +36,8 @@ class CacheStream {
   static constexpr bool kIsQuantized = Operand::kIsQuantized;
   static constexpr int kM = Shape::kTiles;  // tiles of 16 tokens
   static constexpr int kRowBytes = Shape::kDim * Operand::kBits / 8;
-  static constexpr int kOwnKeys = 2 * kM;
-  static constexpr int kOwnValues = 4 * kM;
+  static constexpr int kThreadKeys = 2 * kM;
+  static constexpr int kThreadValues = 4 * kM;
 
   __device__ __forceinline__ CacheStream(const AttentionTask& task, const DeviceSpan& span, int kv_head,
                                          const KeyRange& range)
@@ -47,15 +47,17 @@ class CacheStream {
         first_(task.params.pool + task.keys.first + kv_head * task.keys.head_bytes),
         blocks_(task.spans.blocks + span.first_block) {}
 
-  uint32_t keys[kOwnKeys][Operand::kKeyWords] = {};
-  uint32_t values[kOwnValues][Operand::kValueWords] = {};
+  uint32_t keys[kThreadKeys][Operand::kKeyWords] = {};
+  uint32_t values[kThreadValues][Operand::kValueWords] = {};
   uint32_t key_scales[kM] = {};    // pairs of float16
   uint32_t value_scales[kM] = {};  // of the tokens that the lane has scores of
   uint32_t key_zeros = 0;          // bytes
   uint32_t value_zeros[kM] = {};   // bytes, of the tokens that it has values of
 
-  __device__ __forceinline__ int own_key(int unit) const { return unit * Shape::kTokens + lane_ / 4 * kOwnKeys; }
-  __device__ __forceinline__ int own_value(int unit) const { return unit * Shape::kTokens + lane_ % 4 * kOwnValues; }
+  __device__ __forceinline__ int thread_key(int unit) const { return unit * Shape::kTokens + lane_ / 4 * kThreadKeys; }
+  __device__ __forceinline__ int thread_value(int unit) const {
+    return unit * Shape::kTokens + lane_ % 4 * kThreadValues;
+  }
 
   // The blocks that a lane's tokens of a unit are in; of tokens outside the range, one that is there.
   __device__ __forceinline__ void read_blocks(int unit) {
@@ -63,8 +65,8 @@ class CacheStream {
     const auto block = [&](int token) {
       return blocks_[min(max(token, range_.begin), range_.end - 1) >> task_.log_block_len];
     };
-    key_block_ = block(own_key(unit));
-    value_block_ = block(own_value(unit));
+    key_block_ = block(thread_key(unit));
+    value_block_ = block(thread_value(unit));
   }
   // Where the head's keys are in a block; its values are value_shift() further on.
   __device__ __forceinline__ const std::byte* start_of(int block) const {
@@ -76,10 +78,10 @@ class CacheStream {
 
   __device__ __forceinline__ void load_keys(int unit) {
     const std::byte* block = start_of(key_block_);
-    const int slot = slot_of(own_key(unit));
+    const int slot = slot_of(thread_key(unit));
     const std::byte* row = block + static_cast<uint32_t>(slot * kRowBytes + lane_ % 4 * (Operand::kKeyPiece * 4));
 #pragma unroll
-    for (int i = 0; i < kOwnKeys; ++i) Operand::load_key(row + i * kRowBytes, keys[i]);
+    for (int i = 0; i < kThreadKeys; ++i) Operand::load_key(row + i * kRowBytes, keys[i]);
     if constexpr (kIsQuantized) {
       read_scales(block, slot, key_scales);
       const std::byte* zeros = block + static_cast<uint32_t>(quantized_bytes() + (2 << task_.log_block_len) + slot);
@@ -92,10 +94,10 @@ class CacheStream {
   }
   __device__ __forceinline__ void load_values(int unit) {
     const std::byte* block = start_of(value_block_) + value_shift();
-    const int slot = slot_of(own_value(unit));
+    const int slot = slot_of(thread_value(unit));
     const std::byte* row = block + static_cast<uint32_t>(slot * kRowBytes + lane_ / 4 * (Operand::kValuePiece * 4));
 #pragma unroll
-    for (int i = 0; i < kOwnValues; ++i) Operand::load_value(row + i * kRowBytes, values[i]);
+    for (int i = 0; i < kThreadValues; ++i) Operand::load_value(row + i * kRowBytes, values[i]);
     if constexpr (kIsQuantized) {
       const std::byte* zeros = block + static_cast<uint32_t>(quantized_bytes() + (2 << task_.log_block_len) + slot);
       if constexpr (kM == 1) {
@@ -110,7 +112,7 @@ class CacheStream {
   // Those of the values of the tokens that a lane has scores of, after load_keys of the same unit.
   __device__ __forceinline__ void load_value_scales(int unit) {
     if constexpr (kIsQuantized) {
-      read_scales(start_of(key_block_) + value_shift(), slot_of(own_key(unit)), value_scales);
+      read_scales(start_of(key_block_) + value_shift(), slot_of(thread_key(unit)), value_scales);
     }
   }
   __device__ __forceinline__ void read_scales(const std::byte* block, int slot, uint32_t (&scales)[kM]) const {

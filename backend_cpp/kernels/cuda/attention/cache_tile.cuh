@@ -83,23 +83,23 @@ __device__ __forceinline__ void copy_quantized(std::byte* to, const CacheArea& a
   constexpr int kPieces = Shape::kRowBytes / kBytes;
   constexpr int kStep = Shape::kThreads / kPieces;
   constexpr int kRounds = divide_up(Shape::kKeys, kStep);
-  const int own = threadIdx.x / kPieces;
+  const int first_key = threadIdx.x / kPieces;
   const int at = threadIdx.x % kPieces * kBytes;
   const int row_bytes = static_cast<int>(area.region.row_bytes);
   const bool has_piece = at < row_bytes;
-  std::byte* to_key = to + own * Shape::kStride + at;
+  std::byte* to_key = to + first_key * Shape::kStride + at;
   const std::byte* from = area.first + at;
 #pragma unroll(kBytes != 16 ? 1 : Shape::kBlocks == 1 ? 2 : 4)
   for (int i = 0; i < kRounds; ++i) {
-    const int key = own + i * kStep;
+    const int key = first_key + i * kStep;
     const int token = first + key;
     const int id = blocks.of(area, min(key, Shape::kKeys - 1));
     const bool is_valid = has_piece && token >= range.begin && token < range.end;
     const std::byte* row =
         from + static_cast<int64_t>(id) * static_cast<int64_t>(area.task.block_bytes) + area.slot(token) * row_bytes;
-    if (Shape::kThreads % kPieces != 0 && own >= kStep) continue;
+    if (Shape::kThreads % kPieces != 0 && first_key >= kStep) continue;
     if (Shape::kKeys % kStep != 0 && key >= Shape::kKeys) continue;
-    std::byte* target = place + i * (kStep * Shape::kStride);
+    std::byte* target = address + i * (kStep * Shape::kStride);
     if constexpr (kBytes == 16) cp_async_16(target, row, is_valid);
     if constexpr (kBytes == 8) cp_async_8(target, row, is_valid);
     if constexpr (kBytes == 4) cp_async_4(target, row, is_valid);

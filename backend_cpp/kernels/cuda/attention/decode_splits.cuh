@@ -35,9 +35,9 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
   auto* partial = reinterpret_cast<float4*>(factors + Shape::kRows * kMaxSplits);  // [threads]
 
   for (int row = threadIdx.x / kWarp; row < rows; row += threads / kWarp) {  // a warp a row
-    const SplitFactors own = split_factors(task, kv_head, row, index_of(row, 0));
+    const SplitFactors factors_of_row = split_factors(task, kv_head, row, index_of(row, 0));
 #pragma unroll
-    for (int i = 0; i < kSplitsOfLane; ++i) factors[row * kMaxSplits + lane + i * kWarp] = own.of[i];
+    for (int i = 0; i < kSplitsOfLane; ++i) factors[row * kMaxSplits + lane + i * kWarp] = factors_of_row.of[i];
   }
   __syncthreads();
 
@@ -53,12 +53,12 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
 #pragma unroll 8
       for (int split = group; split < task.splits; split += groups) {
         const float factor = factors[row * kMaxSplits + split];
-        const float4 own =
+        const float4 partial_sum =
             __ldcg(reinterpret_cast<const float4*>(task.split_sums + index_of(row, split) * Shape::kDim) + at);
-        sum.x += factor * own.x;
-        sum.y += factor * own.y;
-        sum.z += factor * own.z;
-        sum.w += factor * own.w;
+        sum.x += factor * partial_sum.x;
+        sum.y += factor * partial_sum.y;
+        sum.z += factor * partial_sum.z;
+        sum.w += factor * partial_sum.w;
       }
     }
     if (groups == 1) {
@@ -72,11 +72,11 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
   if (static_cast<int>(threadIdx.x) >= pieces) return;
   float4 sum = partial[threadIdx.x];
   for (int other = 1; other < groups; ++other) {
-    const float4 own = partial[other * pieces + threadIdx.x];
-    sum.x += own.x;
-    sum.y += own.y;
-    sum.z += own.z;
-    sum.w += own.w;
+    const float4 partial_sum = partial[other * pieces + threadIdx.x];
+    sum.x += partial_sum.x;
+    sum.y += partial_sum.y;
+    sum.z += partial_sum.z;
+    sum.w += partial_sum.w;
   }
   write_piece(task, span, kv_head, threadIdx.x / kPieces, threadIdx.x % kPieces, sum);
 }

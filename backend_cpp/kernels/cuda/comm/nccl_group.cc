@@ -37,10 +37,10 @@ NcclGroup::~NcclGroup() {
 
 template <class Call>
 void NcclGroup::launch(int rank, const char* what, Call&& call) {
-  Rank& own = *ranks_[static_cast<size_t>(rank)];
-  const std::lock_guard lock(own.mu);
+  Rank& rank_state = *ranks_[static_cast<size_t>(rank)];
+  const std::lock_guard lock(rank_state.mu);
   check();
-  const int result = call(own.comm);
+  const int result = call(rank_state.comm);
   check();
   if (result != NcclApi::kSuccess) throw internal_error(std::string(what) + ": NCCL: " + api_.error_text(result));
 }

@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads, 4) exchange_kernel(PeerView peers, f
   const int size = min(slice, count - first) / kWidth;
   const auto mine = [&](int rank) { return vectors(x + (kGathers ? size_t(rank) * count : 0) + first); };
 
-  Vector* own = vectors(peers.parts[peers.rank] + offset);
-  for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) own[i] = mine(peers.rank)[i];
+  Vector* shared_part = vectors(peers.parts[peers.rank] + offset);
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) shared_part[i] = mine(peers.rank)[i];
   if (!peer_barrier(peers, call)) return;
   for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
     Vector parts[kMaxRanks];

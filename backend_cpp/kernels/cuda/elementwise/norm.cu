@@ -15,14 +15,14 @@ __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock)
   if (index >= from.rows * from.heads) return;  // whole warps, and no barrier where warps have rows
   const float* x = from.head(index / from.heads, index % from.heads);
   float* y = to.head(index / from.heads, index % from.heads);
-  const RowNorm own = norm_of_row<kThreads, Vector>(norm, x, from.head_dim);
+  const RowNorm row_norm = norm_of_row<kThreads, Vector>(norm, x, from.head_dim);
   for_each<kThreads, Vector>(x, from.head_dim, [&](int i, const float* v) {
     const Vector scale = *reinterpret_cast<const Vector*>(norm.weight + i);
     const auto* scales = reinterpret_cast<const float*>(&scale);
     Vector out;
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      reinterpret_cast<float*>(&out)[j] = own(v[j], scales[j], norm.bias != nullptr ? norm.bias + i + j : nullptr);
+      reinterpret_cast<float*>(&out)[j] = row_norm(v[j], scales[j], norm.bias != nullptr ? norm.bias + i + j : nullptr);
     }
     *reinterpret_cast<Vector*>(y + i) = out;
   });

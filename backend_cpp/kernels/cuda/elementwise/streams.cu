@@ -16,10 +16,10 @@ __global__ void __launch_bounds__(kThreads) mix_kernel(AltupPredict op) {
   const size_t stream = static_cast<size_t>(op.rows) * op.size;
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= stream) return;
-  const float* own = op.factors + index / op.size * op.count * op.count;
+  const float* row_factors = op.factors + index / op.size * op.count * op.count;
   for (int i = 0; i < op.count; ++i) {
     float sum = op.x[i * stream + index];
-    for (int k = 0; k < op.count; ++k) sum += own[i * op.count + k] * op.x[k * stream + index];
+    for (int k = 0; k < op.count; ++k) sum += row_factors[i * op.count + k] * op.x[k * stream + index];
     op.y[i * stream + index] = sum;
   }
 }
@@ -29,9 +29,9 @@ __global__ void __launch_bounds__(kThreads) correct_kernel(AltupCorrect op) {
   const size_t stream = static_cast<size_t>(op.rows) * op.size;
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= stream) return;
-  const float* own = op.factors + index / op.size * op.count;
+  const float* row_factors = op.factors + index / op.size * op.count;
   const float change = op.made[index] - op.x[op.active * stream + index];
-  for (int i = 0; i < op.count; ++i) op.x[i * stream + index] += (1.0f + own[i]) * change;
+  for (int i = 0; i < op.count; ++i) op.x[i * stream + index] += (1.0f + row_factors[i]) * change;
 }
 
 __global__ void __launch_bounds__(kThreads) sum_kernel(ScaledSum op) {
@@ -52,18 +52,19 @@ __global__ void __launch_bounds__(Group::kBlock) match_kernel(MatchRms op) {
   const float root_mean_square = sqrtf(row_mean_square(op.like + offset, op.size, 0));
   const float found = row_mean_square(op.x + offset, op.size, 0);
   const float factor = root_mean_square / sqrtf(found < 1e-5f ? 1e-5f : found);
-  float* own = op.x + offset;
-  for_each<kNormThreads, float>(own, op.size, [&](int i, const float* v) { own[i] = *v * factor; });
+  float* row_values = op.x + offset;
+  for_each<kNormThreads, float>(row_values, op.size, [&](int i, const float* v) { row_values[i] = *v * factor; });
 }
 
 __global__ void __launch_bounds__(Group::kBlock) activation_sparsity_kernel(ActivationSparsity op) {
   await_previous();
-  float* own = op.x + Group::row() * op.stride;
+  float* row_values = op.x + Group::row() * op.stride;
   float sum = 0;
-  for_each<kNormThreads, float>(own, op.size, [&](int, const float* v) { sum += *v; });
+  for_each<kNormThreads, float>(row_values, op.size, [&](int, const float* v) { sum += *v; });
   const float mean = Group::sum(sum) / static_cast<float>(op.size);
-  const float cut = mean + op.factor * sqrtf(row_mean_square(own, op.size, mean));
-  for_each<kNormThreads, float>(own, op.size, [&](int i, const float* v) { own[i] = *v <= cut ? 0.0f : *v - cut; });
+  const float cut = mean + op.factor * sqrtf(row_mean_square(row_values, op.size, mean));
+  for_each<kNormThreads, float>(row_values, op.size,
+                                [&](int i, const float* v) { row_values[i] = *v <= cut ? 0.0f : *v - cut; });
 }
 
 // A thread has one number of a stream, or of every one.

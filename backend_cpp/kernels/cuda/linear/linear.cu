@@ -37,17 +37,17 @@ enum class Variant : uint8_t {
 
 // The most rows that kernels of ours multiply: of 16 bits none, since cuBLASLt took 0.65 to 0.28 of their time for 1 to
 // 16 rows (H200). What LMDEPLOY_CUDA_KERNELS says of `linear` holds as far as there is a choice.
-int own_rows(const LinearWeight& weight) {
+int native_rows(const LinearWeight& weight) {
   static const std::optional<KernelSource> requested = requested_kernels("turbomind", "linear");
   if (requested == KernelSource::kLibrary && weight.output_scales != nullptr) return kGemvRows;
   if (weight.is_packed() && requested != KernelSource::kLibrary) return kDequantizeRows - 1;
-  return requested == KernelSource::kOwn ? kGemvRows : 0;
+  return requested == KernelSource::kNative ? kGemvRows : 0;
 }
 
 Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
   const bool is_float32 = weight.format == WeightFormat::kFloat32;
   if (is_float32 ? rows <= kReferenceRows : !has_whole_chunks(weight)) return Variant::kReference;
-  if (!is_float32 && rows <= own_rows(weight)) {
+  if (!is_float32 && rows <= native_rows(weight)) {
     if (has_ring(weight)) return Variant::kRing;
     return rows <= kGemvRows ? Variant::kGemv : Variant::kTile;
   }
@@ -134,7 +134,7 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
   constexpr int kMinRows = 4;  // of float32 have the bytes of the least that ring_linear takes
   const size_t inputs = static_cast<size_t>(std::max(rows, kMinRows)) * padded_inputs(weight);
   size_t bytes = scratch_bytes<float>(inputs) + std::max(split_scratch_bytes(), kGemmScratchBytes);
-  if (rows <= own_rows(weight)) return bytes;
+  if (rows <= native_rows(weight)) return bytes;
   if (weight.output_scales != nullptr) return std::max(bytes, scaled_gemm_bytes(weight, rows));
   if (weight.is_packed()) {
     bytes += scratch_bytes<uint16_t>(static_cast<size_t>(dequantized_outputs(weight)) * padded_inputs(weight));

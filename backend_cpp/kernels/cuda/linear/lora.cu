@@ -36,10 +36,10 @@ __global__ void __launch_bounds__(kWarps* kWarp) shrink_kernel(LoraShrink op) {
   const int index = blockIdx.y * kWarps + threadIdx.x / kWarp;
   const LoraWeight* weight = weight_of(op.rows, row);
   if (weight == nullptr || index >= weight->rank) return;
-  const float* own = op.x + static_cast<size_t>(row) * op.in_features;
-  const float sum = weight->format == WeightFormat::kFloat32   ? dot<float>(weight->down, index, own, op.in_features)
-                    : weight->format == WeightFormat::kFloat16 ? dot<half>(weight->down, index, own, op.in_features)
-                                                               : dot<bf16>(weight->down, index, own, op.in_features);
+  const float* row_x = op.x + static_cast<size_t>(row) * op.in_features;
+  const float sum = weight->format == WeightFormat::kFloat32   ? dot<float>(weight->down, index, row_x, op.in_features)
+                    : weight->format == WeightFormat::kFloat16 ? dot<half>(weight->down, index, row_x, op.in_features)
+                                                               : dot<bf16>(weight->down, index, row_x, op.in_features);
   if (threadIdx.x % kWarp == 0) op.shrunk[static_cast<size_t>(row) * op.rows.max_rank + index] = sum;
 }
 
@@ -58,13 +58,13 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(LoraExpand op) {
   const int output = blockIdx.y * kThreads + threadIdx.x;
   const LoraWeight* weight = weight_of(op.rows, row);
   if (weight == nullptr || weight->rank == 0 || output >= op.out_features) return;
-  const float* own = op.shrunk + static_cast<size_t>(row) * op.rows.max_rank;
+  const float* shrunk_row = op.shrunk + static_cast<size_t>(row) * op.rows.max_rank;
   float& to = op.y[static_cast<size_t>(row) * op.out_features + output];
   for (int i = 0; i < weight->part_count; ++i) {
     const LoraPart part = weight->parts[i];
     const int at = output - part.first_out;
     if (at < 0 || at >= part.out_features) continue;
-    const float* numbers = own + part.first_rank;
+    const float* numbers = shrunk_row + part.first_rank;
     to += weight->format == WeightFormat::kFloat32   ? expanded<float>(part, at, numbers)
           : weight->format == WeightFormat::kFloat16 ? expanded<half>(part, at, numbers)
                                                      : expanded<bf16>(part, at, numbers);

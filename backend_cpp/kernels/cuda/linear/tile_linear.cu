@@ -49,7 +49,7 @@ struct Tile {
   static constexpr int kWeightSlots = kStripes * kUnit * Format::kLoads * kWayThreads;
   static constexpr int kSlabSlots = kRows * kSlabChunks;  // of x
   static constexpr int kStageSlots = kWeightSlots + kUnit * kSlabSlots;
-  static constexpr int kOwnRows = kSlabSlots / kWayThreads;  // whose chunks a thread copies
+  static constexpr int kThreadRows = kSlabSlots / kWayThreads;  // whose chunks a thread copies
   // Floats of a row of sums.
   static constexpr int kSumStride = kOutputs + 4;
 
@@ -143,9 +143,9 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
 
   // A thread copies chunk threadIdx.x % 4 of its rows, as its lane's place in a slab is.
   const auto* x_first = static_cast<const uint16_t*>(part.x);
-  uint32_t x_offsets[Shape::kOwnRows];
+  uint32_t x_offsets[Shape::kThreadRows];
 #pragma unroll
-  for (int i = 0; i < Shape::kOwnRows; ++i) {
+  for (int i = 0; i < Shape::kThreadRows; ++i) {
     const int row = (i * Shape::kWayThreads + thread) / kSlabChunks;
     const uint16_t* x_row = part.x_row<uint16_t>(row < part.rows ? row : 0);
     x_offsets[i] = static_cast<uint32_t>(x_row - x_first) + first_chunk * kChunk;
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
     uint4* slots = ring + stage * Shape::kStageSlots + Shape::kWeightSlots + thread;
     const bool has_chunk = x_ahead.has_chunk();
 #pragma unroll
-    for (int i = 0; i < Shape::kOwnRows; ++i) {
+    for (int i = 0; i < Shape::kThreadRows; ++i) {
       const bool is_valid = (i * Shape::kWayThreads + thread) / kSlabChunks < part.rows && has_chunk;
       const uint16_t* from = x_first + x_offsets[i];
 #pragma unroll
@@ -233,14 +233,15 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
 #pragma unroll 1
   for (int turn = 0; turn < Shape::kWays; ++turn) {
     if (turn == way) {
-      float* own = totals + lane % 4 * 2 * Shape::kSumStride + thread / kWarp * kStripes * kStripe + lane / 4 * 4;
+      float* thread_sums =
+          totals + lane % 4 * 2 * Shape::kSumStride + thread / kWarp * kStripes * kStripe + lane / 4 * 4;
 #pragma unroll
       for (int s = 0; s < kStripes; ++s) {
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            auto* quad = reinterpret_cast<float4*>(own + (n * 8 + c) * Shape::kSumStride + s * kStripe);
+            auto* quad = reinterpret_cast<float4*>(thread_sums + (n * 8 + c) * Shape::kSumStride + s * kStripe);
             float4 sum = turn == 0 ? make_float4(0, 0, 0, 0) : *quad;
             sum.x += sums[s][n][0][c];
             sum.y += sums[s][n][1][c];

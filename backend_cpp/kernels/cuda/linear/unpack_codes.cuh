@@ -18,7 +18,7 @@ inline dim3 unpack_grid(int outputs, int padded_inputs, int weights = 1) {
 
 // plain [outputs, padded_inputs / 4] words, of int8 less 128; 0 beyond the weight's inputs.
 __device__ __forceinline__ void unpack_words(const LinearWeight& weight, int first_output, int outputs,
-                                             int padded_inputs, uint32_t* plain) {
+                                             int padded_inputs, uint32_t* unpacked) {
   const int lane = threadIdx.x % kWarp;
   const int quad = (blockIdx.x * (kUnpackThreads / kWarp) + threadIdx.x / kWarp) * 4 + lane % 4;
   const int row = blockIdx.y * kUnpackOutputs + lane / 4;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void unpack_words(const LinearWeight& weight, int fir
   const int column = (first_output + row) % kTileOutputs;
   const auto* words = static_cast<const uint32_t*>(weight.data);
   const uint32_t flipped = weight.format == WeightFormat::kInt8 ? 0x80808080u : 0;
-  plain[static_cast<size_t>(row) * (padded_inputs / 4) + quad] =
+  unpacked[static_cast<size_t>(row) * (padded_inputs / 4) + quad] =
       quad < quads ? words[(static_cast<size_t>(tile) * quads + quad) * kTileOutputs + column] ^ flipped : 0;
 }
 

@@ -36,9 +36,9 @@ __global__ void __launch_bounds__(kThreads)
   const int first_pair = blockIdx.x * top_k;
   if (chosen[first_pair] < 0) return;  // and so are the row's others
   if (static_cast<int>(threadIdx.x) < top_k) {
-    const int own = chosen[first_pair + threadIdx.x];
+    const int chosen_expert = chosen[first_pair + threadIdx.x];
     int rank = 0;
-    for (int k = 0; k < top_k; ++k) rank += chosen[first_pair + k] < own ? 1 : 0;
+    for (int k = 0; k < top_k; ++k) rank += chosen[first_pair + k] < chosen_expert ? 1 : 0;
     order[rank] = first_pair + threadIdx.x;
   }
   __syncthreads();
@@ -80,20 +80,20 @@ __global__ void __launch_bounds__(kThreads)
   gathered[static_cast<size_t>(slot) * padded_inputs + i] = i < inputs ? row[weight->input_order[i]] : 0.0f;
 }
 
-enum class Kernel { kPlain, kGemv, kTile, kLibrary };
+enum class Kernel { kReference, kGemv, kTile, kLibrary };
 
 Kernel kernel_for(const ExpertTable& experts, int rows, int top_k) {
   const ExpertWeight& weight = experts.first;
   if (experts.library != nullptr && experts.library->type == library_type(experts, rows, top_k)) {
     return Kernel::kLibrary;
   }
-  if (!has_whole_chunks(weight.gate_up) || !has_whole_chunks(weight.down)) return Kernel::kPlain;
+  if (!has_whole_chunks(weight.gate_up) || !has_whole_chunks(weight.down)) return Kernel::kReference;
   return rows <= kGemvRows ? Kernel::kGemv : Kernel::kTile;
 }
 
 int part_rows_of(Kernel kernel, int rows, int pairs, int num_experts) {
   if (kernel == Kernel::kLibrary) return pairs;  // an expert's are not divided
-  if (kernel == Kernel::kPlain) return kReferenceRows;
+  if (kernel == Kernel::kReference) return kReferenceRows;
   if (kernel == Kernel::kGemv) return rows <= kGemvRows / 2 ? kGemvRows / 2 : kGemvRows;
   return pairs / num_experts <= kTileRows / 2 ? kTileRows / 2 : kTileRows;
 }
@@ -145,7 +145,7 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTab
   }
   task.x = product.x.x.data;
   task.x_stride = weight.in_features;
-  if (kernel == Kernel::kPlain) return reference_linear(stream, task, sorted.part_limit);
+  if (kernel == Kernel::kReference) return reference_linear(stream, task, sorted.part_limit);
   const auto elements = static_cast<size_t>(product.x_rows) * padded;
   if (kernel == Kernel::kGemv) {
     if (task.x_stride % 4 != 0) {
@@ -187,7 +187,7 @@ size_t library_bytes(const ExpertTable& experts, int rows, int top_k) {
          scratch_bytes<bf16>(pairs * down.out_features) + of_products;
 }
 
-size_t own_bytes(const ExpertTable& experts, int rows, int top_k) {
+size_t native_bytes(const ExpertTable& experts, int rows, int top_k) {
   const auto& [gate_up, down] = experts.first;
   const auto pairs = static_cast<size_t>(rows) * top_k;
   const auto inputs = static_cast<size_t>(std::max(padded_inputs(gate_up), padded_inputs(down)));
@@ -206,9 +206,9 @@ GroupedType library_type(const ExpertTable& experts, int rows, int top_k) {
 }
 
 size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k) {
-  if (experts.library == nullptr) return own_bytes(experts, rows, top_k);
-  const int own_rows = divide_up(min_library_pairs(experts, experts.library->type), top_k);
-  return std::max(library_bytes(experts, rows, top_k), own_bytes(experts, std::min(rows, own_rows), top_k));
+  if (experts.library == nullptr) return native_bytes(experts, rows, top_k);
+  const int native_rows = divide_up(min_library_pairs(experts, experts.library->type), top_k);
+  return std::max(library_bytes(experts, rows, top_k), native_bytes(experts, std::min(rows, native_rows), top_k));
 }
 
 void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation activation, const ExpertTable& experts,

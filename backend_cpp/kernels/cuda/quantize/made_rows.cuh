@@ -65,8 +65,8 @@ struct NormedRows {
 
   __device__ __forceinline__ void begin(int row) {
     x = static_cast<const float*>(from.x) + row * from.stride;
-    own = is_vector ? norm_of_row<kGroup, float4>(norm, x, from.inputs)
-                    : norm_of_row<kGroup, float>(norm, x, from.inputs);
+    row_norm = is_vector ? norm_of_row<kGroup, float4>(norm, x, from.inputs)
+                         : norm_of_row<kGroup, float>(norm, x, from.inputs);
   }
   template <int kCount>
   __device__ __forceinline__ void read(int input, float (&values)[kCount]) const {
@@ -77,7 +77,7 @@ struct NormedRows {
     if (norm.bias != nullptr) read_chunk(from, norm.bias, input, biases);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float value = own(values[i], scales[i], norm.bias != nullptr ? biases + i : nullptr);
+      const float value = row_norm(values[i], scales[i], norm.bias != nullptr ? biases + i : nullptr);
       values[i] = input + i < from.inputs ? value : 0.0f;
     }
   }
@@ -86,7 +86,7 @@ struct NormedRows {
   RowsToRound from;
   bool is_vector;
   const float* x = nullptr;
-  RowNorm own{};
+  RowNorm row_norm{};
 };
 
 // Calls visit with what reads rows that are no norm's.

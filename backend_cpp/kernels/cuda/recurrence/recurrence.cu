@@ -36,14 +36,14 @@ __device__ __forceinline__ int channel_of(int part, int i) {
 }
 
 template <int kParts>
-__device__ __forceinline__ void take(const float* shared, int part, float (&own)[kRowsOfThread]) {
+__device__ __forceinline__ void take(const float* shared, int part, float (&thread_values)[kRowsOfThread]) {
 #pragma unroll
   for (int i = 0; i < kRowsOfThread; i += 4) {
     const float4 quad = *reinterpret_cast<const float4*>(shared + channel_of<kParts>(part, i));
-    own[i] = quad.x;
-    own[i + 1] = quad.y;
-    own[i + 2] = quad.z;
-    own[i + 3] = quad.w;
+    thread_values[i] = quad.x;
+    thread_values[i + 1] = quad.y;
+    thread_values[i + 2] = quad.z;
+    thread_values[i + 3] = quad.w;
   }
 }
 

@@ -96,20 +96,20 @@ __global__ void __launch_bounds__(Ring::kThreads, 1) ring_linear_kernel(LinearTa
     }
 
     if (plan.ways > 1) {
-      float* own = memory.sums + part * 128 * kSums + thread;
+      float* thread_sums = memory.sums + part * 128 * kSums + thread;
       barrier(1 + part, plan.ways * 128);  // what was here has been read
       for (int turn = plan.ways - 1; turn > 0; --turn) {
         if (way == turn) {
 #pragma unroll
           for (int i = 0; i < kSums; ++i) {
-            own[i * 128] = turn == plan.ways - 1 ? totals[i] : totals[i] + own[i * 128];
+            thread_sums[i * 128] = turn == plan.ways - 1 ? totals[i] : totals[i] + thread_sums[i * 128];
           }
         }
         barrier(1 + part, plan.ways * 128);
       }
       if (way > 0) continue;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) totals[i] += own[i * 128];
+      for (int i = 0; i < kSums; ++i) totals[i] += thread_sums[i * 128];
     }
     if (plan.splits > 1) {
       const int product = (item / plan.splits) * plan.across + part;

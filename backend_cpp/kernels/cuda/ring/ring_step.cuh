@@ -88,9 +88,9 @@ __device__ __forceinline__ void multiply_step(const std::byte* stage, const std:
   for (int slab = 0; slab < kSlabs; ++slab) {
     dequantize_slab<Ring>(constants, words[slab], a[slab]);
     if constexpr (Ring::kScalesSums) {
-      if (slab == 0) hold(sums);
+      if (slab == 0) keep_in_registers(sums);
     } else {
-      if (slab == 0) hold(totals);
+      if (slab == 0) keep_in_registers(totals);
     }
     wgmma_fence();
 #pragma unroll
@@ -107,11 +107,11 @@ __device__ __forceinline__ void multiply_step(const std::byte* stage, const std:
   }
   wgmma_wait<0>();
   if constexpr (Ring::kScalesSums) {
-    hold(sums);
+    keep_in_registers(sums);
 #pragma unroll
     for (int i = 0; i < Ring::kSums; ++i) totals[i] = fmaf(constants.scales[i / 2 % 2], sums[i], totals[i]);
   } else {
-    hold(totals);
+    keep_in_registers(totals);
   }
 }
 

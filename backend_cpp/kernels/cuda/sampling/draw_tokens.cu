@@ -19,7 +19,7 @@ struct CandidateList {
 };
 
 struct Row {
-  const SamplingRow& wanted;
+  const SamplingRow& sampling;
   const float* logits;
   int vocab_size;
   ChunkTop top;
@@ -67,15 +67,15 @@ __device__ int32_t draw_by_id(const Row& row, const Weight* sums, int chunks) {
   const int first = chosen_chunk * kChunkTokens;
   const int count = min(kChunkTokens, row.vocab_size - first);
   const double rest = chosen_rest;
-  const Weight threshold = static_cast<Weight>(row.wanted.min_p * kWeightOne);
+  const Weight threshold = static_cast<Weight>(row.sampling.min_p * kWeightOne);
   // Places from the last token, 0, to the first.
   const auto sum = [&](uint64_t order) {
-    Weight own = 0;
+    Weight candidate = 0;
     for (int i = threadIdx.x; i < count; i += kThreads) {
-      const Weight weight = weight_of(row.logits[first + i], row.top.logit, row.wanted.temperature);
-      if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= order && weight >= threshold) own += weight;
+      const Weight weight = weight_of(row.logits[first + i], row.top.logit, row.sampling.temperature);
+      if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= order && weight >= threshold) candidate += weight;
     }
-    return block_sum<kThreads>(own);
+    return block_sum<kThreads>(candidate);
   };
   constexpr int kChunkBits = 11;
   static_assert(kChunkTokens == 1 << kChunkBits);
@@ -87,27 +87,27 @@ __device__ int32_t draw_by_id(const Row& row, const Weight* sums, int chunks) {
 // ---- in order of logits, with the whole row before us ----
 
 __device__ int32_t draw_from_row(const Row& row, const Weight* sums, int chunks) {
-  const SamplingRow& wanted = row.wanted;
-  const auto weight = [&](float logit) { return weight_of(logit, row.top.logit, wanted.temperature); };
+  const SamplingRow& sampling = row.sampling;
+  const auto weight = [&](float logit) { return weight_of(logit, row.top.logit, sampling.temperature); };
   uint64_t cut = 0;
   Weight total = 0;
-  if (has_top_k(wanted, row.vocab_size)) {
+  if (has_top_k(sampling, row.vocab_size)) {
     const auto count = [&](uint64_t order) { return row_sum(row, order, [](float) { return Weight{1}; }); };
-    cut = last_key(kOrderBits, count, [&](Weight n) { return n >= static_cast<Weight>(wanted.top_k); });
+    cut = last_key(kOrderBits, count, [&](Weight n) { return n >= static_cast<Weight>(sampling.top_k); });
     total = row_sum(row, cut, weight);
   } else {
     for (int i = 0; i < chunks; ++i) total += sums[i];
   }
-  if (wanted.top_p < 1) {
-    const double share = static_cast<double>(wanted.top_p) * static_cast<double>(total);
+  if (sampling.top_p < 1) {
+    const double share = static_cast<double>(sampling.top_p) * static_cast<double>(total);
     const auto sum = [&](uint64_t order) { return row_sum(row, max(order, cut), weight); };
     cut = max(cut, last_key(kOrderBits, sum, [&](Weight n) { return static_cast<double>(n) >= share; }));
   }
-  const auto threshold = static_cast<Weight>(wanted.min_p * kWeightOne);
+  const auto threshold = static_cast<Weight>(sampling.min_p * kWeightOne);
   const auto sum = [&](uint64_t order) {
     return row_sum(row, max(order, cut), [&](float logit) {
-      const Weight own = weight(logit);
-      return own >= threshold ? own : Weight{0};
+      const Weight candidate = weight(logit);
+      return candidate >= threshold ? candidate : Weight{0};
     });
   };
   const double target = row.u * static_cast<double>(sum(cut));
@@ -121,15 +121,15 @@ __device__ int32_t draw_from_row(const Row& row, const Weight* sums, int chunks)
 // Fills the list with at least the `wanted` most likely tokens: that many sets hold a token no less likely than the
 // least likely of the sets' best, so nothing below it is wanted. The list's count exceeds kListSize where it has no
 // room, and nothing in it is valid then.
-__device__ void collect(const Row& row, const uint32_t* sets, int set_count, int wanted, CandidateList& list) {
+__device__ void collect(const Row& row, const uint32_t* sets, int set_count, int min_candidates, CandidateList& list) {
   uint64_t bound = 0;
-  if (wanted < set_count && row.vocab_size > kListSize) {
+  if (min_candidates < set_count && row.vocab_size > kListSize) {
     const auto count = [&](uint64_t key) {
-      Weight own = 0;
-      for (int i = threadIdx.x; i < set_count; i += kThreads) own += sets[i] >= key ? 1 : 0;
-      return block_sum<kThreads>(own);
+      Weight candidate = 0;
+      for (int i = threadIdx.x; i < set_count; i += kThreads) candidate += sets[i] >= key ? 1 : 0;
+      return block_sum<kThreads>(candidate);
     };
-    bound = last_key(32, count, [&](Weight n) { return n >= static_cast<Weight>(wanted); });
+    bound = last_key(32, count, [&](Weight n) { return n >= static_cast<Weight>(min_candidates); });
   }
   if (threadIdx.x == 0) list.count = 0;
   __syncthreads();
@@ -145,7 +145,7 @@ __device__ void collect(const Row& row, const uint32_t* sets, int set_count, int
       const int order = atomicAdd(&list.count, 1);
       if (order >= kListSize) continue;
       list.order_keys[order] = order_key(logit, token);
-      const double exponent = (static_cast<double>(logit) - row.top.logit) / row.wanted.temperature;
+      const double exponent = (static_cast<double>(logit) - row.top.logit) / row.sampling.temperature;
       list.weights[order] = static_cast<Weight>(exp(exponent) * static_cast<double>(kWeightOne));
     }
   }
@@ -155,88 +155,88 @@ __device__ void collect(const Row& row, const uint32_t* sets, int set_count, int
 // Whether the list suffices to draw from; the token then is in `token`.
 __device__ bool draw_from_list(const Row& row, const CandidateList& list, const Weight* sums, int chunks,
                                int32_t* token) {
-  constexpr int kOwn = kListSize / kThreads;
+  constexpr int kPerThread = kListSize / kThreads;
   if (list.count > kListSize) return false;
-  const SamplingRow& wanted = row.wanted;
+  const SamplingRow& sampling = row.sampling;
   // Of each candidate: how many are before it, and their weight.
-  int rank[kOwn] = {};
-  Weight before[kOwn] = {};
-  uint64_t order_keys[kOwn];
-  Weight weights[kOwn];
+  int rank[kPerThread] = {};
+  Weight before[kPerThread] = {};
+  uint64_t order_keys[kPerThread];
+  Weight weights[kPerThread];
 #pragma unroll
-  for (int own = 0; own < kOwn; ++own) {
-    const int i = own * kThreads + threadIdx.x;
-    order_keys[own] = i < list.count ? list.order_keys[i] : ~uint64_t{0};
-    weights[own] = i < list.count ? list.weights[i] : 0;
+  for (int candidate = 0; candidate < kPerThread; ++candidate) {
+    const int i = candidate * kThreads + threadIdx.x;
+    order_keys[candidate] = i < list.count ? list.order_keys[i] : ~uint64_t{0};
+    weights[candidate] = i < list.count ? list.weights[i] : 0;
   }
   for (int i = 0; i < list.count; ++i) {
     const uint64_t order = list.order_keys[i];
     const Weight weight = list.weights[i];
 #pragma unroll
-    for (int own = 0; own < kOwn; ++own) {
-      if (order > order_keys[own]) {
-        ++rank[own];
-        before[own] += weight;
+    for (int candidate = 0; candidate < kPerThread; ++candidate) {
+      if (order > order_keys[candidate]) {
+        ++rank[candidate];
+        before[candidate] += weight;
       }
     }
   }
-  const bool limits_count = has_top_k(wanted, row.vocab_size);
+  const bool limits_count = has_top_k(sampling, row.vocab_size);
   const auto sum_of = [&](auto&& is_in) {
     Weight sum = 0;
 #pragma unroll
-    for (int own = 0; own < kOwn; ++own) sum += is_in(own) ? weights[own] : 0;
+    for (int candidate = 0; candidate < kPerThread; ++candidate) sum += is_in(candidate) ? weights[candidate] : 0;
     return block_sum<kThreads>(sum);
   };
-  const auto is_in_top_k = [&](int own) { return !limits_count || rank[own] < wanted.top_k; };
+  const auto is_in_top_k = [&](int candidate) { return !limits_count || rank[candidate] < sampling.top_k; };
   Weight total = sum_of(is_in_top_k);
-  double share = static_cast<double>(wanted.top_p) * static_cast<double>(total);
+  double share = static_cast<double>(sampling.top_p) * static_cast<double>(total);
   if (!limits_count) {
     const Weight listed = total;
     total = 0;
     for (int i = 0; i < chunks; ++i) total += sums[i];
-    share = static_cast<double>(wanted.top_p) * static_cast<double>(total);
+    share = static_cast<double>(sampling.top_p) * static_cast<double>(total);
     if (static_cast<double>(listed) < share && list.count < row.vocab_size) return false;
   }
-  const auto threshold = static_cast<Weight>(wanted.min_p * kWeightOne);
-  const auto is_kept = [&](int own) {
-    const bool is_in_nucleus = wanted.top_p >= 1 || static_cast<double>(before[own]) < share;
-    return is_in_top_k(own) && is_in_nucleus && weights[own] >= threshold;
+  const auto threshold = static_cast<Weight>(sampling.min_p * kWeightOne);
+  const auto is_kept = [&](int candidate) {
+    const bool is_in_nucleus = sampling.top_p >= 1 || static_cast<double>(before[candidate]) < share;
+    return is_in_top_k(candidate) && is_in_nucleus && weights[candidate] >= threshold;
   };
   const double target = row.u * static_cast<double>(sum_of(is_kept));
   if (threadIdx.x == 0) *token = row.top.token;
   __syncthreads();
 #pragma unroll
-  for (int own = 0; own < kOwn; ++own) {
-    const bool is_first = static_cast<double>(before[own]) <= target;
-    if (is_kept(own) && is_first && static_cast<double>(before[own] + weights[own]) > target) {
-      *token = token_of(order_keys[own]);
+  for (int candidate = 0; candidate < kPerThread; ++candidate) {
+    const bool is_first = static_cast<double>(before[candidate]) <= target;
+    if (is_kept(candidate) && is_first && static_cast<double>(before[candidate] + weights[candidate]) > target) {
+      *token = token_of(order_keys[candidate]);
     }
   }
   __syncthreads();
   return true;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    draw_kernel(const SamplingRow* wanted, const float* logits, int vocab_size, SamplingState state, int32_t* tokens) {
+__global__ void __launch_bounds__(kThreads) draw_kernel(const SamplingRow* sampling, const float* logits,
+                                                        int vocab_size, SamplingState state, int32_t* tokens) {
   await_previous();
   const size_t first_chunk = static_cast<size_t>(blockIdx.x) * state.chunks;
   const ChunkTop top = row_top<kThreads>(state.tops + first_chunk, state.chunks);
-  const SamplingRow& own = wanted[blockIdx.x];
+  const SamplingRow& candidate = sampling[blockIdx.x];
   __shared__ int32_t token;
-  if (top.token < 0 || own.is_greedy || !isfinite(top.logit)) {
+  if (top.token < 0 || candidate.is_greedy || !isfinite(top.logit)) {
     if (threadIdx.x == 0) tokens[blockIdx.x] = max(top.token, -1);
     return;
   }
-  const Row row{own, logits + static_cast<size_t>(blockIdx.x) * vocab_size, vocab_size, top,
-                uniform(own.seed, own.draw)};
+  const Row row{candidate, logits + static_cast<size_t>(blockIdx.x) * vocab_size, vocab_size, top,
+                uniform(candidate.seed, candidate.draw)};
   const Weight* sums = state.sums + first_chunk;
-  if (!is_ranked(own, vocab_size)) {
+  if (!is_ranked(candidate, vocab_size)) {
     const int32_t drawn = draw_by_id(row, sums, state.chunks);
     if (threadIdx.x == 0) tokens[blockIdx.x] = drawn;
     return;
   }
   auto& list = *dynamic_shared<CandidateList>();
-  const int candidates = has_top_k(own, vocab_size) ? own.top_k : kNucleusTokens;
+  const int candidates = has_top_k(candidate, vocab_size) ? candidate.top_k : kNucleusTokens;
   collect(row, state.sets + first_chunk * kChunkSets, state.chunks * kChunkSets, candidates, list);
   int32_t drawn;
   if (draw_from_list(row, list, sums, state.chunks, &token)) {
@@ -248,15 +248,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A thread a row.
-__global__ void record_kernel(const SamplingRow* wanted, const int32_t* tokens, int rows) {
+__global__ void record_kernel(const SamplingRow* sampling, const int32_t* tokens, int rows) {
   await_previous();
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows || tokens[row] < 0) return;
   const int32_t token = tokens[row];
-  if (wanted[row].seen != nullptr) {
-    atomicOr(const_cast<uint32_t*>(wanted[row].seen) + token / 32, 1u << token % 32);
+  if (sampling[row].seen != nullptr) {
+    atomicOr(const_cast<uint32_t*>(sampling[row].seen) + token / 32, 1u << token % 32);
   }
-  if (wanted[row].counts != nullptr) atomicAdd(const_cast<int32_t*>(wanted[row].counts) + token, 1);
+  if (sampling[row].counts != nullptr) atomicAdd(const_cast<int32_t*>(sampling[row].counts) + token, 1);
 }
 
 // A thread a move.
@@ -270,9 +270,9 @@ constexpr int kFewThreads = 64;  // a token each
 
 }  // namespace
 
-void draw_tokens(cudaStream_t stream, const SamplingRow* wanted, const float* logits, int vocab_size, int rows,
+void draw_tokens(cudaStream_t stream, const SamplingRow* sampling, const float* logits, int vocab_size, int rows,
                  const SamplingState& state, int32_t* tokens) {
-  launch(draw_kernel, dim3(rows), dim3(kThreads), sizeof(CandidateList), stream, wanted, logits, vocab_size, state,
+  launch(draw_kernel, dim3(rows), dim3(kThreads), sizeof(CandidateList), stream, sampling, logits, vocab_size, state,
          tokens);
 }
 
@@ -281,21 +281,21 @@ size_t sampling_scratch_bytes(int vocab_size, int rows) {
   return scratch_bytes<ChunkTop>(chunks) + scratch_bytes<Weight>(chunks) + scratch_bytes<uint32_t>(chunks * kChunkSets);
 }
 
-void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* wanted, float* logits, int vocab_size, int rows,
+void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* sampling, float* logits, int vocab_size, int rows,
             int32_t* tokens) {
   if (rows == 0) return;
   const int chunks = divide_up(vocab_size, kChunkTokens);
   const size_t all = static_cast<size_t>(chunks) * rows;
   const SamplingState state{scratch.take<ChunkTop>(all), scratch.take<Weight>(all),
                             scratch.take<uint32_t>(all * kChunkSets), chunks};
-  adjust_logits(stream, wanted, logits, vocab_size, rows, state);
-  sum_weights(stream, wanted, logits, vocab_size, rows, state);
-  draw_tokens(stream, wanted, logits, vocab_size, rows, state, tokens);
+  adjust_logits(stream, sampling, logits, vocab_size, rows, state);
+  sum_weights(stream, sampling, logits, vocab_size, rows, state);
+  draw_tokens(stream, sampling, logits, vocab_size, rows, state, tokens);
 }
 
-void record_tokens(cudaStream_t stream, const SamplingRow* wanted, const int32_t* tokens, int rows) {
+void record_tokens(cudaStream_t stream, const SamplingRow* sampling, const int32_t* tokens, int rows) {
   if (rows == 0) return;
-  launch(record_kernel, dim3(divide_up(rows, kFewThreads)), dim3(kFewThreads), 0, stream, wanted, tokens, rows);
+  launch(record_kernel, dim3(divide_up(rows, kFewThreads)), dim3(kFewThreads), 0, stream, sampling, tokens, rows);
 }
 
 void move_tokens(cudaStream_t stream, const int32_t* from, const TokenMove* moves, int count, int32_t* to) {

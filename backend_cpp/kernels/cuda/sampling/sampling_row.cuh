@@ -64,30 +64,30 @@ __device__ __forceinline__ bool is_before(const ChunkTop& a, const ChunkTop& b) 
 
 // The top of a block's values, in every thread. kThreads is the number of threads; all call it.
 template <int kThreads>
-__device__ ChunkTop block_top(ChunkTop own) {
+__device__ ChunkTop block_top(ChunkTop thread_top) {
   __shared__ ChunkTop tops[kThreads / kWarp];
   const auto take = [&](const ChunkTop& other) {
-    if (is_before(other, own)) own = other;
+    if (is_before(other, thread_top)) thread_top = other;
   };
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) {
-    take({__shfl_xor_sync(kAllLanes, own.logit, step), __shfl_xor_sync(kAllLanes, own.token, step)});
+    take({__shfl_xor_sync(kAllLanes, thread_top.logit, step), __shfl_xor_sync(kAllLanes, thread_top.token, step)});
   }
-  if (threadIdx.x % kWarp == 0) tops[threadIdx.x / kWarp] = own;
+  if (threadIdx.x % kWarp == 0) tops[threadIdx.x / kWarp] = thread_top;
   __syncthreads();
   for (int w = 0; w < kThreads / kWarp; ++w) take(tops[w]);
   __syncthreads();
-  return own;
+  return thread_top;
 }
 
 // The largest logit of a row.
 template <int kThreads>
 __device__ ChunkTop row_top(const ChunkTop* tops, int chunks) {
-  ChunkTop own{-INFINITY, kNoToken};
+  ChunkTop thread_top{-INFINITY, kNoToken};
   for (int i = threadIdx.x; i < chunks; i += kThreads) {
-    if (is_before(tops[i], own)) own = tops[i];
+    if (is_before(tops[i], thread_top)) thread_top = tops[i];
   }
-  return block_top<kThreads>(own);
+  return block_top<kThreads>(thread_top);
 }
 
 // Changes the rows' logits; fills tops and sets.

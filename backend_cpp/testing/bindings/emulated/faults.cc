@@ -24,10 +24,10 @@ void ignore_kernel(FewNumbers) {
 // Launches a kernel with memory of a device, pinned memory or other memory of the host.
 void launch_with(const std::string& memory) {
   constexpr int kCount = 4;
-  float own[kCount] = {};
-  void* data = own;
-  if (memory == "device") check(cudaMalloc(&data, sizeof(own)), "allocating");
-  if (memory == "pinned") check(cudaMallocHost(&data, sizeof(own)), "allocating");
+  float buffer[kCount] = {};
+  void* data = buffer;
+  if (memory == "device") check(cudaMalloc(&data, sizeof(buffer)), "allocating");
+  if (memory == "pinned") check(cudaMallocHost(&data, sizeof(buffer)), "allocating");
   launch(ignore_kernel, dim3(1), dim3(kWarp), 0, nullptr, FewNumbers{kCount, static_cast<const float*>(data)});
   if (memory == "device") check(cudaFree(data), "freeing");
   if (memory == "pinned") check(cudaFreeHost(data), "freeing");

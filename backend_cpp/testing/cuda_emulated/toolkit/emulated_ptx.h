@@ -25,17 +25,17 @@ void mma_m16n8k16(Slot* slots) {
   MmaOperands lanes[kWarpLanes];
   for (int lane = 0; lane < kWarpLanes; ++lane) {
     std::memcpy(&lanes[lane], slots[lane].bytes, sizeof(MmaOperands));
-    const MmaOperands& own = lanes[lane];
+    const MmaOperands& operands = lanes[lane];
     const int group = lane / 4;
-    const int place = lane % 4;
+    const int pair = lane % 4;
     for (int i = 0; i < 8; ++i) {  // elements a0 .. a7
       const int row = i % 4 < 2 ? group : group + 8;
-      const int column = place * 2 + (i & 1) + (i < 4 ? 0 : 8);
-      a[row][column] = half_of_word<Element>(own.a[i / 2], i % 2);
+      const int column = pair * 2 + (i & 1) + (i < 4 ? 0 : 8);
+      a[row][column] = half_of_word<Element>(operands.a[i / 2], i % 2);
     }
     for (int i = 0; i < 4; ++i) {  // b0 .. b3
-      const int row = place * 2 + (i & 1) + (i < 2 ? 0 : 8);
-      b[row][group] = half_of_word<Element>(own.b[i / 2], i % 2);
+      const int row = pair * 2 + (i & 1) + (i < 2 ? 0 : 8);
+      b[row][group] = half_of_word<Element>(operands.b[i / 2], i % 2);
     }
   }
   for (int row = 0; row < 16; ++row) {
@@ -52,12 +52,12 @@ void mma_m16n8k16(Slot* slots) {
 
 template <class Element>
 void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  MmaOperands own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {d[0], d[1], d[2], d[3]}};
+  MmaOperands operands{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {d[0], d[1], d[2], d[3]}};
   Slot slot;
-  std::memcpy(slot.bytes, &own, sizeof(own));
+  std::memcpy(slot.bytes, &operands, sizeof(operands));
   const Slot* slots = warp_barrier("mma.m16n8k16", 0xFFFFFFFFu, slot, &mma_m16n8k16<Element>);
-  std::memcpy(&own, slots[current_thread->lane].bytes, sizeof(own));
-  for (int i = 0; i < 4; ++i) d[i] = own.d[i];
+  std::memcpy(&operands, slots[current_thread->lane].bytes, sizeof(operands));
+  for (int i = 0; i < 4; ++i) d[i] = operands.d[i];
 }
 
 // Matrix m of 8 x 8 elements of 16 bits has its rows where lanes 8 m .. 8 m + 7 point.
@@ -65,15 +65,15 @@ template <int kMatrices>
 void ldmatrix(uint32_t (&fragments)[kMatrices], const void* row, bool is_transposed) {
   const Lanes<const void*> rows("ldmatrix", 0xFFFFFFFFu, row);
   const int group = current_thread->lane / 4;
-  const int place = current_thread->lane % 4;
+  const int pair = current_thread->lane % 4;
   for (int m = 0; m < kMatrices; ++m) {
     const auto element = [&](int r, int c) {
       const void* from = rows[8 * m + r];
       if (reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("a row of ldmatrix must be aligned to 16 bytes");
       return static_cast<uint32_t>(static_cast<const uint16_t*>(from)[c]);
     };
-    fragments[m] = is_transposed ? element(2 * place, group) | element(2 * place + 1, group) << 16
-                                 : element(group, 2 * place) | element(group, 2 * place + 1) << 16;
+    fragments[m] = is_transposed ? element(2 * pair, group) | element(2 * pair + 1, group) << 16
+                                 : element(group, 2 * pair) | element(group, 2 * pair + 1) << 16;
   }
 }
 
@@ -81,9 +81,9 @@ void ldmatrix(uint32_t (&fragments)[kMatrices], const void* row, bool is_transpo
 inline uint32_t transpose_8x8(uint32_t row) {
   const Lanes<uint32_t> rows("movmatrix", 0xFFFFFFFFu, row);
   const int group = current_thread->lane / 4;
-  const int place = current_thread->lane % 4;
+  const int pair = current_thread->lane % 4;
   const auto element = [&](int r) { return rows[r * 4 + group / 2] >> 16 * (group % 2) & 0xFFFFu; };
-  return element(2 * place) | element(2 * place + 1) << 16;
+  return element(2 * pair) | element(2 * pair + 1) << 16;
 }
 
 inline void cp_async(void* shared, const void* global, int bytes, bool is_valid) {
