@@ -1,4 +1,4 @@
-// Comparing secrets.
+// Constant-time comparison of secrets.
 #pragma once
 
 #include <string_view>

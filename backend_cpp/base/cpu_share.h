@@ -1,4 +1,4 @@
-// How many threads this process should compute with.
+// Number of compute threads for this process.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// The one error type of the engine.
+// Error type of the engine.
 #pragma once
 
 #include <stdexcept>

@@ -1,5 +1,5 @@
-// Which kernels serve an operator on a GPU, as far as the environment says: LMDEPLOY_CUDA_KERNELS is `library`, `own`
-// or `torch`, for every operator that has such kernels, and `operator=kernels`, between commas; the last one counts.
+// Kernel override of a GPU operator: LMDEPLOY_CUDA_KERNELS is `library`, `own` or `torch` for all operators, or a
+// comma-separated list of `operator=kernels`; the last entry counts.
 //
 // Both engines ask this table, and users are shown it.
 #pragma once

@@ -1,4 +1,4 @@
-// Values by key, of which those that were not asked for the longest make room for new ones.
+// LRU map.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace turbomind {
 template <class Key, class Value>
 class RecentMap {
  public:
-  // Holds at most `most` values, at least one.
+  // Holds at most `limit` values, at least one.
   explicit RecentMap(size_t limit) : max_count_(limit) {}
 
   // The value of `key`; made by make() where there is none. Valid until the next call. What make() throws passes

@@ -1,4 +1,4 @@
-// Threads that do the same thing at the same time, each for its own part.
+// Team of threads that run one function in parallel, each on its part.
 #pragma once
 
 #include <condition_variable>

@@ -1,4 +1,4 @@
-// Which processors share memory controllers (NUMA nodes), and which of them ranks of a model go on.
+// NUMA nodes and the placement of ranks on them.
 #pragma once
 
 #include <filesystem>

@@ -1,10 +1,8 @@
 // Device interface of the decoder: the operators of kernels/, and the memory they work in.
 //
-// Every pointer in an argument is the device's, except where it says "host". Work is done in the order of the calls; on
-// a device that computes alongside the host, only `download` waits for it. Shapes, layouts and rounding are those of
-// the operator's header. Activations are float32, but between operators that say that they know another type:
-// TypedRows and LinearInput carry theirs, `types_of` and `attention_output_type` say which they may be; others are
-// refused.
+// Pointers are the device's, except where a comment says "host". Calls execute in order; on a device that computes
+// alongside the host, only `download` waits. Shapes, layouts and rounding are those of the operator's header.
+// Activations are float32, or the type of TypedRows and LinearInput that `types_of` and `attention_output_type` allow.
 //
 // One thread uses an object at a time. A call throws Error when the device fails.
 #pragma once
@@ -37,29 +35,26 @@ enum class MemoryUse { kWeights, kSteps, kCache };
 // From where to where bytes are copied.
 enum class Transfer { kUpload, kStagedUpload, kDownload, kWithin };
 
-// Of steps that only decode, padded: rows, and the bound of the context of all of them.
+// Padded shape of a decoding step: rows, and the bound of their contexts.
 struct DecodingShape {
   int rows = 0;
   int context = 0;
 };
 
-// Of a device that makes such steps ready before the first of their shape comes.
+// Steps prepared ahead (graphs), by shape.
 class PreparedSteps {
  public:
   virtual ~PreparedSteps() = default;
 
-  // The shapes that steps of at most `max_rows` sequences, none longer than `max_context` tokens, take and that can
-  // be prepared for: what comes most often comes first.
+  // The shapes of steps of at most `max_rows` sequences of up to `max_context` tokens, the most frequent ones first.
   virtual std::vector<DecodingShape> shapes(int max_rows, int max_context) const = 0;
-  // In place of set_spans for tokens, of all tables that it was called with: those of a step of that shape, which has
-  // no rows of its own.
+  // Replaces set_spans for tokens, of all its tables: a step of that shape without rows.
   virtual void set_empty_spans(const DecodingShape& shape) = 0;
-  // Runs `body`, the operators of such a step, for what happens on the way: kernels are loaded, memory is taken.
+  // Runs `body`, the operators of such a step, to load kernels and allocate memory.
   virtual void warm_up(const std::function<void()>& body) = 0;
-  // Makes ready what run_step does with the repeatable `body` of `rows` rows, for the spans that were set, and does
-  // none of it. Returns whether there was room.
+  // Captures the repeatable `body` of `rows` rows for the spans that were set. False: there is no memory.
   virtual bool prepare(int rows, const std::function<void()>& body) = 0;
-  // Forgets what was made ready for the spans that were set.
+  // Erases what was prepared for the spans that were set.
   virtual void erase(int rows) = 0;
 };
 
@@ -67,10 +62,9 @@ class Operators {
  public:
   virtual ~Operators() = default;
 
-  // Operators of the same device whose work is done in the order of the calls to either; null: all that Device::make
-  // returns work so.
+  // Operators of the same device in one order with these; null: all that Device::make returns are.
   virtual std::unique_ptr<Operators> make_alongside() { return nullptr; }
-  // Has other threads of the machine go before those that compute here, the caller included.
+  // Lowers the priority of its compute threads, the caller included.
   virtual void lower_priority() {}
 
   // ---- memory ----
@@ -85,12 +79,11 @@ class Operators {
   virtual AlignedBuffer allocate_staging(size_t bytes) = 0;
   // Memory available for the KV cache, in bytes.
   virtual size_t free_memory() const = 0;
-  // `source` is the host's; if it is staging memory, it may be changed only when what was asked for later is there.
+  // `source` is the host's; staging memory may change only after a later download has returned.
   void upload(const void* source, size_t bytes, void* destination) {
     transfer(Transfer::kUpload, source, bytes, destination);
   }
-  // Of staging memory, as `upload`, at the latest when an operator or run_step is called: what a step's parts bring may
-  // come at once.
+  // The same from staging memory, batched: uploaded before the next operator or run_step.
   void upload_staged(const void* source, size_t bytes, void* destination) {
     transfer(Transfer::kStagedUpload, source, bytes, destination);
   }
@@ -103,7 +96,7 @@ class Operators {
   void download_later(const void* source, size_t bytes, void* destination) {
     transfer(Transfer::kDownload, source, bytes, destination);
   }
-  // Until all that was asked for is done; staging memory may be changed then.
+  // Waits for all calls; staging memory may change then.
   virtual void wait() {}
   // Within the device.
   void copy(const void* source, size_t bytes, void* destination) {
@@ -117,23 +110,21 @@ class Operators {
   // How many rows to compute for a step of `rows` rows, at least this many; a device may have a few sizes prepared.
   // Rows beyond the step's belong to no span and come to nothing.
   virtual int padded_rows(int rows, bool /*is_decoding*/) const { return rows; }
-  // Takes the memory that set_spans needs for this many spans of tokens, which have this many blocks together in each
-  // of `table_count` tables.
+  // Reserves memory for set_spans: this many spans, with this many blocks in each of `table_count` tables.
   virtual void reserve_spans(int /*table_count*/, int /*span_count*/, size_t /*block_count*/) {}
   // The spans (host) of the step that follows, over cache blocks of this many tokens; each set at most once a step.
   virtual void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) = 0;
-  // Runs `body`, the operators of a step of `rows` rows; where it is repeatable, maybe by doing again what it did for
-  // an earlier step of this many rows. Whatever differs between repeatable steps is in memory uploaded before.
+  // Runs `body`, a step of `rows` rows; if repeatable (differences are in memory uploaded before), may replay a graph.
   virtual void run_step(int /*rows*/, bool /*is_repeatable*/, const std::function<void()>& body) { body(); }
-  // Null where no steps can be made ready.
+  // Null: unsupported.
   virtual PreparedSteps* prepared_steps() { return nullptr; }
 
-  // Chooses the tokens of at most `max_choices` sequences a step; null where the host does that as well.
+  // Samples for at most `max_choices` sequences a step; null: the host samples.
   virtual std::unique_ptr<TokenSampler> make_sampler(int /*vocab_size*/, int /*max_choices*/) { return nullptr; }
 
   // ---- operators ----
 
-  // Those that not every model needs.
+  // Operations that not every model needs.
   virtual const OperationTable& operations() const = 0;
 
   // y[row] = scale table[tokens[row]]. table [vocab, size] of 32 or 16 bits; tokens [rows]; y [rows, size]
@@ -149,10 +140,10 @@ class Operators {
 
   // The types that `linear` takes and gives with this weight and this many rows.
   virtual LinearTypes types_of(const LinearWeight& weight, int rows) = 0;
-  // y = the linear layer of `input`, or, float32 only, y +=. Rows that are made are as if they had been made before.
+  // y = the linear layer of `input`, or, float32 only, y +=. A prologue gives the bits of separate operators.
   virtual void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
                       bool accumulate) = 0;
-  // An input's rows as they are: its own, or, float32, those that its workspace is filled with.
+  // The input after its prologue: its rows, or its workspace, filled with float32.
   LinearInput as_rows(const LinearInput& input, int rows, int size) {
     return input.has_prologue() ? LinearInput(materialize(input, rows, size)) : input;
   }
@@ -166,8 +157,7 @@ class Operators {
     }
     return input.workspace;
   }
-  // y = the MLP of the rows that `input` gives, or y +=. y may be what `input` is made of. What passes between the
-  // layers has the type that both know.
+  // y = the MLP of `input`, or y +=; y may alias the input's source. The layers exchange a type that both support.
   void gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) {
     LinearWeight gate_up = mlp.gate_up;
     gate_up.bias = nullptr;  // added to the sums where they are read
@@ -221,25 +211,22 @@ class Operators {
   // Each element becomes its sum over the ranks the model is spread over, the same bits on all of them
   // (device/device.h). All ranks call it with as many elements; throws Error when another has failed.
   virtual void all_reduce(float* /*x*/, size_t /*count*/) {}
-  // x [ranks, count], of which each rank has filled its own part, becomes the same on all of them. Otherwise as
-  // all_reduce.
+  // x [ranks, count], of which each rank has filled its part, becomes equal on all ranks; else as all_reduce.
   virtual void all_gather(float* /*x*/, size_t /*count*/) {}
 
-  // Of the spans in `params`, what set_spans got for the set is used.
-  // Queries and keys of rows of no span may stay as they are.
+  // Uses the spans of set_spans for the set in `params`; rows of no span may stay unchanged.
   virtual void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
                               const float* factors, const HeadsView& k, const HeadsView& v) = 0;
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
     rope_and_write({}, params, {}, nullptr, k, v);
   }
-  // In which type paged_attention gives its results where `wanted` is what the next layer reads.
-  virtual DType attention_output_type(const AttentionParams& /*params*/, DType /*wanted*/) const {
+  // The type of paged_attention's output where the next layer reads `next`.
+  virtual DType attention_output_type(const AttentionParams& /*params*/, DType /*next*/) const {
     return DType::kFloat32;
   }
   // out [rows, heads, value_dim], float32 or of an attention_output_type
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) = 0;
-  // y = the linear layer of what paged_attention gives, or y +=. `workspace` [rows, heads, value_dim] may be filled
-  // with anything.
+  // y = the linear layer of paged_attention's output, or y +=. `workspace` [rows, heads, value_dim] is overwritten.
   void project_attention(const AttentionParams& params, const HeadsView& q, float* workspace,
                          const LinearWeight& weight, float* y, bool accumulate) {
     const TypedRows attention_output(workspace, attention_output_type(params, types_of(weight, q.rows).rows));

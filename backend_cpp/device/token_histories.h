@@ -1,5 +1,4 @@
-// Which sequences' tokens a device keeps counts of, for penalties: a limited number of places, taken from those that
-// were used longest ago.
+// Slots for the token counts of penalties: a limited number, reused in LRU order.
 #pragma once
 
 #include <cstddef>

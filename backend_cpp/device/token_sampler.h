@@ -1,5 +1,4 @@
-// How a sequence's next token is chosen where its logits are, without the host in between, and what was chosen.
-// engine/generation/generation.h does the same on the host.
+// Sampling interface of a device; engine/generation/generation.h samples on the host.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +11,8 @@ namespace turbomind {
 
 // Pointers are the host's and are read when the step begins, not later.
 struct SamplingMetadata : SamplingParams {
-  // Tokens that penalties count: those so far, of which the first prompt_len are no response; after them come
-  // `unseen` tokens that were chosen by the steps before and that the host does not know yet.
-  uint64_t sequence = 0;  // names the sequence; never that of another one
+  // Tokens that penalties count, the first prompt_len of which are the prompt, and the `in_flight` tokens after them.
+  uint64_t sequence = 0;  // unique number of the sequence
   const std::vector<int32_t>* tokens = nullptr;
   int prompt_len = 0;
   int in_flight = 0;
@@ -29,34 +27,33 @@ struct SamplingMetadata : SamplingParams {
 
 struct SampledToken {
   int32_t token = -1;  // -1: the logits hold NaN or allow no token
-  // Where asked for, log probabilities under the model's own distribution.
+  // Where requested, log probabilities under the unmodified distribution.
   float log_probability = 0;
   const int32_t* top_tokens = nullptr;  // [logprobs], the most likely first
   const float* top_log_probabilities = nullptr;
 };
 
-// A token of a step that the step before chooses.
+// A token of a step that the step before samples.
 struct InFlightToken {
   int row;     // of the step
   int choice;  // of the step before
 };
 
-// A step calls begin, place, choose for all its choices, and end; take may come later, after the next step began.
+// A step calls begin, scatter, choose for all its rows, and end; collect may follow after the next step's begin.
 class TokenSampler {
  public:
   virtual ~TokenSampler() = default;
 
-  // Whether the step that begins next can choose so; it then must. Room for penalties, masks and lists is limited.
+  // Whether the next step can sample so; it then must. Space for penalties, masks and lists is limited.
   virtual bool reserve(const SamplingMetadata& choice) = 0;
 
   virtual void begin(const std::vector<const SamplingMetadata*>& choices) = 0;
-  // Puts unseen tokens into their rows of `tokens` (the device's).
+  // Writes in-flight tokens into their rows of `tokens` (the device's).
   virtual void scatter(const std::vector<InFlightToken>& in_flight, int32_t* tokens) = 0;
-  // Chooses number first to first + count - 1. logits [count, vocab] (the device's), changed.
+  // Samples rows first to first + count - 1. logits [count, vocab] (the device's), changed.
   virtual void choose(int first, int count, float* logits) = 0;
   virtual void end() = 0;
-  // Waits for the oldest step that ended and was not taken, also if it chose nothing. Its choices, in order, valid
-  // until the next call.
+  // Waits for the oldest ended step that was not collected. Its tokens, in order, valid until the next call.
   virtual const SampledToken* collect() = 0;
   // For how long the device has worked on that step.
   virtual double seconds_taken() const = 0;

@@ -21,9 +21,8 @@ void require(bool holds, const char* field, const char* expected, T given) {
 }
 
 void check_params(const GenerationParams& params, const RequestLimits& limits, const TokenTable& tokens) {
-  visit_fields(params, [](const char* name, const auto& field, const Limits& limits_of_field) {
-    check_limits(name, field, limits_of_field);
-  });
+  visit_fields(params,
+               [](const char* name, const auto& field, const Limits& range) { check_limits(name, field, range); });
   const auto require_token = [&](int32_t id, const char* field, const char* expected) {
     if (id < 0 || id >= limits.vocab_size) require(false, field, expected, tokens.quoted(id));
   };

@@ -1,4 +1,4 @@
-// How an engine is set up.
+// Configuration of an engine.
 #pragma once
 
 #include <chrono>

@@ -375,7 +375,7 @@ void EngineCore::give_back_memory() {
   pins_.clear();
   blocks_.contents().evict_all();
   if (const std::vector<PageMove> moves = blocks_.take_moves(); !moves.empty()) runner_.move_pages(moves);
-  if (blocks_.pool().referenced_count() == 0) runner_.give_back_pages();
+  if (blocks_.pool().referenced_count() == 0) runner_.release_pages();
 }
 
 void EngineCore::end_overdue(Clock::time_point now) {

@@ -60,7 +60,7 @@ class EngineCore {
   // Clears the cache, whose content is lost. No request may be open.
   void clear_cache() {
     pins_.clear();
-    blocks_.contents().evict_all();
+    blocks_.contents().clear();
   }
 
   bool has_work() const { return steps_.is_in_flight() || scheduler_.running_count() + scheduler_.waiting_count() > 0; }

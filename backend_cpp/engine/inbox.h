@@ -1,4 +1,4 @@
-// Messages to the step thread from any thread: requests, cancellations, shutdown.
+// Inbox of the step thread: requests, cancellations, shutdown.
 //
 // A request with a response format is first registered with expect() and delivered when its grammar is compiled. If it
 // is cancelled, expires or the engine shuts down before, it goes to the step thread as abandoned immediately, and the

@@ -1,4 +1,4 @@
-// Hands outputs to their callers on its own thread, so that a slow reader never stalls a step.
+// Delivery thread for outputs, so that a slow reader never stalls a step.
 #pragma once
 
 #include <condition_variable>

@@ -1,4 +1,4 @@
-// How the user's settings run a model: pure functions, which open no file, ask no device and start nothing.
+// Resolution of user settings: pure functions of settings, model and device.
 #pragma once
 
 #include <cstddef>

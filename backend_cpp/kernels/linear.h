@@ -16,9 +16,8 @@
 //                       bits for each row and group, with its own scale; products and sums inside a group are exact
 //                       integers, sums over groups float32. So beyond the rounding of the weight, y is off by at most
 //                       sum over groups of (max |x| / 254) sum |w|.
-//   float8              w = scale code, a scale for each group or for all of an output; codes are E4M3
-//   (kernels/types.h)
-//                       and widened in registers, exactly. x is float32, or rounded to bfloat16 where the instruction
+//   float8              w = scale code, a scale for each group or for all of an output; codes are E4M3,
+//                       upcast in registers, exactly. x is float32, or rounded to bfloat16 where the instruction
 //                       set multiplies those (avx512bf16, amx); products are exact and sums float32, so y is off by at
 //                       most (2^-8 + in_features 2^-24) sum |x w|, or the second part of it. That is less than rounding
 //                       x to 8 bits of either kind costs.
@@ -77,8 +76,7 @@ struct LinearWeight {
   bool is_packed() const { return format >= WeightFormat::kInt8; }
 };
 
-// Sources of the rows that a linear layer multiplies: matrices as they are, their norms, or the gated activation
-// between the projections of an MLP. Made where they are read, they need not pass through memory.
+// Input of a linear layer: a matrix, or one with a prologue (norm, gated activation) that is fused into the read.
 struct LinearInput {
   // [rows, in_features]
   LinearInput(const float* rows) : x(rows) {}
@@ -124,13 +122,11 @@ struct LinearTypes {
   // y may be up to 2^20, and one under 1e-3 is off by up to 2^-21 instead of 2^-11 |y|; kBFloat16 is off by up to
   // 2^-9 |y|. It holds a multiple of 16 rows.
   DType result = DType::kFloat32;
-  // Whether it makes norms and activations as it reads what they are made of, which may have the type of any layer's
-  // results where it is gated.
+  // Whether it fuses norms and activations into the read; gated ones may read the type of any layer's results.
   bool makes_rows = false;
 };
 
-// The linear layers of a gated MLP, down(act(gate(x)) * up(x)), and workspace for what passes between them, which
-// nobody else reads: a device may keep it in any form.
+// The linear layers of a gated MLP, down(act(gate(x)) * up(x)), and workspace between them in any form.
 struct GatedMlp {
   const LinearWeight& gate_up;  // the first half of its outputs is gate, the second up
   Activation activation;
@@ -141,8 +137,7 @@ struct GatedMlp {
   LinearInput between() const { return LinearInput::gated(activation, projected, activated); }
 };
 
-// How activations are laid out when they are made ready: [blocks of `interleave` rows, features / unit, interleave,
-// unit].
+// Layout of prepared activations: [blocks of `interleave` rows, features / unit, interleave, unit].
 struct RowsLayout {
   int interleave = 1;   // rows that are adjacent
   int unit = 4;         // neighbouring inputs of a row that do
@@ -184,8 +179,7 @@ struct QuantizedRows {
   }
 };
 
-// Activations in the type and the order in which the instruction set multiplies a weight of float8, or of bfloat16,
-// with them.
+// Activations in the type and order in which the instruction set multiplies a float8 or bfloat16 weight.
 struct ConvertedRows {
   int rows;
   RowsLayout layout;
@@ -211,7 +205,7 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
 // y[row] = scale table[tokens[row]]. table [vocab, size] float32, bfloat16 or float16; y [rows, size] float32
 void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y);
 
-// One of several products that are made together.
+// One GEMM of grouped_gemm.
 struct LinearJob {
   const LinearWeight& weight;
   LinearInput input;
@@ -219,8 +213,8 @@ struct LinearJob {
   float* y;
 };
 
-// The products of all jobs, each as `linear` makes it. Threads meet twice in all, not twice for each: many small
-// products are as fast as a large one. `scratch` has an element for each job at least, or grows.
+// The GEMMs of all jobs, each as in `linear`, with two barriers in all: many small ones are as fast as a large one.
+// `scratch` has an element for each job at least, or grows.
 void grouped_gemm(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs);
 
 }  // namespace turbomind

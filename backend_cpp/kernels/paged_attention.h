@@ -12,8 +12,8 @@
 //
 // int8 and int4 caches hold, for each head and token, x = scale (code - zero) with a half-precision scale and an 8-bit
 // zero point that make the range of the head's values, and 0, representable; after the codes of a head are scale
-// [block_len] and zero [block_len]. Codes are widened in registers; scales and zero points act on scores and weights,
-// not on elements.
+// [block_len] and zero [block_len]. Quantized values are upcast in registers; scales and zero points act on scores and
+// weights, not on elements.
 //
 // Arithmetic. Scores, softmax and sums are float32; where the instruction set multiplies pairs of bfloat16
 // (avx512bf16), queries and softmax weights over a bfloat16 cache are rounded to bfloat16 too, relative error 2^-8

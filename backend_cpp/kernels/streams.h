@@ -1,5 +1,5 @@
-// Several residual streams of a model (AltUp; Baykal et al., 2023, arXiv 2301.13310), and the cut of a row at a share
-// of its own spread. Sums go from the first element on; a row's result depends on that row alone.
+// Residual streams of AltUp (Baykal et al., 2023, arXiv 2301.13310) and activation sparsity. Sums go from the first
+// element on; a row's result depends on that row alone.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace turbomind {
 
 // y[i] = x[i] + sum over k of factors[row, i, k] x[k]; y is not x.
 struct AltupPredict {
-  static constexpr std::string_view kName = "mix_streams";
+  static constexpr std::string_view kName = "altup_predict";
 
   int count = 0;
   int rows = 0;
@@ -26,7 +26,7 @@ struct AltupPredict {
 
 // x[i] += (1 + factors[row, i]) (made - x[active] as it was)
 struct AltupCorrect {
-  static constexpr std::string_view kName = "correct_streams";
+  static constexpr std::string_view kName = "altup_correct";
 
   int count = 0;
   int rows = 0;
@@ -69,7 +69,7 @@ struct MatchRms {
 
 // x = max(x - mean - factor deviation, 0), with mean and standard deviation (of a whole population) of the row
 struct ActivationSparsity {
-  static constexpr std::string_view kName = "cut_rows";
+  static constexpr std::string_view kName = "activation_sparsity";
 
   float factor = 0;
   int rows = 0;

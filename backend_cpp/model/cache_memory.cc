@@ -44,7 +44,7 @@ void CacheMemory::read(Operators& ops, std::span<const int32_t> pages, std::byte
   }
 }
 
-void CacheMemory::give_back(const Operators& ops) const {
+void CacheMemory::release(const Operators& ops) const {
   if (ops.shares_host_memory() && pages_.size() > 0) ::madvise(pages_.as<void>(), pages_.size(), MADV_DONTNEED);
 }
 

@@ -38,7 +38,7 @@ class CacheMemory {
   void read(Operators& ops, std::span<const int32_t> pages, std::byte* to) const;
   void write(Operators& ops, std::span<const int32_t> pages, const std::byte* from) const;
   // Returns the device's pages to the system, where its memory is the host's.
-  void give_back(const Operators& ops) const;
+  void release(const Operators& ops) const;
   size_t page_bytes() const { return page_bytes_; }
   // The first page of the device.
   std::byte* pages() const { return pages_.as<std::byte>(); }

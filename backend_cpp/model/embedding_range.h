@@ -1,4 +1,4 @@
-// Rows that are in place of token embeddings: those of images.
+// Ranges of tokens with given embeddings (images).
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,5 @@
-// How a head begins a step. A head is layers that draft for another model, and a row of it stands for two neighbouring
-// tokens: the model's hidden state of the first, and the embedding of the second, which follows it; it brings the
-// logits of the third. To draft further, it takes its own hidden states in place of the model's.
+// Input of a draft head: a token's embedding and the target's hidden state of the token before it, for the logits of
+// the next one. To draft further, a head takes its own hidden states in place of the target's.
 //
 //   MTP (DeepSeek-AI, 2024, arXiv 2412.19437)   x = join [norm(embedding), norm(hidden)], then a layer of the model
 //   EAGLE (Li et al., 2024, arXiv 2401.15077)   x = join [embedding, hidden], then layers, the first without its norm
@@ -22,7 +21,7 @@ class HeadInput {
 
   const HeadTraits& traits() const { return traits_; }
 
-  // Brings what a step takes alongside its tokens to the device. `own` [rows, size]: what the head made of the rows of
+  // Uploads a step's inputs alongside its tokens. `states` [rows, size]: what the head made of the rows of
   // the step before.
   void begin_step(Operators& ops, const StepInput& input, const float* states);
   // Whether it does the same in each step: EAGLE-3 joins another model's hidden states, and not its own.

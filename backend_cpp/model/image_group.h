@@ -1,4 +1,4 @@
-// Images that tokens look at by cross-attention, in a model where they do not be among the tokens.
+// Groups of images for cross-attention, in models whose images are not among the tokens.
 //
 // Each has one token in the prompt. Images whose tokens follow each other are looked at together: the token of each
 // sees it and those of the group before it, tokens of text see the whole group, up to the next one.

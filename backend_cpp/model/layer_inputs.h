@@ -1,5 +1,4 @@
-// A further input of each layer (per-layer embeddings; Gemma 3n, 4): made once a step of the tokens and of what the
-// first layer reads, and added after a layer's MLP through a gate.
+// Per-layer embeddings (Gemma 3n, 4): computed once a step, added after a layer's MLP through a gate.
 #pragma once
 
 #include "model/spec/model_spec.h"

@@ -30,22 +30,21 @@ struct StepSpan {
   const PageTables* tables = nullptr;    // each covers positions 0 .. first_position + count - 1; of a state, all
   SpanRows requested = SpanRows::kNone;  // rows whose logits are wanted
   int prompt_len = 0;                    // of the whole sequence; some models stretch positions by it
-  // The token after the last row is chosen by the runner (RunnerTraits::samples_on_device); nothing is `wanted` then.
+  // Set where the runner samples (RunnerTraits::samples_on_device); nothing is `requested` then.
   const SamplingMetadata* choice = nullptr;
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
   int position_shift = 0;  // of the ranges that end at or before first_position
   int adapter = 0;         // slot of the low-rank adapter of its rows (AdapterSlots::place_adapter); 0: none
-  int drafts = 0;          // last rows that are only drafted; where the last row is wanted, they and the one before are
+  int drafts = 0;          // last rows that are drafts; with SpanRows::kLast, they and the row before are requested
   int second_text = 0;     // of an encoder: first position of the second text of a pair; 0: there is one text
 
-  // The last ones, whose logits are wanted.
-  int logit_row_count() const {
+  int logit_rows() const {
     return requested == SpanRows::kNone ? 0 : requested == SpanRows::kLast ? 1 + drafts : count;
   }
 };
 
-// Rows of images whose keys and values a step writes before its tokens' rows run: `count` from `first` on.
+// Image rows whose keys and values a step writes before its token rows run: `count` from `first` on.
 struct EncoderKvWrite {
   const ImageGroup* group = nullptr;
   int first = 0;
@@ -53,7 +52,7 @@ struct EncoderKvWrite {
   const PageTables* tables = nullptr;  // of the cache group: [pages][group->block_count()]
 };
 
-// Rows of a step, of one sequence, that look at the first `seen` rows of images, which have been written.
+// Rows of one sequence that attend to the first `seen` rows of images, which have been written.
 struct CrossAttentionSpan {
   int first_row = 0;
   int count = 0;
@@ -66,11 +65,11 @@ struct ImageTraits {
   int width = 0;             // numbers of a row: an embedding, then what is added after each of the first layers
   bool has_grid = false;     // positions have three axes: a range may have a grid
   bool needs_whole = false;  // the tokens of a range see each other: all that are not cached come in one step
-  bool has_cross_attention = false;  // tokens look at further rows of a range, whose own token is one
+  bool has_cross_attention = false;  // text attends to the further rows of a range, which has one token
   bool own_on_grid = false;          // of a range without a grid, rows take the weights of text
 };
 
-// In StepInput::tokens: what the step before chooses for its span number `index`.
+// Placeholder in StepInput::tokens: the token that the step before samples for its span number `index`.
 constexpr int32_t in_flight_token(int index) {
   return -1 - index;
 }
@@ -81,11 +80,10 @@ constexpr int span_of_in_flight(int32_t token) {
 struct StepInput {
   std::vector<int32_t> tokens;  // [rows], spans are consecutive; negative: in_flight_token
   std::vector<StepSpan> spans;
-  std::vector<EncoderKvWrite>
-      kv_writes;  // of at most as many rows as a step has; there may be no tokens alongside them
+  std::vector<EncoderKvWrite> kv_writes;        // at most the rows of a step; there may be no tokens
   std::vector<CrossAttentionSpan> cross_spans;  // in the order of their rows
-  // Input of a head alongside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own. None of its
-  // own: what it made of the rows of the step before, in whose order they are; that step may not have been taken.
+  // Input of a draft head (HeadTraits): [rows, width], or [rows, hidden_size] of its own states. With continues_states
+  // and no rows: its states of the step before, in the order of that step, which may not have been collected.
   std::vector<float> alongside;
   bool continues_states = false;
 
@@ -101,24 +99,23 @@ struct StepInput {
 
 // Results of a step.
 struct StepOutput {
-  // The wanted rows, in span order; valid until the next step begins.
-  float* logits = nullptr;  // [wanted rows, vocab_size], writable
-  // [wanted rows, hidden_size], after the final norm; a head's: what it takes itself; an encoder's, of texts whose last
-  // row alone is wanted: their vectors.
+  // Of the requested rows, in span order; valid until the next launch.
+  float* logits = nullptr;  // [requested rows, vocab_size], writable
+  // [requested rows, hidden_size], after the final norm; a head's next input; the vectors of an encoder's texts.
   const float* hidden = nullptr;
-  // The choices, in span order; valid until the next step is taken.
+  // Sampled tokens, in span order; valid until the next step is collected.
   const SampledToken* chosen = nullptr;
-  // For how long a device alongside the host has worked on it; 0 where the host itself has.
+  // Time on a device other than the host; 0 where the host computes.
   double device_seconds = 0;
   // Where ModelRunner::keep_hidden says so: of all rows, [rows, width].
   const float* token_hidden = nullptr;
 };
 
-// Of a head: layers that draft which token follows a token, out of what another model made of the one before it.
+// Draft head (EAGLE, MTP): predicts the next token from the target's hidden states.
 struct HeadTraits {
-  int width = 0;                   // numbers of a row of that model (ModelRunner::keep_hidden)
-  std::vector<int> target_layers;  // of that model
-  std::vector<int32_t> tokens;     // of that model, by the head's logits; empty: the same
+  int width = 0;                   // of a row of the target's hidden states (ModelRunner::keep_hidden)
+  std::vector<int> target_layers;  // of the target
+  std::vector<int32_t> tokens;     // target tokens by the head's logits; empty: the same
 };
 
 // A low-rank adapter that has been read, and is not yet where it is used.
@@ -184,13 +181,12 @@ struct RunnerTraits {
   int hidden_size = 0;
   ImageTraits images = {};  // of rows in place of token embeddings; without a width, it takes none
   std::optional<HeadTraits> head = std::nullopt;  // where it is one
-  // It is an encoder: a text runs in one step, and its last row, where that alone is wanted, is its vector. There are
-  // no logits.
+  // A text runs in one step; the output of its last row is its vector. There are no logits.
   bool is_pooling_model = false;
   // Other runners of this process can use the cache's memory too (ModelRunner::allocate_cache).
   bool shares_cache = false;
-  // It can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens that
-  // nobody has seen yet, if no rows were wanted of this one.
+  // It samples (StepSpan::choice): the next step may launch before this one is collected, with in-flight tokens, if no
+  // rows were requested of this one.
   bool samples_on_device = false;
   AdapterSlots* adapters = nullptr;      // null: it takes none
   RunnerProcesses* processes = nullptr;  // null: it runs in this one, and a fault of the device cannot be mended
@@ -205,29 +201,25 @@ class ModelRunner {
   // Cache groups of its layers. Those with a window that no sequence of `limits` is longer than see
   // everything.
   virtual std::vector<CacheGroup> cache_groups(const StepLimits& limits) const = 0;
-  // Takes the memory that steps need, whatever they hold, so that none fails for want of it. Called once, first.
+  // Allocates the memory of all steps, so that none fails later. Called once, first.
   virtual void prepare(const StepLimits& /*limits*/) {}
-  // Memory that may be given to the cache, in bytes; where ranks have a part of each page, one rank's. Called before
-  // allocate_cache.
+  // Bytes available for the KV cache, of one rank. Called before allocate_cache.
   virtual size_t free_cache_memory() = 0;
   // Sequences of equal tokens may share cache blocks where their prompts' variants are equal; 0 to 2^30 - 1.
   virtual int cache_variant(int /*prompt_len*/) const { return 0; }
-  // From now on, steps bring StepOutput::token_hidden: the hidden states in front of these layers, joined; without
-  // layers, those after the final norm. Throws Error that says why they cannot be had.
+  // Steps return StepOutput::token_hidden: joined hidden states before these layers; none: after the final norm.
   virtual void keep_hidden(const std::vector<int>& /*layers*/) {
     throw invalid_argument("what runs the model does not hand out the hidden states of all tokens");
   }
   // Called once, before the first step. Returns the cache's first page where RunnerTraits::shares_cache, else null.
   virtual std::byte* allocate_cache(const CacheShare& share) = 0;
-  // Moves pages of the cache, one after the other, after all steps that were begun.
+  // Moves pages of the cache, one after the other, after all launched steps.
   virtual void move_pages(const std::vector<PageMove>& moves) = 0;
-  // Operators for another runner that uses this one's cache: their work is done in one order with its own. Null: so is
-  // that of any others of the device.
+  // Operators for another runner on this one's cache, in one order with its own. Null: all of the device are.
   virtual std::unique_ptr<Operators> operators_alongside() { return nullptr; }
-  // Where pages can be kept outside of the cache: the bytes of one, of all ranks; 0: they cannot. What they hold means
-  // something to a runner of the same model that is set up alike.
+  // Bytes of a page outside of the cache, of all ranks, for runners of the same model and settings; 0: unsupported.
   virtual size_t kept_page_bytes() const { return 0; }
-  // Copies what pages hold out of the cache, or into it, one after the other, after all steps that were begun.
+  // Copies pages out of the cache, or into it, one after the other, after all launched steps.
   virtual void read_pages(std::span<const int32_t> /*pages*/, std::byte* /*to*/) {
     throw internal_error("pages of this runner's cache cannot be read");
   }
@@ -236,22 +228,21 @@ class ModelRunner {
   }
   // Returns the memory of the cache's pages, which hold nothing, to the system until they are written again; where the
   // device cannot do that, it keeps them.
-  virtual void give_back_pages() {}
+  virtual void release_pages() {}
   // Bytes of the weights of all ranks; 0: unknown.
   virtual size_t weight_bytes() const { return 0; }
-  // Called once, when the cache is there: does now what steps that only decode would do when they come first, for as
-  // many shapes of steps as it returns. Whatever it does, every step is right without it.
+  // Warms up decoding once the cache is allocated; returns the number of prepared shapes. Optional for correctness.
   virtual size_t prepare_decoding(const StepLimits& /*limits*/) { return 0; }
-  // Has other threads of the machine go before those that compute for it, the caller included.
+  // Lowers the priority of its compute threads, the caller included.
   virtual void lower_priority() {}
-  // Forgets what it did for others than the first `count` shapes.
+  // Drops what it prepared for others than the first `count` shapes.
   virtual void keep_prepared(size_t /*count*/) {}
-  // Whether it chooses tokens so in the step that begins next, which must then ask for it.
+  // Whether it samples so in the next launch, which must then request it.
   virtual bool reserve(const SamplingMetadata& /*choice*/) { return traits_.samples_on_device; }
 
-  // Begins a step; writes the keys and values of every row. A throw means the device failed, not a request.
+  // Launches a step, which writes the keys and values of every row. A throw means the device failed, not a request.
   virtual void launch(const StepInput& input) = 0;
-  // Waits for the oldest step that was begun and not taken.
+  // Waits for the oldest launched step that was not collected.
   virtual StepOutput collect() = 0;
 
   StepOutput forward(const StepInput& input) {

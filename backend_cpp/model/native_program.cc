@@ -84,9 +84,9 @@ void NativeRunner::compile_layer(int index) {
   float* stream = hidden_;
   for (int cross = 0; cross < cross_layer_count(spec_); ++cross) {
     if (spec_.images->cross_layers[static_cast<size_t>(cross)] != index) continue;
-    program_.add("stream += look at images(stream)",
+    program_.add("stream += cross_attention(stream, images)",
                  [=, this, cross_layer = &weights_.cross_layers[cross]](ModelStep& step) {
-                   if (step.has_cross_spans) cross_->run(step.ops, cross, *mlp_weights, mlp_, stream);
+                   if (step.has_cross_spans) cross_->run(step.ops, cross, *cross_layer, mlp_, stream);
                  });
   }
   compile_kept(index);

@@ -289,7 +289,7 @@ void NativeRunner::connect_ranks() {
 void NativeRunner::launch(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
-  if (cross_) cross_->fill(*ops_, input, weights_.cross_layers);
+  if (cross_) cross_->write(*ops_, input, weights_.cross_layers);
   if (rows == 0) return outputs_.end_without_rows();
   LogitRows logit_rows;
   ModelStep step = stage(input, logit_rows);
@@ -304,7 +304,7 @@ void NativeRunner::launch(const StepInput& input) {
 
 bool NativeRunner::decodes(const StepInput& input, int embedded) const {
   return embedded == 0 && !spec_.encoder && std::ranges::all_of(input.spans, [](const StepSpan& span) {
-           return span.count == 1 && (span.choice != nullptr || span.logit_row_count() == 1);
+           return span.count == 1 && (span.choice != nullptr || span.logit_rows() == 1);
          });
 }
 

@@ -35,8 +35,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
 
-  // The program (model/step/program.h) of the model of that spec.json, a line for each operation. Reads no
-  // weights.
+  // The program (model/step/program.h) of a spec.json, a line for each operation. Reads no weights.
   static std::string program_text(const std::string& spec_file);
   // The cache groups of a model that is not loaded.
   static std::vector<CacheGroup> cache_groups_of(const ModelSpec& spec, CacheType cache_type, const StepLimits& limits);
@@ -54,7 +53,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   size_t kept_page_bytes() const override { return cache_.page_bytes(); }
   void read_pages(std::span<const int32_t> pages, std::byte* to) override { cache_.read(*ops_, pages, to); }
   void write_pages(std::span<const int32_t> pages, const std::byte* from) override { cache_.write(*ops_, pages, from); }
-  void give_back_pages() override { cache_.give_back(*ops_); }
+  void release_pages() override { cache_.release(*ops_); }
   size_t weight_bytes() const override { return weight_bytes_; }
   size_t prepare_decoding(const StepLimits& limits) override;
   void keep_prepared(size_t count) override;
@@ -70,11 +69,11 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
                CacheType cache_type, int max_rows);
   // Without weights.
   NativeRunner(const ModelSpec& spec, CacheType cache_type);
-  // Brings what the step's operations look at to the device.
+  // Uploads the inputs of the step's operations.
   ModelStep stage(const StepInput& input, LogitRows& logit_rows);
-  // Whether every sequence adds one token and looks at its logits; `embedded`: rows in place of token embeddings.
+  // Whether every sequence decodes one token; `embedded`: rows in place of token embeddings.
   bool decodes(const StepInput& input, int embedded) const;
-  // First meeting of the ranks, which is not to happen within a graph.
+  // First barrier of the ranks, outside of a graph.
   void connect_ranks();
   int computed_rows(const DecodingShape& shape) const { return std::min(shape.rows, max_rows_); }
   // Runs a step that only decodes, of that shape, and whose rows belong to no sequence.
@@ -97,7 +96,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   Rows normed() const { return {"normed", normed_}; }
   Rows gathered() const { return {"mlp_input", mlp_input_}; }
   Rows branch() const { return {"branch", branch_}; }
-  // Brings the hidden states of a step's rows to the host, where they are asked for.
+  // Copies the hidden states of a step's rows to the host, where requested.
   void download_kept(int rows);
 
   std::unique_ptr<Operators> ops_;
@@ -106,8 +105,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   size_t weight_bytes_;
   int max_rows_;
   bool is_divided_;  // what a half of a layer makes is a part of a sum over ranks
-  // In `prepare`, ranks do not meet: nobody looks at the result, and a rank that takes memory while another GPU waits
-  // for it may wait for that GPU.
+  // In `prepare`, there are no barriers: a rank that allocates while another GPU waits for it may wait for that GPU.
   bool is_warming_up_ = false;
   bool returns_output_;
   bool keeps_rows_ = false;             // hidden states of all rows are asked for, of the rank that brings the output

@@ -46,8 +46,8 @@ class ParallelRunner final : public ModelRunner, public AdapterSlots {
   size_t kept_page_bytes() const override { return ranks_.front()->kept_page_bytes() * ranks_.size(); }
   void read_pages(std::span<const int32_t> pages, std::byte* to) override;
   void write_pages(std::span<const int32_t> pages, const std::byte* from) override;
-  void give_back_pages() override {
-    run([](ModelRunner& runner, int) { runner.give_back_pages(); });
+  void release_pages() override {
+    run([](ModelRunner& runner, int) { runner.release_pages(); });
   }
   size_t weight_bytes() const override;
   // Ranks must do alike: what not all could prepare, none keeps.

@@ -1,4 +1,4 @@
-// Several residual streams (AltUp, with LAuReL; Gemma 3n): layers compute on one of them and correct the others.
+// Residual streams (AltUp, with LAuReL; Gemma 3n): layers compute on one of them and correct the others.
 #pragma once
 
 #include <array>

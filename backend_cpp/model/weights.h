@@ -79,7 +79,7 @@ struct LayerWeights {
                  dense_output_norm, expert_norm, expert_output_norm, input, streams, scale)
 };
 
-// A layer that looks at images: gated cross-attention, then a gated MLP. Adapters add nothing to it.
+// A cross-attention layer: gated cross-attention, then a gated MLP, without adapters.
 struct CrossLayerWeights {
   NormStorage attention_norm;
   LinearStorage q;

@@ -46,7 +46,7 @@ PYBIND11_MODULE(_turbomind, m) {
   turbomind::bind_quantized(m);
   m.def("available_cpu_count", &turbomind::available_cpu_count);
   m.def("kernel_operators", &kernel_operators);
-  m.def("wanted_kernels", &requested_kernels, pybind11::arg("engine"), pybind11::arg("name"));
+  m.def("requested_kernels", &requested_kernels, pybind11::arg("engine"), pybind11::arg("name"));
   m.def("model_program", &turbomind::NativeRunner::program_text, pybind11::arg("spec_file"));
   m.def("cpu_isas", &turbomind::supported_isas);
   m.def("cpu_isa", [] { return turbomind::kernels().name; });

@@ -137,7 +137,7 @@ void bind_worker(py::module_& m) {
       .def_readonly("moves", &Order::moves)
       .def_readonly("rows", &Order::rows)
       .def_readonly("spans", &Order::spans)
-      .def_readonly("wanted", &Order::requested)
+      .def_readonly("logit_rows", &Order::logit_rows)
       .def_readonly("choices", &Order::choices)
       .def_readonly("area", &Order::area)
       .def_readonly("embedded", &Order::embedded)

@@ -157,7 +157,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
       }
       if (plan_.groups.size() > 1) check_groups(span);
       const bool samples = span.choice != nullptr;
-      const int requested = samples ? 1 : span.logit_row_count();
+      const int requested = samples ? 1 : span.logit_rows();
       std::vector<int32_t> tokens;
       for (int position = 0; position < span.first_position + span.count; ++position) {
         if (slot(span, position) < 0) throw std::logic_error("a position was read before it was written");

@@ -38,8 +38,8 @@ class KeepingRunner final : public ModelRunner, public AdapterSlots {
   size_t free_cache_memory() override { return 1; }
   std::byte* allocate_cache(const CacheShare&) override { return nullptr; }
   void move_pages(const std::vector<PageMove>&) override {}
-  void begin(const StepInput&) override {}
-  StepOutput take() override { return {}; }
+  void launch(const StepInput&) override {}
+  StepOutput collect() override { return {}; }
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override {
     return std::make_unique<NamedFile>(directory);
   }

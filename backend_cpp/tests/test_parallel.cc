@@ -64,7 +64,7 @@ class SummingRunner final : public ModelRunner {
   size_t free_cache_memory() override { return static_cast<size_t>(1000 + rank_); }
   std::byte* allocate_cache(const CacheShare&) override { return nullptr; }
   void move_pages(const std::vector<PageMove>&) override {}
-  void begin(const StepInput&) override {
+  void launch(const StepInput&) override {
     for (int half = 0; half < 4; ++half) {
       if (half == 2 && step_ == failing_step_) throw internal_error("rank " + std::to_string(rank_) + " broke");
       logit_ = static_cast<float>(rank_ + 1);
@@ -72,7 +72,7 @@ class SummingRunner final : public ModelRunner {
     }
     ++step_;
   }
-  StepOutput take() override { return {&logit_, nullptr, nullptr}; }
+  StepOutput collect() override { return {&logit_, nullptr, nullptr}; }
 
  private:
   std::unique_ptr<Operators> ops_;

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "weights/codes/awq_gptq.h"
-#include "weights/codes/row_codes.h"
+#include "weights/codes/row_quantized.h"
 #include "weights/gguf/matrix.h"
 #include "weights/w8a8.h"
 

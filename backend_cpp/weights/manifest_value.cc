@@ -136,11 +136,11 @@ ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>
   return ManifestValue(applied(operation, joined(numbers), shape));
 }
 
-bool can_pack(const std::vector<ManifestValue>& parts, bool takes_mins) {
+bool can_pack(const std::vector<ManifestValue>& parts, bool takes_gguf_codes) {
   const QuantizedMatrix* front = parts[0].quantized();
   return front != nullptr && std::all_of(parts.begin(), parts.end(), [&](const ManifestValue& part) {
            return part.quantized() != nullptr && front->packs_with(*part.quantized()) &&
-                  (takes_mins || !part.quantized()->has_mins());
+                  (takes_gguf_codes || !part.quantized()->has_mins());
          });
 }
 
@@ -150,7 +150,7 @@ LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, bool takes
     for (int row = 0; row < static_cast<int>(part.shape()[0]); ++row)
       rows.push_back({part.quantized(), part.output(row)});
   }
-  return parts.at(0).quantized()->pack(rows, loop);
+  return parts.at(0).quantized()->pack(rows, takes_gguf_codes, loop);
 }
 
 }  // namespace turbomind

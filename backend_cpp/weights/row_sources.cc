@@ -22,7 +22,7 @@ class ModuleRows final : public QuantizedMatrix {
   void dequantize(int, float*) const override { reject(); }
   std::shared_ptr<const QuantizedMatrix> inputs(const Slice&) const override { reject(); }
   bool packs_with(const QuantizedMatrix&) const override { return false; }
-  LinearStorage pack(const std::vector<QuantizedRow>&, const Loop&) const override { reject(); }
+  LinearStorage pack(const std::vector<QuantizedRow>&, bool, const Loop&) const override { reject(); }
 
  private:
   [[noreturn]] static void reject() { throw invalid_argument("a tensor is not made of whole rows"); }

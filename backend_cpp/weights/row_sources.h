@@ -1,4 +1,4 @@
-// Which module of the checkpoint each row of an engine tensor comes from.
+// Source module, in the checkpoint, of each row of an engine tensor.
 #pragma once
 
 #include <string>

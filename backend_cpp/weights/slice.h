@@ -1,4 +1,4 @@
-// Which part of a dimension somebody keeps.
+// Kept part of a dimension.
 #pragma once
 
 #include <algorithm>

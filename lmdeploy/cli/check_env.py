@@ -234,7 +234,7 @@ def _gpu_kernels() -> dict[str, str]:
         if operator["checked"]:
             text += f" (compared with {operator['checked']} at start)"
         try:
-            override = _turbomind.wanted_kernels(operator["engine"], operator["name"])
+            override = _turbomind.requested_kernels(operator["engine"], operator["name"])
         except ValueError as error:
             return {"GPU kernels": str(error)}
         if override is not None:

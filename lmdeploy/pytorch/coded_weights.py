@@ -55,7 +55,7 @@ class CodedMatrix:
     ) -> None:
         self.bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
         address = 0 if self.bias is None else self.bias.data_ptr()
-        self._linear = _turbomind.CodedLinear(checkpoint, outputs, inputs, address)
+        self._linear = _turbomind.QuantizedLinear(checkpoint, outputs, inputs, address)
         self.native = self._linear.weight
         self.is_packed = self._linear.is_packed
         self.out_features = sum(end - begin for _, (_, begin, end) in outputs)

@@ -115,7 +115,7 @@ class StepRunner:
             self._model.shapes, args.quant_policy, self._model.dtype, self._model.states
         )
         self._forward = self._model.forward
-        uses_graphs = not args.eager_mode and _turbomind.wanted_kernels("pytorch", "graphs") != "off"
+        uses_graphs = not args.eager_mode and _turbomind.requested_kernels("pytorch", "graphs") != "off"
         self._captures = uses_graphs and self._device.device.type == "cuda"
         self._is_first = args.rank == 0
         self._uploads = Uploads(self._device.device)
@@ -191,9 +191,9 @@ class StepRunner:
         is_fixed = context.input_embeddings is None and context.grid_positions is None
         forward = self._forward if is_fixed and not self._model.adapters.is_used else self._model.forward
         logits, hidden = forward(context)
-        if self._is_first and order.wanted:
-            torch.from_numpy(self._channel.logits[: order.wanted]).copy_(logits[order.choices :])
-            torch.from_numpy(self._channel.hidden[: order.wanted]).copy_(hidden[order.choices :])
+        if self._is_first and order.logit_rows:
+            torch.from_numpy(self._channel.logits[: order.logit_rows]).copy_(logits[order.choices :])
+            torch.from_numpy(self._channel.hidden[: order.logit_rows]).copy_(hidden[order.choices :])
         if not order.choices:
             return None
         if staged is None:
@@ -247,7 +247,7 @@ class StepRunner:
 
 def _chooses_tokens(device: torch.device) -> bool:
     """Return whether tokens are chosen in PyTorch: as it is asked, else on a GPU that does what the CPU does."""
-    override = _turbomind.wanted_kernels("pytorch", "sampling")
+    override = _turbomind.requested_kernels("pytorch", "sampling")
     if override is not None or device.type != "cuda":
         return override == "torch"
     try:

@@ -193,7 +193,7 @@ def test_a_long_prompt_is_multiplied_in_8_bits(
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "initializer_range": 0.05, "num_hidden_layers": 1}
     source = make_small(tmp_path / "source", architecture, **sizes)
     quantize_checkpoint(source, tmp_path / "model", form)
-    ids = (PROMPT * 5)[:200]  # at least kWidenRows of linear.cu
+    ids = (PROMPT * 5)[:200]  # at least kDequantizeRows of linear.cu
 
     def logits(device: str) -> torch.Tensor:
         settings = {"dtype": "float32", "num_tokens_per_iter": 256}

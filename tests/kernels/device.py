@@ -65,9 +65,9 @@ def read_tensor(directory: Path, name: str, shape: list[int]) -> torch.Tensor:
     return torch.from_numpy(host_module().read_tensor(str(directory), name, shape))
 
 
-def multiply_codes(directory: Path, name: str, shape: list[int], x: torch.Tensor) -> torch.Tensor | None:
+def multiply_quantized(directory: Path, name: str, shape: list[int], x: torch.Tensor) -> torch.Tensor | None:
     """Return ``x W^T`` for a matrix stored as codes, as the CPU multiplies them; None where it takes the numbers."""
-    y = host_module().multiply_codes(str(directory), name, shape, x.numpy())
+    y = host_module().multiply_quantized(str(directory), name, shape, x.numpy())
     return None if y is None else torch.from_numpy(y)
 
 

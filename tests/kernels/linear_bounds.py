@@ -20,7 +20,7 @@ from tests.kernels.weights import SCALED, Weight
 
 EPS = 2.0**-24
 STEPS = {"float32": 0.0, "bfloat16": 2.0**-9, "float16": 2.0**-11, "int8": 2.0**-11, "int4": 2.0**-11}  # on CUDA
-MANY_ROWS = 192  # kWidenRows in kernels/cuda/linear/linear.cu
+MANY_ROWS = 192  # kDequantizeRows in kernels/cuda/linear/linear.cu
 
 
 def _input_steps(x: torch.Tensor, weight: Weight) -> torch.Tensor:

@@ -206,7 +206,7 @@ def test_a_row_draws_the_same_alone_and_among_others(cuda: Device, rule: Rule) -
 
 def test_tokens_are_noted(cuda: Device) -> None:
     tokens = np.array([3, 64, 3, -1, 99], np.int32)
-    seen, counts = cuda.native.note_tokens(np.zeros(4, np.uint32), np.zeros(100, np.int32), tokens)
+    seen, counts = cuda.native.record_tokens(np.zeros(4, np.uint32), np.zeros(100, np.int32), tokens)
     noted = np.unpackbits(seen.view(np.uint8), bitorder="little").nonzero()[0]
     assert noted.tolist() == [3, 64, 99]
     assert counts.nonzero()[0].tolist() == [3, 64, 99]

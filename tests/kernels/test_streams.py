@@ -17,12 +17,12 @@ def test_streams_agree_with_float64(device: Device, count: int, rows: int, size:
     square, line = torch.randn(rows, count, count) / count, torch.randn(rows, count)
     mixed = x.double() + torch.einsum("rik,krs->irs", square.double(), x.double())
     y = torch.empty_like(x)
-    device.native.mix_streams(count, rows, size, square, x, y)
+    device.native.altup_predict(count, rows, size, square, x, y)
     agree(y, mixed)
     active = count // 2
     change = (made - x[active]).double()
     exact = x.double() + (1 + line.double()).T[:, :, None] * change
-    device.native.correct_streams(count, rows, size, active, line, made, x)
+    device.native.altup_correct(count, rows, size, active, line, made, x)
     agree(x, exact)
 
 
@@ -43,7 +43,7 @@ def test_activations_are_cut_at_their_spread_and_nothing_else_is(device: Device,
     own = x[:, :size].double()
     cut = own.mean(-1, keepdim=True) + factor * own.std(-1, unbiased=False, keepdim=True)
     rest = x[:, size:].clone()
-    device.native.cut_rows(factor, 3, size, size + 5, x)
+    device.native.activation_sparsity(factor, 3, size, size + 5, x)
     agree(x[:, :size], (own - cut).clamp(min=0))
     assert torch.equal(x[:, size:], rest)
 

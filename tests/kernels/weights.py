@@ -132,7 +132,7 @@ def group_codes_weight(
     zeros = torch.randint(0, min(2**bits + 1, 256), (tiles, groups, 16), dtype=torch.uint8)
     order = torch.randperm(in_features).int() if shuffles_inputs else None
     native = device.native.weight(
-        device.module.pack_codes(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
+        device.module.pack_values(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
         scales=scales.view(torch.int16).numpy().view(np.uint16), zeros=zeros.numpy(),
         input_order=None if order is None else order.numpy(),
     )  # fmt: skip
@@ -163,7 +163,7 @@ def group_minima_weight(
     scales = (torch.rand(tiles, groups, 16) * 0.02 + 0.001).half()
     mins = (-scales * 2 ** (bits - 1) * (0.5 + torch.rand(scales.shape))).half()
     native = device.native.weight(
-        device.module.pack_codes(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
+        device.module.pack_values(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
         scales=scales.view(torch.int16).numpy().view(np.uint16), mins=mins.view(torch.int16).numpy().view(np.uint16),
     )  # fmt: skip
 

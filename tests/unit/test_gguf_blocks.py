@@ -97,7 +97,7 @@ def test_numbers_and_products_are_those_of_the_package(kind: str, tmp_path: Path
     # Products and sums of two or three float32 each.
     torch.testing.assert_close(device.read_tensor(tmp_path, "x", [24, INPUTS]), numbers, rtol=1e-6, atol=1e-7)
     x = torch.randn(5, INPUTS, generator=torch.Generator().manual_seed(1))
-    found = device.multiply_codes(tmp_path, "x", [24, INPUTS], x)
+    found = device.multiply_quantized(tmp_path, "x", [24, INPUTS], x)
     assert found is not None
     group = 16 if kind in {"Q2_K", "Q3_K", "Q6_K", "NVFP4"} else 32
     rounded = round_activations(x, group).double()
@@ -113,7 +113,7 @@ def test_formats_that_are_joined_stay_codes(kinds: tuple[str, ...], tmp_path: Pa
     numbers = torch.cat(write(tmp_path, kinds))
     describe(tmp_path, concat(*(load(number) for number in range(len(kinds)))))
     x = torch.randn(3, INPUTS, generator=torch.Generator().manual_seed(2))
-    found = device.multiply_codes(tmp_path, "x", list(numbers.shape), x)
+    found = device.multiply_quantized(tmp_path, "x", list(numbers.shape), x)
     assert found is not None
     group = 16 if {"Q3_K", "Q6_K", "Q2_K"} & set(kinds) else 32
     rounded = round_activations(x, group).double()
@@ -127,7 +127,7 @@ def test_rows_move_as_codes_and_inputs_are_cut(tmp_path: Path) -> None:
     describe(tmp_path, swapped)
     expected = numbers.view(2, 6, 2, INPUTS).transpose(1, 2).reshape(24, INPUTS)
     torch.testing.assert_close(device.read_tensor(tmp_path, "x", [24, INPUTS]), expected, rtol=1e-6, atol=1e-7)
-    assert device.multiply_codes(tmp_path, "x", [24, INPUTS], torch.ones(1, INPUTS)) is not None
+    assert device.multiply_quantized(tmp_path, "x", [24, INPUTS], torch.ones(1, INPUTS)) is not None
     describe(tmp_path, rows_of(load(0), 96, 480, dim=1))
     found = device.read_tensor(tmp_path, "x", [24, 384])
     torch.testing.assert_close(found, numbers[:, 96:480], rtol=1e-6, atol=1e-7)
@@ -141,7 +141,7 @@ def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
     content[begin : begin + 2] = np.float16("nan").tobytes()
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(ValueError, match="must be finite halves"):
-        device.multiply_codes(tmp_path, "x", [24, INPUTS], torch.ones(1, INPUTS))
+        device.multiply_quantized(tmp_path, "x", [24, INPUTS], torch.ones(1, INPUTS))
 
 
 def test_a_file_cut_after_it_was_described_is_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_the_environment_names_kernels(
     value: str, expected: dict[tuple[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", value)
-    overrides = {key: _turbomind.wanted_kernels(*key) for key in OPERATORS}
+    overrides = {key: _turbomind.requested_kernels(*key) for key in OPERATORS}
     assert {key: kernels for key, kernels in overrides.items() if kernels is not None} == expected
 
 
@@ -67,7 +67,7 @@ def test_the_environment_names_kernels(
 def test_a_value_that_says_nothing_is_refused(value: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", value)
     with pytest.raises(ValueError, match=f"^LMDEPLOY_CUDA_KERNELS is {value}: {reason}"):
-        _turbomind.wanted_kernels("turbomind", "graphs")
+        _turbomind.requested_kernels("turbomind", "graphs")
     assert collect()["GPU kernels"] == f"LMDEPLOY_CUDA_KERNELS is {value}: {reason}"
 
 

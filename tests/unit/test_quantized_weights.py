@@ -136,7 +136,7 @@ def test_the_engine_reads_and_multiplies_the_numbers_that_codes_stand_for(
     weight = values_of(EXPRESSIONS[name], numbers)
     assert torch.equal(read_tensor(tmp_path, weight.shape), weight)
     x = torch.randn(3, weight.shape[1])
-    found = device.multiply_codes(tmp_path, "x", list(weight.shape), x)
+    found = device.multiply_quantized(tmp_path, "x", list(weight.shape), x)
     assert (found is not None) == (name in STAYS_CODES)
     if found is not None:
         if SCHEMES[scheme].desc_act:  # inputs are rounded with those of their group

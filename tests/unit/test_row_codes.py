@@ -62,7 +62,7 @@ def test_the_engine_reads_and_multiplies_the_numbers_that_codes_stand_for(form: 
     # Numbers of few bits are rounded to themselves: the sum of two inputs, each the whole of its group.
     x = torch.zeros(3, weight.shape[1])
     x[0, 3], x[1, -1], x[2, 3], x[2, -1] = 1, 2, 1, 2
-    found = device.multiply_codes(tmp_path, "x", list(weight.shape), x)
+    found = device.multiply_quantized(tmp_path, "x", list(weight.shape), x)
     assert (found is not None) == (name != "inputs cut")
     if found is not None and not FORMS[form].is_ordered:  # which mixes the two inputs' groups
         exact, most = x.double() @ weight.double().T, x.double() @ weight.double().abs().T

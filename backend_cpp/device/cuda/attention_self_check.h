@@ -1,5 +1,4 @@
-// SelfChecks of libraries' attention (self_check.h): random sequences in a paged cache of one layer, and ours over
-// them.
+// Self-checks of library attention (self_check.h): random sequences in a paged cache of one layer.
 #pragma once
 
 #include <functional>
@@ -20,7 +19,7 @@ class AttentionSelfCheck {
   AttentionSelfCheck(CudaOperators& ops, const AttentionParams& like, const std::vector<std::pair<int, int>>& sequences,
                      int value_in_key = -1);
 
-  // `theirs` writes to out() and returns what is there.
+  // `candidate` writes to out() and returns what is there.
   SelfCheck run(const std::function<std::vector<float>()>& candidate);
 
   const AttentionParams& params() const { return params_; }

@@ -1,4 +1,4 @@
-// Steps that only decode, as graphs that are launched at once.
+// CUDA graphs of decoding steps.
 //
 // Graphs of the shapes that come most often are captured before the first step; others when their shape comes the
 // second time, but for models that are spread over GPUs, where one rank would wait inside of a sum for another that is

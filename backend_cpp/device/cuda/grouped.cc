@@ -8,7 +8,7 @@
 
 #include "device/cuda/operators.h"
 #include "device/cuda/self_check.h"
-#include "kernels/cuda/grouped/grouped_product.h"
+#include "kernels/cuda/grouped/grouped_gemm.h"
 #include "kernels/packed_weight.h"
 
 namespace turbomind {

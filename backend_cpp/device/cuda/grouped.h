@@ -1,5 +1,4 @@
-// Experts' products by a library's kernel where there is one for the device and it has passed its self-check
-// (self_check.h).
+// Grouped GEMMs of experts by a library kernel that has passed its self-check (self_check.h).
 #pragma once
 
 #include <map>

@@ -79,8 +79,7 @@ void CudaLatents::plan() {
   is_planned_ = !pieces_.empty();
 }
 
-bool CudaLatents::compute_attention(const AttentionParams& params, const int32_t* blocks, const HeadsView& q,
-                                    float* out) {
+bool CudaLatents::compute(const AttentionParams& params, const int32_t* blocks, const HeadsView& q, float* out) {
   if (!knows(params) || !is_planned_) return false;
   cuda::latent_attention(ops_.stream(), ops_.scratch(cuda::latent_scratch_bytes(pieces_)), *kernel_, pieces_,
                          plan_.device<int32_t>(), params, blocks, q, out);

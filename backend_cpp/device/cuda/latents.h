@@ -23,7 +23,7 @@ class CudaLatents {
   // else their number.
   void set_spans(std::vector<cuda::DeviceSpan> spans, int padded_spans);
   // Attends as cuda::paged_attention would, for all spans set; false where it cannot.
-  bool compute_attention(const AttentionParams& params, const int32_t* blocks, const HeadsView& q, float* out);
+  bool compute(const AttentionParams& params, const int32_t* blocks, const HeadsView& q, float* out);
 
  private:
   bool knows(const AttentionParams& params);

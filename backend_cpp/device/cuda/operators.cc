@@ -238,11 +238,9 @@ DType CudaOperators::attention_output_type(const AttentionParams& params, DType 
 }
 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) {
-  if (out.type == DType::kFloat32 &&
-      latents_->compute_attention(params, spans_of(params.set).blocks(), q, out.floats()))
-    return;
+  if (out.type == DType::kFloat32 && latents_->compute(params, spans_of(params.set).blocks(), q, out.floats())) return;
   const CudaSpans& spans = spans_of(params.set);
-  const bool are_prompts_done = prefill_->compute_attention(params, spans.blocks(), q, out);
+  const bool are_prompts_done = prefill_->compute(params, spans.blocks(), q, out);
   for (const cuda::DeviceSpans& group : spans.groups()) {
     if (group.span_count == 0 || (group.max_rows > 1 && are_prompts_done)) continue;
     const size_t floats = cuda::max_attention_workspace_floats(params);  // one size, so that it never grows

@@ -68,28 +68,27 @@ Numbers sums_of(P2pAllReduce& peers, Numbers numbers) {
   ThreadTeam team(static_cast<int>(numbers.size()), [&] { peers.stop(); });
   // Memory is had before any GPU waits for another.
   team.run([&](int rank) {
-    Rank& rank_state = ranks[static_cast<size_t>(rank)];
+    Rank& state = ranks[static_cast<size_t>(rank)];
     const std::vector<float>& parts = numbers[static_cast<size_t>(rank)];
     cuda::check(cudaSetDevice(rank), "choosing a GPU");
     cudaStream_t stream = nullptr;
     cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-    rank_state.stream.reset(stream);
-    rank_state.memory = cuda::allocate(parts.size() * sizeof(float));
-    cuda::check(
-        cudaMemcpy(rank_state.memory.as<void>(), parts.data(), rank_state.memory.size(), cudaMemcpyHostToDevice),
-        "copying to the GPU");
+    state.stream.reset(stream);
+    state.memory = cuda::allocate(parts.size() * sizeof(float));
+    cuda::check(cudaMemcpy(state.memory.as<void>(), parts.data(), state.memory.size(), cudaMemcpyHostToDevice),
+                "copying to the GPU");
   });
   const Deadline timeout(peers);
   team.run([&](int rank) {
-    const Rank& rank_state = ranks[static_cast<size_t>(rank)];
-    auto* x = rank_state.memory.as<float>();
+    const Rank& state = ranks[static_cast<size_t>(rank)];
+    auto* x = state.memory.as<float>();
     for (const size_t count : kCounts) {
-      peers.all_reduce(rank, x, count, rank_state.stream.get());
+      peers.all_reduce(rank, x, count, state.stream.get());
       x += count;
     }
-    cuda::check(cudaStreamSynchronize(rank_state.stream.get()), "waiting for the GPU");
-    cuda::check(cudaMemcpy(numbers[static_cast<size_t>(rank)].data(), rank_state.memory.as<void>(),
-                           rank_state.memory.size(), cudaMemcpyDeviceToHost),
+    cuda::check(cudaStreamSynchronize(state.stream.get()), "waiting for the GPU");
+    cuda::check(cudaMemcpy(numbers[static_cast<size_t>(rank)].data(), state.memory.as<void>(), state.memory.size(),
+                           cudaMemcpyDeviceToHost),
                 "copying from the GPU");
   });
   if (timeout.is_over()) throw internal_error("no response for 20 s");

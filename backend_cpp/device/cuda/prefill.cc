@@ -81,8 +81,8 @@ void CudaPrefill::plan() {
   is_planned_ = true;
 }
 
-bool CudaPrefill::compute_attention(const AttentionParams& params, const int32_t* blocks, const HeadsView& q,
-                                    const TypedRows& out) {
+bool CudaPrefill::compute(const AttentionParams& params, const int32_t* blocks, const HeadsView& q,
+                          const TypedRows& out) {
   if (!knows(params) || !is_planned_) return false;
   cuda::prefill_attention(ops_.stream(), ops_.scratch(cuda::prefill_scratch_bytes(params, q.rows)), *kernel_, plan_,
                           on_device_.device<int32_t>(), params, blocks, q, out);

@@ -21,8 +21,7 @@ class CudaPrefill {
   // The spans of tokens of the step that follows. Those of several rows are the library's, if they have many.
   void set_spans(const std::vector<cuda::DeviceSpan>& spans);
   // Attends as cuda::paged_attention would, for all spans of several rows; false where it cannot.
-  bool compute_attention(const AttentionParams& params, const int32_t* blocks, const HeadsView& q,
-                         const TypedRows& out);
+  bool compute(const AttentionParams& params, const int32_t* blocks, const HeadsView& q, const TypedRows& out);
 
  private:
   bool knows(const AttentionParams& params);

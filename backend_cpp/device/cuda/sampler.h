@@ -1,4 +1,4 @@
-// Tokens chosen on a GPU: kernels/cuda/sampling/sampling.h, and what it needs of each sequence.
+// Token sampler of a GPU: kernels/cuda/sampling/sampling.h with the state of each sequence.
 #pragma once
 
 #include <array>

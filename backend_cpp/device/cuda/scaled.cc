@@ -5,7 +5,7 @@
 
 #include "device/cuda/operators.h"
 #include "device/cuda/self_check.h"
-#include "kernels/cuda/linear/products.h"
+#include "kernels/cuda/linear/gemms.h"
 #include "kernels/packed_weight.h"
 
 namespace turbomind {

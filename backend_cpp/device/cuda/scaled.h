@@ -1,5 +1,4 @@
-// Products whose scales a library applies itself, where the device's library has them and they have passed their
-// self-check (self_check.h).
+// GEMMs whose scales a library applies, after their self-check (self_check.h).
 #pragma once
 
 #include <map>

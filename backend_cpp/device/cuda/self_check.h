@@ -1,5 +1,4 @@
-// Libraries' kernels on probation: one is used on a device only after it came to what ours does there, on a small
-// random problem. What is found is written to stderr, once a problem.
+// Self-checks of library kernels: one is used only after it agreed with the native kernel on a small random problem.
 //
 // A kernel that breaks the device (an illegal address, say) breaks it for good: then LMDEPLOY_CUDA_KERNELS leaves it
 // out.
@@ -38,7 +37,7 @@ struct SelfCheck {
 // The largest difference as a part of what it may be; infinity for one that is not a number, or without any element.
 double largest_difference(const SelfCheck& check);
 
-// Runs `run` and says whether the kernel, called `name` in what is written, may be used alongside `ours`. An Error in
+// Runs `run` and says whether the kernel, called `name` in what is written, may be used alongside `native`. An Error in
 // it means no.
 bool passes_self_check(const std::string& name, const std::function<SelfCheck()>& run, const char* native = "ours");
 

@@ -1,4 +1,4 @@
-// The KV cache: what sequences take from it and give back.
+// KV cache of the engine's sequences.
 //
 // A block is in one of these states:
 //   free        its pages hold nothing
@@ -72,14 +72,12 @@ class BlockCache final : public CacheSource {
 
   // Returns a block for new content with one reference; kNoBlock: too many pages are referenced.
   int32_t allocate(int group = 0);
-  // Adds a reference to a stored block; a host block is swapped in first. Returns the block's new number; kNoBlock: too
-  // many pages are referenced.
+  // References a stored block, swapped in first if on the host. Returns its new number; kNoBlock: no page is free.
   int32_t take(int32_t block);
   // Publishes a block as its group's content for block `index` of a prefix, whose node is `node`. Returns the block to
   // use from now on: an equal one that was published before, otherwise `block`.
   int32_t attach(const PrefixKey& prefix, int index, NodeId node, int32_t block);
-  // Drops one reference of each block (kNoBlock is skipped) and clears the list. Throws Error(kInternal) for a block
-  // that is not referenced.
+  // Unreferences each block (but kNoBlock) and clears the list. Throws Error(kInternal) for an unreferenced block.
   void release(std::vector<int32_t>& blocks, Keep keep = Keep::kContent);
   // Drops one reference of a block and sets it to kNoBlock.
   void release(int32_t& block, Keep keep) { drop(std::exchange(block, kNoBlock), keep); }

@@ -186,7 +186,7 @@ void CacheAnnouncer::report_everything(CacheSource& cache) {
   events_.clear();
   events_.emplace_back();
   std::set<std::pair<uint64_t, CacheTier>> reported;
-  for (const NodeId id : cache.id()) {
+  for (const NodeId id : cache.stored_nodes()) {
     const Node& node = nodes_.at(cache.tree().number(id));
     if (!node.can_be_found || !reported.emplace(node.hash, node.tier).second) continue;
     report_stored(node, cache.tree().tokens(id), node.tier);

@@ -1,4 +1,4 @@
-// Turns changes of the block cache into KV events.
+// KV event source: reports changes of the block cache.
 //
 // A block is identified by its hash: FNV-1a (64 bits; Fowler, Noll and Vo) of
 //

@@ -165,13 +165,13 @@ std::vector<int32_t> CacheContents::idle(const std::vector<NodeId>& nodes) const
   return blocks;
 }
 
-void CacheContents::evict_nodes(const std::vector<int32_t>& blocks) {
+void CacheContents::evict_blocks(const std::vector<int32_t>& blocks) {
   for (const int32_t block : blocks) {
     if (order_.has(block)) lose(block);  // it may have gone with one before it
   }
 }
 
-void CacheContents::evict_all() {
+void CacheContents::clear() {
   for (const int32_t block : order_.all()) {
     order_.remove(block);
     detach(block);

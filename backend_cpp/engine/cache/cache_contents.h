@@ -55,12 +55,12 @@ class CacheContents {
   // Frees an attached block, with the contents that can no longer be matched.
   void lose(int32_t block);
 
-  // Frees the idle contents of a node, of all nodes of a realm, and of all nodes.
-  void evict_nodes(NodeId node) { evict_nodes(idle({node})); }
-  void evict_namespace(uint64_t cache_namespace) { evict_nodes(idle(tree_.of_namespace(cache_namespace))); }
-  void evict_unused() { evict_nodes(order_.all()); }
+  // Frees the idle contents of a node, of all nodes of a namespace, and of all nodes.
+  void evict_node(NodeId node) { evict_blocks(idle({node})); }
+  void evict_namespace(uint64_t cache_namespace) { evict_blocks(idle(tree_.of_namespace(cache_namespace))); }
+  void evict_unused() { evict_blocks(order_.all()); }
   // Frees all contents; nothing may be referenced. For when the pages themselves are lost.
-  void evict_all();
+  void clear();
   // The idle blocks of nodes, in their order.
   std::vector<int32_t> idle(const std::vector<NodeId>& nodes) const;
 
@@ -80,7 +80,7 @@ class CacheContents {
   bool is_observed(NodeId node, int group) const { return group == observed_group_ && !tree_.is_part(node); }
   void hand_over(int32_t from, int32_t to);
   void detach(int32_t block);
-  void evict_nodes(const std::vector<int32_t>& blocks);
+  void evict_blocks(const std::vector<int32_t>& blocks);
   void lose_for_room(int32_t block);
 
   BlockPool& pool_;

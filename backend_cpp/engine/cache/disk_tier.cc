@@ -323,8 +323,8 @@ void DiskTier::exchange(bool is_busy) {
     bytes += part->content.size();
     load_part(*part);
   }
-  for (int lookups = 0; bytes < max_bytes && transfers_.has_room(largest_) && (!is_busy || lookups < kBusyLookups);
-       ++lookups) {
+  for (int tries = 0; bytes < max_bytes && transfers_.has_room(largest_) && (!is_busy || tries < kBusyLookups);
+       ++tries) {
     if (queue_.empty()) break;
     bytes += send_next();
   }

@@ -1,7 +1,7 @@
 // The block cache's disk tier: files that outlive the process (engine/disk/block_files.h).
 //
 //   block cache -- queued contents -> exchange() -- pages --> BlockTransfers --> files
-//   waiting sequence -- waits_for_load() ---------------- keys ---> BlockTransfers <-- files
+//   waiting sequence -- waits_for_load() -- keys ------------> BlockTransfers <-- files
 //   block cache <-- restored, idle -- exchange() <- pages -------'
 //
 // Unreferenced contents are written once, parents first; a content that is about to be evicted is written before
@@ -53,7 +53,7 @@ class DiskTier final : private CacheObserver {
   // Throws Error (kInvalidArgument) for a directory that cannot be used, or a limit that is too small.
   DiskTier(const DiskTierConfig& config, CacheSource& cache, ModelRunner& runner, std::function<void()> wake);
 
-  // Registers a realm: the contents of requests with this salt and this adapter (LoadedAdapter::content); empty: none.
+  // Registers the namespace of requests with this salt and adapter (LoadedAdapter::content); empty: none.
   void record_namespace(uint64_t cache_namespace, const std::string& salt, const std::string& adapter);
   // Whether a sequence should wait because blocks of the first `limit` tokens of its prefix are being read; starts the
   // read. `anchors`: those of SequenceMemory.
@@ -61,8 +61,7 @@ class DiskTier final : private CacheObserver {
   // Records that a step computed this many tokens in `seconds`, to estimate the cost of recomputation.
   void record_step(int tokens, double seconds);
 
-  // Sets the source of labels for events, which must outlive the tier. Existing files are reported too, for requests
-  // without salt and adapter.
+  // Sets the source of event labels, which must outlive the tier. Existing files of no salt and adapter count too.
   void label_with(const CacheAnnouncer& labels);
   // Returns the file changes since the last call, for the announcer.
   std::vector<FileChange> take_changes() { return files_.take_changes(); }

@@ -1,5 +1,4 @@
-// The cache blocks of the images that a sequence attends to by cross-attention, and how many of their rows have been
-// written. They are matched by image digest, as blocks of tokens are matched by tokens.
+// Cross-attention cache blocks of a sequence's images, matched by image digest, and their written rows.
 //
 //   not allocated -- match, grow --> allocated --- plan, commit ---> written ---- pass ----> released
 //      ^                                |
@@ -22,7 +21,7 @@ namespace turbomind {
 class ImageBlocks {
  public:
   // One group's blocks.
-  struct ImageAllocation {
+  struct Entry {
     const ImageGroup* group = nullptr;
     int end = 0;  // one past the last token that attends to it
     bool is_passed = false;
@@ -42,9 +41,9 @@ class ImageBlocks {
   // Pages needed in addition to those it has.
   int missing_pages(const BlockCache& cache) const;
   // Allocates all blocks of a group. False: too many pages are referenced; blocks allocated so far stay.
-  static bool grow(BlockCache& cache, ImageAllocation& allocation);
+  static bool grow(BlockCache& cache, Entry& entry);
   // The unwritten groups that tokens [begin, end) attend to, in order.
-  std::vector<ImageAllocation*> unwritten(int begin, int end);
+  std::vector<Entry*> unwritten(int begin, int end);
   // Marks planned rows as written and publishes complete groups.
   void commit(BlockCache& cache, const PrefixKey& sequence);
   // Releases the groups that no token from `cached` on attends to.
@@ -58,14 +57,14 @@ class ImageBlocks {
   // Appends all referenced blocks.
   void add_blocks(std::vector<int32_t>& blocks) const;
   bool has_blocks() const {
-    return std::ranges::any_of(all_, [](const ImageAllocation& allocation) { return !allocation.blocks.empty(); });
+    return std::ranges::any_of(all_, [](const Entry& entry) { return !entry.blocks.empty(); });
   }
 
  private:
   // Updates the page tables for blocks from index `first` on.
-  static void list_pages(const BlockCache& cache, ImageAllocation& allocation, size_t first);
+  static void list_pages(const BlockCache& cache, Entry& entry, size_t first);
 
-  std::vector<ImageAllocation> all_;  // ascending
+  std::vector<Entry> all_;  // ascending
 };
 
 }  // namespace turbomind

@@ -1,4 +1,4 @@
-// How long a prefix hit is, given which blocks exist.
+// Length of a prefix hit, given which blocks exist.
 #pragma once
 
 #include <vector>
@@ -37,8 +37,8 @@ bool has_blocks_before_part(const CachePlan& plan, int tokens, IsThere is_there)
   return true;
 }
 
-// The longest hit in blocks, at most `most`, for which every group has the blocks it needs: `is_there(index, group)` is
-// whether a group's block `index` exists.
+// The longest hit in blocks, at most `limit`, for which every group has the blocks it needs: `is_there(index, group)`
+// is whether a group's block `index` exists.
 template <class IsThere>
 int longest_hit(const CachePlan& plan, int limit, IsThere is_there) {
   std::vector<bool> is_valid(static_cast<size_t>(limit) + 1, true);

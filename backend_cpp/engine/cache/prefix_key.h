@@ -1,4 +1,4 @@
-// Everything that determines keys and values: the key for prefix matching.
+// Prefix key: everything that determines keys and values.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,9 @@ namespace turbomind {
 
 // Separates contents with equal tokens. It excludes the model, which a cache never outlives.
 struct PrefixScope {
-  // `realm` stands for a cache salt and an adapter, or for one session or request alone.
-  PrefixScope(uint64_t namespace_of = 0, int variant_of = 0, bool is_of_cross = false)  // NOLINT: a realm is a scope
+  // `cache_namespace` stands for a cache salt and an adapter, or for one session or request alone.
+  PrefixScope(uint64_t namespace_of = 0, int variant_of = 0,
+              bool is_of_cross = false)  // NOLINT: a namespace is a scope
       : cache_namespace(namespace_of), variant(variant_of), is_cross(is_of_cross) {}
 
   uint64_t cache_namespace;
@@ -37,13 +38,13 @@ struct PrefixKey {
   std::string_view salt = {};
 };
 
-// The realms of requests: those of one realm may find each other's blocks.
+// Cache namespaces of requests: those of one may find each other's blocks.
 class CacheScopes {
  public:
   static constexpr uint64_t kShared = 0;              // of all requests without a salt
   static constexpr uint64_t kUnknown = ~uint64_t{0};  // of nobody
 
-  // `most` salts are remembered. One that was forgotten gets a new scope: what was cached in its name is not found.
+  // `limit` salts are remembered. An evicted one gets a new scope: what was cached in its name is not found.
   explicit CacheScopes(size_t limit = 4096) : max_count_(limit) {}
 
   // `adapter`: of the rows; 0: none. What adapters add is in the keys and values.

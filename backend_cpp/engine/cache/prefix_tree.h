@@ -167,7 +167,7 @@ class PrefixTree {
   std::vector<Node> nodes_;
   std::vector<NodeId> unused_;
   std::unordered_multimap<uint64_t, NodeId> index_;  // by key_of()
-  std::unordered_multimap<uint64_t, NodeId> roots_;  // by realm
+  std::unordered_multimap<uint64_t, NodeId> roots_;  // by namespace
   uint64_t next_number_ = 1;
   std::vector<Deleted> deleted_;  // a ring
   size_t next_deleted_ = 0;

@@ -113,12 +113,12 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
     return blocks > 0 ? path[static_cast<size_t>(blocks) - 1] : cache.tree().find_root(prefix.scope);
   };
   if (cache.plan().group_of(MemoryKind::kState) < 0) {
-    // Of the blocks before, a window needs no more than after `least` tokens.
+    // Of the blocks before, a window needs no more than after `min_tokens` tokens.
     const auto is_whole = [&](NodeId node) { return has_all_groups(cache, node); };
     const int blocks = min_tokens / len;
     const auto [part, shared] =
         cache.tree().find_longest(node_before(blocks), prefix, blocks, limit - min_tokens, is_whole);
-    return shared < cache.snapshots().limits.min_copied_tokens ? Found{} : Found{blocks, part, min_tokens + shared};
+    return shared < cache.snapshots().limits.min_copied ? Found{} : Found{blocks, part, min_tokens + shared};
   }
   for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend() && *anchor > min_tokens; ++anchor) {
     const int blocks = *anchor / len;
@@ -347,7 +347,7 @@ void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
   if (is_whole) {
     record_snapshot(cache, node);
   } else {
-    cache.contents().evict_nodes(node);
+    cache.contents().evict_node(node);
   }
   tree.unref(node);
 }
@@ -424,8 +424,7 @@ void SequenceMemory::keep_end(BlockCache& cache, const PrefixKey& prefix) {
   }
   const bool has_state = cache.plan().group_of(MemoryKind::kState) >= 0;
   const int in_last = cached_ % cache.block_len();
-  if (!has_state && cached_ > matched_ && in_last >= cache.snapshots().limits.min_copied_tokens)
-    publish_part(cache, prefix);
+  if (!has_state && cached_ > matched_ && in_last >= cache.snapshots().limits.min_copied) publish_part(cache, prefix);
 }
 
 // The last block, which is not full.
@@ -445,7 +444,7 @@ void SequenceMemory::release(BlockCache& cache, const PrefixKey& prefix, Keep ke
   for (size_t index = 0; index < groups_.size(); ++index) cache.release(groups_[index].blocks, keep);
   if (!path_.empty()) {
     if (keep == Keep::kNothing) {
-      std::for_each(path_.rbegin(), path_.rend(), [&](NodeId node) { cache.contents().evict_nodes(node); });
+      std::for_each(path_.rbegin(), path_.rend(), [&](NodeId node) { cache.contents().evict_node(node); });
     }
     cache.tree().unref(path_.back());
   }

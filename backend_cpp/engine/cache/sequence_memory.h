@@ -53,8 +53,8 @@ class SequenceMemory {
   bool is_empty() const { return groups_.empty(); }
 
   // References what the cache holds for the first tokens of `prefix`, at most `limit`, and sets the anchors: the last
-  // block boundary within the first `prompt_len` tokens, and `marks` (token counts, ascending); without states, the
-  // block boundaries before these. The memory must be empty.
+  // block boundary within the first `prompt_len` tokens, and `branch_points` (token counts, ascending); without states,
+  // the block boundaries before these. The memory must be empty.
   void match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len,
              const std::vector<int>& branch_points);
   // The same without matching content.
@@ -76,7 +76,7 @@ class SequenceMemory {
   // Advances by `count` computed tokens: publishes full blocks, makes snapshots, releases blocks that left a window, as
   // `keep` says. After back_up(), tokens are only counted.
   void advance(BlockCache& cache, const PrefixKey& prefix, int count, Keep keep);
-  // Copies the states after `cached` tokens, until one of the next two is called. False: no room.
+  // Copies the states after `cached` tokens, until one of the next two is called. False: no space.
   bool back_up(BlockCache& cache);
   // Restores the states; the tokens since back_up() count as not computed.
   void roll_back(BlockCache& cache);
@@ -108,14 +108,13 @@ class SequenceMemory {
     int tokens = 0;
   };
 
-  // How many blocks of a path can be used, at most `most`.
+  // How many blocks of a path can be used, at most `max_blocks`.
   static int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int max_blocks);
-  // The longest match of more than `least` and at most `limit` tokens that ends within a block: with states, at an
-  // anchor; without, after `least` tokens in whole blocks, where the block that shares most of its tokens parts.
+  // The longest match of more than `min_tokens` and at most `limit` tokens that ends within a block: with states, at an
+  // anchor; without, after `min_tokens` tokens in whole blocks, where the block that shares most of its tokens parts.
   Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int min_tokens,
                   int limit) const;
-  // References the blocks of a match. On failure it releases them again. Returns the index of the first block that
-  // could not be referenced, or the number of blocks.
+  // References the blocks of a match, all or none. Returns the index of the first that failed, or their number.
   int take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found);
   int take_chain(BlockCache& cache, const std::vector<NodeId>& path, const Found& found, int group);
   bool take_block(BlockCache& cache, const std::vector<NodeId>& path, int group, int index);

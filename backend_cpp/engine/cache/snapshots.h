@@ -16,10 +16,9 @@
 namespace turbomind {
 
 struct SnapshotLimits {
-  int pages = 0;     // of all snapshots; by default a fourth of the arena
-  int interval = 0;  // in prompt tokens at which they are made; 0: at anchors only (engine/cache/sequence_memory.h)
-  int min_copied_tokens =
-      8;  // of a block that shares its first tokens with a prefix, at least so many are worth a copy
+  int pages = 0;       // of all snapshots; by default a fourth of the arena
+  int interval = 0;    // in prompt tokens at which they are made; 0: at anchors only (engine/cache/sequence_memory.h)
+  int min_copied = 8;  // tokens that a block must share with a prefix to be worth a copy
 };
 
 class Snapshots {

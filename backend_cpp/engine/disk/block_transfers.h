@@ -1,4 +1,4 @@
-// Reads and writes files of cache blocks on its own thread.
+// I/O thread for files of cache blocks.
 //
 //   step thread:  write()  --> queue -->  its thread --> BlockFiles
 //                 ask()    --> queue -->  its thread <-- BlockFiles

@@ -1,4 +1,4 @@
-// Passes KV events to the process that publishes them (lmdeploy/kv_events/publisher.py).
+// Client of the process that publishes KV events (lmdeploy/kv_events/publisher.py).
 //
 //   step thread: push --> queue --> its own thread: lines --> socket --> the process --> ZMQ
 //

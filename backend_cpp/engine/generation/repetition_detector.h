@@ -1,4 +1,4 @@
-// Notices when a response repeats one span of tokens and nothing else.
+// Detector of a response that only repeats one span of tokens.
 //
 // A span of p tokens that has come k times in a row leaves (k - 1) p tokens each equal to the one p before it. So there
 // is one count for each p, of how many tokens in a row are; a token costs one pass over all of them.

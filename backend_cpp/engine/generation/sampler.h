@@ -1,4 +1,4 @@
-// Chooses the next token from a row of logits.
+// Token sampler of the host: chooses a token from a row of logits.
 #pragma once
 
 #include <cstddef>

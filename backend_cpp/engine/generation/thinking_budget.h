@@ -1,5 +1,4 @@
-// Ends the reasoning of a response when its budget of tokens is spent or when it only repeats itself, by forcing the
-// tokens of the end mark.
+// Reasoning budget: forces the end tokens when the budget is spent or the reasoning only repeats itself.
 //
 // Reasoning begins with the response, or with a mark at the response's beginning, and ends with another mark, if it is
 // not ended first. Marks are found in the text under any tokenization.

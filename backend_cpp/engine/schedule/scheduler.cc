@@ -104,7 +104,7 @@ PrefixReport count_hit(PrefixReport report, const BlockCache& cache, const Seque
 }
 
 // Drafts that it can take before its response ends.
-int max_drafts(const Sequence& sequence) {
+int draft_limit(const Sequence& sequence) {
   return sequence.params().max_new_tokens - sequence.chosen() - 1;
 }
 
@@ -232,7 +232,7 @@ void Scheduler::add_drafts(int free_tokens) {
                          requested_rows(*sequence) == SpanRows::kLast;
     if (!goes_on) continue;
     const int end = sequence->cached() + sequence->planned;
-    const int max_drafts = std::min(max_drafts(*sequence), speculator_->max_drafts());
+    const int max_drafts = std::min(draft_limit(*sequence), speculator_->max_drafts());
     // The last border of a prompt may lie within the step; tokens that run again are not to become ever more.
     if (has_state && (sequence->cached() < sequence->prompt_len() || sequence->planned > kMaxRedone)) continue;
     const int requested = sequence->memory.next_stop(blocks_, end + max_drafts) - end;
@@ -283,7 +283,7 @@ bool Scheduler::would_draft(const Step& step) const {
   const auto step_tokens = static_cast<int>(step.input.tokens.size());
   return speculator_ != nullptr && std::ranges::any_of(step.sequences, [&](const auto& sequence) {
            return sequence->is_open && sequence->generation.can_take_drafts() &&
-                  speculator_->would_draft(candidate(blocks_, *sequence, max_drafts(*sequence)), step_tokens);
+                  speculator_->would_draft(candidate(blocks_, *sequence, draft_limit(*sequence)), step_tokens);
          });
 }
 
@@ -307,15 +307,14 @@ int Scheduler::chunk_of(const Sequence& sequence, int budget) const {
 // Returns how many of these tokens can run in it; negative: the sequence was preempted, or has no place for an image.
 int Scheduler::plan_images(Sequence& sequence, int tokens, int& kv_writes, bool may_preempt) {
   if (tokens == 0) return 0;
-  for (ImageBlocks::ImageAllocation* allocation :
-       sequence.images.unwritten(sequence.cached(), sequence.cached() + tokens)) {
-    while (!ImageBlocks::grow(blocks_, *allocation)) {
+  for (ImageBlocks::Entry* entry : sequence.images.unwritten(sequence.cached(), sequence.cached() + tokens)) {
+    while (!ImageBlocks::grow(blocks_, *entry)) {
       if (!may_preempt || !make_room(sequence)) return -1;
     }
-    const int left = allocation->group->rows() - allocation->written;
-    allocation->planned = std::min(left, config_.max_step_tokens - kv_writes);
-    kv_writes += allocation->planned;
-    if (allocation->planned < left) return std::max(0, allocation->group->begin() - sequence.cached());
+    const int left = entry->group->rows() - entry->written;
+    entry->planned = std::min(left, config_.max_step_tokens - kv_writes);
+    kv_writes += entry->planned;
+    if (entry->planned < left) return std::max(0, entry->group->begin() - sequence.cached());
   }
   return tokens;
 }
@@ -416,9 +415,8 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
     int target = shared / blocks_.block_len() * blocks_.block_len();
     int awaited = 0;
     if (blocks_.plan().group_of(MemoryKind::kState) >= 0) {
-      for (const int branch_point : sequence.group->branch_points)
-        target = branch_point <= shared ? std::max(target, branch_point) : target;
-    } else if (shared - target >= blocks_.snapshots().limits.min_copied_tokens &&
+      for (const int point : sequence.group->branch_points) target = point <= shared ? std::max(target, point) : target;
+    } else if (shared - target >= blocks_.snapshots().limits.min_copied &&
                target + blocks_.block_len() <= static_cast<int>(running->tokens.size())) {
       awaited = target + blocks_.block_len();  // the block whose first tokens it shares can be copied once it is full
     }

@@ -53,7 +53,7 @@ struct Step {
   std::vector<PageMove> moves;  // executed first
   StepInput input;
   std::vector<std::shared_ptr<Sequence>> sequences;
-  std::vector<std::shared_ptr<Sequence>> encoding;  // with input.fills, the cross-attention keys and values to compute
+  std::vector<std::shared_ptr<Sequence>> encoding;  // of input.kv_writes
   bool was_short_of_blocks = false;                 // a sequence was left out for lack of blocks
   double begin_seconds = 0;                         // time it took to launch the step
 
@@ -80,8 +80,7 @@ class Scheduler {
  public:
   using MovePages = std::function<void(const std::vector<PageMove>&)>;
 
-  // `speculator`: null without speculative decoding. `move_pages` moves pages immediately. `disk`: null without a disk
-  // tier. All must outlive the scheduler.
+  // `speculator`, `disk`: null if off. `move_pages` moves pages immediately. All must outlive the scheduler.
   Scheduler(const SchedulerConfig& config, BlockCache& blocks, Speculator* speculator = nullptr,
             MovePages move_pages = nullptr, DiskTier* disk = nullptr)
       : config_(config), blocks_(blocks), speculator_(speculator), move_pages_(std::move(move_pages)), disk_(disk) {}
@@ -96,8 +95,7 @@ class Scheduler {
   void commit(const Step& step);
   // Accepts the first `count` draft tokens of a sequence in a committed step, and discards the others.
   void take_drafts(Sequence& sequence, int count);
-  // Passes the hidden states of a step's tokens to the drafter, if the runner returns them: token_hidden [tokens,
-  // width].
+  // Passes the hidden states of a step's tokens, token_hidden [tokens, width], to the drafter.
   void record_hidden(const Step& step, const float* token_hidden);
   // Whether the next step should wait for the tokens of `step`, since drafts depend on them.
   bool would_draft(const Step& step) const;

@@ -66,7 +66,7 @@ void StepLoop::collect(Step& step, const OnOutput& on_output) {
     Sequence& sequence = *step.sequences[i];
     const StepSpan& span = step.input.spans[i];
     const bool is_sampled = span.choice != nullptr;
-    const int count = span.logit_row_count();
+    const int count = span.logit_rows();
     if (is_sampled) --sequence.in_flight;
     if (sequence.is_open && (is_sampled || count > 0)) {
       on_output(step.sequences[i], {span, is_sampled ? chosen : nullptr, count, logits, hidden,

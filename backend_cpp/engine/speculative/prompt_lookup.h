@@ -45,13 +45,13 @@ class MatchChances {
 
 // Finds the longest suffix of a text that occurs in the texts added before.
 //
-// N-grams of `least` tokens are found by hash, the latest place first; among the few places compared, the one with the
-// longest match is used, as in LZ77 (Ziv and Lempel, 1977). Places are compared token by token.
+// N-grams of `min_length` tokens are found by hash, the latest place first; among the few places compared, the one with
+// the longest match is used, as in LZ77 (Ziv and Lempel, 1977). Places are compared token by token.
 class NgramIndex {
  public:
   struct Match {
     int position = -1;  // of the token that followed; -1: none
-    int length = 0;     // of the match before it, at most `most`
+    int length = 0;     // of the match before it, at most max_length
   };
 
   NgramIndex(int min_length, int max_length) : min_length_(min_length), max_length_(max_length) {}
@@ -65,7 +65,7 @@ class NgramIndex {
   void end_text();
   // The place where `text` may continue; its last tokens may be the last that were added.
   Match find(std::span<const int32_t> text, uint64_t scope = 0) const;
-  // The number of tokens before `place` that match the end of `text`, at most `most`.
+  // The number of tokens before `position` that match the end of `text`, at most max_length_.
   int length_at(std::span<const int32_t> text, int position) const;
   void clear() { *this = NgramIndex(min_length_, max_length_); }
 
@@ -159,7 +159,7 @@ class LikelyTokens {
   // Of the first `vocab_size` of a table, which must outlive this.
   LikelyTokens(const TokenTable& table, int vocab_size) : table_(table), vocab_size_(vocab_size) {}
 
-  // At most `most`; fewer where no token continues.
+  // At most `max_count`; fewer where no token continues.
   std::vector<int32_t> of(std::string_view text, size_t max_count);
 
  private:

@@ -1,4 +1,4 @@
-// How tokens are drafted that a step then runs alongside the one that is due.
+// Configuration of speculative decoding.
 #pragma once
 
 #include <string>

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "kernels/cpu/activation_rows.h"
-#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attention_block.h"
 #include "kernels/cpu/index_scores.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear/in_vectors.h"
@@ -21,7 +21,7 @@
 #include "kernels/sampling.h"
 
 #if defined(TM_TILES)
-#include "kernels/cpu/amx/attend_on_tiles.h"
+#include "kernels/cpu/amx/attention_on_tiles.h"
 #include "kernels/cpu/amx/table.h"
 #endif
 

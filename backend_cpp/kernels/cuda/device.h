@@ -9,8 +9,7 @@
 //   - `dynamic_shared<T>()` instead of extern __shared__; at the start of a block it holds NaN in the emulation;
 //   - static `__shared__` arrays without initialiser; no __constant__ that the host writes;
 //   - warp collectives name all 32 lanes; no cooperative groups;
-//   - no block waits for another, but for those with its number in the same launch on other GPUs, by
-//   `launch_cooperative`
+//   - no block waits for another, except (`launch_cooperative`) for the same block of a launch on other GPUs
 //     (comm/p2p_all_reduce.cu says why that ends);
 //   - PTX only in kernels/cuda/ptx.h (mma, cp.async, lop3, signals) and hopper.h, which state the fragment layouts;
 //   - functions of the emulation are in testing/cuda_emulated/{kernel_language,types}.h: add what is missing there.
@@ -233,9 +232,8 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   config.numAttrs = may_overlap() && kernels_wait(function) ? 1 : 0;
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   std::apply(
-      [&](auto&... argument) {
-        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(argument)>*>(&argument))...,
-                             nullptr};
+      [&](auto&... arg) {
+        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(arg)>*>(&arg))..., nullptr};
         check(cudaLaunchKernelExC(&config, function, addresses), "launching a kernel");
       },
       values);
@@ -248,9 +246,8 @@ void launch_cooperative(void (*kernel)(Parameters...), dim3 grid, dim3 block, cu
                         Arguments&&... arguments) {
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   std::apply(
-      [&](auto&... argument) {
-        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(argument)>*>(&argument))...,
-                             nullptr};
+      [&](auto&... arg) {
+        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(arg)>*>(&arg))..., nullptr};
         check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses, 0, stream),
               "launching a kernel");
       },

@@ -17,7 +17,7 @@ namespace turbomind {
 // One block of memory: the layers, their parts, then A and B of each.
 class AdapterWeights final : public Adapter {
  public:
-  // In the host's memory; the pointers in it are offsets until `place`.
+  // In the host's memory; the pointers in it are offsets until `upload`.
   AdapterWeights(AlignedBuffer memory, std::vector<int> ranks, int parts)
       : memory_(std::move(memory)), ranks_(std::move(ranks)), parts_(parts) {}
 

@@ -1,5 +1,4 @@
-// Layers that look at images: gated cross-attention to their rows, then a gated MLP (Llama 3.2 Vision; Alayrac et
-// al., 2022, have the gates). Token rows that look at none pass them by.
+// Cross-attention layers: gated cross-attention to images, then a gated MLP (Llama 3.2 Vision; Alayrac et al., 2022).
 //
 // An image's keys and values are a cache group of their own, whose blocks hold rows of images. A block is as long as
 // makes the most of a page, since these are fewer layers than those of tokens:
@@ -27,7 +26,7 @@ class CrossLayers final : public LayerMemory {
   size_t use_cache(Operators& ops, const CachePlan& plan, size_t first_group, std::byte* pages) override;
 
   // Writes the keys and values of the step's ImageFills. Once a step, as is begin_step().
-  void fill(Operators& ops, const StepInput& input, const std::vector<CrossLayerWeights>& layers);
+  void write(Operators& ops, const StepInput& input, const std::vector<CrossLayerWeights>& layers);
   void begin_step(Operators& ops, const StepInput& input) override;
   bool has_spans() const { return row_count_ > 0; }  // a row of the step, at an image
   // Adds what layer number `index` makes of the rows of hidden [rows, hidden_size] that look. `mlp`: its scratch.

@@ -138,7 +138,7 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
     layers[{window < limits.context ? window : 0, attention_of(spec_, layer)}].push_back(layer);
   }
   std::vector<CacheGroup> groups;
-  for (auto& [shared, heads_of_layer] : layers) {
+  for (auto& [shared, group_layers] : layers) {
     const auto [window, number] = shared;
     const Kind& kind = kinds_[static_cast<size_t>(number)];
     CacheGroup& group = groups.emplace_back();
@@ -267,27 +267,24 @@ void SelfAttention::compile_latent(Program& program, int layer, const LatentWeig
 
 void SelfAttention::compile_projection(Program& program, int layer, const AttentionWeights& weights, const Source& x) {
   const Kind& kind = kind_of(layer);
-  const Heads heads_of_layer = heads(kind, has_keys(layer));
+  const Heads qkv = heads(kind, has_keys(layer));
   program.add(std::string(has_keys(layer) ? "queries, keys, values" : "queries") +
                   (kind.spec.has_output_gate ? ", gates" : "") + " = qkv(" + x.name + ")",
               [this, &weights, x = x.rows](ModelStep& step) { step.linear(weights.qkv, x, qkv_, false); });
   if (const float clip = kind.spec.qkv_clip; clip > 0) {
-    program.add("clamp queries, keys, values",
-                [this, clip, width = heads_of_layer.queries.row_stride](ModelStep& step) {
-                  step.ops.apply({.kind = Pointwise::Kind::kClamp, .limit = clip},
-                                 rows_view(qkv_, step.rows, static_cast<int>(width)));
-                });
+    program.add("clamp queries, keys, values", [this, clip, width = qkv.queries.row_stride](ModelStep& step) {
+      step.ops.apply({.kind = Pointwise::Kind::kClamp, .limit = clip},
+                     rows_view(qkv_, step.rows, static_cast<int>(width)));
+    });
   }
   if (!has_keys(layer)) return;
   if (kind.spec.norms_values) {
-    program.add("values = norm(values)", [this, heads_of_layer](ModelStep& step) {
-      step.ops.norm_heads(unit_norm(), step.of(heads_of_layer.values));
-    });
+    program.add("values = norm(values)",
+                [this, qkv](ModelStep& step) { step.ops.norm_heads(unit_norm(), step.of(qkv.values)); });
   }
   if (kind.spec.value_scale != 1) {
-    program.add("values *= " + std::to_string(kind.spec.value_scale), [&kind, heads_of_layer](ModelStep& step) {
-      step.ops.scale(kind.spec.value_scale, step.of(heads_of_layer.values));
-    });
+    program.add("values *= " + std::to_string(kind.spec.value_scale),
+                [&kind, qkv](ModelStep& step) { step.ops.scale(kind.spec.value_scale, step.of(qkv.values)); });
   }
 }
 
@@ -295,13 +292,13 @@ void SelfAttention::compile_head_norms(Program& program, int layer, const Attent
   const Kind& kind = kind_of(layer);
   const QkNorm norm = kind.spec.qk_norm;
   if (norm == QkNorm::kNone || (norm == QkNorm::kUnit && !rotates(layer))) return;
-  const Heads heads_of_layer = heads(kind, has_keys(layer));
-  program.add("queries = norm(queries)", [this, norm, &weights, heads_of_layer](ModelStep& step) {
-    norm_heads(step.ops, norm, weights.q_norm, step.of(heads_of_layer.queries));
+  const Heads qkv = heads(kind, has_keys(layer));
+  program.add("queries = norm(queries)", [this, norm, &weights, qkv](ModelStep& step) {
+    norm_heads(step.ops, norm, weights.q_norm, step.of(qkv.queries));
   });
   if (!has_keys(layer)) return;
-  program.add("keys = norm(keys)", [this, norm, &weights, heads_of_layer](ModelStep& step) {
-    norm_heads(step.ops, norm, weights.k_norm, step.of(heads_of_layer.keys));
+  program.add("keys = norm(keys)", [this, norm, &weights, qkv](ModelStep& step) {
+    norm_heads(step.ops, norm, weights.k_norm, step.of(qkv.keys));
   });
 }
 
@@ -340,7 +337,7 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
                             const Target& y) {
   const Kind& kind = kind_of(layer);
   const bool has_keys = this->has_keys(layer);
-  const Heads heads_of_layer = heads(kind, has_keys);
+  const Heads qkv = heads(kind, has_keys);
   RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
   if (latent_) {
     compile_latent(program, layer, *weights.latent, program.made(x));
@@ -349,9 +346,9 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
   }
   if (!latent_ && !kind.spec.norms_rotated) compile_head_norms(program, layer, weights);
   if (kind.spec.norms_rotated) {
-    program.add("queries, keys = rope(queries, keys)", [has_keys, table, heads_of_layer](ModelStep& step) {
-      step.ops.rope(table, step.of(heads_of_layer.queries), nullptr);
-      if (has_keys) step.ops.rope(table, step.of(heads_of_layer.keys), nullptr);
+    program.add("queries, keys = rope(queries, keys)", [has_keys, table, qkv](ModelStep& step) {
+      step.ops.rope(table, step.of(qkv.queries), nullptr);
+      if (has_keys) step.ops.rope(table, step.of(qkv.keys), nullptr);
     });
     compile_head_norms(program, layer, weights);
     table = {};
@@ -361,20 +358,20 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
   const std::string rotated = table.pairs > 0 ? "rope(queries)" : "scaled queries";
   program.add(has_keys ? "queries = " + rotated + "; cache = " + (table.pairs > 0 ? "rope(keys)" : "keys") + ", values"
                        : "queries = " + rotated,
-              [this, layer, &weights, has_keys, table, heads_of_layer, &factors](ModelStep& step) {
+              [this, layer, &weights, has_keys, table, qkv, &factors](ModelStep& step) {
                 set_params(layer, weights);
-                const HeadsView queries = step.of(heads_of_layer.queries);
+                const HeadsView queries = step.of(qkv.queries);
                 if (!has_keys) return step.ops.rope(table, queries, factors.device<float>());
-                step.ops.rope_and_write(table, params_, queries, factors.device<float>(), step.of(heads_of_layer.keys),
-                                        step.of(heads_of_layer.values));
+                step.ops.rope_and_write(table, params_, queries, factors.device<float>(), step.of(qkv.keys),
+                                        step.of(qkv.values));
               });
-  compile_output(program, kind, heads_of_layer, weights, y);
+  compile_output(program, kind, qkv, weights, y);
 }
 
-void SelfAttention::compile_output(Program& program, const Kind& kind, const Heads& heads_of_layer,
+void SelfAttention::compile_output(Program& program, const Kind& kind, const Heads& qkv,
                                    const AttentionWeights& weights, const Target& y) {
   if (!latent_ && !kind.spec.has_output_gate) {  // one operation of the device, where nothing comes between
-    program.add(y.is() + "o(attend(queries))", [this, &weights, queries = heads_of_layer.queries, y](ModelStep& step) {
+    program.add(y.is() + "o(attend(queries))", [this, &weights, queries = qkv.queries, y](ModelStep& step) {
       float* attention_output = attention_output_;
       if (step.adapters == nullptr && weights.o.for_images.empty()) {
         return step.ops.project_attention(params_, step.of(queries), attention_output, weights.o.view, y.rows.data,
@@ -387,12 +384,11 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
   }
   float* attention_output = attention_output_;
   if (indexer_) {
-    program.add("attended = attend(queries), to those chosen",
-                [this, queries = heads_of_layer.queries](ModelStep& step) {
-                  indexer_->run_attention(step, params_, step.of(queries), attention_output_);
-                });
+    program.add("attended = attend(queries), to those chosen", [this, queries = qkv.queries](ModelStep& step) {
+      indexer_->run_attention(step, params_, step.of(queries), attention_output_);
+    });
   } else {
-    program.add("attended = attend(queries)", [this, queries = heads_of_layer.queries](ModelStep& step) {
+    program.add("attended = attend(queries)", [this, queries = qkv.queries](ModelStep& step) {
       step.ops.paged_attention(params_, step.of(queries), attention_output_);
     });
   }
@@ -403,7 +399,7 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
     attention_output = expanded_;
   }
   if (kind.spec.has_output_gate) {
-    program.add("attended *= sigmoid(gates)", [attention_output, gates = heads_of_layer.gates](ModelStep& step) {
+    program.add("attended *= sigmoid(gates)", [attention_output, gates = qkv.gates](ModelStep& step) {
       const auto width = static_cast<size_t>(gates.heads * gates.head_dim);
       step.ops.gate_heads(Activation::kSigmoid, step.of(gates),
                           {attention_output, step.rows, width, gates.heads, gates.head_stride, gates.head_dim});

@@ -83,7 +83,7 @@ class SelfAttention final : public LayerMemory {
   void compile_latent(Program& program, int layer, const LatentWeights& weights, const Source& x);
   void compile_projection(Program& program, int layer, const AttentionWeights& weights, const Source& x);
   void compile_head_norms(Program& program, int layer, const AttentionWeights& weights);
-  void compile_output(Program& program, const Kind& kind, const Heads& heads_of_layer, const AttentionWeights& weights,
+  void compile_output(Program& program, const Kind& kind, const Heads& qkv, const AttentionWeights& weights,
                       const Target& y);
   void norm_heads(Operators& ops, QkNorm kind, const NormStorage& norm, const HeadsView& heads) const;
   NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_, nullptr}; }

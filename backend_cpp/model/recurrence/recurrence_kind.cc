@@ -17,37 +17,37 @@ struct GatedDelta : RecurrenceRule {
   bool has_delta() const override { return true; }
   void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
     const Slice rows = Slice::joined({tensors.heads, tensors.heads});
-    weights.gates = tensors.linear("gates", rows, tensors.hidden, recurrence.bias);
+    weights.gates = tensors.linear("gates", rows, tensors.hidden, config.bias);
   }
-  std::vector<int> workspaces() const override { return {2 * recurrence.num_heads}; }
+  std::vector<int> workspaces() const override { return {2 * config.num_heads}; }
   RecurrenceGates gates(const StepContext& step, const RecurrenceWeights& weights, const float* x,
                         const RecurrenceRows& rows) const override {
     auto* made = rows.buffers[0].as<float>();
     step.linear(weights.gates, x, made, false);
-    const auto width = static_cast<size_t>(2 * recurrence.num_heads);
-    return {{}, {made, width}, {made + recurrence.num_heads, width}};
+    const auto width = static_cast<size_t>(2 * config.num_heads);
+    return {{}, {made, width}, {made + config.num_heads, width}};
   }
 };
 
 // Decays [heads, key_dim] and the gate of what comes out are made through vectors of gate_rank.
 struct KimiDelta : RecurrenceRule {
   explicit KimiDelta(const RecurrenceSpec& spec) : RecurrenceRule(spec) {
-    if (recurrence.gate_rank > 0 && recurrence.num_key_heads == recurrence.num_heads) return;
+    if (config.gate_rank > 0 && config.num_key_heads == config.num_heads) return;
     throw invalid_argument("recurrence.gate_rank and num_key_heads do not fit kimi_delta");
   }
   bool has_delta() const override { return true; }
-  int decay_width() const override { return recurrence.key_dim; }
+  int decay_width() const override { return config.key_dim; }
   Slice inputs(const Slice& keys, const Slice& values, const Slice&) const override {
     return Slice::joined({keys, keys, values});
   }
   void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
-    weights.gates = tensors.linear("gates", tensors.heads, tensors.hidden, recurrence.bias);
-    weights.further.push_back(tensors.linear("decay_down", recurrence.gate_rank, tensors.hidden));
-    weights.further.push_back(tensors.linear("decay_up", tensors.keys, recurrence.gate_rank));
-    weights.further.push_back(tensors.linear("gate_down", recurrence.gate_rank, tensors.hidden));
-    weights.further.push_back(tensors.linear("gate_up", tensors.values, recurrence.gate_rank));
+    weights.gates = tensors.linear("gates", tensors.heads, tensors.hidden, config.bias);
+    weights.further.push_back(tensors.linear("decay_down", config.gate_rank, tensors.hidden));
+    weights.further.push_back(tensors.linear("decay_up", tensors.keys, config.gate_rank));
+    weights.further.push_back(tensors.linear("gate_down", config.gate_rank, tensors.hidden));
+    weights.further.push_back(tensors.linear("gate_up", tensors.values, config.gate_rank));
   }
-  std::vector<int> workspaces() const override { return {recurrence.num_heads, recurrence.gate_rank, values()}; }
+  std::vector<int> workspaces() const override { return {config.num_heads, config.gate_rank, values()}; }
   RecurrenceGates gates(const StepContext& step, const RecurrenceWeights& weights, const float* x,
                         const RecurrenceRows& rows) const override {
     auto* writes = rows.buffers[0].as<float>();
@@ -58,8 +58,8 @@ struct KimiDelta : RecurrenceRule {
     step.linear(weights.further[1], low, decays, false);
     step.linear(weights.further[2], x, low, false);
     step.linear(weights.further[3], low, rows.buffers[2].as<float>(), false);
-    const auto heads = static_cast<size_t>(recurrence.num_heads);
-    return {{}, {decays, heads * static_cast<size_t>(recurrence.key_dim)}, {writes, heads}};
+    const auto heads = static_cast<size_t>(config.num_heads);
+    return {{}, {decays, heads * static_cast<size_t>(config.key_dim)}, {writes, heads}};
   }
   StridedRows output_gate(const RecurrenceRows& rows) const override {
     return {rows.buffers[2].as<float>(), static_cast<size_t>(values())};
@@ -78,16 +78,16 @@ struct Mamba2 : RecurrenceRule {
   RecurrenceGates gates(const StepContext& step, const RecurrenceWeights&, const float*,
                         const RecurrenceRows& rows) const override {
     const StridedRows lengths = rows.from(channels() + values());
-    step.ops.scale(recurrence.step_scale, rows_view(lengths.first, step.rows, recurrence.num_heads, lengths.stride));
-    const float longest = recurrence.max_step > 0 ? recurrence.max_step : std::numeric_limits<float>::infinity();
-    return {{.kind = RecurrenceGate::kMamba, .dt_min = recurrence.min_step, .dt_max = longest}, lengths, {}};
+    step.ops.scale(config.step_scale, rows_view(lengths.first, step.rows, config.num_heads, lengths.stride));
+    const float longest = config.max_step > 0 ? config.max_step : std::numeric_limits<float>::infinity();
+    return {{.kind = RecurrenceGate::kMamba, .dt_min = config.min_step, .dt_max = longest}, lengths, {}};
   }
 };
 
 // Steps come out of vectors of gate_rank.
 struct Mamba : RecurrenceRule {
   explicit Mamba(const RecurrenceSpec& spec) : RecurrenceRule(spec) {
-    if (recurrence.gate_rank > 0 && recurrence.key_dim <= kMaxScanKeyDim) return;
+    if (config.gate_rank > 0 && config.key_dim <= kMaxScanKeyDim) return;
     throw invalid_argument("recurrence.gate_rank and key_dim do not fit mamba");
   }
   int channels() const override { return values(); }
@@ -97,44 +97,43 @@ struct Mamba : RecurrenceRule {
   }
   void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
     const int size = tensors.values.size();
-    weights.further.push_back(tensors.linear("step_down", recurrence.gate_rank, tensors.values));
-    weights.further.push_back(tensors.linear("step_up", tensors.values, recurrence.gate_rank, true));
-    weights.further.push_back(tensors.linear("keys_queries", 2 * recurrence.key_dim, tensors.values));
+    weights.further.push_back(tensors.linear("step_down", config.gate_rank, tensors.values));
+    weights.further.push_back(tensors.linear("step_up", tensors.values, config.gate_rank, true));
+    weights.further.push_back(tensors.linear("keys_queries", 2 * config.key_dim, tensors.values));
     weights.skip = tensors.read.vector(tensors.prefix + "skip", tensors.values);
     const LinearStorage logs =
-        tensors.read.matrix(tensors.prefix + "a_log", tensors.values, recurrence.key_dim, DType::kFloat32);
-    weights.rates = AlignedBuffer(static_cast<size_t>(size) * static_cast<size_t>(recurrence.key_dim) * sizeof(float));
-    for (int i = 0; i < size * recurrence.key_dim; ++i) {
-      weights.rates.as<float>()[i % recurrence.key_dim * size + i / recurrence.key_dim] =
-          -std::exp(logs.data.as<float>()[i]);
+        tensors.read.matrix(tensors.prefix + "a_log", tensors.values, config.key_dim, DType::kFloat32);
+    weights.rates = AlignedBuffer(static_cast<size_t>(size) * static_cast<size_t>(config.key_dim) * sizeof(float));
+    for (int i = 0; i < size * config.key_dim; ++i) {
+      weights.rates.as<float>()[i % config.key_dim * size + i / config.key_dim] = -std::exp(logs.data.as<float>()[i]);
     }
   }
-  std::vector<int> workspaces() const override { return {recurrence.gate_rank, values(), 2 * recurrence.key_dim}; }
+  std::vector<int> workspaces() const override { return {config.gate_rank, values(), 2 * config.key_dim}; }
   SelectiveScan scan(const StepContext& step, const RecurrenceWeights& weights, const float* values,
                      const RecurrenceRows& rows) const override {
     auto* low = rows.buffers[0].as<float>();
     auto* steps = rows.buffers[1].as<float>();
     auto* pairs = rows.buffers[2].as<float>();
-    const auto stride = static_cast<size_t>(2 * recurrence.key_dim);
+    const auto stride = static_cast<size_t>(2 * config.key_dim);
     step.linear(weights.further[0], values, low, false);
     step.linear(weights.further[2], values, pairs, false);
-    if (recurrence.norm != RecurrenceNorm::kNone) {
+    if (config.norm != RecurrenceNorm::kNone) {
       NormWeight norm = weights.norm.view;
-      step.ops.norm_heads(norm, rows_view(low, step.rows, recurrence.gate_rank));
-      norm.weight += recurrence.gate_rank;
-      step.ops.norm_heads(norm, rows_view(pairs, step.rows, recurrence.key_dim, stride));
-      norm.weight += recurrence.key_dim;
-      step.ops.norm_heads(norm, rows_view(pairs + recurrence.key_dim, step.rows, recurrence.key_dim, stride));
+      step.ops.norm_heads(norm, rows_view(low, step.rows, config.gate_rank));
+      norm.weight += config.gate_rank;
+      step.ops.norm_heads(norm, rows_view(pairs, step.rows, config.key_dim, stride));
+      norm.weight += config.key_dim;
+      step.ops.norm_heads(norm, rows_view(pairs + config.key_dim, step.rows, config.key_dim, stride));
     }
     step.linear(weights.further[1], low, steps, false);
     return {.state = {},
             .channels = channels(),
-            .key_dim = recurrence.key_dim,
+            .key_dim = config.key_dim,
             .rates = weights.rates.as<float>(),
             .skip = weights.skip.as<float>(),
             .steps = steps,
             .keys = {pairs, stride},
-            .queries = {pairs + recurrence.key_dim, stride},
+            .queries = {pairs + config.key_dim, stride},
             .x = values,
             .out = nullptr};
   }
@@ -144,8 +143,8 @@ struct Lightning : RecurrenceRule {
   using RecurrenceRule::RecurrenceRule;
   std::vector<float> constant_decays(int layer) const override {
     std::vector<float> decays;
-    for (const float slope : recurrence.slopes) {
-      decays.push_back(std::exp(-slope * recurrence.slope_factors[static_cast<size_t>(layer)]));
+    for (const float slope : config.slopes) {
+      decays.push_back(std::exp(-slope * config.slope_factors[static_cast<size_t>(layer)]));
     }
     return decays;
   }
@@ -163,72 +162,72 @@ struct ShortConvolution : RecurrenceRule {
 
 // A convolution is linear in its inputs: their factors are as well its taps'. One with one tap, 1, leaves the
 // activation alone.
-AlignedBuffer read_taps(const RecurrenceSpec& recurrence, const RecurrenceRule::Tensors& tensors, const Slice& channels,
+AlignedBuffer read_taps(const RecurrenceSpec& config, const RecurrenceRule::Tensors& tensors, const Slice& channels,
                         bool has_keys) {
   AlignedBuffer taps(static_cast<size_t>(channels.size()) * sizeof(float));
   std::fill_n(taps.as<float>(), channels.size(), 1.0f);
-  if (recurrence.conv_kernel > 1) {
-    taps = tensors.read.matrix(tensors.prefix + "conv", channels, recurrence.conv_kernel, DType::kFloat32).data;
+  if (config.conv_kernel > 1) {
+    taps = tensors.read.matrix(tensors.prefix + "conv", channels, config.conv_kernel, DType::kFloat32).data;
   }
   float* tap = taps.as<float>();
   for (const auto& [part, scale] :
-       {std::pair(&tensors.keys, recurrence.query_scale), std::pair(&tensors.keys, recurrence.key_scale),
-        std::pair(&tensors.values, recurrence.value_scale)}) {
+       {std::pair(&tensors.keys, config.query_scale), std::pair(&tensors.keys, config.key_scale),
+        std::pair(&tensors.values, config.value_scale)}) {
     if (!has_keys) break;
-    for (float* end = tap + static_cast<size_t>(part->size()) * recurrence.conv_kernel; tap < end; ++tap) *tap *= scale;
+    for (float* end = tap + static_cast<size_t>(part->size()) * config.conv_kernel; tap < end; ++tap) *tap *= scale;
   }
   return taps;
 }
 
 }  // namespace
 
-std::unique_ptr<RecurrenceRule> RecurrenceRule::make(const RecurrenceSpec& recurrence) {
-  switch (recurrence.kind) {
+std::unique_ptr<RecurrenceRule> RecurrenceRule::make(const RecurrenceSpec& config) {
+  switch (config.kind) {
     case RecurrenceKind::kGatedDelta:
-      return std::make_unique<GatedDelta>(recurrence);
+      return std::make_unique<GatedDelta>(config);
     case RecurrenceKind::kKimiDelta:
-      return std::make_unique<KimiDelta>(recurrence);
+      return std::make_unique<KimiDelta>(config);
     case RecurrenceKind::kMamba:
-      return std::make_unique<Mamba>(recurrence);
+      return std::make_unique<Mamba>(config);
     case RecurrenceKind::kMamba2:
-      return std::make_unique<Mamba2>(recurrence);
+      return std::make_unique<Mamba2>(config);
     case RecurrenceKind::kLightning:
-      return std::make_unique<Lightning>(recurrence);
+      return std::make_unique<Lightning>(config);
     case RecurrenceKind::kShortConvolution:
-      return std::make_unique<ShortConvolution>(recurrence);
+      return std::make_unique<ShortConvolution>(config);
   }
   return nullptr;
 }
 
 RecurrenceWeights RecurrenceWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
   const ModelSpec& spec = shard.spec;
-  const RecurrenceSpec& recurrence = *spec.recurrence;
-  const std::unique_ptr<RecurrenceRule> rule = RecurrenceRule::make(recurrence);
+  const RecurrenceSpec& config = *spec.recurrence;
+  const std::unique_ptr<RecurrenceRule> rule = RecurrenceRule::make(config);
   const Slice& heads = shard.state_heads;
   const RecurrenceRule::Tensors tensors{read,
                                         prefix,
                                         spec.hidden_size,
                                         heads,
-                                        shard.state_key_heads.times(recurrence.key_dim),
-                                        heads.times(recurrence.value_dim)};
+                                        shard.state_key_heads.times(config.key_dim),
+                                        heads.times(config.value_dim)};
   const auto& [keys, values] = std::tie(tensors.keys, tensors.values);
   const bool has_keys = rule->channels() > rule->values();
   const Slice channels = has_keys ? Slice::joined({keys, keys, values}) : values;
   RecurrenceWeights weights;
   rule->load(tensors, weights);
-  weights.in = tensors.linear("in", rule->inputs(keys, values, heads), spec.hidden_size, recurrence.bias);
-  weights.conv = read_taps(recurrence, tensors, channels, has_keys);
-  if (recurrence.conv_bias) weights.conv_bias = read.vector(prefix + "conv_bias", channels);
+  weights.in = tensors.linear("in", rule->inputs(keys, values, heads), spec.hidden_size, config.bias);
+  weights.conv = read_taps(config, tensors, channels, has_keys);
+  if (config.conv_bias) weights.conv_bias = read.vector(prefix + "conv_bias", channels);
   if (rule->has_gates()) {
     weights.a_log = read.vector(prefix + "a_log", heads);
     weights.dt_bias = read.vector(prefix + "dt_bias", heads.times(rule->decay_width()));
   }
-  if (recurrence.norm != RecurrenceNorm::kNone) {
+  if (config.norm != RecurrenceNorm::kNone) {
     Slice size = shares_norm(shard) ? Slice(values.whole()) : values;
-    if (recurrence.norm == RecurrenceNorm::kHead) size = recurrence.value_dim;
-    if (rule->is_selective()) size = recurrence.gate_rank + 2 * recurrence.key_dim;
-    const float eps = recurrence.norm_eps > 0 ? recurrence.norm_eps : spec.norm.eps;
-    if (recurrence.norm == RecurrenceNorm::kPlainInputs) {
+    if (config.norm == RecurrenceNorm::kHead) size = config.value_dim;
+    if (rule->is_selective()) size = config.gate_rank + 2 * config.key_dim;
+    const float eps = config.norm_eps > 0 ? config.norm_eps : spec.norm.eps;
+    if (config.norm == RecurrenceNorm::kPlainInputs) {
       weights.norm.weight = AlignedBuffer(static_cast<size_t>(size.size()) * sizeof(float));
       std::fill_n(weights.norm.weight.as<float>(), size.size(), 1.0f);
       weights.norm.view = {.eps = eps, .weight = weights.norm.weight.as<float>()};
@@ -236,7 +235,7 @@ RecurrenceWeights RecurrenceWeights::load(const Shard& shard, const WeightReader
       weights.norm = NormStorage::load(read, prefix + "norm", size, {eps}, false);
     }
   }
-  weights.out = tensors.linear("out", spec.hidden_size, values, recurrence.bias);
+  weights.out = tensors.linear("out", spec.hidden_size, values, config.bias);
   return weights;
 }
 

@@ -60,14 +60,14 @@ class RecurrenceRule {
     }
   };
 
-  static std::unique_ptr<RecurrenceRule> make(const RecurrenceSpec& recurrence);
+  static std::unique_ptr<RecurrenceRule> make(const RecurrenceSpec& config);
   virtual ~RecurrenceRule() = default;
 
-  int values() const { return recurrence.num_heads * recurrence.value_dim; }  // numbers of a row that are values
+  int values() const { return config.num_heads * config.value_dim; }  // numbers of a row that are values
   // Numbers of a row that the convolution mixes over tokens.
   virtual int channels() const { return 2 * keys() + values(); }
   // Numbers of a row that are keys, and as many queries; 0: there is a convolution alone, and no matrix.
-  virtual int keys() const { return recurrence.num_key_heads * recurrence.key_dim; }
+  virtual int keys() const { return config.num_key_heads * config.key_dim; }
   // Rows of `in`.
   virtual Slice inputs(const Slice& keys, const Slice& values, const Slice& /*heads*/) const {
     return Slice::joined({keys, keys, values, values});
@@ -96,8 +96,8 @@ class RecurrenceRule {
   // The rows whose gate what comes out is multiplied by.
   virtual StridedRows output_gate(const RecurrenceRows& rows) const { return rows.from(channels()); }
 
-  explicit RecurrenceRule(const RecurrenceSpec& spec) : recurrence(spec) {}
-  const RecurrenceSpec recurrence;
+  explicit RecurrenceRule(const RecurrenceSpec& spec) : config(spec) {}
+  const RecurrenceSpec config;
 };
 
 }  // namespace turbomind

@@ -39,11 +39,11 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
       recur_(ops.operations().require<Recurrence>()),
       scan_(ops.operations().require<SelectiveScan>()),
       rule_(RecurrenceRule::make(*shard.spec.recurrence)),
-      recurrence_(rule_->recurrence),
+      config_(rule_->config),
       values_(rule_->values()),
       rank_(shard.rank),
       ranks_that_share_norm_(shares_norm(shard) ? shard.count : 1),
-      conv_bytes_(aligned_bytes(recurrence_.conv_kernel - 1, rule_->channels())),
+      conv_bytes_(aligned_bytes(config_.conv_kernel - 1, rule_->channels())),
       piece_of_(shard.spec.layer_mixers.size(), -1),
       max_rows_(max_rows),
       mixed_(ops, max_rows, rule_->channels()),
@@ -51,16 +51,16 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
       parts_(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_),
       whole_rows_(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_),
       // Of a vector whose mean square is 1, the length is the root of its size.
-      query_scale_(filled(ops, recurrence_.key_dim, 1 / static_cast<float>(recurrence_.key_dim))),
-      key_scale_(filled(ops, recurrence_.key_dim, 1 / std::sqrt(static_cast<float>(recurrence_.key_dim)))) {
-  const int width = rule_->inputs(rule_->keys(), values_, recurrence_.num_heads).size();
+      query_scale_(filled(ops, config_.key_dim, 1 / static_cast<float>(config_.key_dim))),
+      key_scale_(filled(ops, config_.key_dim, 1 / std::sqrt(static_cast<float>(config_.key_dim)))) {
+  const int width = rule_->inputs(rule_->keys(), values_, config_.num_heads).size();
   rows_.input_width = static_cast<size_t>(width);
   rows_.inputs = float_buffer(ops, max_rows, width);
-  rows_.decays = float_buffer(ops, max_rows, recurrence_.num_heads * rule_->decay_width());
-  rows_.writes = float_buffer(ops, max_rows, recurrence_.num_heads);
+  rows_.decays = float_buffer(ops, max_rows, config_.num_heads * rule_->decay_width());
+  rows_.writes = float_buffer(ops, max_rows, config_.num_heads);
   for (const int size : rule_->workspaces()) rows_.buffers.push_back(float_buffer(ops, max_rows, size));
   group_.kind = MemoryKind::kState;
-  group_.piece_bytes = conv_bytes_ + (rule_->keys() > 0 ? aligned_bytes(values_, recurrence_.key_dim) : 0);
+  group_.piece_bytes = conv_bytes_ + (rule_->keys() > 0 ? aligned_bytes(values_, config_.key_dim) : 0);
   for (int layer = 0; layer < shard.spec.num_layers; ++layer) {
     if (!has_recurrence(shard.spec, layer)) continue;
     piece_of_[static_cast<size_t>(layer)] = group_.pieces++;
@@ -124,18 +124,17 @@ void RecurrentMixer::compile(Program& program, int layer, const RecurrenceWeight
                 [this, layer, &weights](ModelStep& step) { recur(step, layer, weights); });
   }
   const StridedRows gate = rule_->output_gate(rows_);
-  if (recurrence_.gate_scale != 1) {
-    program.add("gate *= " + std::to_string(recurrence_.gate_scale),
-                [this, gate = heads(gate, 1, values_)](ModelStep& step) {
-                  step.ops.scale(recurrence_.gate_scale, step.of(gate));
-                });
+  if (config_.gate_scale != 1) {
+    program.add(
+        "gate *= " + std::to_string(config_.gate_scale),
+        [this, gate = heads(gate, 1, values_)](ModelStep& step) { step.ops.scale(config_.gate_scale, step.of(gate)); });
   }
-  if (recurrence_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
+  if (config_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
   compile_norm(program, weights);
-  if (!recurrence_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
-  if (recurrence_.output_scale != 1) {
-    program.add("outputs *= " + std::to_string(recurrence_.output_scale), [this](ModelStep& step) {
-      step.ops.scale_softcap(recurrence_.output_scale, 0, step.rows, values_, outputs_);
+  if (!config_.norms_gated) compile_gate(program, "outputs *= gate", gate, outputs());
+  if (config_.output_scale != 1) {
+    program.add("outputs *= " + std::to_string(config_.output_scale), [this](ModelStep& step) {
+      step.ops.scale_softcap(config_.output_scale, 0, step.rows, values_, outputs_);
     });
   }
   program.add(y.is() + "out(outputs)",
@@ -146,7 +145,7 @@ void RecurrentMixer::compile(Program& program, int layer, const RecurrenceWeight
 void RecurrentMixer::convolve(const StepContext& step, int layer, const RecurrenceWeights& weights) {
   const bool has_matrix = rule_->keys() > 0;
   const ConvParams params{memory(step, layer, 0),        rule_->channels(),
-                          recurrence_.conv_kernel,       weights.conv.as<float>(),
+                          config_.conv_kernel,           weights.conv.as<float>(),
                           weights.conv_bias.as<float>(), has_matrix};
   auto* made = (has_matrix ? mixed_ : outputs_).as<float>();
   convolve_(step.ops, {params, rows_.from(0), step.rows, {made, static_cast<size_t>(params.channels)}});
@@ -154,7 +153,7 @@ void RecurrentMixer::convolve(const StepContext& step, int layer, const Recurren
 
 void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows) {
   RecurrenceGates gates = rule_->gates(step, weights, rows, rows_);
-  gates.params.heads = recurrence_.num_heads;
+  gates.params.heads = config_.num_heads;
   gates.params.width = rule_->decay_width();
   gates.params.a_log = weights.a_log.as<float>();
   gates.params.dt_bias = weights.dt_bias.as<float>();
@@ -162,8 +161,8 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
   gates.decay = rows_.decays.as<float>();
   gates.beta = rows_.writes.as<float>();
   compute_gates_(step.ops, gates);
-  if (recurrence_.write_scale != 1)
-    step.ops.scale_softcap(recurrence_.write_scale, 0, step.rows, recurrence_.num_heads, gates.beta);
+  if (config_.write_scale != 1)
+    step.ops.scale_softcap(config_.write_scale, 0, step.rows, config_.num_heads, gates.beta);
 }
 
 void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceWeights& weights) {
@@ -177,14 +176,14 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
     const auto width = static_cast<size_t>(rule_->channels());
     return step.of(heads({mixed_ + first, width}, count, head_dim));
   };
-  const HeadsView q = part(0, recurrence_.num_key_heads, recurrence_.key_dim);
-  const HeadsView k = part(rule_->keys(), recurrence_.num_key_heads, recurrence_.key_dim);
-  const HeadsView v = part(2 * rule_->keys(), recurrence_.num_heads, recurrence_.value_dim);
+  const HeadsView q = part(0, config_.num_key_heads, config_.key_dim);
+  const HeadsView k = part(rule_->keys(), config_.num_key_heads, config_.key_dim);
+  const HeadsView v = part(2 * rule_->keys(), config_.num_heads, config_.value_dim);
   RecurrenceParams params{.state = memory(step, layer, conv_bytes_),
-                          .heads = recurrence_.num_heads,
-                          .key_heads = recurrence_.num_key_heads,
-                          .key_dim = recurrence_.key_dim,
-                          .value_dim = recurrence_.value_dim,
+                          .heads = config_.num_heads,
+                          .key_heads = config_.num_key_heads,
+                          .key_dim = config_.key_dim,
+                          .value_dim = config_.value_dim,
                           .has_delta = rule_->has_delta(),
                           .skip = weights.skip.as<float>()};
   if (!constant_decays_.empty()) {
@@ -195,7 +194,7 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
     params.beta = rows_.writes.as<float>();
   }
   if (params.has_delta) {
-    const float eps = kLengthEps / static_cast<float>(recurrence_.key_dim);
+    const float eps = kLengthEps / static_cast<float>(config_.key_dim);
     step.ops.norm_heads({NormKind::kRms, eps, query_scale_.as<float>(), nullptr}, q);
     step.ops.norm_heads({NormKind::kRms, eps, key_scale_.as<float>(), nullptr}, k);
   }
@@ -206,16 +205,16 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
 void RecurrentMixer::compile_gate(Program& program, const std::string& text, const StridedRows& gate,
                                   const StridedRows& rows) {
   program.add(text, [this, gate = heads(gate, 1, values_), rows = heads(rows, 1, values_)](ModelStep& step) {
-    step.ops.gate_heads(activation_of(recurrence_.gate), step.of(gate), step.of(rows));
+    step.ops.gate_heads(activation_of(config_.gate), step.of(gate), step.of(rows));
   });
 }
 
 void RecurrentMixer::compile_norm(Program& program, const RecurrenceWeights& weights) {
-  if (recurrence_.norm == RecurrenceNorm::kHead) {
+  if (config_.norm == RecurrenceNorm::kHead) {
     program.add("outputs = norm(outputs), of each head", [this, &weights](ModelStep& step) {
-      step.ops.norm_heads(weights.norm.view, step.of(heads(outputs(), recurrence_.num_heads, recurrence_.value_dim)));
+      step.ops.norm_heads(weights.norm.view, step.of(heads(outputs(), config_.num_heads, config_.value_dim)));
     });
-  } else if (recurrence_.norm == RecurrenceNorm::kGroups) {
+  } else if (config_.norm == RecurrenceNorm::kGroups) {
     program.add("outputs = norm(outputs), of each group", [this, &weights](ModelStep& step) {
       if (ranks_that_share_norm_ > 1) return norm_over_ranks(step, weights);
       norm_groups(step, weights, outputs());
@@ -224,8 +223,8 @@ void RecurrentMixer::compile_norm(Program& program, const RecurrenceWeights& wei
 }
 
 void RecurrentMixer::norm_groups(const StepContext& step, const RecurrenceWeights& weights, const StridedRows& rows) {
-  const int size = static_cast<int>(rows.stride) / recurrence_.norm_groups;
-  for (int group = 0; group < recurrence_.norm_groups; ++group) {
+  const int size = static_cast<int>(rows.stride) / config_.norm_groups;
+  for (int group = 0; group < config_.norm_groups; ++group) {
     NormWeight norm = weights.norm.view;
     norm.weight += static_cast<size_t>(group) * static_cast<size_t>(size);
     step.ops.norm_heads(norm, step.of(heads({rows.first + group * size, rows.stride}, 1, size)));
@@ -243,7 +242,7 @@ void RecurrentMixer::norm_over_ranks(const StepContext& step, const RecurrenceWe
   step.ops.copy_heads({parts_, step.rows, width, ranks_that_share_norm_, count, values_},
                       step.of(heads(whole, ranks_that_share_norm_, values_)));
   norm_groups(step, weights, whole);
-  step.ops.copy_heads(step.of(heads({whole.first + rank_ * values_, whole.stride}, 1, values_)), recurrence);
+  step.ops.copy_heads(step.of(heads({whole.first + rank_ * values_, whole.stride}, 1, values_)), local_outputs);
 }
 
 }  // namespace turbomind

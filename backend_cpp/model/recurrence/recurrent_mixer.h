@@ -1,5 +1,5 @@
-// The half of a layer that keeps a state of a fixed size a sequence: a causal convolution, then a recurrence
-// (kernels/recurrence.h), a norm and a gate; or a gated convolution alone. RecurrenceSpec says which.
+// Recurrent mixer: a causal convolution, then a recurrence (kernels/recurrence.h), a norm and a gate; or a gated
+// convolution alone (RecurrenceSpec).
 //
 // A layer's piece of a sequence's state: the convolution's last inputs [conv_kernel - 1, channels], then, where there
 // is a recurrence, a matrix [key_dim, value_dim] of each head, float32. Each step writes it where it is.
@@ -43,7 +43,7 @@ class RecurrentMixer final : public LayerMemory {
   OperationFunction<Recurrence> recur_;
   OperationFunction<SelectiveScan> scan_;
   std::unique_ptr<RecurrenceRule> rule_;
-  const RecurrenceSpec& recurrence_;
+  const RecurrenceSpec& config_;
   int values_;  // numbers of a row of what comes out
   int rank_;
   int ranks_that_share_norm_;  // 1: groups of the norm are whole on a rank

@@ -1,4 +1,4 @@
-// Reads the parts of a model's description from JSON, each field by the type and the rule that it is declared with.
+// JSON reader of a model's description: each field by its type and the rule of its declaration.
 #pragma once
 
 #include <array>

@@ -116,9 +116,9 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions) {
 
 std::vector<CrossAttentionSpan> split_cross_spans(const std::vector<CrossAttentionSpan>& cross_spans) {
   std::vector<CrossAttentionSpan> divided;
-  for (const CrossAttentionSpan& spans : looks) {
-    for (int done = 0; done < spans.count; done += spans.seen) {
-      divided.push_back({spans.first_row + done, std::min(spans.count - done, spans.seen), spans.seen, spans.tables});
+  for (const CrossAttentionSpan& span : cross_spans) {
+    for (int done = 0; done < span.count; done += span.seen) {
+      divided.push_back({span.first_row + done, std::min(span.count - done, span.seen), span.seen, span.tables});
     }
   }
   return divided;

@@ -1,4 +1,4 @@
-// Rows of images that take other weights than those of text (ImagesSpec::own_attention, own_mlp, low_rank).
+// Image rows with weights of their own (ImagesSpec::own_attention, own_mlp, low_rank).
 //
 // A step's rows are split into those of images and the others. Linear layers run on each group apart, in the order of
 // its rows, so that what a row gives does not depend on which other rows there are.
@@ -61,7 +61,7 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions);
 // The rows that look at images, divided so that none of the looks has more rows than it sees.
 std::vector<CrossAttentionSpan> split_cross_spans(const std::vector<CrossAttentionSpan>& cross_spans);
 
-// Reads what a linear layer has for rows of images: `own` weights, or low-rank matrices for each of the `parts` of its
+// Reads what a linear layer has for rows of images: weights, or low-rank matrices for each of the `parts` of its
 // outputs.
 void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool has_image_weights,
                      bool bias, const std::vector<Slice>& parts);

@@ -136,13 +136,13 @@ void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
   output_ = {};
   if (rank_ != 0) return;
   size_t vectors = 0;
-  for (const StepSpan& span : input.spans) vectors += static_cast<size_t>(span.logit_row_count());
+  for (const StepSpan& span : input.spans) vectors += static_cast<size_t>(span.logit_rows());
   vectors_.resize(vectors * width);
   float* to = vectors_.data();
   for (const StepSpan& span : input.spans) {
     const float* rows = from + static_cast<size_t>(span.first_row) * width;
-    const size_t logit_rows = static_cast<size_t>(span.logit_row_count()) * width;
-    if (span.logit_rows == SpanRows::kAll) {
+    const size_t logit_rows = static_cast<size_t>(span.logit_rows()) * width;
+    if (span.requested == SpanRows::kAll) {
       std::copy_n(rows, logit_rows, to);
     } else {
       pool_text(spec_.encoder->pooling, rows, span.count, spec_.hidden_size, to);

@@ -1,5 +1,4 @@
-// Results of a step's rows: the last norm and the logits of those that are wanted, the tokens that a device with
-// its own memory chooses from these, and the vectors of an encoder's texts.
+// Step outputs: final norm and logits of the requested rows, tokens sampled on the device, vectors of encoded texts.
 #pragma once
 
 #include <memory>
@@ -24,25 +23,24 @@ class OutputRows {
   // How many of `count` rows have their logits computed with the step; those of the others follow in parts.
   int computed_at_once(int count) const;
 
-  // Begins a step, with the choices that it asks for, and puts the tokens there that the step before chooses.
+  // Begins a step: its sampling metadata, and the in-flight tokens of the step before.
   void begin(const StepInput& input, StepRows& rows);
-  // Of hidden [rows, hidden_size]: the last norm of the `count` rows that are wanted (null: the first ones), and
-  // the logits of the first `projected`.
+  // Final norm of the `count` logit rows (null: the first) of `hidden`, and the logits of the first `projected`.
   void compute(const StepContext& step, const float* hidden, const int32_t* logit_rows, int count, int projected);
-  // Logits of wanted rows first, first + 1, ...
+  // Logits of logit rows first, first + 1, ...
   void project(int first, int count, bool has_barriers);
-  // Ends the step: chooses tokens and brings rows to the host; of the logits, the first `projected` are computed.
+  // Ends the step: samples and copies rows to the host; the first `projected` logits are computed already.
   void end(const LogitRows& logit_rows, int projected, bool has_barriers);
-  // Ends one that pools texts: all rows of a text go into its vector, or all are wanted.
+  // Ends a step that pools texts.
   void end_with_texts(const StepInput& input, const float* hidden);
-  // Ends one that fills images alone.
+  // Ends a step that only writes encoder keys and values.
   void end_without_rows();
   StepOutput collect();
-  // Of the step's wanted rows, on the device: what a head takes of its own.
+  // Logit rows on the device: what a draft head continues from.
   const float* own_states() const { return (streams_.size() > 0 ? streams_ : rows_).as<float>(); }
 
  private:
-  // The same for hidden states `rows`, of which each rank computes the logits of its part of the vocabulary.
+  // The same where each rank computes the logits of its part of the vocabulary.
   void project_sharded(const float* rows, int count, bool has_barriers);
   void download(const float* from, int rows, int width, float* to);
 
@@ -59,7 +57,7 @@ class OutputRows {
   FloatRows streams_;          // the same before it, where a head continues with these
   FloatRows logits_;           // [logit_rows_at_once_, vocab_size]
   AlignedBuffer logit_parts_;  // [ranks, rows, vocab_part_], where the vocabulary is divided
-  // Wanted rows in the host's memory, where the device has its own. Memory is taken only when touched.
+  // Logit rows in host memory, where the device has its own. Pages are taken when touched.
   AlignedBuffer host_logits_;   // vocab_size
   AlignedBuffer host_rows_;     // hidden_size
   std::vector<float> vectors_;  // of a step's texts, [texts, hidden_size], where they are pooled here

@@ -87,9 +87,9 @@ LogitRows StepRows::stage_logit_rows(const StepInput& input) {
   }
   for (const StepSpan& span : input.spans) {
     const bool takes_first = spec_.encoder && spec_.encoder->pooling == TextPooling::kFirst;
-    const int first = takes_first ? 0 : span.count - span.logit_row_count();
-    for (int row = first; row < first + span.logit_row_count(); ++row) *next++ = span.first_row + row;
-    logit_rows.requested += span.logit_row_count();
+    const int first = takes_first ? 0 : span.count - span.logit_rows();
+    for (int row = first; row < first + span.logit_rows(); ++row) *next++ = span.first_row + row;
+    logit_rows.requested += span.logit_rows();
   }
   logit_rows_.upload(ops_, static_cast<size_t>(logit_rows.count()) * sizeof(int32_t));
   return logit_rows;

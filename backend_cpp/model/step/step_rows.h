@@ -11,7 +11,7 @@
 
 namespace turbomind {
 
-// Rows whose logits are computed: first those that tokens are chosen from, then those that were asked for.
+// Rows whose logits are computed: first those to sample from, then the requested ones.
 struct LogitRows {
   int choices = 0;
   int requested = 0;
@@ -33,7 +33,7 @@ class StepRows {
   const int32_t* positions() const { return positions_.size() > 0 ? positions_.device<int32_t>() : nullptr; }
   const int32_t* token_types() const { return token_types_.size() > 0 ? token_types_.device<int32_t>() : nullptr; }
   const int32_t* logit_rows() const { return logit_rows_.device<int32_t>(); }
-  // Its tokens that the device has chosen and the host does not know yet.
+  // Its in-flight tokens.
   const std::vector<InFlightToken>& in_flight() const { return in_flight_; }
 
   // hidden [rows, hidden_size]. Puts the `count` rows that take the place of token embeddings there (part 0), or adds

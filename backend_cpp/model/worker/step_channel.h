@@ -1,4 +1,4 @@
-// The memory through which an engine hands steps to the processes that run its model, and takes back what they bring.
+// Shared memory through which an engine hands steps to its worker processes and receives results.
 //
 //   engine                                   each worker, one a rank
 //   writes the order; given += 1; wakes      waits until given changes

@@ -1,4 +1,4 @@
-// Low-rank adapters for models that workers run: checked here, read there.
+// LoRA adapters for models of workers: checked here, read there.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// How a step's tokens are chosen, written for the workers, and what they chose.
+// Sampling of worker processes: a step's sampling metadata for the workers, and the sampled tokens.
 #pragma once
 
 #include <vector>

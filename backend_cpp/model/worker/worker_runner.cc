@@ -272,7 +272,7 @@ void WorkerRunner::launch(const StepInput& input) {
   int32_t* blocks = channel_->blocks(area_);
   int32_t used = 0;
   for (const StepSpan& span : input.spans) {
-    const int logit_rows = span.logit_row_count();
+    const int logit_rows = span.logit_rows();
     ChannelSpan& sent = *to++;
     sent = {span.first_row, span.count, span.first_position,     span.prompt_len,
             used,           0,          span.count - logit_rows, span.adapter};

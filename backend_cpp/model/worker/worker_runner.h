@@ -1,4 +1,4 @@
-// Runs a model in other processes, one a rank: the steps travel through shared memory (model/worker/step_channel.h).
+// Model runner with one worker process a rank; steps travel through shared memory (model/worker/step_channel.h).
 //
 // Where the workers say so, they choose the tokens, and the next step is on its way before those of this one are here.
 //

@@ -33,7 +33,7 @@ py::dict described(const LatentPiece& piece) {
   plan["filled_rows"] = *filled_rows(memory.data());
   plan["width"] = view.width;
   plan["teams"] = view.teams;
-  plan["most_items"] = piece.max_items;
+  plan["max_items"] = piece.max_items;
   plan["partial_rows"] = piece.partial_rows();
   plan["size"] = memory.size();
   plan["first_item"] = list(view.first_item, static_cast<size_t>(view.teams) + 1);

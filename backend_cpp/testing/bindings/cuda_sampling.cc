@@ -77,7 +77,7 @@ void bind_sampling(DeviceClass& device) {
                return py::make_tuple(tokens.fetch(), logits.fetch());
              });
   // One row's seen [vocab / 32 rounded up] and counts [vocab] after tokens [n] were noted one after another.
-  add_method(device, "note_tokens",
+  add_method(device, "record_tokens",
              [](TestDevice& d, const OnDevice<uint32_t>& seen, const Ints& counts, const Ints& tokens) {
                CudaOperators& ops = operators_of(d);
                SamplingRow row;

@@ -23,7 +23,7 @@ py::tuple pack_rounded(const Array<float>& w, int bits, int group) {
 }
 
 // Packs codes [out_features, in_features], one in a byte.
-Array<uint8_t> pack_quantized(const Array<uint8_t>& quantized, int bits, int group) {
+Array<uint8_t> pack_values(const Array<uint8_t>& quantized, int bits, int group) {
   const PackedShape shape{size_of(quantized, 0), size_of(quantized, 1), bits, group};
   Array<uint8_t> packed(static_cast<py::ssize_t>(shape.quantized_bytes()));
   const size_t tile_bytes = shape.group_bytes() * static_cast<size_t>(shape.groups());
@@ -64,7 +64,7 @@ py::tuple pack_scaled(const Array<uint8_t>& quantized, bool is_float8, const Arr
 
 void bind_linear(py::module_& m, DeviceClass& device) {
   m.def("pack_quantized", &pack_rounded);
-  m.def("pack_codes", &pack_quantized);
+  m.def("pack_values", &pack_values);
   m.def("pack_scaled", &pack_scaled);
   // Local, since the emulation's and the GPU's modules are loaded together.
   py::class_<WeightOnDevice>(m, "Weight", py::module_local());

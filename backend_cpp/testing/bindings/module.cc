@@ -46,7 +46,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   m.def("select_isa", &select_isa);
   m.def("current_isa", [] { return kernels().name; });
   m.def("read_tensor", &read_tensor);
-  m.def("multiply_codes", &multiply_quantized);
+  m.def("multiply_quantized", &multiply_quantized);
   m.def("argmax", [](const Array<float>& logits) { return argmax(logits.data(), size_of(logits, 0)); });
 
   // Local, since the emulation's and the GPU's modules are loaded together.

@@ -176,7 +176,7 @@ TEST(the_host_gives_up_what_was_used_longest_ago) {
   CHECK_EQUAL(match_chain(cache, {0, range(2, 10)}, 2, found), 2);
   cache.check_invariants();
   cache.release(found);
-  cache.contents().evict_all();
+  cache.contents().clear();
   CHECK_EQUAL(cache.pool().host_used_count(), 0);
   CHECK_EQUAL(cache.pool().free_count(), 1);
   cache.check_invariants();
@@ -202,7 +202,7 @@ TEST(moved_blocks_hold_what_is_found_in_them) {
   for (int history = 0; history < 200; ++history) {
     const int host_blocks = 1 + history % 9;
     BlockCache cache(small_plan(2), {6, host_blocks});
-    std::vector<std::vector<int32_t>> contents(static_cast<size_t>(6 + host_blocks));
+    std::vector<std::vector<int32_t>> stored(static_cast<size_t>(6 + host_blocks));
     int64_t came_back = 0;
     for (int event = 0; event < 60; ++event) {
       std::vector<int32_t> tokens;
@@ -212,15 +212,15 @@ TEST(moved_blocks_hold_what_is_found_in_them) {
       std::vector<int32_t> fresh;
       while ((blocks.size() + fresh.size() + 1) * 2 <= tokens.size()) fresh.push_back(cache.allocate());
       for (const auto [from, to] : cache.pool().take_moves()) {
-        contents[static_cast<size_t>(to)] = std::exchange(contents[static_cast<size_t>(from)], {});
+        stored[static_cast<size_t>(to)] = std::exchange(stored[static_cast<size_t>(from)], {});
       }
       for (int index = 0; index < covered / 2; ++index) {
         const std::vector<int32_t> all(tokens.begin(), tokens.begin() + 2 * (index + 1));
-        CHECK(contents[static_cast<size_t>(blocks[static_cast<size_t>(index)])] == all);
+        CHECK(stored[static_cast<size_t>(blocks[static_cast<size_t>(index)])] == all);
       }
       for (const int32_t block : fresh) {
         blocks.push_back(block);
-        contents[static_cast<size_t>(block)].assign(tokens.begin(), tokens.begin() + 2 * std::ssize(blocks));
+        stored[static_cast<size_t>(block)].assign(tokens.begin(), tokens.begin() + 2 * std::ssize(blocks));
         publish(cache, {0, tokens}, static_cast<int>(blocks.size()) - 1, blocks);
       }
       cache.check_invariants();
@@ -292,12 +292,12 @@ TEST(the_pool_hands_out_each_page_once_and_counts_references) {
     int used[2] = {0, 0};
     int referenced = 0;
     std::set<int32_t> pages;
-    for (const Made& made : made) {
-      for (const int32_t page : pool.pages(made.block)) {
-        CHECK(pages.insert(page).second && pool.is_of_host(page) == made.in_host);
+    for (const Made& one : made) {
+      for (const int32_t page : pool.pages(one.block)) {
+        CHECK(pages.insert(page).second && pool.is_of_host(page) == one.in_host);
       }
-      used[made.in_host] += pool.pages_of(made.block);
-      if (made.references > 0) referenced += pool.pages_of(made.block);
+      used[one.in_host] += pool.pages_of(one.block);
+      if (one.references > 0) referenced += pool.pages_of(one.block);
     }
     CHECK_EQUAL(pool.free_count(), 12 - used[0]);
     CHECK_EQUAL(pool.host_used_count(), used[1]);
@@ -427,7 +427,7 @@ TEST(observers_hear_of_contents_from_their_first_to_their_last) {
   blocks = {cache.allocate(), cache.allocate()};
   cache.release(blocks);
   cache.contents().check_invariants();
-  cache.contents().evict_all();
+  cache.contents().clear();
   CHECK(recorder.heard == std::vector<std::string>({"stored 2", "stored 3", "idle 3", "idle 2", "moved 3", "leaving 3",
                                                     "removed 3", "moved 2", "removed 2", "cleared"}));
 }

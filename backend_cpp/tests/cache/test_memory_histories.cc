@@ -122,7 +122,7 @@ class History {
   History(unsigned seed, const CachePlan& plan, const CacheSize& size)
       : random_(seed), cache_(plan, size), pages_(size) {
     cache_.snapshots().limits.interval = seed % 2 == 0 ? 2 * kBlockLen : 0;
-    cache_.snapshots().limits.min_copied_tokens = 1 + static_cast<int>(seed % 4);
+    cache_.snapshots().limits.min_copied = 1 + static_cast<int>(seed % 4);
   }
 
   void run(int events) {
@@ -149,7 +149,7 @@ class History {
     while (!running_.empty()) end(Keep::kContent);
     check();
     CHECK_EQUAL(cache_.pool().referenced_count(), 0);
-    cache_.contents().evict_all();
+    cache_.contents().clear();
     CHECK_EQUAL(cache_.pool().free_count(), cache_.pool().page_count());
     CHECK_EQUAL(cache_.tree().node_count(), 0u);
   }
@@ -245,13 +245,13 @@ class History {
   int plan_images(size_t which, int count) {
     const Simulated& sequence = *running_[which];
     const int begin = sequence.memory.cached();
-    for (ImageBlocks::ImageAllocation* allocation : running_[which]->image_blocks.unwritten(begin, begin + count)) {
-      while (!ImageBlocks::grow(cache_, *allocation)) {
+    for (ImageBlocks::Entry* entry : running_[which]->image_blocks.unwritten(begin, begin + count)) {
+      while (!ImageBlocks::grow(cache_, *entry)) {
         if (!make_room(which)) return -1;
       }
-      const int left = allocation->group->rows() - allocation->written;
-      allocation->planned = std::min(left, 1 + below(12));
-      if (allocation->planned < left) return std::max(0, allocation->group->begin() - begin);
+      const int left = entry->group->rows() - entry->written;
+      entry->planned = std::min(left, 1 + below(12));
+      if (entry->planned < left) return std::max(0, entry->group->begin() - begin);
     }
     return count;
   }
@@ -279,7 +279,7 @@ class History {
     std::vector<CrossAttentionSpan> cross_spans;
     sequence.image_blocks.add_cross_spans(begin, end, 0, cross_spans);
     int cross_rows = 0;
-    for (const CrossAttentionSpan& cross : looks) {
+    for (const CrossAttentionSpan& cross : cross_spans) {
       cross_rows += cross.count;
       const int token = begin + cross.first_row;
       const auto of_token = [&](const ImageGroup& group) { return group.begin() <= token; };

@@ -109,7 +109,7 @@ TEST(content_goes_with_the_blocks_that_it_needs) {
   run_whole(cache, counted(16));
   run_whole(cache, joined(counted(8), counted(8, 100)));  // uses the first two blocks again
   CHECK_EQUAL(cache.order().idle_pages(), 4 + 2 + 4 + 2);
-  cache.contents().evict_nodes(cache.tree().find(cache.tree().find_root(0), {0, counted(4)}, 0));
+  cache.contents().evict_node(cache.tree().find(cache.tree().find_root(0), {0, counted(4)}, 0));
   CHECK_EQUAL(cache.order().idle_pages(), 0);
 }
 
@@ -122,7 +122,7 @@ TEST(without_states_the_longest_prefix_that_any_sequence_computed_is_found) {
   for (const CachePlan& plan : plans) {
     for (const int min_copied : {1, 3}) {
       BlockCache cache(plan, {40'000});
-      cache.snapshots().limits.min_copied_tokens = min_copied;
+      cache.snapshots().limits.min_copied = min_copied;
       std::vector<Tokens> known;
       int copied = 0;
       for (int i = 0; i < 400; ++i) {
@@ -148,7 +148,7 @@ TEST(without_states_the_longest_prefix_that_any_sequence_computed_is_found) {
 
 TEST(what_blocks_share_ends_before_an_image) {
   BlockCache cache(small_plan(8), {40});
-  cache.snapshots().limits.min_copied_tokens = 1;
+  cache.snapshots().limits.min_copied = 1;
   const Tokens tokens = counted(8);
   const auto found = [&](const std::vector<EmbeddingRange>& images) {
     SequenceMemory memory;
@@ -176,7 +176,7 @@ TEST(ten_thousand_conversations_leave_no_page_lost) {
     CHECK(cache.order().snapshot_pages() <= 300 / 4);
   }
   CHECK_EQUAL(cache.pool().referenced_count(), 0);
-  cache.contents().evict_all();
+  cache.contents().clear();
   CHECK_EQUAL(cache.pool().free_count(), 300);
 }
 

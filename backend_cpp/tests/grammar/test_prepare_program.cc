@@ -174,13 +174,13 @@ TEST(random_grammars_have_the_texts_that_they_have) {
         }
       }
     }
-    const Texts want = texts_of(rules);
+    const Texts expected = texts_of(rules);
     try {
-      CHECK(followed(program_of(rules)) == want);
+      CHECK(followed(program_of(rules)) == expected);
     } catch (const Error&) {  // ways to read a text multiply
       ++refused;
     }
-    texts += want.size();
+    texts += expected.size();
   }
   CHECK(texts > 15'000);
   CHECK(refused < 50);

@@ -114,9 +114,9 @@ std::vector<int32_t> begins_alike(int shared, int suffix_len, RequestId id) {
 }  // namespace
 
 TEST(what_requests_begin_with_is_computed_once_when_they_come_at_once) {
-  const auto computed = [](const CachePlan& plan, int min_copied_tokens, int suffix_len) {
+  const auto computed = [](const CachePlan& plan, int min_copied, int suffix_len) {
     BlockCache blocks(plan, {1000});
-    blocks.snapshots().limits.min_copied_tokens = min_copied_tokens;
+    blocks.snapshots().limits.min_copied = min_copied;
     Scheduler scheduler({8, 12}, blocks);
     Step step;
     for (RequestId id = 2; id <= 12; id += 2) scheduler.add(make_sequence(id, begins_alike(42, suffix_len, id)));

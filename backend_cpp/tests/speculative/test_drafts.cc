@@ -33,7 +33,7 @@ TEST(the_longest_of_the_latest_runs_is_found) {
         begin = static_cast<int>(read.size());
       }
       const std::vector<int32_t> text(read.begin() + begin, read.end());
-      // Places after the last `least` tokens of the text, the latest first.
+      // Places after the last `min_length` tokens of the text, the latest first.
       NgramIndex::Match expected;
       int compared = 0;
       for (int position = static_cast<int>(read.size()) - 1; position >= 1; --position) {

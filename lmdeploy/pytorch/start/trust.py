@@ -28,7 +28,7 @@ def order_of(operator: str) -> list[str]:
         for entry in _turbomind.kernel_operators()
         if entry["engine"] == "pytorch" and entry["name"] == operator
     )
-    override = _turbomind.wanted_kernels("pytorch", operator)
+    override = _turbomind.requested_kernels("pytorch", operator)
     return sorted(order, key=lambda source: source != override)
 
 

@@ -24,7 +24,7 @@ _INSTEAD = "serve the model it was made from with --weight-bits 4 or 8, or make 
 
 @dataclass(frozen=True)
 class RowScheme:
-    """How a layer ``X`` is stored (``backend_cpp/weights/codes/row_codes.h``).
+    """How a layer ``X`` is stored (``backend_cpp/weights/codes/row_quantized.h``).
 
     Attributes
     ----------

@@ -45,7 +45,7 @@ def check_plan(plan: dict[str, Any], spans: list[tuple[int, int, int, int]], hea
     assert plan["first_item"][0] == 0
     assert sorted(plan["first_item"]) == plan["first_item"]
     items = plan["first_item"][-1]
-    assert items <= plan["most_items"]
+    assert items <= plan["max_items"]
     by_row = {row: (rows, before + rows, block) for row, rows, before, block in spans}
     tiles: dict[tuple[int, int], list[int]] = {}
     for i in range(items):
@@ -122,7 +122,7 @@ def test_steps_that_decode_as_many_sequences_have_plans_of_one_shape() -> None:
         count = source.randint(9, 16)
         spans = [(i, 1, source.choice([0, 200, 30_000]), 1000 * i) for i in range(count)]
         (plan,) = load_module("emulated").latent_plan(spans, 16, 128, 132)
-        shapes.add(tuple(plan[name] for name in ("size", "width", "teams", "most_items", "piece_rows")))
+        shapes.add(tuple(plan[name] for name in ("size", "width", "teams", "max_items", "piece_rows")))
     assert len(shapes) == 1
 
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/cpu/amx/bf16_rows.h"
-#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attention_block.h"
 
 namespace turbomind::TM_ISA {
 

@@ -101,19 +101,24 @@ inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRow
   const PackedShape shape = packed_shape(weight);
   static thread_local AlignedBuffer unpacked;
   int8_t* const workspace =
-      kBits == 4 ? unpacked.reserve<int8_t>(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
+      kBits < 8 ? unpacked.reserve<int8_t>(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
+  constexpr int kMultiplied = kBits == 4 ? 4 : 8;
   const int unit = x.layout.unit;
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, unit).set(2, unit / 4, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
     const PackedTile tile = packed_tile(weight, shape, index);
-    if (kBits == 4) unpack_int4(tile, shape, workspace);
-    const void* quantized = kBits == 4 ? static_cast<const void*>(workspace) : tile.quantized;
+    if constexpr (kBits == 4) {
+      unpack_int4(tile, shape, workspace);
+    } else if constexpr (kBits < 8) {
+      unpack_tiles<kBits>(tile.quantized, shape, 1, reinterpret_cast<uint8_t*>(workspace));
+    }
+    const void* quantized = kBits < 8 ? static_cast<const void*>(workspace) : tile.quantized;
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
       if (first_row + rows - row > kTileSide / 2) {
-        packed_rows_on_tiles<kTileSide, kBits>(weight, shape, index, tile, quantized, x, row, y, accumulate);
+        packed_rows_on_tiles<kTileSide, kMultiplied>(weight, shape, index, tile, quantized, x, row, y, accumulate);
       } else {
-        packed_rows_on_tiles<kTileSide / 2, kBits>(weight, shape, index, tile, quantized, x, row, y, accumulate);
+        packed_rows_on_tiles<kTileSide / 2, kMultiplied>(weight, shape, index, tile, quantized, x, row, y, accumulate);
       }
     }
   }

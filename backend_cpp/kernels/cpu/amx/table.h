@@ -1,4 +1,4 @@
-// Which weights are multiplied on tiles. Included by kernels_isa.cc only.
+// Weights that are multiplied on tiles. Included by kernels_isa.cc only.
 #pragma once
 
 #include "kernels/cpu/amx/bf16_on_tiles.h"

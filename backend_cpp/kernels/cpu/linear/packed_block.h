@@ -134,14 +134,14 @@ inline constexpr int kUnitSteps = kBits == 5   ? 4
 
 // Codes of eight inputs, of less than 8 bits: of the first four and of the other four. kStep: their place in the unit.
 template <int kBits, int kStep>
-inline void decode_step(const uint8_t* codes, IVec& first, IVec& second) {
-  const IVec bytes = load_bytes(codes);
+inline void decode_step(const uint8_t* quantized, IVec& first, IVec& second) {
+  const IVec bytes = load_bytes(quantized);
   first = low_halves(bytes);
   second = high_halves(bytes);
   if constexpr (kBits > 4) {
     constexpr int kHigh = kBits - 4;
     constexpr int kMask = ((1 << kHigh) - 1) << 4;
-    const IVec high = load_bytes(codes + (kUnitSteps<kBits> - kStep) * kQuadBytes);
+    const IVec high = load_bytes(quantized + (kUnitSteps<kBits> - kStep) * kQuadBytes);
     first = with_masked_bytes<kMask>(first, shift_bytes<kHigh * 2 * kStep - 4>(high));
     second = with_masked_bytes<kMask>(second, shift_bytes<kHigh * (2 * kStep + 1) - 4>(high));
   }
@@ -158,21 +158,21 @@ inline void for_steps(Body&& body) {
 
 // The codes of adjacent tiles of less than 8 bits as those of 8-bit tiles.
 template <int kBits>
-inline void widen_tiles(const uint8_t* codes, const PackedShape& shape, int tiles, uint8_t* wide) {
+inline void unpack_tiles(const uint8_t* quantized, const PackedShape& shape, int tiles, uint8_t* unpacked) {
   const int units = tiles * (shape.padded_features() / shape.unit());
   for (int unit = 0; unit < units; ++unit) {
     for_steps<0, kUnitSteps<kBits>>([&](auto step) {
       for (size_t at = 0; at < kQuadBytes; at += sizeof(IVec)) {
         IVec first;
         IVec second;
-        decode_step<kBits, step()>(codes + at, first, second);
-        std::memcpy(wide + at, &first, sizeof(first));
-        std::memcpy(wide + kQuadBytes + at, &second, sizeof(second));
+        decode_step<kBits, step()>(quantized + at, first, second);
+        std::memcpy(unpacked + at, &first, sizeof(first));
+        std::memcpy(unpacked + kQuadBytes + at, &second, sizeof(second));
       }
-      codes += kQuadBytes;
-      wide += 2 * kQuadBytes;
+      quantized += kQuadBytes;
+      unpacked += 2 * kQuadBytes;
     });
-    if (kBits > 4) codes += kQuadBytes;
+    if (kBits > 4) quantized += kQuadBytes;
   }
 }
 
@@ -189,16 +189,16 @@ inline void prefetch_group(const uint8_t* quantized, size_t tile_bytes, size_t g
   }
 }
 
-// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. is_first: the first rows
-// that meet these tiles.
+// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. `quantized`: of these
+// tiles, of kBits bits, which may be more than those of the weight. is_first: the first rows that meet these tiles.
 template <int kRows, int kTiles, int kBits, QuantizedKind kKind>
-inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int first_tile, bool is_first,
-                        const QuantizedRows& x, int first_row, float* y, bool accumulate) {
+inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, const uint8_t* quantized, int first_tile,
+                        bool is_first, const QuantizedRows& x, int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
   constexpr int kVecs = kTiles * kTileVecs;
   const PackedTile tile = packed_tile(weight, shape, first_tile);
-  const uint8_t* quantized = tile.quantized;
-  const size_t tile_bytes = shape.group_bytes() * shape.groups();
+  const size_t group_bytes = static_cast<size_t>(kTileOutputs) * shape.group * kBits / 8;
+  const size_t tile_bytes = group_bytes * shape.groups();
   const size_t tile_scales = static_cast<size_t>(kTileOutputs) * shape.groups();
   const int8_t* input = x.row(static_cast<size_t>(first_row));
   const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
@@ -235,25 +235,30 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
       }
       input += input_step;
     };
-    // Adds the products of the next kStep inputs.
-    const auto add_step = [&](auto&& dot, IVec(&to)[kRows][kVecs]) {
+    const auto pass_vector = [&] {
       if (kTiles == 1) __builtin_prefetch(quantized + 2048, 0, 2);
+      quantized += kQuadBytes;
+    };
+    // Adds the products of the next kStep inputs.
+    const auto add_step = [&](auto step, auto&& dot, IVec(&to)[kRows][kVecs]) {
       IVec low[kVecs];
       IVec high[kVecs];
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) {
-        const IVec bytes = load_bytes(quantized + v / kTileVecs * tile_bytes + v % kTileVecs * 4 * kLanes);
-        low[v] = kBits == 8 ? bytes : low_halves(bytes);
-        if (kBits == 4) high[v] = high_halves(bytes);
+        const uint8_t* step_bytes = quantized + v / kTileVecs * tile_bytes + v % kTileVecs * 4 * kLanes;
+        if constexpr (kBits == 8) {
+          low[v] = load_bytes(step_bytes);
+        } else {
+          decode_step<kBits, step()>(step_bytes, low[v], high[v]);
+        }
       }
       multiply(low, dot, to);
-      if (kBits == 4) multiply(high, dot, to);
-      quantized += 4 * kTileOutputs;
+      if (kBits < 8) multiply(high, dot, to);
+      pass_vector();
     };
-    if (kTiles > 1 && is_first) prefetch_group<kTiles>(quantized, tile_bytes, shape.group_bytes());
-    for (int k = 0; k < shape.group;) {
-      if constexpr (kBits == 4 && kSumsInt16) {
-        IVec int16_sums[kRows][kVecs];
+    // Adds what `add` adds up in 16 bits.
+    const auto sum_int16 = [&](auto&& add) {
+      IVec int16_sums[kRows][kVecs];
 #pragma GCC unroll 8
       for (auto& row : int16_sums) std::fill(std::begin(row), std::end(row), broadcast_int(0));
       // Declared only without kHasDot4.
@@ -268,7 +273,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
     };
     constexpr std::integral_constant<int, 0> kFirstStep;
     constexpr int kSteps = kUnitSteps<kBits>;
-    if (kTiles > 1 && is_first) prefetch_group<kTiles>(codes, tile_bytes, group_bytes);
+    if (kTiles > 1 && is_first) prefetch_group<kTiles>(quantized, tile_bytes, group_bytes);
     for (int k = 0; k < shape.group;) {
       if constexpr (kBits == 8 || !kSumsInt16) {
         for_steps<0, kSteps>([&](auto step) { add_step(step, dot4, group_sums); });
@@ -322,22 +327,23 @@ inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, 
     // Higher bits cost more than a product: they are put in once for all rows.
     constexpr int kMultiplied = (kBits == 5 || kBits == 6) && kHasDot4 ? 8 : kBits;
     for (; tile + kPackedTiles <= last_tile; tile += kPackedTiles) {
-      const uint8_t* codes = packed_tile(weight, shape, tile).codes;
+      const uint8_t* quantized = packed_tile(weight, shape, tile).quantized;
       if constexpr (kMultiplied != kBits) {
-        static thread_local AlignedBuffer wide;
+        static thread_local AlignedBuffer unpacked;
         auto* widened =
-            wide.reserve<uint8_t>(static_cast<size_t>(kPackedTiles) * shape.padded_features() * kTileOutputs);
-        widen_tiles<kBits>(codes, shape, kPackedTiles, widened);
-        codes = widened;
+            unpacked.reserve<uint8_t>(static_cast<size_t>(kPackedTiles) * shape.padded_features() * kTileOutputs);
+        unpack_tiles<kBits>(quantized, shape, kPackedTiles, widened);
+        quantized = widened;
       }
       for (int row = first_row; row < first_row + rows; row += kPackedTileRows<kMultiplied>) {
         packed_rows<kPackedTileRows<kMultiplied>, kPackedTiles, kMultiplied, kKind>(
-            weight, shape, codes, tile, kMultiplied == kBits && row == first_row, x, row, y, accumulate);
+            weight, shape, quantized, tile, kMultiplied == kBits && row == first_row, x, row, y, accumulate);
       }
     }
   }
   for_row_groups<kPackedRows<kBits>>(first_row, rows, tile, last_tile, [&](auto count, int first_of_group, int row) {
-    packed_rows<count(), 1, kBits, kKind>(weight, shape, first_of_group, row == first_row, x, row, y, accumulate);
+    packed_rows<count(), 1, kBits, kKind>(weight, shape, packed_tile(weight, shape, first_of_group).quantized,
+                                          first_of_group, row == first_row, x, row, y, accumulate);
   });
 }
 

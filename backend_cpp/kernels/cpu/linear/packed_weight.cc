@@ -41,20 +41,29 @@ void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, 
 }
 
 void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* quantized) {
+  constexpr int kVector = 4 * kTileOutputs;
   const int step = shape.bits == 8 ? 4 : 8;  // inputs in one vector
   const int high_bits = shape.high_bits();
   const auto padding = static_cast<uint8_t>(shape.zero_code());
   uint8_t inputs[8];
-  for (int input = 0; input < shape.padded_features(); input += step) {
-    const int count = std::clamp(shape.in_features - input, 0, step);
-    for (int row = 0; row < kTileOutputs; ++row) {
-      std::fill(inputs, inputs + step, padding);
-      if (row < rows) std::copy_n(source + static_cast<size_t>(row) * shape.in_features + input, count, inputs);
-      for (int i = 0; i < 4; ++i) {
-        *quantized++ = shape.bits == 8 ? inputs[i] : static_cast<uint8_t>(inputs[i] | inputs[4 + i] << 4);
+  for (int unit = 0; unit < shape.padded_features(); unit += shape.unit()) {
+    uint8_t high[kVector] = {};
+    for (int quad = 0; quad < shape.unit() / 4; quad += step / 4) {
+      const int input = unit + 4 * quad;
+      const int count = std::clamp(shape.in_features - input, 0, step);
+      for (int i = 0; i < kVector; ++i) {
+        if (i % 4 == 0) {
+          const int row = i / 4;
+          std::fill(inputs, inputs + step, padding);
+          if (row < rows) std::copy_n(source + static_cast<size_t>(row) * shape.in_features + input, count, inputs);
+        }
+        const int first = inputs[i % 4];
+        const int second = step == 8 ? inputs[4 + i % 4] : 0;
+        *quantized++ = static_cast<uint8_t>(shape.bits == 8 ? first : (first & 15) | second << 4);
+        high[i] |= static_cast<uint8_t>((first >> 4 | second >> 4 << high_bits) << (high_bits * quad));
       }
     }
-    if (high_bits != 0) codes = std::copy_n(high, kVector, codes);
+    if (high_bits != 0) quantized = std::copy_n(high, kVector, quantized);
   }
 }
 

@@ -249,8 +249,8 @@ __device__ __forceinline__ SplitFactors split_factors(const AttentionTask& task,
   return factors;
 }
 
-// ---- launchers; attend_bfloat16.cu, attend_int8.cu and attend_int4.cu have those of their kind of cache ----
-// `is_split_keys` as attend_tile.cuh says.
+// ---- launchers; attention_bfloat16.cu, attention_int8.cu and attention_int4.cu have those of their kind of cache ----
+// `is_split_keys` as attention_tile.cuh says.
 template <CacheType kType>
 void attention_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
 // Where has_decode_kernel says so (decode_plan.h); `warps` of a block.

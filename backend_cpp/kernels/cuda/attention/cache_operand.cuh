@@ -1,4 +1,4 @@
-// How the three kinds of cache that tensor cores read become operands of mma_bf16 (ptx.h states its fragments).
+// Operands of mma_bf16 (ptx.h) from the three kinds of cache that tensor cores read.
 //
 // An operand reads a tile that is in shared memory token by token, kStride bytes each:
 //   keys     B of q k^T: for 16 keys and the dimensions of unit `unit`, b[i][j] for multiplication i of the unit and
@@ -7,7 +7,7 @@
 // In which order dimensions are multiplied and results are in columns is free. The rounded kinds choose it so that
 // what a lane reads at once are its own elements:
 //   key_dim(step, place, i)     dimension of the query that element i (0 .. 3: a[0] low, high, a[2] low, high) of a
-//                               lane at `place` of its group multiplies in multiplication `step`
+//                               lane at `quad_lane` of its group multiplies in multiplication `step`
 //   value_dim(tile, column)     dimension that column 0 .. 7 of column tile `tile` of the result is
 // Codes come out less kCentre, so that they are small: exact in bfloat16, and sums cancel little.
 #pragma once

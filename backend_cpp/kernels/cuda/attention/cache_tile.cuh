@@ -1,4 +1,4 @@
-// Tiles of keys and values in shared memory, for attend_tile.cuh: their sizes, and how they come there.
+// Tiles of keys and values in shared memory, for attention_tile.cuh: their sizes, and how they come there.
 #pragma once
 
 #include <algorithm>
@@ -99,7 +99,7 @@ __device__ __forceinline__ void copy_quantized(std::byte* to, const CacheArea& a
         from + static_cast<int64_t>(id) * static_cast<int64_t>(area.task.block_bytes) + area.slot(token) * row_bytes;
     if (Shape::kThreads % kPieces != 0 && first_key >= kStep) continue;
     if (Shape::kKeys % kStep != 0 && key >= Shape::kKeys) continue;
-    std::byte* target = address + i * (kStep * Shape::kStride);
+    std::byte* target = to_key + i * (kStep * Shape::kStride);
     if constexpr (kBytes == 16) cp_async_16(target, row, is_valid);
     if constexpr (kBytes == 8) cp_async_8(target, row, is_valid);
     if constexpr (kBytes == 4) cp_async_4(target, row, is_valid);
@@ -168,7 +168,7 @@ inline int tile_keys(const CacheLayout& layout) {
   });
 }
 
-// Shared memory of a block of a tile kernel (attend_tile.cuh), in bytes.
+// Shared memory of a block of a tile kernel (attention_tile.cuh), in bytes.
 inline size_t tile_shared_bytes(const CacheLayout& layout, bool is_split_keys) {
   return with_tile_type(layout.type, ~size_t{0}, [&]<CacheType kType>(std::integral_constant<CacheType, kType>) {
     return with_tile_dim<kType>(layout, [&](auto dim) -> size_t {

@@ -32,7 +32,7 @@ struct Launch {
   int splits;
 };
 
-// `full`: what a turn takes where all slots are taken and the memory is the limit. `least`: where one is.
+// `full`: what a turn takes where all slots are taken and the memory is the limit. `min_time`: where one is.
 float time_of(const Launch& launch, float full, float min_time) {
   const auto turn = [&](float share) {
     const float moved = std::max(full * share, min_time);

@@ -1,5 +1,4 @@
-// How the work of a decoding launch (attend_decode.cuh) is cut: into blocks of how many warps, and how many splits of
-// each context.
+// Work partition of a decoding launch (attention_decode.cuh): warps of a block, splits of a context.
 #pragma once
 
 #include "kernels/cuda/attention/paged_attention.h"

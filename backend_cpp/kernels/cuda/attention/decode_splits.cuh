@@ -1,5 +1,5 @@
-// The splits of a context that blocks of a decoding launch have computed (attend_decode.cuh), added up by the last of
-// these: of few splits, a kernel of its own would take longer.
+// The splits of a context that blocks of a decoding launch have computed (attention_decode.cuh), added up by the last
+// of these: of few splits, a kernel of its own would take longer.
 #pragma once
 
 #include "kernels/cuda/attention/attention_task.cuh"

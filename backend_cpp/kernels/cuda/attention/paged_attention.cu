@@ -22,7 +22,7 @@ constexpr int kWideTile = 64;
 
 // Which kernel, and how its work is cut.
 struct Plan {
-  int warps;           // of a block of the decoding kernel (attend_decode.cuh); 0: it is another one
+  int warps;           // of a block of the decoding kernel (attention_decode.cuh); 0: it is another one
   bool is_reference;   // no tensor cores
   bool is_split_keys;  // of a tile kernel
   int tile_rows;
@@ -43,7 +43,7 @@ bool can_split_keys(const CacheLayout& layout) {
   return tile_shared_bytes(layout, true) <= max_shared_memory();
 }
 
-// Splits of `keys` keys that are as short as may be, for a launch that would like `wanted`. Halves of tiles are made
+// Splits of `keys` keys that are as short as may be, for a launch that would like `requested`. Halves of tiles are made
 // where there is a split for each, or not at all: a split of several would be in more tiles than it need.
 int short_splits(const CacheLayout& layout, int keys, int requested) {
   const int tile = tile_keys(layout);

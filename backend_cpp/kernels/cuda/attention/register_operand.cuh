@@ -1,5 +1,4 @@
-// How rows of codes that a warp loads straight into registers become operands of m16n8k16 (ptx.h states its fragments),
-// for attend_stream.cuh.
+// Operands of m16n8k16 (ptx.h) from quantized rows that a warp loads into registers, for attention_decode.cuh.
 //
 //   keys     A of k q^T: a lane (g = lane / 4, t = lane % 4) has of its keys (rows g and g + 8) every fourth piece
 //   values   A of v^T w^T: a lane has of its tokens (columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9) every eighth piece

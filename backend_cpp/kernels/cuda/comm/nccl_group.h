@@ -1,5 +1,4 @@
-// Sums over GPUs of this process, and parts of theirs put together: small ones in one launch where the GPUs reach each
-// other, others by NCCL.
+// All-reduce and all-gather over the GPUs of this process: small ones over P2P in one launch, others by NCCL.
 #pragma once
 
 #include <atomic>

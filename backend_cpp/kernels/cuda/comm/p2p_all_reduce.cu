@@ -1,4 +1,4 @@
-// How ranks meet
+// Barrier of ranks
 //
 // Block b of a launch has a slice of the elements, which only depends on their number, and meets the blocks b of the
 // same call on the other GPUs; other blocks are nothing to it. It copies its slice into its rank's memory, reports

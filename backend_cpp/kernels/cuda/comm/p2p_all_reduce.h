@@ -1,5 +1,4 @@
-// Small sums over GPUs of this process, and parts of theirs put together, by one launch on each: every GPU reads the
-// others' memory. That takes about as long as a message there and back, where rings and trees take several.
+// One-shot all-reduce and all-gather over P2P: every GPU reads the others' memory, in one launch.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
 #include "kernels/cuda/elementwise/elementwise.h"
-#include "kernels/cuda/widen.cuh"
+#include "kernels/cuda/upcast.cuh"
 
 // A thread copies one element; blockIdx.x is the row. Few bytes move: launching takes longer.
 

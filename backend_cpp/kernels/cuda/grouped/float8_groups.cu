@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/linear/unpack_codes.cuh"
+#include "kernels/cuda/linear/unpack_quantized.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/quantize/float8_blocks.cuh"
 

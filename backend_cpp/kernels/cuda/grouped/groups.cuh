@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/grouped/grouped_gemm.h"
 #include "kernels/cuda/grouped/grouped_kernel.h"
-#include "kernels/cuda/grouped/grouped_product.h"
 #include "kernels/cuda/quantize/made_rows.cuh"
 
 namespace turbomind::cuda {

@@ -14,9 +14,8 @@ enum class GemmType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kFloat8 };
 
 // Of float8 alone: what elements of x and w are multiplied with, besides alpha.
 //   kRows     a scale for each row of x [rows] and of w [outputs]
-//   kBlocks   a scale for each row and 128 inputs of x [inputs / 128, rows] and of w [inputs / 128, outputs]; rows are
-//   a
-//             multiple of 4, inputs of 128
+//   kBlocks   a scale for each row and 128 inputs of x [inputs / 128, rows] and of w [inputs / 128, outputs]; rows:
+//             a multiple of 4, inputs: of 128
 enum class GemmScales : uint8_t { kNone, kRows, kBlocks };
 
 // y = alpha x w^T, or y += where it accumulates; sums are float32, products exact (no TF32).
@@ -52,7 +51,7 @@ class Gemm {
   virtual bool has_float8() const = 0;
   // Whether it applies such scales itself.
   virtual bool has_scales(GemmScales scales) const = 0;
-  // False, and nothing is launched: it has no algorithm for the shape (products.h).
+  // False, and nothing is launched: it has no algorithm for the shape (gemms.h).
   virtual bool multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) = 0;
 };
 

@@ -5,8 +5,8 @@
 
 #include "base/kernel_choice.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/linear/gemms.h"
 #include "kernels/cuda/linear/linear_task.cuh"
-#include "kernels/cuda/linear/products.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/quantize/round_rows.h"
 

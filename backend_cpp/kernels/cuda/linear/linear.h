@@ -12,7 +12,7 @@
 //                       device multiplies such (int8: any; float8: from compute capability 8.9 on): y is then off by at
 //                       most max |x| / 254 sum |w| of int8 and 2^-4 sum |x w| of float8, and what x under 2^-16 max |x|
 //                       adds. float8 with scales of 128 inputs is so too where a library's product applies them
-//                       (products.h).
+//                       (gemms.h).
 // Activations under 1e-3 lose precision that half precision has (it is 5e-7 / 2 then, absolutely).
 //
 // The result of a call is always the same, but a row's may depend on how many there are. Pointers inside a weight are

@@ -1,7 +1,7 @@
 #include "kernels/lora.h"
 
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/widen.cuh"
+#include "kernels/cuda/upcast.cuh"
 
 // Shrinking: a warp has one number of one row; blockIdx.x is the row. Expanding: a thread has one output of one row.
 // Each row reads its adapter by itself, from the caches where rows share one: while decoding, the bytes of the rows'

@@ -1,4 +1,4 @@
-// How the matrix instruction reads weights of 16, 8 and 4 bits straight from the order they have in memory.
+// Operands of the matrix instruction from weights of 16, 8 and 4 bits in their memory order.
 //
 // Weights are its 16-row operand, activations its 8-column one, so that few rows waste little. The unit of work of a
 // warp is a slab: 32 outputs (a stripe) of 32 inputs. The order of outputs within a tile of the instruction and the
@@ -10,9 +10,9 @@
 //
 // Codes of packed weights become half precision numbers: of int8 and int4 scale (code - zero), rounded once, of float8
 // code / kFloat8Range, exactly, whose scales act on the sums of a slab. No slab crosses a group: a group's last slab
-// may be partly empty. Scales of whole outputs act when y is written. Few rows meet codes otherwise (code_sums.cuh).
-// Activations are rounded to half precision, divided by kHalfRange first, so that they fit up to 2^20; down to 1e-4
-// that is no coarser than bfloat16. With a weight of bfloat16 activations are rounded to bfloat16.
+// may be partly empty. Scales of whole outputs act when y is written. Few rows meet codes otherwise
+// (quantized_sums.cuh). Activations are rounded to half precision, divided by kHalfRange first, so that they fit up to
+// 2^20; down to 1e-4 that is no coarser than bfloat16. With a weight of bfloat16 activations are rounded to bfloat16.
 #pragma once
 
 #include "kernels/cuda/device.h"

@@ -2,13 +2,13 @@
 
 #include "kernels/cuda/elementwise/elementwise.h"
 #include "kernels/cuda/elementwise/row_norm.cuh"
-#include "kernels/cuda/grouped/grouped_product.h"
+#include "kernels/cuda/grouped/grouped_gemm.h"
 #include "kernels/cuda/linear/linear_task.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/moe/sort_experts.h"
 #include "kernels/cuda/quantize/round_rows.h"
-#include "kernels/cuda/widen.cuh"
+#include "kernels/cuda/upcast.cuh"
 
 // Rows are sorted by expert; two grouped products with the activation between them; and each row of y gathers what its
 // experts made of it. Where there are many rows the activation is made where the second product's inputs are rounded,

@@ -1,4 +1,4 @@
-// Which rows go to which expert.
+// Rows sorted by expert.
 #pragma once
 
 #include "kernels/cuda/device_memory.h"

@@ -1,4 +1,4 @@
-// How kernels that round rows read them.
+// Row readers of kernels that round rows.
 #pragma once
 
 #include <cstring>
@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/quantize/round_rows.h"
-#include "kernels/cuda/widen.cuh"
+#include "kernels/cuda/upcast.cuh"
 #include "kernels/linear.h"
 
 namespace turbomind::cuda {

@@ -1,4 +1,4 @@
-// How operands come into the shared memory of ring_kernel.cuh.
+// Copies of operands into the shared memory of ring_kernel.cuh.
 #pragma once
 
 #include "kernels/cuda/hopper.h"

@@ -1,4 +1,4 @@
-// Some rows and codes of 8 or 4 bits, on Hopper.
+// GEMM of few rows and quantized weights of 8 or 4 bits, on Hopper.
 //
 // A block is persistent: operands of step after step come through rings in shared memory, across the items that the
 // block takes: a warp copies the codes and constants that it alone needs, the copy engine brings activations. Teams of

@@ -1,4 +1,4 @@
-// How ring_linear cuts a product into blocks.
+// Work partition of ring_linear.
 #pragma once
 
 #include <algorithm>

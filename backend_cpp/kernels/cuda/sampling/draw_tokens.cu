@@ -38,7 +38,7 @@ __device__ uint64_t last_key(int bits, Sum&& sum, Reaches&& reaches) {
   return order;
 }
 
-// Sums value(token, place) over the row's tokens at `place` or greater.
+// Sums value(token, place) over the row's tokens at `order` or greater.
 template <class Value>
 __device__ Weight row_sum(const Row& row, uint64_t order, Value&& value) {
   Weight sum = 0;
@@ -70,12 +70,12 @@ __device__ int32_t draw_by_id(const Row& row, const Weight* sums, int chunks) {
   const Weight threshold = static_cast<Weight>(row.sampling.min_p * kWeightOne);
   // Places from the last token, 0, to the first.
   const auto sum = [&](uint64_t order) {
-    Weight candidate = 0;
+    Weight thread_sum = 0;
     for (int i = threadIdx.x; i < count; i += kThreads) {
       const Weight weight = weight_of(row.logits[first + i], row.top.logit, row.sampling.temperature);
-      if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= order && weight >= threshold) candidate += weight;
+      if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= order && weight >= threshold) thread_sum += weight;
     }
-    return block_sum<kThreads>(candidate);
+    return block_sum<kThreads>(thread_sum);
   };
   constexpr int kChunkBits = 11;
   static_assert(kChunkTokens == 1 << kChunkBits);
@@ -106,8 +106,8 @@ __device__ int32_t draw_from_row(const Row& row, const Weight* sums, int chunks)
   const auto threshold = static_cast<Weight>(sampling.min_p * kWeightOne);
   const auto sum = [&](uint64_t order) {
     return row_sum(row, max(order, cut), [&](float logit) {
-      const Weight candidate = weight(logit);
-      return candidate >= threshold ? candidate : Weight{0};
+      const Weight thread_sum = weight(logit);
+      return thread_sum >= threshold ? thread_sum : Weight{0};
     });
   };
   const double target = row.u * static_cast<double>(sum(cut));
@@ -118,16 +118,16 @@ __device__ int32_t draw_from_row(const Row& row, const Weight* sums, int chunks)
 
 // ---- in order of logits, from the most likely tokens alone ----
 
-// Fills the list with at least the `wanted` most likely tokens: that many sets hold a token no less likely than the
-// least likely of the sets' best, so nothing below it is wanted. The list's count exceeds kListSize where it has no
+// Fills the list with at least the `min_candidates` most likely tokens: that many sets hold a token no less likely than
+// the least likely of the sets' best, so nothing below it is wanted. The list's count exceeds kListSize where it has no
 // room, and nothing in it is valid then.
 __device__ void collect(const Row& row, const uint32_t* sets, int set_count, int min_candidates, CandidateList& list) {
   uint64_t bound = 0;
   if (min_candidates < set_count && row.vocab_size > kListSize) {
     const auto count = [&](uint64_t key) {
-      Weight candidate = 0;
-      for (int i = threadIdx.x; i < set_count; i += kThreads) candidate += sets[i] >= key ? 1 : 0;
-      return block_sum<kThreads>(candidate);
+      Weight thread_sum = 0;
+      for (int i = threadIdx.x; i < set_count; i += kThreads) thread_sum += sets[i] >= key ? 1 : 0;
+      return block_sum<kThreads>(thread_sum);
     };
     bound = last_key(32, count, [&](Weight n) { return n >= static_cast<Weight>(min_candidates); });
   }
@@ -216,27 +216,27 @@ __device__ bool draw_from_list(const Row& row, const CandidateList& list, const 
   return true;
 }
 
-__global__ void __launch_bounds__(kThreads) draw_kernel(const SamplingRow* sampling, const float* logits,
+__global__ void __launch_bounds__(kThreads) draw_kernel(const SamplingRow* samplings, const float* logits,
                                                         int vocab_size, SamplingState state, int32_t* tokens) {
   await_previous();
   const size_t first_chunk = static_cast<size_t>(blockIdx.x) * state.chunks;
   const ChunkTop top = row_top<kThreads>(state.tops + first_chunk, state.chunks);
-  const SamplingRow& candidate = sampling[blockIdx.x];
+  const SamplingRow& sampling = samplings[blockIdx.x];
   __shared__ int32_t token;
-  if (top.token < 0 || candidate.is_greedy || !isfinite(top.logit)) {
+  if (top.token < 0 || sampling.is_greedy || !isfinite(top.logit)) {
     if (threadIdx.x == 0) tokens[blockIdx.x] = max(top.token, -1);
     return;
   }
-  const Row row{candidate, logits + static_cast<size_t>(blockIdx.x) * vocab_size, vocab_size, top,
-                uniform(candidate.seed, candidate.draw)};
+  const Row row{sampling, logits + static_cast<size_t>(blockIdx.x) * vocab_size, vocab_size, top,
+                uniform(sampling.seed, sampling.draw)};
   const Weight* sums = state.sums + first_chunk;
-  if (!is_ranked(candidate, vocab_size)) {
+  if (!is_ranked(sampling, vocab_size)) {
     const int32_t drawn = draw_by_id(row, sums, state.chunks);
     if (threadIdx.x == 0) tokens[blockIdx.x] = drawn;
     return;
   }
   auto& list = *dynamic_shared<CandidateList>();
-  const int candidates = has_top_k(candidate, vocab_size) ? candidate.top_k : kNucleusTokens;
+  const int candidates = has_top_k(sampling, vocab_size) ? sampling.top_k : kNucleusTokens;
   collect(row, state.sets + first_chunk * kChunkSets, state.chunks * kChunkSets, candidates, list);
   int32_t drawn;
   if (draw_from_list(row, list, sums, state.chunks, &token)) {

@@ -39,7 +39,7 @@ size_t sampling_scratch_bytes(int vocab_size, int rows);
 void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* sampling, float* logits, int vocab_size, int rows,
             int32_t* tokens);
 
-// Takes notice of tokens [rows]: sets their bits in `seen` and counts them in `counts` of `wanted`, where these are.
+// Takes notice of tokens [rows]: sets their bits in `seen` and counts them in `counts` of `sampling`, where these are.
 // Tokens below 0 are passed over.
 void record_tokens(cudaStream_t stream, const SamplingRow* sampling, const int32_t* tokens, int rows);
 

@@ -36,10 +36,10 @@ inline bool runs_on_hopper(int capability) {
 }
 
 // `operands`: of the main loop.
-template <class GroupGemmOf>
+template <class FullGemm>
 void multiply_groups(cudaStream_t stream, const GroupedCall& call,
-                     const typename GroupGemmOf::GemmKernel::MainloopArguments& operands) {
-  using Kernel = typename GroupGemmOf::GemmKernel;
+                     const typename FullGemm::GemmKernel::MainloopArguments& operands) {
+  using Kernel = typename FullGemm::GemmKernel;
   // Entries of the table.
   static_assert(sizeof(GroupShape) == 3 * sizeof(int32_t));
   static_assert(sizeof(typename Kernel::InternalStrideA) == sizeof(int64_t) &&
@@ -50,7 +50,7 @@ void multiply_groups(cudaStream_t stream, const GroupedCall& call,
   check(cudaGetDevice(&device.device_id), "asking for the current device");
   device.sm_count = multiprocessor_count();
   auto* y_strides = reinterpret_cast<typename Kernel::InternalStrideD*>(table.y_strides);
-  typename GroupGemmOf::Arguments arguments{
+  typename FullGemm::Arguments arguments{
       cutlass::gemm::GemmUniversalMode::kGrouped,
       {call.groups, reinterpret_cast<GroupShape*>(table.shapes), nullptr},
       operands,
@@ -58,12 +58,12 @@ void multiply_groups(cudaStream_t stream, const GroupedCall& call,
       device};
   arguments.epilogue.thread.alpha = 1.0f;
   arguments.epilogue.thread.beta = 0.0f;
-  if (GroupGemmOf::get_workspace_size(arguments) > kGroupedWorkspaceBytes) {
-    throw internal_error("CUTLASS wants " + std::to_string(GroupGemmOf::get_workspace_size(arguments)) +
+  if (FullGemm::get_workspace_size(arguments) > kGroupedWorkspaceBytes) {
+    throw internal_error("CUTLASS wants " + std::to_string(FullGemm::get_workspace_size(arguments)) +
                          " bytes for a product of groups");
   }
-  GroupGemmOf product;
-  check_status(GroupGemmOf::can_implement(arguments), "a product of groups");
+  FullGemm product;
+  check_status(FullGemm::can_implement(arguments), "a product of groups");
   check_status(product.initialize(arguments, call.workspace, stream), "preparing a product of groups");
   check_status(product.run(stream), "a product of groups");
 }

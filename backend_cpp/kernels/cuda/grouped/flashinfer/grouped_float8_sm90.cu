@@ -24,13 +24,13 @@ using Mainloop = cutlass::gemm::collective::CollectiveBuilder<
     kElementAlignment, Element, cute::tuple<cutlass::layout::ColumnMajor*, ScalesOfWeight*>, kElementAlignment, float,
     Tile, Cluster, cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(Epilogue::SharedStorage))>,
     cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperativeFP8Blockwise>::CollectiveOp;
-using GroupGemmOf = GroupGemm<Mainloop, Epilogue>;
+using FullGemm = GroupGemm<Mainloop, Epilogue>;
 
 void run(cudaStream_t stream, const GroupedCall& call) {
   const GroupedTable& table = call.table;
-  using Kernel = GroupGemmOf::GemmKernel;
+  using Kernel = FullGemm::GemmKernel;
   // Where scales are follows from a group's shape; layouts are not read.
-  multiply_groups<GroupGemmOf>(
+  multiply_groups<FullGemm>(
       stream, call,
       {reinterpret_cast<const Element**>(table.x), reinterpret_cast<Kernel::InternalStrideA*>(table.x_strides),
        reinterpret_cast<const Element**>(table.w), reinterpret_cast<Kernel::InternalStrideB*>(table.x_strides),

@@ -18,12 +18,12 @@ using Mainloop = cutlass::gemm::collective::CollectiveBuilder<
     Element, cutlass::layout::ColumnMajor*, kElementAlignment, float, Tile, Cluster,
     cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(Epilogue::SharedStorage))>,
     cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong>::CollectiveOp;
-using GroupGemmOf = GroupGemm<Mainloop, Epilogue>;
+using FullGemm = GroupGemm<Mainloop, Epilogue>;
 
 void run(cudaStream_t stream, const GroupedCall& call) {
   const GroupedTable& table = call.table;
-  using Kernel = GroupGemmOf::GemmKernel;
-  multiply_groups<GroupGemmOf>(
+  using Kernel = FullGemm::GemmKernel;
+  multiply_groups<FullGemm>(
       stream, call,
       {reinterpret_cast<const Element**>(table.x), reinterpret_cast<Kernel::InternalStrideA*>(table.x_strides),
        reinterpret_cast<const Element**>(table.w), reinterpret_cast<Kernel::InternalStrideB*>(table.x_strides)});

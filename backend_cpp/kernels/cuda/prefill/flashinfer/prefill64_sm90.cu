@@ -1,4 +1,4 @@
-#include "kernels/cuda/prefill/flashinfer/attend_pages.cuh"
+#include "kernels/cuda/prefill/flashinfer/attention_pages.cuh"
 
 namespace turbomind::cuda {
 

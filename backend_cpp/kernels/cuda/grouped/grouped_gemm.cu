@@ -1,7 +1,7 @@
-#include "kernels/cuda/grouped/grouped_product.h"
+#include "kernels/cuda/grouped/grouped_gemm.h"
 
 #include "kernels/cuda/grouped/groups.cuh"
-#include "kernels/cuda/linear/products.h"
+#include "kernels/cuda/linear/gemms.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
 namespace turbomind::cuda {

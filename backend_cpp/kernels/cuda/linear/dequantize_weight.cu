@@ -1,6 +1,6 @@
-#include "kernels/cuda/linear/products.h"
+#include "kernels/cuda/linear/gemms.h"
 
-#include "kernels/cuda/linear/unpack_codes.cuh"
+#include "kernels/cuda/linear/unpack_quantized.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
 // A lane takes a chunk of one output; a warp 8 neighbouring outputs of 4 neighbouring chunks, so that it reads and
@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(kThreads) dequantize_weight_kernel(LinearWeigh
 }
 
 __global__ void __launch_bounds__(kUnpackThreads)
-    unpack_weight_kernel(LinearWeight weight, int first_output, int outputs, int padded_inputs, uint32_t* plain) {
+    unpack_weight_kernel(LinearWeight weight, int first_output, int outputs, int padded_inputs, uint32_t* unpacked) {
   await_previous();
-  unpack_words(weight, first_output, outputs, padded_inputs, plain);
+  unpack_words(weight, first_output, outputs, padded_inputs, unpacked);
 }
 
 }  // namespace
@@ -83,10 +83,10 @@ void dequantize_weight(cudaStream_t stream, const LinearWeight& weight, int firs
 }
 
 void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, int padded_inputs,
-                   uint8_t* plain) {
+                   uint8_t* unpacked) {
   outputs = divide_up(outputs, kTileOutputs) * kTileOutputs;  // a tile's codes beyond the weight stand for 0
   launch(unpack_weight_kernel, unpack_grid(outputs, padded_inputs), dim3(kUnpackThreads), 0, stream, weight,
-         first_output, outputs, padded_inputs, reinterpret_cast<uint32_t*>(plain));
+         first_output, outputs, padded_inputs, reinterpret_cast<uint32_t*>(unpacked));
 }
 
 }  // namespace turbomind::cuda

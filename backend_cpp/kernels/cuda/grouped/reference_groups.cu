@@ -1,12 +1,12 @@
 #include "kernels/cuda/grouped/grouped_kernel.h"
 
-#include "kernels/cuda/linear/plain_block.cuh"
+#include "kernels/cuda/linear/reference_block.cuh"
 
 namespace turbomind::cuda {
 
 namespace {
 
-using namespace plain;
+using namespace reference;
 
 // blockIdx.z is the group.
 template <class T>

@@ -39,10 +39,10 @@ TEST(a_prompt_forks_at_a_question_after_a_long_document) {
 
 TEST(of_a_long_conversation_the_first_and_the_last_forks_count) {
   const std::vector<int32_t> tokens = conversation(std::vector<int>(50, 20));
-  const std::vector<int> branch_points = branch_points(tokens, letters(), 16);
-  CHECK_EQUAL(branch_points.size(), static_cast<size_t>(kMaxBranchPoints));
-  CHECK(std::vector<int>(branch_points.begin(), branch_points.begin() + 3) == std::vector<int>({1, 26, 1101}));
-  CHECK_EQUAL(branch_points.back(), 1226);
+  const std::vector<int> points = branch_points(tokens, letters(), 16);
+  CHECK_EQUAL(points.size(), static_cast<size_t>(kMaxBranchPoints));
+  CHECK(std::vector<int>(points.begin(), points.begin() + 3) == std::vector<int>({1, 26, 1101}));
+  CHECK_EQUAL(points.back(), 1226);
 }
 
 }  // namespace turbomind::testing

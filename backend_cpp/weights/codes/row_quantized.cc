@@ -1,4 +1,4 @@
-#include "weights/codes/row_codes.h"
+#include "weights/codes/row_quantized.h"
 
 #include <cmath>
 #include <limits>

@@ -20,7 +20,7 @@ void dequantize_weight(cudaStream_t stream, const LinearWeight& weight, int firs
 // plain [outputs rounded up to 16, padded_inputs]: the codes, of int8 less 128; 0 beyond the weight's inputs and
 // outputs. padded_inputs is a multiple of 4.
 void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, int padded_inputs,
-                   uint8_t* plain);
+                   uint8_t* unpacked);
 
 // Products of any kind that a library makes, by a plain kernel of ours: for shapes that it has no algorithm for.
 

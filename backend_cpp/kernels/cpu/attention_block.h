@@ -88,7 +88,7 @@ inline void value_vectors(const T* values, int value_dim, int tokens, int lanes,
       value[0].load_partial(source, lanes);  // of one vector
     }
     if (t + kDepth > tokens) {
-      for (Operand<T>& each : value) each.keep_first();
+      for (Operand<T>& operand : value) operand.keep_first();
     }
     for (int n = 0; n < kQueries; ++n) {
       for (int v = 0; v < kVecs; ++v) sums[n][v] = value[v].multiply_add(weights + n * kMaxBlockLen + t, sums[n][v]);
@@ -196,9 +196,9 @@ struct ScoreRule {
  private:
   Vec biases_from(int distance) const {
     if (distance >= -reach && distance + kLanes - 1 <= reach) return load(biases + distance);
-    alignas(64) float each[kLanes];
-    for (int i = 0; i < kLanes; ++i) each[i] = biases[std::clamp(distance + i, -reach, reach)];
-    return load(each);
+    alignas(64) float lane_biases[kLanes];
+    for (int i = 0; i < kLanes; ++i) lane_biases[i] = biases[std::clamp(distance + i, -reach, reach)];
+    return load(lane_biases);
   }
 };
 

@@ -1,10 +1,10 @@
+#include "kernels/cuda/linear/gemv_shape.cuh"
 #include "kernels/cuda/linear/linear_task.cuh"
-#include "kernels/cuda/linear/stream_shape.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
-// Few rows and weights of 16 bits, of experts and heads (of codes: stream_codes.cu; of other layers: cuBLASLt, which is
-// faster): the time is that of reading the weight once. x is read once for each block, out of the second-level cache: 4
-// rows / outputs of a block bytes for each weight.
+// Few rows and weights of 16 bits, of experts and heads (of codes: gemv_quantized.cu; of other layers: cuBLASLt, which
+// is faster): the time is that of reading the weight once. x is read once for each block, out of the second-level
+// cache: 4 rows / outputs of a block bytes for each weight.
 //
 // A block has a stripe of outputs and 8 warps, which take turns with the slabs along the inputs; blockIdx.y splits the
 // inputs further where there are too few stripes to fill the machine. Every lane copies what it alone needs of weights
@@ -138,7 +138,7 @@ void gemv(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part
     case WeightFormat::kFloat16:
       return stream_format<WeightFormat::kFloat16>(stream, scratch, task, part_rows, expert_parts);
     case WeightFormat::kFloat32:
-      throw internal_error("stream_linear has no kernel for float32 weights");
+      throw internal_error("gemv has no kernel for float32 weights");
     default:
       return gemv_quantized(stream, scratch, task, part_rows, expert_parts);
   }

@@ -1,12 +1,12 @@
-#include "kernels/cuda/linear/products.h"
+#include "kernels/cuda/linear/gemms.h"
 
-#include "kernels/cuda/linear/plain_block.cuh"
+#include "kernels/cuda/linear/reference_block.cuh"
 
 namespace turbomind::cuda {
 
 namespace {
 
-using namespace plain;
+using namespace reference;
 
 template <class T, class Sum, class Result>
 __global__ void __launch_bounds__(kThreads) reference_gemm_kernel(GemmCall call) {

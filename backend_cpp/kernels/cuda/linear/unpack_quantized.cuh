@@ -1,4 +1,4 @@
-// Packed codes of 8 bits as rows of a matrix (products.h): a lane takes four inputs of one output, a warp 8 outputs
+// Packed codes of 8 bits as rows of a matrix (gemms.h): a lane takes four inputs of one output, a warp 8 outputs
 // of 16 inputs.
 #pragma once
 

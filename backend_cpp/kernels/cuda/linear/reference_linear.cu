@@ -1,6 +1,6 @@
 #include "kernels/cuda/linear/linear_task.cuh"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/widen.cuh"
+#include "kernels/cuda/upcast.cuh"
 
 // Float32 arithmetic, for float32 weights and for those of 16 bits that are not made of whole chunks. A warp has one
 // output and a part's rows; blockIdx.x is the part. x comes out of the caches.
@@ -27,16 +27,17 @@ __global__ void __launch_bounds__(kWarps* kWarp) reference_linear_kernel(LinearT
 #pragma unroll 4
   for (int i = threadIdx.x % kWarp * kWidth; i < inputs; i += kWarp * kWidth) {
     if constexpr (kWidth == 4) {
-      const float4 own = __ldcs(reinterpret_cast<const float4*>(w + i));
+      const float4 weight_values = __ldcs(reinterpret_cast<const float4*>(w + i));
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float4 v = *reinterpret_cast<const float4*>(x[r] + i);
-        sums[r] = fmaf(own.x, v.x, fmaf(own.y, v.y, fmaf(own.z, v.z, fmaf(own.w, v.w, sums[r]))));
+        sums[r] = fmaf(weight_values.x, v.x,
+                       fmaf(weight_values.y, v.y, fmaf(weight_values.z, v.z, fmaf(weight_values.w, v.w, sums[r]))));
       }
     } else {
-      const float own = upcast(w[i]);
+      const float weight_value = upcast(w[i]);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) sums[r] = fmaf(own, x[r][i], sums[r]);
+      for (int r = 0; r < kRows; ++r) sums[r] = fmaf(weight_value, x[r][i], sums[r]);
     }
   }
 #pragma unroll
@@ -66,7 +67,7 @@ bool is_aligned(const LinearTask& task) {
 void reference_linear(cudaStream_t stream, const LinearTask& task, int expert_parts) {
   const int parts = part_limit<kReferenceRows>(task, expert_parts);
   const bool is_one_row = task.rows == 1 && task.expert_weights == nullptr;
-  if (task.weight.is_packed()) throw internal_error("plain_linear has no kernel for packed weights");
+  if (task.weight.is_packed()) throw internal_error("reference_linear has no kernel for packed weights");
   const auto launch_format = task.weight.format == WeightFormat::kBFloat16  ? launch_rows<bf16, kReferenceRows, 1>
                              : task.weight.format == WeightFormat::kFloat16 ? launch_rows<half, kReferenceRows, 1>
                              : !is_aligned(task)                            ? launch_rows<float, kReferenceRows, 1>

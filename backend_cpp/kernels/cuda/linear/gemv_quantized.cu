@@ -1,14 +1,14 @@
-#include "kernels/cuda/linear/code_sums.cuh"
+#include "kernels/cuda/linear/gemv_shape.cuh"
 #include "kernels/cuda/linear/linear_task.cuh"
-#include "kernels/cuda/linear/stream_shape.cuh"
+#include "kernels/cuda/linear/quantized_sums.cuh"
 
 // Few rows and codes of 8 or 4 bits: the weight is read once, and what a warp does for a byte of it must fit into the
 // time in which the byte comes. docs/internals/cuda.md counts the instructions, and
 // has what was measured.
 //
 // A block has two stripes of outputs; each of its 8 warps walks along slabs that are neighbours, so that scales and
-// zero points act once a group (code_sums.cuh). Every lane copies the codes it alone needs to its own slots of a ring
-// in shared memory, up to eight slabs ahead, so warps wait for no one until they add up their sums at the end, in
+// zero points act once a group (quantized_sums.cuh). Every lane copies the codes it alone needs to its own slots of a
+// ring in shared memory, up to eight slabs ahead, so warps wait for no one until they add up their sums at the end, in
 // order. Activations and constants, which are in caches, come into registers one slab and one group ahead. Codes of the
 // first slabs, and constants of the first group, come while the launch before ends.
 
@@ -245,7 +245,7 @@ void gemv_quantized(cudaStream_t stream, Scratch scratch, const LinearTask& task
     case WeightFormat::kFloat8:
       return stream_format<WeightFormat::kFloat8>(stream, scratch, task, part_rows, expert_parts);
     default:
-      throw internal_error("stream_codes has kernels for weights of 8 and 4 bits");
+      throw internal_error("gemv_quantized has kernels for weights of 8 and 4 bits");
   }
 }
 

@@ -3,7 +3,7 @@
 // itself: nothing in the loop waits for another warp, and no key or value is in shared memory. While a tile's keys are
 // multiplied its values are on their way, and then the next tile's keys: what is in flight is in registers.
 //
-// Products are the other way round than in attend_tile.cuh, so that few query rows waste little of a multiplication:
+// Products are the other way round than in attention_tile.cuh, so that few query rows waste little of a multiplication:
 //   scores^T [tokens, rows] = k q^T        out^T [dims, rows] = v^T w^T
 // The result of the first, transposed in registers (transpose_8x8), is an operand of the second. A lane g = lane / 4,
 // t = lane % 4 has scores of tokens 2 M g .. 2 M g + 2 M - 1 of a tile of 16 M (row g + 8 h of m-tile m is token 2 m +
@@ -268,14 +268,15 @@ class DecodeAttention {
     for (int q = 0; q < kQueryTiles; ++q) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float& own = largest[q][half];
-        own = -INFINITY;
+        float& row_max = largest[q][half];
+        row_max = -INFINITY;
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
-          for (int h = 0; h < 2; ++h) own = fmaxf(own, fmaf(scores[m][q][2 * h + half], kLog2E, log_scale[m][h]));
+          for (int h = 0; h < 2; ++h)
+            row_max = fmaxf(row_max, fmaf(scores[m][q][2 * h + half], kLog2E, log_scale[m][h]));
         }
-        is_above = is_above || own > reference_[q][half] + kSlack;
+        is_above = is_above || row_max > reference_[q][half] + kSlack;
       }
     }
     if (__any_sync(kAllLanes, is_above ? 1 : 0) != 0) raise(largest);
@@ -300,12 +301,12 @@ class DecodeAttention {
     for (int q = 0; q < kQueryTiles; ++q) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float own = largest[q][half];
+        float row_max = largest[q][half];
 #pragma unroll
-        for (int step = 4; step < kWarp; step *= 2) own = fmaxf(own, __shfl_xor_sync(kAllLanes, own, step));
-        own = fmaxf(own, reference_[q][half]);
-        const float shrink = fast_exp2(reference_[q][half] - own);
-        reference_[q][half] = own;
+        for (int step = 4; step < kWarp; step *= 2) row_max = fmaxf(row_max, __shfl_xor_sync(kAllLanes, row_max, step));
+        row_max = fmaxf(row_max, reference_[q][half]);
+        const float shrink = fast_exp2(reference_[q][half] - row_max);
+        reference_[q][half] = row_max;
         total_[q][half] *= shrink;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

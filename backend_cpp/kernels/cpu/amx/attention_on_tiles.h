@@ -68,9 +68,8 @@ class AttentionOnTiles {
                           layout_.value_dim, tokens, value_workspace())};
     for (int tile = 0; tile < tiles_; ++tile) {
       const int first = tile * kTileSide;
-      compute_attention(block, first, std::min(kTileSide, queries_.count - first),
-                        factors_ + static_cast<size_t>(first) * key_depth_,
-                        sums_ + static_cast<size_t>(first) * value_width_);
+      compute(block, first, std::min(kTileSide, queries_.count - first),
+              factors_ + static_cast<size_t>(first) * key_depth_, sums_ + static_cast<size_t>(first) * value_width_);
     }
   }
 
@@ -101,7 +100,7 @@ class AttentionOnTiles {
   }
 
   // Queries [first, first + count): `factors` is their A tiles, `sums` [16, value_width] what they have so far.
-  void compute_attention(const Block& block, int first, int count, const bf16* factors, float* sums) {
+  void compute(const Block& block, int first, int count, const bf16* factors, float* sums) {
     int low[kTileSide];
     int high[kTileSide];
     int tokens = 0;
@@ -140,8 +139,9 @@ class AttentionOnTiles {
       const float correction = soften(low[n], high[n], padded, p, queries_.maximum[query], queries_.sum[query]);
       if (kIsQuantized<T>) weigh_by(block.value_rounding.scales, padded, p);
       convert_row_for_tiles(p, tokens, n, rows);
-      float* own = sums + static_cast<size_t>(n) * value_width_;
-      for (int d = 0; d < value_width_; d += kLanes) store(own + d, mul(load(own + d), broadcast(correction)));
+      float* query_sums = sums + static_cast<size_t>(n) * value_width_;
+      for (int d = 0; d < value_width_; d += kLanes)
+        store(query_sums + d, mul(load(query_sums + d), broadcast(correction)));
     }
     add_values(block.values, weights, tokens, sums);
   }
@@ -155,12 +155,12 @@ class AttentionOnTiles {
       const size_t step = static_cast<size_t>(k) * kTileSide;
       std::copy_n(factors + step + static_cast<size_t>(row) * kTileDepth, kTileDepth, single + step);
     }
-    float* own = workspace_.single_sums.reserve<float>(static_cast<size_t>(kTileSide) * value_width_);
+    float* query_sums = workspace_.single_sums.reserve<float>(static_cast<size_t>(kTileSide) * value_width_);
     float* kept = sums + static_cast<size_t>(row) * value_width_;
-    std::fill_n(own, static_cast<size_t>(kTileSide) * value_width_, 0.0f);
-    std::copy_n(kept, value_width_, own);
-    compute_attention(block, query, 1, single, own);
-    std::copy_n(own, value_width_, kept);
+    std::fill_n(query_sums, static_cast<size_t>(kTileSide) * value_width_, 0.0f);
+    std::copy_n(kept, value_width_, query_sums);
+    compute(block, query, 1, single, query_sums);
+    std::copy_n(query_sums, value_width_, kept);
   }
 
   // scores[16, tokens] = queries keys

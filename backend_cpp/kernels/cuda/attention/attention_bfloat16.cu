@@ -1,5 +1,5 @@
-#include "kernels/cuda/attention/attend_decode.cuh"
-#include "kernels/cuda/attention/attend_tile.cuh"
+#include "kernels/cuda/attention/attention_decode.cuh"
+#include "kernels/cuda/attention/attention_tile.cuh"
 
 namespace turbomind::cuda {
 

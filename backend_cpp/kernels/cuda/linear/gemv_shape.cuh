@@ -1,4 +1,4 @@
-// Parts of the kernels for few rows (stream_linear.cu, stream_codes.cu): a block of eight warps that divide the slabs
+// Parts of the kernels for few rows (gemv.cu, gemv_quantized.cu): a block of eight warps that divide the slabs
 // of its stripes between them, and how their sums become results.
 #pragma once
 

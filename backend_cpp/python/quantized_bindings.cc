@@ -85,7 +85,7 @@ void bind_quantized(py::module_& m) {
   py::class_<Checkpoint>(m, "CodedCheckpoint", py::module_local())
       .def(py::init<const std::string&>(), py::arg("directory"))
       .def("read", &read_numbers, py::arg("name"), py::arg("out_features"), py::arg("in_features"), py::arg("y"));
-  py::class_<QuantizedLinear>(m, "CodedLinear", py::module_local())
+  py::class_<QuantizedLinear>(m, "QuantizedLinear", py::module_local())
       .def(py::init<const Checkpoint&, const std::vector<std::pair<std::string, Part>>&, const Part&, uintptr_t>(),
            py::arg("checkpoint"), py::arg("outputs"), py::arg("inputs"), py::arg("bias"))
       .def_property_readonly("weight", &QuantizedLinear::weight, py::return_value_policy::reference_internal)

@@ -4,7 +4,7 @@
 //   rows split   tile_rows 64; warp w has rows 16 w .. 16 w + 15 and all keys of a tile: for prompts
 //   keys split   tile_rows 16; every warp has all rows, and a quarter of each tile's keys; at the end they are added
 //   up:
-//                for few rows that attend_decode.cuh does not take
+//                for few rows that attention_decode.cuh does not take
 //
 // Keys and values of the next tile come into shared memory (cp.async, two stages) while one is computed. Queries stay
 // in registers or, where those are short, in shared memory in the order a lane wants them. Of quantized caches scales
@@ -79,8 +79,7 @@ class TileAttention {
       std::byte* stage = stage_of(unit - range.first_unit);
       // A prompt's last tile may leave warps without rows.
       if (kSplitKeys || tile_ * Shape::kRows + warp_ * 16 < rows_) {
-        compute_attention({stage}, {stage + Shape::kTileBytes + Shape::kScaleBytes}, unit * Shape::kKeys, range,
-                          last_position);
+        compute({stage}, {stage + Shape::kTileBytes + Shape::kScaleBytes}, unit * Shape::kKeys, range, last_position);
       }
       __syncthreads();
     }
@@ -144,8 +143,8 @@ class TileAttention {
   }
 
   // One tile of keys and values, the first of them token `first`.
-  __device__ __forceinline__ void compute_attention(const TilePart<Shape>& keys, const TilePart<Shape>& values,
-                                                    int first, const KeyRange& range, int last_position) {
+  __device__ __forceinline__ void compute(const TilePart<Shape>& keys, const TilePart<Shape>& values, int first,
+                                          const KeyRange& range, int last_position) {
     const int first_key = kSplitKeys ? warp_ * Shape::kWarpKeys : 0;
     float scores[kKeyTiles][4];
     multiply_keys(keys, first_key, scores);
@@ -154,8 +153,8 @@ class TileAttention {
     const bool is_whole = first + Shape::kKeys - 1 <= first_position_ &&
                           (params.window <= 0 || last_position - first < params.window) && params.softcap == 0 &&
                           params.alibi_slopes == nullptr && params.distance_biases == nullptr;
-    const bool is_own = !Shape::kHasHalves || (first >= range.begin && first + Shape::kKeys <= range.end);
-    if (!is_whole || !is_own) apply_rule(first + first_key, range, scores);
+    const bool is_in_half = !Shape::kHasHalves || (first >= range.begin && first + Shape::kKeys <= range.end);
+    if (!is_whole || !is_in_half) apply_rule(first + first_key, range, scores);
     float larger[2] = {maximum_[0], maximum_[1]};
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
@@ -200,8 +199,8 @@ class TileAttention {
         const int key = first + tile * 8 + lane_ % 4 * 2 + c % 2;
         const int behind = positions[c / 2] - key;
         const float score = final_score(task_.params, scores[tile][c], slopes[c / 2], biases[c / 2], behind);
-        const bool is_own = !Shape::kHasHalves || (key >= range.begin && key < range.end);
-        scores[tile][c] = is_own && is_seen(task_.params, behind, kv_lens[c / 2] - key) ? score : -INFINITY;
+        const bool is_in_half = !Shape::kHasHalves || (key >= range.begin && key < range.end);
+        scores[tile][c] = is_in_half && is_seen(task_.params, behind, kv_lens[c / 2] - key) ? score : -INFINITY;
       }
     }
   }
@@ -248,9 +247,9 @@ class TileAttention {
         const float2 zero = keys.template zeros<Operand::kCentre>(key);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float (&own)[4] = scores[tile];
-          own[2 * i] = scale.x * fmaf(-zero.x, query_sum_[i], own[2 * i]);
-          own[2 * i + 1] = scale.y * fmaf(-zero.y, query_sum_[i], own[2 * i + 1]);
+          float (&tile_scores)[4] = scores[tile];
+          tile_scores[2 * i] = scale.x * fmaf(-zero.x, query_sum_[i], tile_scores[2 * i]);
+          tile_scores[2 * i + 1] = scale.y * fmaf(-zero.y, query_sum_[i], tile_scores[2 * i + 1]);
         }
       }
     }

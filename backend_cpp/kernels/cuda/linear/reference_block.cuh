@@ -7,14 +7,14 @@
 #include "kernels/cuda/linear/gemm.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/quantize/float8_blocks.cuh"
-#include "kernels/cuda/widen.cuh"
+#include "kernels/cuda/upcast.cuh"
 
-namespace turbomind::cuda::plain {
+namespace turbomind::cuda::reference {
 
 inline constexpr int kSide = 32;
 inline constexpr int kThreadSide = 16;
 inline constexpr int kThreads = kThreadSide * kThreadSide;
-inline constexpr int kOwn = kSide / kThreadSide;
+inline constexpr int kSideOfThread = kSide / kThreadSide;
 static_assert(kFloat8Block % kSide == 0);
 
 template <class T>
@@ -49,8 +49,8 @@ __device__ void make_block(const GemmCall& call) {
   __shared__ Sum w[kSide][kSide + 1];
   const int first_row = blockIdx.x * kSide;
   const int first_output = blockIdx.y * kSide;
-  const int own_row = threadIdx.x / kThreadSide;
-  const int own_output = threadIdx.x % kThreadSide;
+  const int thread_row = threadIdx.x / kThreadSide;
+  const int thread_output = threadIdx.x % kThreadSide;
   const auto load = [&](const void* from, int first, int count, int input, Sum(*to)[kSide + 1]) {
     for (int i = threadIdx.x; i < kSide * kSide; i += kThreads) {
       const int line = i / kSide;
@@ -62,23 +62,23 @@ __device__ void make_block(const GemmCall& call) {
   };
   // Of a float8's scale, what a sum of these inputs is multiplied with.
   const auto scale_of = [&](int r, int o, int input) {
-    const int row = min(first_row + own_row + r * kThreadSide, call.rows - 1);
-    const int output = min(first_output + own_output + o * kThreadSide, call.outputs - 1);
+    const int row = min(first_row + thread_row + r * kThreadSide, call.rows - 1);
+    const int output = min(first_output + thread_output + o * kThreadSide, call.outputs - 1);
     const size_t block = call.scales == GemmScales::kBlocks ? input / kFloat8Block : 0;
     return call.x_scales[block * call.rows + row] * call.w_scales[block * call.outputs + output];
   };
-  Sum sums[kOwn][kOwn] = {};
-  Sum part[kOwn][kOwn] = {};
+  Sum sums[kSideOfThread][kSideOfThread] = {};
+  Sum part[kSideOfThread][kSideOfThread] = {};
   for (int input = 0; input < call.inputs; input += kSide) {
     load(call.x, first_row, call.rows, input, x);
     load(call.w, first_output, call.outputs, input, w);
     __syncthreads();
     for (int i = 0; i < kSide; ++i) {
 #pragma unroll
-      for (int r = 0; r < kOwn; ++r) {
+      for (int r = 0; r < kSideOfThread; ++r) {
 #pragma unroll
-        for (int o = 0; o < kOwn; ++o) {
-          part[r][o] += x[own_row + r * kThreadSide][i] * w[own_output + o * kThreadSide][i];
+        for (int o = 0; o < kSideOfThread; ++o) {
+          part[r][o] += x[thread_row + r * kThreadSide][i] * w[thread_output + o * kThreadSide][i];
         }
       }
     }
@@ -87,9 +87,9 @@ __device__ void make_block(const GemmCall& call) {
     const bool ends_scale = call.scales == GemmScales::kBlocks && end % kFloat8Block == 0;
     if (!ends_scale && end < call.inputs) continue;
 #pragma unroll
-    for (int r = 0; r < kOwn; ++r) {
+    for (int r = 0; r < kSideOfThread; ++r) {
 #pragma unroll
-      for (int o = 0; o < kOwn; ++o) {
+      for (int o = 0; o < kSideOfThread; ++o) {
         if constexpr (std::is_same_v<T, float8>) {
           if (call.scales != GemmScales::kNone) part[r][o] *= scale_of(r, o, input);
         }
@@ -99,11 +99,11 @@ __device__ void make_block(const GemmCall& call) {
     }
   }
 #pragma unroll
-  for (int r = 0; r < kOwn; ++r) {
+  for (int r = 0; r < kSideOfThread; ++r) {
 #pragma unroll
-    for (int o = 0; o < kOwn; ++o) {
-      const int row = first_row + own_row + r * kThreadSide;
-      const int output = first_output + own_output + o * kThreadSide;
+    for (int o = 0; o < kSideOfThread; ++o) {
+      const int row = first_row + thread_row + r * kThreadSide;
+      const int output = first_output + thread_output + o * kThreadSide;
       if (row >= call.rows || output >= call.outputs) continue;
       Sum value = sums[r][o];
       if constexpr (std::is_same_v<Sum, float>) value *= call.alpha;
@@ -112,4 +112,4 @@ __device__ void make_block(const GemmCall& call) {
   }
 }
 
-}  // namespace turbomind::cuda::plain
+}  // namespace turbomind::cuda::reference

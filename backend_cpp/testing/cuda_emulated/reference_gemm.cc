@@ -23,8 +23,8 @@ float element(T value) {
 }
 
 template <class Result, class Sum>
-void write(const GemmCall& call, size_t place, Sum value) {
-  auto& y = static_cast<Result*>(call.y)[place];
+void write(const GemmCall& call, size_t offset, Sum value) {
+  auto& y = static_cast<Result*>(call.y)[offset];
   if constexpr (std::is_same_v<Result, Sum>) {
     y = call.accumulates ? y + value : value;
   } else {

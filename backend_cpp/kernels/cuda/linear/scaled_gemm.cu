@@ -1,4 +1,4 @@
-#include "kernels/cuda/linear/products.h"
+#include "kernels/cuda/linear/gemms.h"
 
 #include <algorithm>
 #include <type_traits>
