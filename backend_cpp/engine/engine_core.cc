@@ -323,16 +323,23 @@ void EngineCore::control(const CacheControl& control) {
   }
 }
 
-CacheReport EngineCore::change_cache(const CacheControl& control) {
-  const bool is_of_prompt =
-      control.action == CacheControl::Action::kPin || control.action == CacheControl::Action::kUnpin;
-  if (is_of_prompt && !config_.enable_prefix_caching) {
+int EngineCore::change_pins(const CacheControl& control) {
+  if (!config_.enable_prefix_caching) {
     throw invalid_argument("prompts can be pinned where enable_prefix_caching is on");
   }
+  const auto variant = runner_.cache_variant(static_cast<int>(control.tokens.size()));
+  const PrefixKey prefix{PrefixScope(scopes_.find(control.salt, control.adapter_id), variant), control.tokens};
+  if (control.action == CacheControl::Action::kUnpin) {
+    if (!pins_.unpin(prefix)) throw Error(ErrorCode::kNotFound, "this prompt is not pinned");
+    return 0;
+  }
+  const int tokens = pins_.pin(prefix);
+  scopes_.of(control.salt, control.adapter_id);  // used last
+  return tokens;
+}
+
+CacheReport EngineCore::change_cache(const CacheControl& control) {
   CacheReport report;
-  const auto variant = is_of_prompt ? runner_.cache_variant(static_cast<int>(control.tokens.size())) : 0;
-  const auto cache_namespace = is_of_prompt ? scopes_.find(control.salt, control.adapter_id) : CacheScopes::kShared;
-  const PrefixKey prefix{PrefixScope(cache_namespace, variant), control.tokens};
   switch (control.action) {
     case CacheControl::Action::kReport:
       break;
@@ -344,11 +351,8 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
       if (disk_) disk_->drop_files();
       break;
     case CacheControl::Action::kPin:
-      report.tokens = pins_.pin(prefix);
-      scopes_.of(control.salt, control.adapter_id);  // used last
-      break;
     case CacheControl::Action::kUnpin:
-      if (!pins_.unpin(prefix)) throw Error(ErrorCode::kNotFound, "this prompt is not pinned");
+      report.tokens = change_pins(control);
       break;
     case CacheControl::Action::kRest:
       give_back_memory();

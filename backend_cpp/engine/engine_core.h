@@ -83,6 +83,8 @@ class EngineCore {
   void check_invariants() const;
 
  private:
+  // Returns the tokens of the prompt that are kept now.
+  int change_pins(const CacheControl& control);
   CacheReport change_cache(const CacheControl& control);
   void give_back_memory();
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
