@@ -119,7 +119,7 @@ class ServedModel:
         return self._context_len
 
     async def sleep_report(self) -> SleepReport | None:
-        """Return what the model has of the memory; None: its engine does not sleep, or does not respond."""
+        """Return the memory that the model holds; None: its engine does not sleep, or does not respond."""
         try:
             return await self.client.sleep_report()
         except (TritonRequestError, TritonUnavailable):

@@ -29,7 +29,7 @@ struct Programs {
   std::function<std::string(const SpeculativeConfig&, const std::string& target)> locate;
 };
 
-// What bounds an engine besides its settings.
+// Bounds of an engine besides its settings.
 struct MemoryBounds {
   size_t bytes = ~size_t{0};  // of weights and cache together
   int page_count = 0;         // of the cache, as an earlier engine of the model had it; 0: as the settings say
@@ -39,7 +39,7 @@ struct MemoryBounds {
 LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const Programs& programs,
                          const MemoryBounds& bounds = {});
 
-// What the engine would hold, from the size of its files, where its weights and cache may take `most` bytes. Throws
+// Memory of the engine, from the sizes of its files, where its weights and cache may take `most` bytes. Throws
 // Error where it could not be loaded.
 EngineMemory estimate_memory(const std::string& directory, const EngineSettings& settings, size_t most);
 

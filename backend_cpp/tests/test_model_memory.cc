@@ -17,7 +17,7 @@ using State = ModelMemory::Report::State;
 
 constexpr ModelMemory::Seconds kAtOnce{0};
 
-// What the models' threads and callers would do, step by step, on one thread.
+// The models' threads and callers, step by step, on one thread.
 class Models {
  public:
   explicit Models(size_t budget, std::vector<size_t> sizes) : memory(budget), budget_(budget) {

@@ -27,7 +27,7 @@ class EngineLoader {
 
   // The model's name as clients see it.
   const std::string& served_name() const { return served_name_; }
-  // What the engine will hold, where models may take `most` bytes.
+  // Memory of the engine, where models may take `most` bytes.
   ModelBytes estimate(size_t most) const;
   // Throws Error, also where the engine would take more than `most` bytes.
   std::unique_ptr<Engine> load(const KnownAdapters& adapters, size_t most);

@@ -190,7 +190,7 @@ ModelMemory::Report ModelMemory::report(Id id) const {
   const Model& model = models_.at(id);
   const auto now = Clock::now();
   Report report;
-  // What sleeps may be told to.
+  // Reported as awake while it still holds everything.
   const bool still_has_all = model.state == State::kLeaving && model.held > 0 && model.held >= model.bytes.awake;
   const bool is_awake = model.state == State::kAwake || still_has_all;
   report.state = model.state == State::kWaking ? Reported::kWaking : is_awake ? Reported::kAwake : Reported::kAsleep;
@@ -222,7 +222,7 @@ std::optional<ModelMemory::Clock::time_point> ModelMemory::sleep_time(const Mode
   return model.idle_since + std::chrono::ceil<Clock::duration>(*model.stays);
 }
 
-// What has changed may lead to more.
+// A change may lead to more.
 void ModelMemory::change() {
   decide();
   changed_.notify_all();

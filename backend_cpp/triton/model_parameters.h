@@ -1,4 +1,4 @@
-// What model_repository/turbomind/config.pbtxt, and the environment, say about a model.
+// Parameters of a model, from model_repository/turbomind/config.pbtxt and the environment.
 #pragma once
 
 #include <chrono>

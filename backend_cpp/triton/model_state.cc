@@ -185,7 +185,7 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
   auto cache = reader->cache_control();
   if (adapters) check_key(*reader, "lora_control");
   if (cache) check_key(*reader, "cache_control");
-  // What it has no need to wake up for.
+  // Answered without waking it.
   const bool changes_adapters = adapters && adapters->action != "list";
   const bool looks_at_cache =
       cache && (cache->action == CacheControl::Action::kReport || cache->action == CacheControl::Action::kDropMemory);

@@ -24,7 +24,7 @@ __all__ = ["JSON", "LOOSE_JSON", "MAX_BYTES", "Rules", "SchemaError", "Syntax", 
 
 
 def rules_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> Rules:
-    """Return what writes a schema's grammar.
+    """Return the writer of a schema's grammar.
 
     Parameters
     ----------

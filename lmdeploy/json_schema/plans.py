@@ -75,7 +75,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What may follow some items: an item, and the number of the state after it."""
+    """A continuation of some items: an item, and the number of the state after it."""
 
     may_end: bool
     steps: tuple[tuple[Conjunction, int], ...]

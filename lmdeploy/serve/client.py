@@ -351,7 +351,7 @@ class TritonClient:
         return decode_cache_report(await self._query(message, _TOKENIZE_TIMEOUT))
 
     async def sleep_report(self) -> SleepReport:
-        """Return what the model has of the memory, and whether it sleeps.
+        """Return the memory that the model holds, and whether it sleeps.
 
         Raises
         ------

@@ -249,7 +249,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class SleepReport:
-    """What an engine reports about its model's memory.
+    """Memory and sleep of a model, as its engine reports them.
 
     Attributes
     ----------

@@ -51,7 +51,7 @@ class FunctionSchema:
         object.__setattr__(self, "enforced", schema)
 
     def rules(self, syntax: Syntax) -> tuple[Rules, list[ObjectPlan]]:
-        """Return what writes the arguments, and the objects of which they are one.
+        """Return the writer of the arguments, and the objects of which they are one.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class CallGrammar:
 
 
 def further_members(rules: Rules, shape: ObjectPlan) -> Conjunction | None:
-    """Return what members may be that an object does not name; None: there are none.
+    """Return the schema of members that an object does not name; None: there are none.
 
     Alongside members with names there are none: a name could come twice, with values of different schemas.
 
