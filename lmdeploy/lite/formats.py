@@ -80,7 +80,7 @@ def gptq_format_quantization_config(grid: Grid, group_size: int, *, desc_act: bo
     }
 
 
-# Codes as the package `compressed-tensors` stores them (backend_cpp/weights/codes/row_quantized.h describes the packing).
+# Codes as the package `compressed-tensors` stores them (backend_cpp/weights/codes/row_quantized.h has the packing).
 #
 # ``transformers`` and other servers read them with that package alone, on a CPU too.
 NAME = "compressed-tensors"
