@@ -71,7 +71,7 @@ class Models {
     if (action.kind == Kind::kSleep) {
       memory.slept(own.id, action.level);
       own.is_loaded = own.is_loaded && action.level == SleepLevel::kWeights;
-    } else if (action.kind == Kind::kRefuse || (fails && !own.is_loaded)) {
+    } else if (action.kind == Kind::kReject || (fails && !own.is_loaded)) {
       ++failures_;
       own.waiting = 0;
       memory.failed(own.id);
@@ -220,7 +220,7 @@ TEST(a_model_that_never_fits_is_refused_with_both_sizes) {
   CHECK(!memory.reserve(id));
   CHECK(!memory.enter(id));
   const auto action = memory.poll(id);
-  CHECK(action && action->kind == Kind::kRefuse);
+  CHECK(action && action->kind == Kind::kReject);
   CHECK(action->reason.find("30 MB") != std::string::npos && action->reason.find("10 MB") != std::string::npos);
 }
 

@@ -45,8 +45,8 @@ bool ModelMemory::reserve(Id id) {
   Model& model = at(id);
   if (model.bytes.awake > budget_ - std::min(budget_, used_bytes())) return false;
   model.state = State::kWaking;
-  model.held = model.bytes.awake;
-  model.is_told = true;
+  model.held_bytes = model.bytes.awake;
+  model.is_dispatched = true;
   return true;
 }
 
@@ -72,7 +72,7 @@ bool ModelMemory::enter(Id id) {
     model.used = ++clock_;
     return true;
   }
-  if (model.waiting++ == 0) model.place = ++clock_;
+  if (model.waiting++ == 0) model.arrival = ++clock_;
   change();
   return false;
 }
@@ -118,7 +118,7 @@ void ModelMemory::release(Id id) {
 void ModelMemory::ask_sleep(Id id, SleepLevel level) {
   const std::lock_guard lock(mu_);
   Model& model = at(id);
-  model.asked = std::max(model.asked, level);
+  model.requested_level = std::max(model.requested_level, level);
   change();
 }
 
@@ -128,7 +128,7 @@ ModelMemory::Action ModelMemory::next(Id id) {
   std::unique_lock lock(mu_);
   for (;;) {
     Model& model = at(id);
-    if (const auto action = take(model)) return *action;
+    if (const auto action = next_action(model)) return *action;
     if (const auto until = sleep_time(model)) {
       changed_.wait_until(lock, *until);
     } else {
@@ -139,17 +139,17 @@ ModelMemory::Action ModelMemory::next(Id id) {
 
 std::optional<ModelMemory::Action> ModelMemory::poll(Id id) {
   const std::lock_guard lock(mu_);
-  return take(at(id));
+  return next_action(at(id));
 }
 
-std::optional<ModelMemory::Action> ModelMemory::take(Model& model) {
+std::optional<ModelMemory::Action> ModelMemory::next_action(Model& model) {
   if (model.is_closed) return Action{Action::Kind::kEnd};
   if (decide()) changed_.notify_all();
-  if (std::exchange(model.is_told, true)) return std::nullopt;
+  if (std::exchange(model.is_dispatched, true)) return std::nullopt;
   if (model.state == State::kWaking) return Action{Action::Kind::kWake};
   if (model.state == State::kLeaving) return Action{Action::Kind::kSleep, model.level};
-  if (model.state != State::kRefusing) return std::nullopt;
-  return Action{Action::Kind::kRefuse, model.level,
+  if (model.state != State::kRejecting) return std::nullopt;
+  return Action{Action::Kind::kReject, model.level,
                 "the model needs " + in_mb(model.bytes.awake) + ", and all models may take " + in_mb(budget_) +
                     "; raise models_memory, or give the model a smaller cache_max_entry_count"};
 }
@@ -160,7 +160,7 @@ void ModelMemory::woke(Id id, const ModelBytes& bytes) {
   model.state = State::kAwake;
   model.level = SleepLevel::kAwake;
   model.bytes = bytes;
-  model.held = bytes.awake;
+  model.held_bytes = bytes.awake;
   model.idle_since = Clock::now();
   change();
 }
@@ -170,7 +170,7 @@ void ModelMemory::failed(Id id) {
   Model& model = at(id);
   model.state = State::kAsleep;
   model.waiting = 0;
-  model.held = model.level == SleepLevel::kWeights ? model.bytes.weights : 0;
+  model.held_bytes = model.level == SleepLevel::kWeights ? model.bytes.weights : 0;
   change();
 }
 
@@ -179,8 +179,8 @@ void ModelMemory::slept(Id id, SleepLevel level) {
   Model& model = at(id);
   model.state = State::kAsleep;
   model.level = level;
-  model.asked = SleepLevel::kAwake;
-  model.held = level == SleepLevel::kWeights ? model.bytes.weights : 0;
+  model.requested_level = SleepLevel::kAwake;
+  model.held_bytes = level == SleepLevel::kWeights ? model.bytes.weights : 0;
   change();
 }
 
@@ -191,11 +191,12 @@ ModelMemory::Report ModelMemory::report(Id id) const {
   const auto now = Clock::now();
   Report report;
   // Reported as awake while it still holds everything.
-  const bool still_has_all = model.state == State::kLeaving && model.held > 0 && model.held >= model.bytes.awake;
+  const bool still_has_all =
+      model.state == State::kLeaving && model.held_bytes > 0 && model.held_bytes >= model.bytes.awake;
   const bool is_awake = model.state == State::kAwake || still_has_all;
   report.state = model.state == State::kWaking ? Reported::kWaking : is_awake ? Reported::kAwake : Reported::kAsleep;
   report.level = is_awake ? SleepLevel::kAwake : model.level;
-  report.bytes = model.held;
+  report.bytes = model.held_bytes;
   report.awake_bytes = model.bytes.awake;
   report.all_bytes = used_bytes();
   report.waiting = model.waiting;
@@ -209,7 +210,7 @@ ModelMemory::Report ModelMemory::report(Id id) const {
 
 size_t ModelMemory::used_bytes() const {
   size_t bytes = 0;
-  for (const auto& [id, model] : models_) bytes += model.held;
+  for (const auto& [id, model] : models_) bytes += model.held_bytes;
   return bytes;
 }
 
@@ -233,7 +234,7 @@ bool ModelMemory::decide() {
   has_turned_ = false;
   serve_line();
   const auto now = Clock::now();
-  for (auto& [id, model] : models_) settle(model, now);
+  for (auto& [id, model] : models_) update(model, now);
   return has_turned_;
 }
 
@@ -241,10 +242,10 @@ void ModelMemory::serve_line() {
   std::vector<Model*> line;
   for (auto& [id, model] : models_) {
     model.is_in_the_way = false;
-    if (model.waiting > 0 && model.state != State::kWaking && model.state != State::kRefusing) line.push_back(&model);
+    if (model.waiting > 0 && model.state != State::kWaking && model.state != State::kRejecting) line.push_back(&model);
   }
   if (const size_t used = used_bytes(); used > budget_) clear(used - budget_, nullptr);
-  std::ranges::sort(line, {}, &Model::place);
+  std::ranges::sort(line, {}, &Model::arrival);
   for (Model* model : line) {
     if (model->state == State::kLeaving || !make_room(*model)) return;
   }
@@ -253,10 +254,10 @@ void ModelMemory::serve_line() {
 // Takes the memory that a model lacks, or asks for it. False: it has to wait, and so have those after it in line.
 bool ModelMemory::make_room(Model& model) {
   if (model.bytes.awake > budget_) {
-    turn(model, State::kRefusing);
+    set_state(model, State::kRejecting);
     return true;
   }
-  const size_t lacks = model.bytes.awake - std::min(model.bytes.awake, model.held);
+  const size_t lacks = model.bytes.awake - std::min(model.bytes.awake, model.held_bytes);
   const size_t free = budget_ - std::min(budget_, used_bytes());
   if (lacks > free) {
     clear(lacks - free, &model);
@@ -264,8 +265,8 @@ bool ModelMemory::make_room(Model& model) {
   }
   if (model.level != SleepLevel::kAwake) ++model.wakes;
   model.stays = model.idle_timeout;  // until a request says otherwise, which may end before the model is awake
-  model.held += lacks;
-  turn(model, State::kWaking);
+  model.held_bytes += lacks;
+  set_state(model, State::kWaking);
   return true;
 }
 
@@ -277,40 +278,40 @@ void ModelMemory::clear(size_t bytes, const Model* needy) {
   for (auto& [id, other] : models_) {
     if (&other == needy || other.state == State::kWaking) continue;
     if (other.state == State::kLeaving && other.level == SleepLevel::kNothing) {
-      comes += other.held;
-    } else if (other.held > 0 && (needy != nullptr || other.is_idle())) {
+      comes += other.held_bytes;
+    } else if (other.held_bytes > 0 && (needy != nullptr || other.is_idle())) {
       others.push_back(&other);
     }
   }
   std::ranges::sort(others, {}, [](const Model* other) { return std::pair(!other->is_idle(), other->used); });
   for (Model* other : others) {
     if (comes >= bytes) return;
-    comes += other->held;
+    comes += other->held_bytes;
     other->is_in_the_way = true;
   }
 }
 
 // Has a model do what needs no memory.
-void ModelMemory::settle(Model& model, Clock::time_point now) {
+void ModelMemory::update(Model& model, Clock::time_point now) {
   if (model.state == State::kAwake && model.waiting > 0 && !model.is_in_the_way) {
-    return turn(model, State::kWaking);  // only to take what waits
+    return set_state(model, State::kWaking);  // only to take what waits
   }
   const bool is_at_rest = model.state == State::kAwake || model.state == State::kAsleep;
   if (!is_at_rest || !model.is_idle()) return;
   const auto until = sleep_time(model);
   if (model.is_in_the_way || (until && *until <= now)) {
     model.level = SleepLevel::kNothing;
-  } else if (model.asked != SleepLevel::kAwake && model.waiting == 0) {
-    model.level = std::max(model.level, model.asked);
+  } else if (model.requested_level != SleepLevel::kAwake && model.waiting == 0) {
+    model.level = std::max(model.level, model.requested_level);
   } else {
     return;
   }
-  turn(model, State::kLeaving);
+  set_state(model, State::kLeaving);
 }
 
-void ModelMemory::turn(Model& model, State state) {
+void ModelMemory::set_state(Model& model, State state) {
   model.state = state;
-  model.is_told = false;
+  model.is_dispatched = false;
   has_turned_ = true;
 }
 

@@ -46,7 +46,7 @@ class ModelMemory {
     enum class Kind : uint8_t {
       kWake,    // then woke() or failed()
       kSleep,   // then slept()
-      kRefuse,  // refuse what waits, for `reason`; then failed()
+      kReject,  // reject what waits, for `reason`; then failed()
       kEnd,
     };
     Kind kind = Kind::kEnd;
@@ -114,21 +114,21 @@ class ModelMemory {
   Report report(Id id) const;
 
  private:
-  enum class State : uint8_t { kAsleep, kWaking, kAwake, kLeaving, kRefusing };
+  enum class State : uint8_t { kAsleep, kWaking, kAwake, kLeaving, kRejecting };
 
   struct Model {
     State state = State::kAsleep;
     SleepLevel level = SleepLevel::kNothing;  // of kAsleep: what it sleeps at; of kLeaving: will
-    bool is_told = false;                     // next() has returned what its state is about
+    bool is_dispatched = false;               // next() has returned what its state is about
     ModelBytes bytes;
-    size_t held = 0;  // or reserved
+    size_t held_bytes = 0;  // or reserved
     int open = 0;
     int held_open = 0;  // by hold()
     int waiting = 0;
-    uint64_t place = 0;  // in line, while requests wait
-    uint64_t used = 0;   // larger: more recently
+    uint64_t arrival = 0;  // in line, while requests wait
+    uint64_t used = 0;     // larger: more recently
     bool is_in_the_way = false;
-    SleepLevel asked = SleepLevel::kAwake;  // to sleep at
+    SleepLevel requested_level = SleepLevel::kAwake;  // to sleep at
     std::optional<Seconds> idle_timeout;
     std::optional<Seconds> stays;  // after its last request
     Clock::time_point idle_since;
@@ -145,9 +145,9 @@ class ModelMemory {
   void serve_line();
   bool make_room(Model& model);
   void clear(size_t bytes, const Model* needy);
-  void settle(Model& model, Clock::time_point now);
-  void turn(Model& model, State state);
-  std::optional<Action> take(Model& model);
+  void update(Model& model, Clock::time_point now);
+  void set_state(Model& model, State state);
+  std::optional<Action> next_action(Model& model);
   std::optional<Clock::time_point> sleep_time(const Model& model) const;
   size_t used_bytes() const;
 
@@ -156,7 +156,7 @@ class ModelMemory {
   // Guarded by mu_.
   std::map<Id, Model> models_;
   size_t budget_;
-  uint64_t clock_ = 0;       // of places and uses
+  uint64_t clock_ = 0;       // of arrivals and uses
   bool has_turned_ = false;  // a model has a new state since decide() began
   Id next_id_ = 1;
 };

@@ -67,7 +67,7 @@ std::string parameter(const Json& config, const std::string& key) {
   return value != nullptr ? value : from_file(config, key);
 }
 
-void refuse_unknown_parameters(const Json& config) {
+void reject_unknown_parameters(const Json& config) {
   const Json* parameters = config.find("parameters");
   if (parameters == nullptr) return;
   for (const auto& [key, value] : parameters->as_object()) {
@@ -123,14 +123,14 @@ std::optional<Seconds> seconds(const Json& config, const std::string& key) {
 
 ModelParameters read_parameters(TRITONBACKEND_Model* model) {
   const Json config = model_config(model);
-  refuse_unknown_parameters(config);
+  reject_unknown_parameters(config);
   ModelParameters parameters;
   parameters.name = name_of(model);
   parameters.version = std::to_string(version_of(model));
   parameters.version_directory = version_directory(model);
   parameters.model_path = parameter(config, "model_path");
-  const std::string own_name = parameter(config, "served_model_name");
-  parameters.served_name = own_name.empty() ? parameter(config, "model_name") : own_name;
+  const std::string served_model_name = parameter(config, "served_model_name");
+  parameters.served_name = served_model_name.empty() ? parameter(config, "model_name") : served_model_name;
   parameters.settings = engine_settings(config);
   parameters.grace = {seconds(config, "drain_seconds").value_or(kDefaultDrain), seconds(config, "unload_seconds")};
   const auto idle_timeout = number(config, "idle_timeout", "seconds", -std::numeric_limits<double>::infinity());

@@ -140,7 +140,7 @@ ModelState::~ModelState() {
   watcher_.join();  // it looks at the engine
   memory_.close(slot_);
   sleep_thread_.join();
-  refuse_waiting(kUnloaded);
+  reject_waiting(kUnloaded);
   for (const Sleeper& sleeper : sleepers_) sleeper.stream->send_error(ErrorCode::kNotFound, kUnloaded);
   engine_.reset();  // delivers every open request's last output, which needs open_
   memory_.remove(slot_);
@@ -155,13 +155,13 @@ void ModelState::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Re
     stream = std::make_shared<ResponseStream>(instance, request, reader->is_legacy());
     start(reader, stream);
   } catch (const Error& error) {
-    refuse(instance, request, stream, error);
+    reject(instance, request, stream, error);
   } catch (const std::exception& error) {
-    refuse(instance, request, stream, internal_error(error.what()));
+    reject(instance, request, stream, internal_error(error.what()));
   }
 }
 
-void ModelState::refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, Stream& stream,
+void ModelState::reject(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, Stream& stream,
                         const Error& error) noexcept {
   try {
     if (!stream) stream = std::make_shared<ResponseStream>(instance, request, false);
@@ -407,8 +407,8 @@ void ModelState::tend() {
     switch (action.kind) {
       case ModelMemory::Action::Kind::kEnd:
         return;
-      case ModelMemory::Action::Kind::kRefuse:
-        refuse_waiting(action.reason);
+      case ModelMemory::Action::Kind::kReject:
+        reject_waiting(action.reason);
         break;
       case ModelMemory::Action::Kind::kSleep:
         sleep(action.level);
@@ -418,7 +418,7 @@ void ModelState::tend() {
           if (!engine_) load();
           begin_waiting();
         } catch (const std::exception& error) {
-          refuse_waiting(error.what());
+          reject_waiting(error.what());
         }
         break;
     }
@@ -457,23 +457,23 @@ void ModelState::begin_waiting() {
   }
 }
 
-void ModelState::refuse_waiting(const std::string& reason) {
-  std::vector<Stream> refused;
+void ModelState::reject_waiting(const std::string& reason) {
+  std::vector<Stream> rejected;
   {
     const std::lock_guard lock(mu_);
     for (const RequestId id : std::exchange(waiting_, {})) {
       const auto request = open_.find(id);
       if (request == open_.end()) continue;
-      refused.push_back(std::move(request->second.stream));
+      rejected.push_back(std::move(request->second.stream));
       open_.erase(request);
     }
     wake_error_ = reason;
     memory_.failed(slot_);
     publish();
   }
-  if (refused.empty()) return;
+  if (rejected.empty()) return;
   log_message(TRITONSERVER_LOG_ERROR, loader_.served_name() + " could not be woken: " + reason);
-  for (const Stream& stream : refused) stream->send_error(ErrorCode::kUnavailable, reason);
+  for (const Stream& stream : rejected) stream->send_error(ErrorCode::kUnavailable, reason);
 }
 
 void ModelState::sleep(SleepLevel level) {

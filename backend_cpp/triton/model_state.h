@@ -73,7 +73,7 @@ class ModelState {
   };
 
   void start(const std::shared_ptr<const RequestReader>& reader, const Stream& stream);
-  void refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, Stream& stream,
+  void reject(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, Stream& stream,
               const Error& error) noexcept;
   void generate(const std::shared_ptr<const RequestReader>& reader, const Stream& stream);
   void submit(Request request, const Stream& stream, float waited);
@@ -96,7 +96,7 @@ class ModelState {
   void tend();
   void load();
   void begin_waiting();
-  void refuse_waiting(const std::string& reason);
+  void reject_waiting(const std::string& reason);
   void sleep(SleepLevel level);
 
   // ---- the watcher ----

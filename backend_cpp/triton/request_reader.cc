@@ -23,8 +23,8 @@ const std::set<std::string, std::less<>> kNotSupported = {
     "length_penalty", "logits_processors", "truncate_prompt_tokens", "use_beam_search"};
 
 std::string our_name(std::string_view name) {
-  for (const auto& [theirs, ours] : kOtherNames) {
-    if (theirs == name) return std::string(ours);
+  for (const auto& [other_name, native_name] : kOtherNames) {
+    if (other_name == name) return std::string(native_name);
   }
   return std::string(name);
 }
@@ -47,7 +47,7 @@ std::string parameter_text(TRITONSERVER_ParameterType type, const void* value) {
   }
 }
 
-[[noreturn]] void refuse(std::string_view name, const char* expected, const std::string& given) {
+[[noreturn]] void reject(std::string_view name, const char* expected, const std::string& given) {
   throw invalid_argument("the parameter " + std::string(name) + " must be " + expected + ", got " + given);
 }
 
@@ -55,13 +55,13 @@ std::string parameter_text(TRITONSERVER_ParameterType type, const void* value) {
 template <class T>
 T number(std::string_view name, const std::string& text) {
   if constexpr (std::is_same_v<T, uint8_t>) {  // BOOL
-    if (text != "true" && text != "false" && text != "True" && text != "False") refuse(name, "true or false", text);
+    if (text != "true" && text != "false" && text != "True" && text != "False") reject(name, "true or false", text);
     return text == "true" || text == "True" ? 1 : 0;
   } else {
     T value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size()) {
-      refuse(name, std::is_floating_point_v<T> ? "a number" : "a whole number that fits its tensor", text);
+      reject(name, std::is_floating_point_v<T> ? "a number" : "a whole number that fits its tensor", text);
     }
     return value;
   }
@@ -70,7 +70,7 @@ T number(std::string_view name, const std::string& text) {
 // A JSON list, or text that stands for a list of itself.
 Json::Array list(std::string_view name, const std::string& text) {
   const Json parsed = Json::parse(text);
-  if (!parsed.is_array()) refuse(name, "a JSON list", text);
+  if (!parsed.is_array()) reject(name, "a JSON list", text);
   return parsed.as_array();
 }
 

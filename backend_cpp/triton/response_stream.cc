@@ -187,8 +187,9 @@ ResponseStream::ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACK
   for (uint32_t i = 0; i < count; ++i) {
     const char* name = nullptr;
     check(TRITONBACKEND_RequestOutputName(request, i, &name));
-    wanted_.emplace_back(name);
-    wants_sequence_ = wants_sequence_ || wanted_.back() == "output_ids" || wanted_.back() == "sequence_length";
+    requested_.emplace_back(name);
+    returns_sequence_ =
+        returns_sequence_ || requested_.back() == "output_ids" || requested_.back() == "sequence_length";
   }
 }
 
@@ -210,7 +211,7 @@ void ResponseStream::send(const Output& output) noexcept {
     has_failed_ = true;
     return;
   }
-  if (wants_sequence_) {
+  if (returns_sequence_) {
     if (sequence_.empty() && output.prompt) sequence_ = *output.prompt;
     sequence_.insert(sequence_.end(), output.token_ids.begin(), output.token_ids.end());
     if (output.stop_token >= 0) sequence_.push_back(output.stop_token);
@@ -247,7 +248,7 @@ void ResponseStream::send_response(const Output& output, uint32_t flags) {
   TRITONBACKEND_Response* response = nullptr;
   check(TRITONBACKEND_ResponseNewFromFactory(&response, factory_.get()));
   try {
-    for (const std::string& name : wanted_) add_named_output(response, name, output, sequence_);
+    for (const std::string& name : requested_) add_named_output(response, name, output, sequence_);
   } catch (const Error&) {
     ignore(TRITONBACKEND_ResponseDelete(response));
     throw;

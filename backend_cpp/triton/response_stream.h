@@ -27,7 +27,7 @@ class ResponseStream {
   void send_error(ErrorCode code, const std::string& message) noexcept;
 
   // Whether an output needs the request's tokens.
-  bool wants_prompt() const { return wants_sequence_; }
+  bool wants_prompt() const { return returns_sequence_; }
   // The client closed its stream. Not seen through an ensemble.
   bool is_cancelled() const;
 
@@ -38,10 +38,10 @@ class ResponseStream {
   TRITONBACKEND_Request* request_;
   FactoryHandle factory_;
   bool is_legacy_;
-  bool names_codes_;                 // the client asked for the names of error codes
-  std::vector<std::string> wanted_;  // names of the outputs the client asked for
-  bool wants_sequence_ = false;      // output_ids or sequence_length is among them
-  std::vector<int32_t> sequence_;    // then: all tokens so far
+  bool names_codes_;                    // the client asked for the names of error codes
+  std::vector<std::string> requested_;  // names of the outputs the client asked for
+  bool returns_sequence_ = false;       // output_ids or sequence_length is among them
+  std::vector<int32_t> sequence_;       // then: all tokens so far
   uint64_t start_ns_;
   uint64_t first_response_ns_ = 0;
   bool is_success_ = false;
