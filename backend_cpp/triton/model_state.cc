@@ -183,7 +183,6 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
   }
   const auto adapters = reader->adapter_control();
   auto cache = reader->cache_control();
-  if (adapters) check_key(*reader, "lora_control");
   if (cache) check_key(*reader, "cache_control");
   // Answered without waking it.
   const bool changes_adapters = adapters && adapters->action != "list";
@@ -197,6 +196,7 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
     if ((adapters || reader->wants_limits()) && !is_healthy) {
       throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
     }
+    if (adapters) check_key(*reader, "lora_control");  // after that, as health checks have no key
     if (adapters && !changes_adapters) {
       known = adapter_list();
     } else if (reader->wants_limits()) {
