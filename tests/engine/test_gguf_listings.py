@@ -133,7 +133,8 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma-2b-it": ("GemmaForCausalLM", WIDE | EPS, {}),
 }  # fmt: skip
 REFUSED = {
-    "Llama-3_1-Nemotron-Ultra-253B-v1-UD-Q4_K_XL": "GGUF files of architecture deci are not read",
+    # The listing has no numbers of heads, which differ from layer to layer.
+    "Llama-3_1-Nemotron-Ultra-253B-v1-UD-Q4_K_XL": "its metadata lack deci.attention.head_count",
     "ggml-model-i2_s": "GGUF files of architecture bitnet-b1.58 are not read",
     "ggml-model-iq2_bn": "GGUF files of architecture bitnet-25 are not read",
     "llama-2-7b-chat": "its tokenizer is SentencePiece's, but tokenizer.ggml.model says gpt2",

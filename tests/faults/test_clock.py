@@ -18,12 +18,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\(|datetime\.(datetime\.)?(now|utcnow|today)\(")
 # A time asked to somebody, who reads it as a date.
 DATES = {
+    "lmdeploy/cli/models.py",  # when a model was used last, by the server's date
     "lmdeploy/kv_events/stream.py",
     "lmdeploy/templates/dates.py",
     "openai_gateway/database.py",  # what is kept over restarts expires on a day, as its owner was reported
     "openai_gateway/endpoints/chat/route.py",
     "openai_gateway/endpoints/completions/route.py",
     "openai_gateway/endpoints/scoring/route.py",
+    "openai_gateway/endpoints/models.py",
+    "openai_gateway/endpoints/ollama/route.py",
     "openai_gateway/endpoints/ollama/writer.py",
     "openai_gateway/endpoints/responses/writer.py",
     "openai_gateway/gateway.py",

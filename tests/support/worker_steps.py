@@ -20,12 +20,9 @@ class Order:
 
     rows: int
     spans: int
-    wanted: int
+    logit_rows: int
     embedded: int = 0
-    own: int = 0
     has_grid: int = 0
-    fills: int = 0
-    looks: int = 0
     choices: int = 0
     area: int = 0
 
@@ -33,7 +30,7 @@ class Order:
 @dataclass
 class Part:
     """Tokens of a sequence in a step, those at positions ``begin``, ``begin + 1``, ..., its adapter's number,
-    whether the logits of all rows are wanted or the last one's, and its prompt's length; 0: up to these tokens."""
+    whether the logits of all rows are requested or the last one's, and its prompt's length; 0: up to these tokens."""
 
     sequence: int
     begin: int
@@ -80,7 +77,7 @@ class StepDriver:
     def step(self, *parts: Part) -> list[np.ndarray]:
         """Run a step and return the logits that each part wants."""
         row = used = 0
-        wanted: list[int] = []
+        logit_rows: list[int] = []
         for index, part in enumerate(parts):
             table = self._tables.setdefault(part.sequence, [])
             end = part.begin + len(part.tokens)
@@ -88,11 +85,13 @@ class StepDriver:
                 table.append(self._free.pop())
             count = len(part.tokens)
             self.tokens[row : row + count] = part.tokens
-            wanted.append(count if part.wants_all else 1)
+            logit_rows.append(count if part.wants_all else 1)
             self.spans[index] = [
-                row, count, part.begin, part.prompt or end, used, len(table), count - wanted[-1], part.adapter
+                row, count, part.begin, part.prompt or end, used, len(table), count - logit_rows[-1], part.adapter
             ]  # fmt: skip
             self.blocks[used : used + len(table)] = table
             row, used = row + count, used + len(table)
-        self.runner.step(Order(row, len(parts), sum(wanted)))
-        return [self.logits[end - count : end].copy() for end, count in zip(np.cumsum(wanted), wanted, strict=True)]
+        self.runner.step(Order(row, len(parts), sum(logit_rows)))
+        return [
+            self.logits[end - count : end].copy() for end, count in zip(np.cumsum(logit_rows), logit_rows, strict=True)
+        ]
