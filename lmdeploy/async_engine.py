@@ -1,4 +1,4 @@
-"""The documented place to import ``AsyncEngine`` from."""
+"""Documented import path of ``AsyncEngine``."""
 
 from lmdeploy.offline.async_engine import AsyncEngine
 

@@ -1,4 +1,4 @@
-"""The distribution that this package comes in, and the other one that has a package of the same name.
+"""Name and version of the installed distribution, and detection of another one with the same package name.
 
 On the public index ``lmdeploy`` is upstream's distribution; ours is `NAME`. Both install a package ``lmdeploy``, so in
 one environment the files of one overwrite those of the other.

@@ -1,4 +1,4 @@
-"""Errors of this package that a caller may want to distinguish, and sentences that several places say."""
+"""Public exception types, and error sentences that several modules share."""
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""Responses of a conversation whose tokens the caller knows, so that a later turn begins with the tokens of the former.
+"""Token ids of earlier responses in a conversation, so that a later turn shares the former's cached prefix.
 
 A model may write a text in other tokens than the tokenizer would. A prompt that is made of the text alone then differs
 from what the engine has cached, from that answer on.

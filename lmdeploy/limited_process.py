@@ -1,4 +1,4 @@
-"""Work on what strangers wrote, in a process with limits of processor time and memory.
+"""Sandboxed worker process with limits of CPU time and memory, for untrusted inputs.
 
 Images are decoded and the chat templates of adapters are rendered there: a file may be made to cost both. The process
 is started with the first request and handles all that follow, one after another. It is started again when one was too

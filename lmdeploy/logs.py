@@ -1,4 +1,4 @@
-"""How processes write their logs: lines of text, or a JSON object a line."""
+"""Logging configuration of all processes: lines of text, or a JSON object a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that processes share: who needs one first makes it, and whoever comes meanwhile waits for it."""
+"""Folders created by one process and shared by others: whoever needs one first makes it, the others wait."""
 
 from __future__ import annotations
 

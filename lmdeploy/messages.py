@@ -1,4 +1,4 @@
-"""The data types that every layer uses: generation and engine configs, and the response.
+"""Public configuration and response types: generation and engine configs, and the response.
 
 Fields and defaults are those of LMDeploy's documented API. Each is declared once, here: validation, documentation,
 command-line options, tensors and the engine's structs are derived from these fields (`lmdeploy.fields`). After a

@@ -1,4 +1,4 @@
-"""A model folder holds its files: no link in it leads to another file of the machine.
+"""Check for symbolic links out of a model folder: no link in it leads to another file of the machine.
 
 A checkpoint or an adapter of a stranger could otherwise name any file as its chat template, which callers then read.
 """

@@ -1,4 +1,4 @@
-"""Where models are: the default one, a local directory, a `lmdeploy convert` workspace, a Hugging Face repository."""
+"""Model lookup: the default model, a local directory, a `lmdeploy convert` workspace, a Hugging Face repository."""
 
 import os
 from collections.abc import Mapping

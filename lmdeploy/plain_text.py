@@ -1,4 +1,4 @@
-"""Texts of callers that must stay text: what in it would become a special token is cut in two before it is tokenized.
+"""Escaping of special tokens in callers' texts: each is cut in two before tokenization.
 
 Everything a caller wrote is cut but what is in these positions, where it says how to read the rest:
 

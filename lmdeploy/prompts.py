@@ -1,4 +1,4 @@
-"""From a text or conversation to token ids: the one place that does it, offline and behind Triton."""
+"""Prompt preparation, from a text or conversation to token ids, offline and behind Triton."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

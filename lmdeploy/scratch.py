@@ -1,4 +1,4 @@
-"""Folders for the time of one piece of work, which outlive no process for long.
+"""Temporary folders that outlive no process for long.
 
 Whoever fills a folder holds a lock on it, which the kernel gives back however the process ends. So a folder whose lock
 is free was left behind by a process that was killed, and whoever next works alongside it removes it.

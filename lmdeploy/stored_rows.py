@@ -1,4 +1,4 @@
-"""Rows of a tensor in a safetensors file, read without the rest of it, torch or ``safetensors``."""
+"""Partial reads of a tensor's rows in a safetensors file, without torch or ``safetensors``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them."""
+"""Parsing of durations and sizes (``5m``, ``8GB``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's LoRA adapters as this server's callers see them: models of their own names, some with an owner."""
+"""LoRA adapters as callers see them: models of their own names, some with an owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: routes, error handlers, and the client they share."""
+"""FastAPI application of the gateway: routes, error handlers, and the client they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A context that is exceeded, in the words and with the codes by which programs know it.
+"""Context-length errors, in the words and codes that clients know.
 
 Clients shorten the conversation, or ask for less, where they recognize these: OpenAI's ``context_length_exceeded`` and
 "maximum context length is N tokens", Anthropic's "prompt is too long: N tokens > M maximum".

@@ -1,4 +1,4 @@
-"""SQLite files that processes of one machine share: records that outlive restarts, each with an owner."""
+"""SQLite database shared by processes of one machine: records that outlive restarts, each with an owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about an API: Swagger UI, every file of which comes from this server."""
+"""API documentation page: Swagger UI, every file of which comes from this server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From whatever is raised while a request is answered to the error that its client reads."""
+"""Exception handlers, from any exception to the error that the client reads."""
 
 from __future__ import annotations
 

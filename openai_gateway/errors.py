@@ -1,4 +1,4 @@
-"""Errors as clients read them: in OpenAI's form with LMDeploy's members, in Anthropic's and in Ollama's."""
+"""Error responses of each API: in OpenAI's form with LMDeploy's members, in Anthropic's and in Ollama's."""
 
 from __future__ import annotations
 

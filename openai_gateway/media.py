@@ -1,4 +1,4 @@
-"""Images that requests name elsewhere: fetched alongside the event loop, as the settings allow, and put into them."""
+"""Media fetched for requests, outside the event loop, as the settings allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the bytes of a request's body to its model, at a bounded cost.
+"""Request body validation at a bounded cost.
 
 Parsing keeps Python's interpreter lock, up to half a second for a body of 8 MiB: all other requests would wait. So a
 long body is parsed in another process, ``python -m openai_gateway.parsing``, one at a time, in turn by API key.

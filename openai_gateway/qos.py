@@ -1,4 +1,4 @@
-"""Who goes first, and how much at a time: the policy of ``--qos-config-path``.
+"""QoS policy of users, their priority and quota: the policy of ``--qos-config-path``.
 
 The file is LMDeploy's: groups of users from the most to the least important, and for each user the share of its group's
 requests it may have open. On a server with API keys, each user also names the keys that may speak for it::

@@ -1,4 +1,4 @@
-"""Every HTTP endpoint of the gateway, and what the rest of the program does with its path.
+"""Registry of HTTP endpoints, with who may call each and what forwards it.
 
 The routes themselves are in `openai_gateway.endpoints`; a test compares them with this table. The application, its
 middleware, the proxy and batches take their lists from here.

@@ -1,4 +1,4 @@
-"""A bounded amount that callers share. Who waits gets of it in turn, one API key after another."""
+"""Fair shares of a bounded amount among callers. Who waits gets of it in turn, one API key after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks in text that comes in pieces."""
+"""Search for delimiters in streamed text."""
 
 from __future__ import annotations
 

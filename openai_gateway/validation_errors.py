@@ -1,4 +1,4 @@
-"""One readable error out of pydantic's list of what is wrong with a body."""
+"""Readable message for pydantic's validation errors."""
 
 from __future__ import annotations
 

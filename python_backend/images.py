@@ -1,4 +1,4 @@
-"""Images and their embeddings as tensors, from `preprocessing` to `vision` and on to the engine."""
+"""Tensors of images and embeddings, from `preprocessing` to `vision` and the engine."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One response for one request: its tensors or its own error, never an error for the whole batch."""
+"""Response of one request: its tensors or its own error, never an error for the whole batch."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Measure what each format of weights and of the KV cache loses, alongside the same model in float32.
+"""Accuracy of each format of weights and of the KV cache, against the same model in float32.
 
 ``python tools/evaluate.py MODEL`` writes a table of Markdown: perplexity of texts, and how far the next token's
 distribution is from float32's. It ends with 1 if a format loses more than its bound. ``--help`` lists the flags.

@@ -1,4 +1,4 @@
-"""The chat page as an application."""
+"""ASGI application of the chat page."""
 
 from __future__ import annotations
 

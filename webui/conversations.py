@@ -1,4 +1,4 @@
-"""Conversations as a browser keeps them, and as files hold them."""
+"""Stored form of conversations, in browsers and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations as files to keep."""
+"""Export of conversations to files."""
 
 from __future__ import annotations
 

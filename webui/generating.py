@@ -1,4 +1,4 @@
-"""How a response comes into a conversation."""
+"""Generation of a response into a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts as Gradio's Markdown takes them: the model's is Markdown without HTML, the reader's is shown as it is.
+"""Escaping for Gradio's Markdown: the model's is Markdown without HTML, the reader's is shown as it is.
 
 A character that is no markup here is sent as one of Unicode's private use, at which Gradio's parsers do not look;
 `browser.js` turns it back in the nodes of text, where nothing is markup any more.

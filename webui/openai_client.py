@@ -1,4 +1,4 @@
-"""The page's client for any server that speaks OpenAI's API, in place of a Triton."""
+"""Client for any server with OpenAI's API, in place of a Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named settings: those that everybody has, and those that a reader keeps in the browser."""
+"""Sampling presets: those that everybody has, and those that a reader keeps in the browser."""
 
 from __future__ import annotations
 

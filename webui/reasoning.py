@@ -1,4 +1,4 @@
-"""Reasoning that a model writes into its answer, where no gateway separated it."""
+"""Separation of reasoning from the answer, where no gateway did it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tab that shows how busy the server is, with plots as SVG: they load nothing, and follow the page's colours."""
+"""Status tab, with plots as SVG: they load nothing, and follow the page's colours."""
 
 from __future__ import annotations
 

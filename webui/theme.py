@@ -1,4 +1,4 @@
-"""How the page looks. Names only fonts that machines have: the page asks no other host for anything."""
+"""Theme of the page. Names only fonts that machines have: the page asks no other host for anything."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A Triton server as the page sees it."""
+"""Triton client of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that readers upload: a private folder of a bounded size."""
+"""Uploaded files: a private folder of a bounded size."""
 
 from __future__ import annotations
 

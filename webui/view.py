@@ -1,4 +1,4 @@
-"""How a conversation is shown."""
+"""Rendering of a conversation."""
 
 from __future__ import annotations
 

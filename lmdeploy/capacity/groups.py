@@ -1,4 +1,4 @@
-"""Cache of a sequence by groups of layers of the same kind."""
+"""Cache size of a sequence, by groups of layers of the same kind."""
 
 from __future__ import annotations
 

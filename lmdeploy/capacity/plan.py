@@ -1,4 +1,4 @@
-"""From sizes, a device and a load to memory, rates and replicas, by the roofline.
+"""Roofline estimate of memory, rates and replicas for a model, a device and a load.
 
 A step takes as long as reading its bytes, or as computing its products, whichever is longer (Williams et al., 2009).
 With b sequences of context c, a step that generates reads the weights once and b c cached tokens, and gives b tokens.

@@ -1,4 +1,4 @@
-"""From the options of the HTTP server to the gateway's settings."""
+"""Gateway settings from the options of the HTTP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a field is declared: its default, the values it allows and its description.
+"""Declaration of a configuration field: its default, the values it allows and its description.
 
 A dataclass declares its fields with the functions of this module, and `fields_of` then returns a `FieldInfo` for
 each. Checks (`require_valid`), documentation (`documented`), command-line options, tensors of Triton and the C++

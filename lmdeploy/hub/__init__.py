@@ -1,4 +1,4 @@
-"""Models of a hub of Hugging Face's kind: names, downloads that are checked, and what was pulled.
+"""Hugging Face hub models: names, downloads that are checked, and what was pulled.
 
 The files lie where ``huggingface_hub`` keeps them; ``pulled.py`` remembers which of them make up a model. Only a model
 that is remembered is whole: it is written down when every file has the checksum that the hub names.

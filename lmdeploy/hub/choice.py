@@ -1,4 +1,4 @@
-"""Which files of a repository make up the model that is asked for."""
+"""Selection of a repository's files that make up the requested model."""
 
 from __future__ import annotations
 

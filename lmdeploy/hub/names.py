@@ -1,4 +1,4 @@
-"""Names of models on a hub: ``owner/name``, and ``owner/name:WHICH`` for one of the GGUF files of a repository."""
+"""Parsing of hub model names: ``owner/name``, and ``owner/name:WHICH`` for one of the GGUF files of a repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Download a model of a hub: in pieces that can be continued, checked before any of it can be used.
+"""Download of a model from a hub, resumable and checked before use.
 
 ``huggingface_hub`` speaks to the hub, and its cache has the files. Where they go depends on the hub's description of
 the repository alone, never on the headers of a response: the bytes of an interrupted download are kept for the next

@@ -1,4 +1,4 @@
-"""Models that were pulled: a record of each, which says that it is whole, in ``hub/`` of the cache."""
+"""Registry of pulled models: a record of each, which says that it is whole, in ``hub/`` of the cache."""
 
 from __future__ import annotations
 

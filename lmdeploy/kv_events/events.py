@@ -1,4 +1,4 @@
-"""The events, with the names and the order of fields that vLLM publishes (``vllm/distributed/kv_events.py``)."""
+"""KV cache events, with the names and the order of fields that vLLM publishes (``vllm/distributed/kv_events.py``)."""
 
 from typing import Any
 

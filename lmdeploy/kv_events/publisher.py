@@ -1,4 +1,4 @@
-"""The process that publishes the events of an engine's block cache: ``python -m lmdeploy.kv_events.publisher CONFIG``.
+"""Publisher process of KV cache events: ``python -m lmdeploy.kv_events.publisher CONFIG``.
 
 The engine starts it (backend_cpp/engine/events/event_publisher.h) with an open socket. It says in a line whether it
 can publish, then gets a line a step; the end of the socket, whatever the engine died of, is its end.

@@ -1,4 +1,4 @@
-"""The sockets that events are published on."""
+"""ZMQ sockets of the KV event stream."""
 
 from __future__ import annotations
 

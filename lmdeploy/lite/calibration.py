@@ -1,4 +1,4 @@
-"""The text that says which inputs of a layer carry much: from files, from a data set, or the one that comes along.
+"""Calibration data: from files, from a data set, or the one that comes along.
 
 That is the Declaration of Independence (1776) and the Constitution of the United States (1787 to 1992), in the public
 domain and part of this package, and after them what Python itself brings: the language reference

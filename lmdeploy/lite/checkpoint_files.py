@@ -1,4 +1,4 @@
-"""The files of a checkpoint that is made a layer at a time."""
+"""Writer of a quantized checkpoint's files, a layer at a time."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""From a checkpoint to a quantized one, a layer at a time, by a method of whatever kind.
+"""Layer-by-layer quantization of a checkpoint, for every method.
 
 A method looks at the inputs of linear layers, divides them where they are made and multiplies the weights instead, and
 rounds these. Each finished layer is written into a folder in the work directory, and so are the inputs of the next one,

@@ -1,4 +1,4 @@
-"""One decoder layer on its way to codes: what to look at, in which order, and where the codes go."""
+"""Quantization of one decoder layer: the inputs to observe, their order, and where the codes go."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Settings and work folder of a command that reads a calibration text."""
+"""Settings and work folder of a calibrating command."""
 
 import json
 import logging

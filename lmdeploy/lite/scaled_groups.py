@@ -1,4 +1,4 @@
-"""Which linear layers of a decoder layer have the same inputs, and where these inputs can be divided."""
+"""Groups of linear layers with the same input, and where that input can be scaled (AWQ, SmoothQuant)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A checkpoint as the engine's families describe it, one decoder layer in memory at a time."""
+"""Unquantized source model, one decoder layer in memory at a time."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which rows of a checkpoint's tensors the rows of an engine tensor are, out of the manifest's expressions."""
+"""Mapping from rows of engine tensors to rows of checkpoint tensors, from the manifest's expressions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The tokens that end a response, and which files of a checkpoint name them."""
+"""End-of-sequence tokens of a checkpoint, and the files that name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model that is made for embeddings makes one of a text, as sentence-transformers writes it down.
+"""Pooling of an embedding model, from sentence-transformers' files.
 
 ``modules.json`` lists the steps: a transformer, ``Pooling`` of its hidden states into one vector, then linear layers
 (``Dense``) and ``Normalize`` in any order; ``config_sentence_transformers.json`` has the prompts in front of texts

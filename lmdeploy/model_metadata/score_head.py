@@ -1,4 +1,4 @@
-"""Models whose response is a number or a class: the head after the hidden state that the engine makes of a text.
+"""Classification and reward heads: the head after the hidden state that the engine makes of a text.
 
 Encoders have one or two linear layers after the hidden state of the first token, or of all. Three kinds of decoders
 have such a head. ``*ForSequenceClassification`` of ``transformers`` have a matrix ``score``, classifiers, rerankers and

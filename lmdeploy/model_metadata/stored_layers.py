@@ -1,4 +1,4 @@
-"""Numbers of a checkpoint's layers in float32, whatever file holds them."""
+"""Small layers of a checkpoint in float32, from safetensors or PyTorch files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts with images, in this process."""
+"""Preparation of prompts with images, in this process."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From the engine's outputs to responses, and from its delivery thread to an event loop."""
+"""Conversion of engine outputs to responses, and their delivery to threads and event loops."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Scores of given texts: cross-entropy, and the logits after each token."""
+"""Perplexity and logits of given texts: cross-entropy, and the logits after each token."""
 
 import functools
 import numbers

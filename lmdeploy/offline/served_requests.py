@@ -1,4 +1,4 @@
-"""Requests as servers send them, answered by an engine in this process: no tritonserver in between."""
+"""In-process stand-in for Triton, for requests in the servers' form."""
 
 from __future__ import annotations
 

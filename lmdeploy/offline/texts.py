@@ -1,4 +1,4 @@
-"""Vectors of texts and scores of pairs, with models that are made for it."""
+"""Embeddings of texts and scores of pairs, with pooling models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where LMDeploy before 0.2.0 had the settings of its PyTorch engine."""
+"""Import path of LMDeploy before 0.2.0 for the settings of its PyTorch engine."""
 
 from lmdeploy.messages import PytorchEngineConfig as EngineConfig
 

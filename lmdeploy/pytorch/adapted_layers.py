@@ -1,4 +1,4 @@
-"""Which layers of a checkpoint a model's linear layers are made of: adapters trained for those add to these.
+"""Mapping of LoRA's layer names to a model's linear layers: adapters trained for those add to these.
 
 A model says so by loading: its ``load_weights`` hands each tensor, or parts of it, to the layers. `let_adapt` has it do
 that again with a column of numbers in the place of each matrix; where a number arrives is where that output goes.

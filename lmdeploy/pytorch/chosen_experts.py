@@ -1,4 +1,4 @@
-"""Each row's sum over the experts that it chose, so that a row's result depends on nothing else in the step."""
+"""Per-row sum over routed experts, independent of the other rows of the step."""
 
 from __future__ import annotations
 

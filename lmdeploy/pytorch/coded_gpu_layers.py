@@ -1,4 +1,4 @@
-"""Linear layers that multiply with a checkpoint's codes on a GPU, by the kernels in the Triton language."""
+"""Quantized linear layers on a GPU, on kernels in the Triton language."""
 
 from __future__ import annotations
 

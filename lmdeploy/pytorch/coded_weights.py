@@ -1,4 +1,4 @@
-"""The linear layers that a checkpoint stores as codes, for models that run in PyTorch.
+"""Quantized linear layers of a checkpoint, for models that run in PyTorch.
 
 How codes are stored is known to the readers of the TurboMind engine (`lmdeploy.turbomind.quantized`, ``scaled`` and
 ``row_codes``); its C++ code packs them for the CPU's kernels, or turns them into numbers.

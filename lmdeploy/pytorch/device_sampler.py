@@ -1,4 +1,4 @@
-"""Chooses tokens where the logits are, in PyTorch, so that only token ids return to the host.
+"""Token sampler in PyTorch, next to the logits, so that only token ids return to the host.
 
 A row's token depends on its logits and its choice alone, whatever is chosen alongside: weights are integers
 (`_weights`), whose sums are exact in any order. Settings, their order and the random numbers are those of the engine's

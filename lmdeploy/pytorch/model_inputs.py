@@ -1,4 +1,4 @@
-"""Where LMDeploy's manual imports the step from."""
+"""Import path of the step context in LMDeploy's manual."""
 
 from lmdeploy.pytorch.step_context import StepContext, StepContextManager
 

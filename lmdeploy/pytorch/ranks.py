@@ -1,4 +1,4 @@
-"""The processes that a model is spread over (tensor parallelism)."""
+"""Process group of tensor parallelism."""
 
 from __future__ import annotations
 

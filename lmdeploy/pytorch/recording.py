@@ -1,4 +1,4 @@
-"""A cache that remembers what layers ask of it, and attends within the step: how a model's shapes are found out.
+"""Recording cache for the check at start: it attends within the step and finds out a model's shapes.
 
 Where two runs of a model differ, the module that makes the difference has a name here.
 """

@@ -1,4 +1,4 @@
-"""Which models of ``transformers`` this engine runs, as far as a configuration says."""
+"""Support check for models of ``transformers``, by their configuration."""
 
 from __future__ import annotations
 

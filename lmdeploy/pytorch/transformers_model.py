@@ -1,4 +1,4 @@
-"""Any causal language model that ``transformers`` has, on our attention and, on a CPU, our matrices."""
+"""Causal language models of ``transformers`` on our attention and, on a CPU, our linear layers."""
 
 from __future__ import annotations
 

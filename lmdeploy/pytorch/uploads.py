@@ -1,4 +1,4 @@
-"""Brings a step's numbers to the device in one copy that nobody waits for."""
+"""Asynchronous upload of a step's inputs to the device, in one copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that runs a model, or a rank of it, for the C++ engine: ``python -m lmdeploy.pytorch.worker``.
+"""Worker process of the PyTorch engine, one a rank: ``python -m lmdeploy.pytorch.worker``.
 
 The engine starts it with two open files: the memory in which steps travel (backend_cpp/model/worker/step_channel.h),
 and one that ends when the engine is gone, whatever it died of; the worker then ends as well.

@@ -1,4 +1,4 @@
-"""Which replica holds what a request begins with: its session, or a prefix of its prompt.
+"""Prefix affinity: the index of which replica has which session or prompt prefix.
 
 A router that sends requests where their beginning was computed before spares that work. Nothing depends on it: an
 answer is the same from every replica, but for conversations of ``/v1/chat/interactive``, which live in one.

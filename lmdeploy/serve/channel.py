@@ -1,4 +1,4 @@
-"""The gRPC channel to a Triton, as all clients of one share it."""
+"""Shared gRPC channel to a Triton."""
 
 from __future__ import annotations
 

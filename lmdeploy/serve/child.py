@@ -1,4 +1,4 @@
-"""A child process that cannot outlive us, and whose output we keep the end of."""
+"""Child process that ends with its parent, and the end of its output."""
 
 from __future__ import annotations
 

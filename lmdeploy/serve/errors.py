@@ -1,4 +1,4 @@
-"""Errors a caller of the serving layer can act on."""
+"""Exceptions of the serving layer."""
 
 from __future__ import annotations
 

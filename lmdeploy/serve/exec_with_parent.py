@@ -1,4 +1,4 @@
-"""Become a program that is killed when its parent ends, however the parent ends (Linux), with files of its own.
+"""Program start with a parent-death signal (Linux) and private files.
 
 ``python exec_with_parent.py PARENT_PID PROGRAM ARGUMENT...``
 """

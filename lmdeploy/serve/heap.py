@@ -1,4 +1,4 @@
-"""How the C library keeps memory for a process that serves for a long time."""
+"""Settings of the C library's allocator for long-running processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tritonserver is, and a backend directory for it.
+"""Lookup of the tritonserver binary, and its backend directory.
 
 It is the one on PATH, as in NVIDIA's images, or the one inside the wheel ``nvidia-pytriton``.
 """

@@ -1,4 +1,4 @@
-"""API keys from command lines, files and the environment, and how they are handed on to the processes we start."""
+"""API keys from command lines, files and the environment, and their transfer to child processes."""
 
 from __future__ import annotations
 

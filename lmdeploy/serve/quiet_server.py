@@ -1,4 +1,4 @@
-"""uvicorn's server, which costs nothing while nobody asks."""
+"""uvicorn server without periodic wake-ups while idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A generation request, and the chunks of its response. `lmdeploy.serve.wire` encodes them."""
+"""Generation request, and the chunks of its response. `lmdeploy.serve.wire` encodes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what somebody asks to be served to what a tritonserver is given."""
+"""Resolution of a requested model to the settings of its tritonserver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gRPC stream of Triton's that is read to its end, whoever stops listening."""
+"""gRPC response stream of Triton, read to its end even when its caller leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of Triton's protocols are closed, for every server we start.
+"""Restricted protocols of Triton, closed for every server we start.
 
 Inference, health, metadata, configuration and statistics stay open: clients use them. The others administer the server,
 and the known ways into it lead through them (docs/deployment/security.md). Triton opens them to whoever shows a key.

@@ -1,4 +1,4 @@
-"""The shared memory of Triton's Python backend, which a tritonserver that is killed leaves behind: 1 MiB a model.
+"""Cleanup of shared memory that a killed tritonserver leaves behind: 1 MiB a model.
 
 The backend removes its regions itself when it ends in order. Here they get a name by which they can be found otherwise.
 """

@@ -1,4 +1,4 @@
-"""Keep a tritonserver running: start it again when it dies, loses a model, stays not ready or responds no more."""
+"""Supervisor of a tritonserver: start it again when it dies, loses a model, stays not ready or responds no more."""
 
 from __future__ import annotations
 

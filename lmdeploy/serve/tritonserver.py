@@ -1,4 +1,4 @@
-"""Start, watch and stop a tritonserver that serves our model repository."""
+"""Start, readiness and shutdown of a tritonserver process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of calls as published templates want them: clients bring those of other servers, or of other APIs."""
+"""Tool call ids in the formats of published templates: clients bring those of other servers, or of other APIs."""
 
 import hashlib
 import re

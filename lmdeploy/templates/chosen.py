@@ -1,4 +1,4 @@
-"""Which chat templates were chosen for a model, kept alongside its tokenizer in an engine directory.
+"""Selected chat templates of a model, stored alongside its tokenizer in an engine directory.
 
 The choice depends on the name of the checkpoint's directory, which an engine directory no longer has.
 """

@@ -1,4 +1,4 @@
-"""The date, for chat templates that contain it."""
+"""Current date for chat templates."""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""How a model is asked for a missing middle: what is before the gap and after it, between marks of its own.
+"""Fill-in-the-middle prompts: the text before the gap and after it, between marks of its own.
 
 The form was trained by moving middles of texts to their end (Bavarian et al., 2022, arXiv 2207.14255); the marks are
 those of the models' cards.

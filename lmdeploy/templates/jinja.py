@@ -1,4 +1,4 @@
-"""The Jinja chat template a checkpoint brings along, rendered as ``transformers`` renders it, without importing it."""
+"""Jinja chat template of a checkpoint, rendered as ``transformers`` does, without importing it."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Which built-in template a model gets by its name."""
+"""Choice of a built-in template by the model's name."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Chat templates that LoRA adapters bring along: an adapter may have been taught in another form than its base."""
+"""Chat templates of LoRA adapters: an adapter may have been taught in another form than its base."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which template the Triton clients of LMDeploy 0.2.0 to 0.5.1 shall use for a model.
+"""Template names for the Triton clients of LMDeploy 0.2.0 to 0.5.1.
 
 They make prompts by themselves, with the template whose name they read from the engine's parameters, and stop when they
 do not know it. So they get a name that each of those releases knows: the one whose prompts are most like the model's.

@@ -1,4 +1,4 @@
-"""Chat templates by name."""
+"""Chat template lookup by name."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence

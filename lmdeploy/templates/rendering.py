@@ -1,4 +1,4 @@
-"""Renders chat templates of adapters in a process with limits: ``python -m lmdeploy.templates.rendering``."""
+"""Sandboxed rendering of adapters' chat templates: ``python -m lmdeploy.templates.rendering``."""
 
 import json
 from typing import Any

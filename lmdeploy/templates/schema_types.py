@@ -1,4 +1,4 @@
-"""Which JSON types a schema allows."""
+"""JSON types that a schema allows."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The chat template made of strings around each turn, which most model families are."""
+"""String-based chat template, with a prefix and suffix around each turn, which most families use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

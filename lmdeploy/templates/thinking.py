@@ -1,4 +1,4 @@
-"""How models mark what they think before they answer, and which marks a chat template knows."""
+"""Reasoning delimiters of models, and their detection in a chat template."""
 
 import json
 from collections.abc import Mapping

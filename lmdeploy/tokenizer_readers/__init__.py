@@ -1,4 +1,4 @@
-"""The tokenizer files of a checkpoint become a ``transformers`` tokenizer; code that is alongside them is never run.
+"""Conversion of a checkpoint's tokenizer files to a ``transformers`` tokenizer, without running code of theirs.
 
 ``tokenizer.json``, and SentencePiece models of known kinds, are read by ``transformers`` itself. What a family
 publishes as Python code is read here, by a function for each kind, chosen by the name of the class.

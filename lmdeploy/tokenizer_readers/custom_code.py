@@ -1,4 +1,4 @@
-"""Tokenizers that their authors publish as Python code, which is never run."""
+"""Tokenizers published as Python code, which is never executed."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts as models of embeddings and scores read them: with special tokens around and between."""
+"""Tokenization of texts and pairs for embedding and scoring models: with special tokens around and between."""
 
 from __future__ import annotations
 

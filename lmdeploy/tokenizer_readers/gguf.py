@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata (github.com/ggml-org/ggml, docs/gguf.md, "Tokenizer") as tokenizer files.
+"""Tokenizer files from a GGUF file's metadata (github.com/ggml-org/ggml, docs/gguf.md, "Tokenizer").
 
 ``gpt2`` is byte-level byte-pair encoding with merges in order; ``llama`` is SentencePiece's, which joins the
 neighbours whose joined piece has the highest score and writes what no piece has as bytes; ``gemma4`` is the same with

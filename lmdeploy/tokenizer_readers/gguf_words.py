@@ -1,4 +1,4 @@
-"""How byte-level tokenizers of GGUF files cut a text into words, by ``tokenizer.ggml.pre``.
+"""Pre-tokenizers of byte-level GGUF tokenizers, by ``tokenizer.ggml.pre``.
 
 Each is what the ``tokenizer.json`` of the models has that llama.cpp gives the name to (``convert_hf_to_gguf_update.py``
 lists them).

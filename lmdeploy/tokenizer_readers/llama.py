@@ -1,4 +1,4 @@
-"""The ``tokenizer.model`` that Meta publishes: a SentencePiece model up to Llama 2, ranks since Llama 3."""
+"""Meta's ``tokenizer.model``: a SentencePiece model up to Llama 2, ranks since Llama 3."""
 
 import json
 import shutil

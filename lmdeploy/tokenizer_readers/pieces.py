@@ -1,4 +1,4 @@
-"""A tokenizer that is a SentencePiece model between special tokens, as families publish it as code."""
+"""SentencePiece tokenizer with special tokens, as families publish it as code."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Byte-pair encoding by ranks, the format of ``tiktoken``: a file with a line for each token, ``base64 rank``.
+"""Rank-based byte-pair encoding, the format of ``tiktoken``: a file with a line for each token, ``base64 rank``.
 
 A token's rank is its id, and how early two neighbours become that token: of all pairs of neighbours in a word, the one
 that makes the token of the lowest rank is joined first.

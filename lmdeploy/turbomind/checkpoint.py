@@ -1,4 +1,4 @@
-"""Read a Hugging Face directory into the engine's terms, and check it: spec and manifest, no weights."""
+"""Checkpoint reader, from a Hugging Face directory to spec and manifest, without weights."""
 
 import json
 import logging

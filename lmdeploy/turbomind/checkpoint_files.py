@@ -1,4 +1,4 @@
-"""The files of a checkpoint alongside its weights, and what distinguishes one state of a checkpoint from another."""
+"""Auxiliary files of a checkpoint, and its fingerprint."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The engine settings a call of ``pipeline`` or ``serve`` asks for: a config, and fields by name as once was usual."""
+"""Engine settings from the arguments of ``pipeline`` or ``serve``: a config, and fields by name as once was usual."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Decoders without an output layer, as models that make embeddings or classify are published.
+"""Decoders without an output layer, for embeddings and classification.
 
 Their architecture is that of the body alone (``Qwen3Model``), or of one with a small head in place of the output layer
 (``Qwen3ForSequenceClassification``, read by `lmdeploy.model_metadata.score_head`), or its tensors' names are a body's:

@@ -1,4 +1,4 @@
-"""The engine by token ids alone, with the names that LMDeploy gives it: ``TurboMind`` and its instances."""
+"""Token-level engine interface with LMDeploy's names: ``TurboMind`` and its instances."""
 
 import queue
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Checkpoints that store stacked experts as MXFP4 codes, as GPT-OSS is published.
+"""Stacked experts in MXFP4, as GPT-OSS is published.
 
 A family describes a stack ``X`` of matrices ``[experts, in, out]``. Where a checkpoint has ``X_blocks`` and
 ``X_scales`` instead, :func:`with_mxfp4` puts what they stand for in its place; ``backend_cpp/weights/checkpoint.cc``

@@ -1,4 +1,4 @@
-"""Where checkpoints say how they are quantized, and those whose linear layers are stored as AWQ or GPTQ codes.
+"""Detection of a checkpoint's quantization, and readers of AWQ and GPTQ layers.
 
 :func:`quantization_settings` finds the settings; a field of them that is set and not used is refused by name. Which
 layers are codes their tensors say, not the lists of exceptions (``ignore``, ``modules_to_not_convert`` and the like).

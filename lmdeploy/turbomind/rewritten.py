@@ -1,4 +1,4 @@
-"""Checkpoints that are not in the Hugging Face layout with safetensors are rewritten, once, into the cache."""
+"""Conversion of other checkpoint layouts to safetensors, once, into the cache."""
 
 import hashlib
 from pathlib import Path

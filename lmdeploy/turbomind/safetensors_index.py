@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint holds, read from the headers of its safetensors or GGUF files alone.
+"""Tensor index of a checkpoint, from the headers of its safetensors or GGUF files.
 
 A safetensors file is: uint64 little-endian header size, JSON header, tensor bytes. Nothing here reads tensor bytes.
 """

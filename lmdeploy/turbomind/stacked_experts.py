@@ -1,4 +1,4 @@
-"""Checkpoints that store the experts of a layer as two stacks, as Qwen3.5 with experts is published.
+"""Stacked expert tensors, as Qwen3.5 with experts is published.
 
 A family describes matrices ``X.experts.E.gate_proj.weight``, ``up_proj`` and ``down_proj`` of each expert. Where a
 checkpoint has ``X.experts.gate_up_proj [experts, 2 out, in]`` and ``X.experts.down_proj [experts, out, in]`` instead,

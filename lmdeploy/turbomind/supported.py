@@ -1,4 +1,4 @@
-"""Documented settings this engine cannot honour yet. They are refused, never ignored; support deletes a line."""
+"""Rejection of documented settings that are not implemented; support deletes a line."""
 
 from lmdeploy.messages import DEVICES, PytorchEngineConfig, TurbomindEngineConfig
 

@@ -1,4 +1,4 @@
-"""The text part of a checkpoint whose model also sees images: its config, and what its tensors are called there.
+"""Text part of a vision-language checkpoint: its config, and what its tensors are called there.
 
 `lmdeploy.vl` loads the vision tower. The engine reads the text part from the same files, like a text-only model.
 """

@@ -1,4 +1,4 @@
-"""Models that are not served, most of which see: each by name, with the reason and what to use instead.
+"""Unsupported architectures, each with the reason and an alternative.
 
 Support of one deletes its line.
 """

@@ -1,4 +1,4 @@
-"""Names that users of images write, and files have."""
+"""Public names and file extensions of images."""
 
 IMAGE_TOKEN = "<IMAGE_TOKEN>"
 """In a text, the place of an image; as many as the message has images."""

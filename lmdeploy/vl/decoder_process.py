@@ -1,4 +1,4 @@
-"""Decodes images of callers in a process with limits: ``python -m lmdeploy.vl.decoder_process``."""
+"""Sandboxed decoder process for callers' images: ``python -m lmdeploy.vl.decoder_process``."""
 
 from __future__ import annotations
 

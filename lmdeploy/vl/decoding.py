@@ -1,4 +1,4 @@
-"""From a file's bytes to an image that every model can take; what cannot be one is refused before it is unpacked."""
+"""Image decoding to a form that every model can take; what cannot be one is refused before it is unpacked."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""From images to embeddings, one at a time: an image's rows do not depend on what else is looked at.
+"""Image encoder, one image at a time: an image's rows do not depend on what else is looked at.
 
 Rows are kept, as long as there is room, by what they were made of.
 """

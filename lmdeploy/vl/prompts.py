@@ -1,4 +1,4 @@
-"""Images and videos in conversations: taken out of the messages, put into the prompt.
+"""Image and video placeholders in conversations: taken out of the messages, put into the prompt.
 
 An image is written by the chat template, where that knows images, else in front of the message's texts or where the
 message has it. What users type is text, also if it reads like what stands for an image: such words are replaced by

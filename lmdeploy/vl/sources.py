@@ -1,4 +1,4 @@
-"""Where images come from: URLs, data URLs, files, images; and which of them a caller may name."""
+"""Allowed image sources: URLs, data URLs, files, images; and which of them a caller may name."""
 
 import base64
 import binascii

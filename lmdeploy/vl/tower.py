@@ -1,4 +1,4 @@
-"""The part of a checkpoint that sees, loaded by ``transformers`` without the part that reads."""
+"""Vision tower and projector, loaded by ``transformers`` without the language model."""
 
 import dataclasses
 import functools

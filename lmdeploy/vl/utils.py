@@ -1,4 +1,4 @@
-"""Images in and out of the forms users have them in."""
+"""Loading and encoding of images for users."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""Files and batches, as callers see them and as they are kept."""
+"""Records of files and batches."""
 
 from __future__ import annotations
 

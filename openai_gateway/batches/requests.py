@@ -1,4 +1,4 @@
-"""The lines of batches: a request to be made, and what came of it.
+"""Parsing of a batch's lines, and the lines of its results.
 
 Both have the form of OpenAI's batch API (platform.openai.com/docs/api-reference/batch): a request is a JSON object with
 ``custom_id``, ``method``, ``url`` and ``body``; a result has ``id``, ``custom_id``, ``response`` (``status_code``,

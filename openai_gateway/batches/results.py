@@ -1,4 +1,4 @@
-"""The results of a batch, appended as they come: what is whole survives whatever ends the process."""
+"""Result files of a batch: what is whole survives whatever ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the batches of a folder: in one process at a time, from where the last one was when it ended."""
+"""Batch runner of a folder: in one process at a time, from where the last one stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and batches of API keys, in a folder that several processes share: records in SQLite, contents as files."""
+"""Store of files and batches per API key, in a folder shared by processes: records in SQLite, contents as files."""
 
 from __future__ import annotations
 

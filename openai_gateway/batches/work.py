@@ -1,4 +1,4 @@
-"""Answer the requests of a file, several at a time, and write down what comes of each."""
+"""Concurrent execution of a batch's requests."""
 
 from __future__ import annotations
 

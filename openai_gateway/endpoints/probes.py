@@ -1,4 +1,4 @@
-"""Models in the forms of LM Studio and llama.cpp, whose clients look there for context length and capabilities."""
+"""Model descriptions of LM Studio and llama.cpp, for clients that look there for context length and capabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/sleep``, ``/wake_up`` and ``/is_sleeping``, as vLLM has them, of one model or all."""
+"""``/sleep``, ``/wake_up`` and ``/is_sleeping``, as in vLLM, for one model or all."""
 
 from __future__ import annotations
 

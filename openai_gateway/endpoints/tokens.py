@@ -1,4 +1,4 @@
-"""Text to tokens and back: ``/tokenize``, ``/detokenize``, ``/v1/encode``."""
+"""Tokenization endpoints: ``/tokenize``, ``/detokenize``, ``/v1/encode``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop working for a client that has gone away."""
+"""Cancellation of requests whose client has disconnected."""
 
 from __future__ import annotations
 

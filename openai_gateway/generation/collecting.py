@@ -1,4 +1,4 @@
-"""Whole responses out of the engine's chunks."""
+"""Whole (non-streamed) responses from the engine's chunks."""
 
 from __future__ import annotations
 

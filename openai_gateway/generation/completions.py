@@ -1,4 +1,4 @@
-"""Steps that both kinds of OpenAI's completions share: chunks as their bodies ask for them, and their streams."""
+"""Common steps of chat completions and completions: chunks as their bodies ask for them, and their streams."""
 
 from __future__ import annotations
 

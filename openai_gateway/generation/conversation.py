@@ -1,4 +1,4 @@
-"""Conversations of every API: what the engine is asked for one, and the machine that reads its response."""
+"""Conversations of any API: the engine's request, and the parser of its response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read several engine streams at the same time; what comes while the reader is slow is handed on together."""
+"""Merged reading of several engine streams; what comes while the reader is slow is handed on together."""
 
 from __future__ import annotations
 

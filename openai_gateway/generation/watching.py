@@ -1,4 +1,4 @@
-"""Chunks on their way to an endpoint, seen by the gateway's metrics."""
+"""Metrics of the chunks of a response."""
 
 from __future__ import annotations
 

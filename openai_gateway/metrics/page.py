@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: all metrics of the gateway, in Prometheus' text format."""
+"""Prometheus page: all metrics of the gateway, in Prometheus' text format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of HTTP requests, whatever they ask for."""
+"""Metrics of HTTP requests."""
 
 from __future__ import annotations
 

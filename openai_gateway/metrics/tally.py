@@ -1,4 +1,4 @@
-"""Observations on their way into a histogram, in plain lists: what runs once a token must cost next to nothing."""
+"""Buffered histogram observations: what runs once a token must cost next to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Around every request: an id, the limit of requests at a time, a log line, and the gateway's own metrics."""
+"""Access middleware: an id, the limit of requests at a time, a log line, and the gateway's own metrics."""
 
 from __future__ import annotations
 

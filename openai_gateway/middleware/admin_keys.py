@@ -1,4 +1,4 @@
-"""Administrators' keys, which some paths need before anything of a request's body is read."""
+"""Authentication of administrators, before the body is read."""
 
 from __future__ import annotations
 

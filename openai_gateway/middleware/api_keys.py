@@ -1,4 +1,4 @@
-"""Keys that clients need."""
+"""Authentication by API keys."""
 
 from __future__ import annotations
 

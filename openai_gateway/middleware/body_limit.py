@@ -1,4 +1,4 @@
-"""Refuse request bodies that are too long, and let long ones wait, before they fill the memory."""
+"""Limits of request bodies and of their total memory."""
 
 from __future__ import annotations
 

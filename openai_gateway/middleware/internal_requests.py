@@ -1,4 +1,4 @@
-"""Requests that a gateway makes of itself: the requests of batches.
+"""Requests of the gateway to itself: the requests of batches.
 
 They pass the same middleware and routes as those of clients, as ASGI calls. What distinguishes them is a
 member of the scope, which servers never set: no client can claim it.

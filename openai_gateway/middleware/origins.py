@@ -1,4 +1,4 @@
-"""Requests that a browser sends for a web page, to a server that asks for no keys."""
+"""Cross-origin check of browsers' requests to a server without keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection to a client: uvicorn's own, with a deadline for everything a client does, which declines upgrades."""
+"""HTTP connection of a client: uvicorn's own, with a deadline for everything a client does, which declines upgrades."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests a worker has open in the engine, in a file: if the worker is killed, somebody else can cancel them.
+"""Ledger of a worker's open engine requests, in a file: if the worker is killed, somebody else can cancel them.
 
 Triton does not tell an ensemble's models that a connection broke, so the engine would finish these responses.
 """

@@ -1,4 +1,4 @@
-"""Register this server with a proxy, repeatedly, so that a restarted proxy learns of it too."""
+"""Registration of this server at a proxy, repeated so that a restarted proxy learns of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An application under uvicorn, in this process."""
+"""uvicorn server of an application, in this process."""
 
 from __future__ import annotations
 

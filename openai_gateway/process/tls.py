@@ -1,4 +1,4 @@
-"""Key and certificate for HTTPS, checked before anything listens."""
+"""TLS key and certificate, checked before anything listens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway in this process: the only one, or one of several that share a port, which `workers.py` starts."""
+"""Gateway worker process: the only one, or one of several that share a port, which `workers.py` starts."""
 
 from __future__ import annotations
 

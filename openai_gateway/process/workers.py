@@ -1,4 +1,4 @@
-"""Serve a gateway, in this process or several on one port: a gateway uses one core; past that, they share the work."""
+"""Gateway workers on one port: a gateway uses one core; past that, they share the work."""
 
 from __future__ import annotations
 

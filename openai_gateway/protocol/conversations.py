@@ -1,4 +1,4 @@
-"""Request fields of conversations, whichever API they are of."""
+"""Request fields of conversations, in all APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields that say how to generate, shared by the endpoints."""
+"""Generation parameters shared by the endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Response formats, in OpenAI's words (``response_format``) and in those of vLLM's clients."""
+"""Response formats of OpenAI (``response_format``) and of vLLM's clients."""
 
 from __future__ import annotations
 

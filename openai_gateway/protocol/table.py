@@ -1,4 +1,4 @@
-"""Members of a request body that are fields of the table (`lmdeploy.messages.GenerationConfig`), with its ranges."""
+"""Request members derived from the field table (`lmdeploy.messages.GenerationConfig`), with its ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which addresses nodes may have: a proxy sends its callers' requests there, from where it is in the network."""
+"""Allowed addresses of nodes: a proxy sends its callers' requests there, from where it is in the network."""
 
 from __future__ import annotations
 

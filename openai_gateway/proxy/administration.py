@@ -1,4 +1,4 @@
-"""Who may say which nodes there are: whoever does reads every request that is sent there."""
+"""Authorization of node administration: whoever adds a node reads the requests sent there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send a request on to a node, and its response back. Until the first byte has gone back another node can take over."""
+"""Forwarding of a request to a node; until the first byte has gone back another node can take over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look after the nodes: those that fail leave, those that are well again return."""
+"""Health checks of nodes: those that fail leave, those that are well again return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node gets the next request."""
+"""Load-balancing strategies of the proxy."""
 
 from __future__ import annotations
 

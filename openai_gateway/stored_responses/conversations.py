@@ -1,4 +1,4 @@
-"""Conversations of stored responses that a request refers to, within the bounds of a body with all of it."""
+"""Conversation of stored responses, within the bounds of a request body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A response as it is kept, what keeps them, and ids that lead to them."""
+"""Stored response, its store, and its ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The readers of every format that `lmdeploy.templates.tool_call_formats` describes."""
+"""Tool-call readers of every format in `lmdeploy.templates.tool_call_formats`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call written as one JSON object: ``{"name": ..., "arguments": {...}}``. Families call the members differently."""
+"""Reader of a tool call written as one JSON object, ``{"name": ..., "arguments": {...}}`` or with other names."""
 
 from __future__ import annotations
 

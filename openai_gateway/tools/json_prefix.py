@@ -1,4 +1,4 @@
-"""Read a JSON object that comes in pieces, and notice the first character that no JSON object can have there."""
+"""Incremental JSON reader, which detects the first character that no JSON object can have there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are not quite as a format has them, but leave no doubt about function and arguments."""
+"""Recovery of malformed tool calls whose function and arguments are beyond doubt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find tool calls in a response that comes in pieces."""
+"""Streaming tool-call parser."""
 
 from __future__ import annotations
 

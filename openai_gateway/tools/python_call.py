@@ -1,4 +1,4 @@
-"""Calls written in Python: ``add(a=1, b=[2, "x"])``, and the code that Llama 3.1 writes for its environment."""
+"""Reader of tool calls in Python, ``add(a=1, b=[2, "x"])``, and of Llama 3.1's code for its environment."""
 
 from __future__ import annotations
 

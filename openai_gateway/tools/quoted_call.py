@@ -1,4 +1,4 @@
-"""A call whose arguments are objects with bare names and their own quotes, as Gemma 4 writes them."""
+"""Reader of a tool call with bare names and its own quotes, as Gemma 4 writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of calls as families write them: in groups between marks, in several ways, or after a head with the name."""
+"""Readers of tool calls by format: in groups between marks, in several ways, or after a head with the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call whose arguments each are between their own marks, such as Qwen3-Coder's."""
+"""Reader of a tool call with each argument between tags, such as Qwen3-Coder's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that are in a call as bare text: which JSON they are, by the function's schema.
+"""Types of bare-text arguments: which JSON they are, by the function's schema.
 
 A schema is what `Function.full_schema` returns. Where it leaves the type open, vLLM's parsers are followed: a string
 is the text as it is, anything else is read as JSON and then as Python, and what is neither is a string.

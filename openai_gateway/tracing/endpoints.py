@@ -1,4 +1,4 @@
-"""Where spans go. Imports nothing of OpenTelemetry, so that commands can check what they were given."""
+"""Destinations of spans. Imports nothing of OpenTelemetry, so that commands can check what they were given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends spans off, or writes them into a file. What cannot be sent is counted, and never waited for."""
+"""Span exporters, OTLP and file. What cannot be sent is counted, and never waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's life in Triton: initialize, execute. It keeps nothing between requests."""
+"""Triton model class of `postprocessing`: initialize, execute. It keeps nothing between requests."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Requests that name a LoRA adapter, and those that say which adapters have chat their own templates."""
+"""LoRA adapters' chat templates in requests and control requests."""
 
 import hmac
 import json

@@ -1,4 +1,4 @@
-"""The model's life in Triton: initialize, execute. Each request succeeds or fails by itself, in its lane."""
+"""Triton model class of `preprocessing`: initialize, execute. Each request succeeds or fails by itself, in its lane."""
 
 import json
 import logging

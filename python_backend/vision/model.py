@@ -1,4 +1,4 @@
-"""The model's life in Triton: initialize, execute. Each request succeeds or fails by itself, callers in turn."""
+"""Triton model class of `vision`: initialize, execute. Each request succeeds or fails by itself, callers in turn."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Ours alongside other engines, in one run, against the project's targets: ``python -m tools.bench peers``.
+"""Comparison with other engines in one run, against the project's targets: ``python -m tools.bench peers``.
 
 Sides take turns round by round; a ratio is the median of the rounds' ratios. A peer that is not installed is skipped,
 and what is promised next to it is listed as not measured. Measure on an idle machine: llama.cpp's threads wait for each

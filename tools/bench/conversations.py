@@ -1,4 +1,4 @@
-"""Conversations, whose prefixes are found again: ``python -m tools.bench agents MODEL`` prints a table.
+"""Benchmark of prefix reuse in conversations: ``python -m tools.bench agents MODEL`` prints a table.
 
 What a model says does not matter here, so one of random weights will do (:mod:`tools.bench.random_model`). Prompts are
 token ids in the form of ChatML. With ``--llama-server FILE``, a GGUF file of the same model, llama-server is asked for

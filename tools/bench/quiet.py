@@ -1,4 +1,4 @@
-"""Whether the processors are the machine's own at this moment.
+"""Detection of other load on the machine.
 
 A virtual machine's processors may share one core of the host for seconds at a time: each then looks busy and none looks
 stolen from, but two do little more than one. Kernels that keep a core's arithmetic full lose a third, others less, so a

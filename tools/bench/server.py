@@ -1,4 +1,4 @@
-"""A server for as long as a benchmark lasts: `lmdeploy serve api_server` on free ports, or another engine's."""
+"""Server process of a benchmark: `lmdeploy serve api_server` on free ports, or another engine's."""
 
 import dataclasses
 import signal

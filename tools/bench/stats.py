@@ -1,4 +1,4 @@
-"""From arrival times of tokens to the numbers that are reported."""
+"""Latency statistics from arrival times of tokens."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Targets of the project against other engines, and the judgement of a measurement.
+"""Targets against other engines, and their verdicts.
 
 A measurement is, for each workload, the rates of every side round by round; ours is the side ``OURS``.
 """

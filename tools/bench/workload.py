@@ -1,4 +1,4 @@
-"""Prompts and output lengths to measure with. The same seed gives the same workload everywhere."""
+"""Benchmark workload, prompts and output lengths. The same seed gives the same workload everywhere."""
 
 import json
 import random

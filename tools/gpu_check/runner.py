@@ -1,4 +1,4 @@
-"""Runs steps one after the other within a time, each in its own process, and keeps what came of them."""
+"""Time-limited runner of steps, each in its own process."""
 
 from __future__ import annotations
 

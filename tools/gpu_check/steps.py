@@ -1,4 +1,4 @@
-"""The steps of each call, the most telling first: what finds no time is left out."""
+"""Steps of each call, in order of importance: what finds no time is left out."""
 
 from __future__ import annotations
 

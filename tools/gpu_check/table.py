@@ -1,4 +1,4 @@
-"""The targets, and the report in which each has a row: measured, or not."""
+"""Targets, and the report with a row for each."""
 
 from __future__ import annotations
 

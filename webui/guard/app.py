@@ -1,4 +1,4 @@
-"""The routes of the page: those that it needs of Gradio's, each with checks of its own in front, and no others."""
+"""Allowed routes of the page: those that it needs of Gradio's, each with checks of its own in front, and no others."""
 
 from __future__ import annotations
 

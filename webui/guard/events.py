@@ -1,4 +1,4 @@
-"""Events from browsers: checked before Gradio sees them, and written again.
+"""Validation of browsers' events: each is checked and rebuilt before Gradio sees it.
 
 Gradio takes any object that looks like a file (``{"path": ..., "meta": ...}``), in any field, for one it may read, copy
 or download. So text fields take text alone, numbers numbers, and files are those that were uploaded.

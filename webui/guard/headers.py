@@ -1,4 +1,4 @@
-"""Headers of every response of the page."""
+"""Security headers of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in: before anything of a request's body is read."""
+"""Authentication of the page, before the body is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The browsers' sessions, whose state Gradio keeps in memory: a bounded number, of a bounded size."""
+"""Limits of browser sessions, whose state Gradio keeps in memory: a bounded number, of a bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of a whole text to itself, plain or latent."""
+"""Self-attention of a whole text, multi-head or latent."""
 
 import torch
 from torch import Tensor

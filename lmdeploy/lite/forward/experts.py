@@ -1,4 +1,4 @@
-"""A mixture of experts, as backend_cpp/kernels/cpu/moe.cc chooses and adds them."""
+"""Mixture of experts, routed and summed as backend_cpp/kernels/cpu/moe.cc does."""
 
 import torch
 from torch import Tensor

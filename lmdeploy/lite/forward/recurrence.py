@@ -1,4 +1,4 @@
-"""A layer that keeps a state, token after token, as backend_cpp/kernels/recurrence.h states it."""
+"""Recurrent layer, token after token, as backend_cpp/kernels/recurrence.h defines it."""
 
 import math
 

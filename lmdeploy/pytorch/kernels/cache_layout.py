@@ -1,4 +1,4 @@
-"""How keys and values are in the paged cache, and how kernels read them back.
+"""Layout of keys and values in the paged cache, and its readers in kernels.
 
 ::
 

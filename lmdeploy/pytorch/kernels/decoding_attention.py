@@ -1,4 +1,4 @@
-"""Attention of one row a sequence over the paged cache, split over the context.
+"""Decode attention over the paged cache, one row a sequence, split over the context.
 
 Mapping: grid (spans, kv_heads * tiles of query heads, splits); a program reads its part of the context once for all
 query heads of the tile that share the key head, and leaves unnormalised sums, their largest score and their total in a

@@ -1,4 +1,4 @@
-"""Attention of prompts, whole or in chunks, over the paged cache.
+"""Prefill attention over the paged cache, for whole prompts and chunks.
 
 Mapping: grid (tiles of BLOCK_M rows, heads, spans); a program keeps its rows' queries and sums in registers and walks
 over the cached positions its rows may see, BLOCK_N at a time, with one pass softmax (Milakov and Gimelshein, 2018).

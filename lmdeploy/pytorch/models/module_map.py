@@ -1,4 +1,4 @@
-"""Which class runs an architecture, by the name that config.json has for it."""
+"""Model class of each architecture name of config.json."""
 
 from typing import Any
 

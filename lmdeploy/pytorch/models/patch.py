@@ -1,4 +1,4 @@
-"""Finds the class that runs a configuration, the user's own first, and builds it."""
+"""Lookup and construction of the model class of a configuration, the user's own first."""
 
 from __future__ import annotations
 

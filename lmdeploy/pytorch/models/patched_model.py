@@ -1,4 +1,4 @@
-"""A model of ours, or of the user's, that runs the engine's steps."""
+"""Runner of a model class of this package or of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators compute."""
+"""Choice of the operators' device."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The embedding of tokens."""
+"""Token embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our attention in the modelling code of ``transformers``, through its attention interface."""
+"""Paged attention for modelling code of ``transformers``, through its attention interface."""
 
 from __future__ import annotations
 

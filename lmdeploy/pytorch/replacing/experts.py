@@ -1,4 +1,4 @@
-"""The experts of models of ``transformers`` on the C++ engine's kernels, as numbers or as a checkpoint's codes."""
+"""Mixture-of-experts layers of ``transformers`` on the C++ engine's kernels, quantized or not."""
 
 from __future__ import annotations
 

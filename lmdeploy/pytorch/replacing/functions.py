@@ -1,4 +1,4 @@
-"""Functions of PyTorch on CPUs that give a row the same bits wherever it is and whatever else is in the tensor.
+"""Batch-invariant elementwise functions for PyTorch on CPUs.
 
 PyTorch computes a tensor vector by vector, and what is left after the last whole ones in scalar code, whose exponential
 is rounded differently: here tensors are made whole vectors first. It adds up a row's products in an order that depends

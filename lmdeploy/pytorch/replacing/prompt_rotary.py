@@ -1,6 +1,6 @@
-"""Rotations that stretch with a text's length, by each sequence's own prompt: never by others in the step.
+"""Length-dependent rotary scaling by each sequence's own prompt.
 
-``transformers`` stretches them by the longest sequence of a batch, and again while a response grows. Here a sequence
+``transformers`` scales by the longest sequence of a batch, and again while a response grows. Here a sequence
 keeps the rotation of its prompt, as on the TurboMind engine: keys in the cache stay right, and a response does not
 depend on others.
 """

@@ -1,4 +1,4 @@
-"""Layers of ``transformers`` that keep a state a sequence, on the C++ engine's kernels, for CPUs."""
+"""Recurrent layers of ``transformers`` on the C++ engine's kernels, for CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels attend over the cache of a GPU, and their self-check: rows of three sequences against float64."""
+"""Choice of the attention kernels of a GPU, and their self-check: rows of three sequences against float64."""
 
 from __future__ import annotations
 

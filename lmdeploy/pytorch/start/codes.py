@@ -1,4 +1,4 @@
-"""The self-check of linear layers on a checkpoint's codes: products that have no rounding but the result's.
+"""Self-check of quantized linear layers: products that have no rounding but the result's.
 
 Rows, codes and scales are small integers and powers of two, so that every sum is exact in float32 and rows are what
 their 8-bit codes say.

@@ -1,4 +1,4 @@
-"""Where a text part's tensors are: in the checkpoint of the whole model, under other names."""
+"""Tensor names of a text part in the checkpoint of the whole model."""
 
 from __future__ import annotations
 

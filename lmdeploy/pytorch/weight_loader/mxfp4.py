@@ -1,4 +1,4 @@
-"""Stacks of experts' matrices that are stored in MXFP4 (OCP Microscaling Formats 1.0), as GPT-OSS is published."""
+"""Loader of MXFP4 expert weights (OCP Microscaling Formats 1.0), as GPT-OSS is published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the memory of a device is divided among models that share it."""
+"""Division of a device's memory among several models."""
 
 from __future__ import annotations
 

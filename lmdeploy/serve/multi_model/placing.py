@@ -1,4 +1,4 @@
-"""Models get their share of the memory, and their folders in the registry."""
+"""Assignment of memory and repository folders to models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that the engine can load, and what it will take of the memory."""
+"""Prepared model, with an estimate of its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models a tritonserver of several has: a folder with Triton's model repository, and a list of what is served.
+"""Registry of the models of a tritonserver: a folder with Triton's model repository, and a list of what is served.
 
 The list is a file, so that all processes of a gateway see the same, and a tritonserver that is started again loads what
 was served last.

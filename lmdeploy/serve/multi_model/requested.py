@@ -1,4 +1,4 @@
-"""Models that are to be served together: from the command line, from a file, or from a request to load one."""
+"""List of models to serve together: from the command line, from a file, or from a request to load one."""
 
 from __future__ import annotations
 

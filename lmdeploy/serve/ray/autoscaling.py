@@ -1,4 +1,4 @@
-"""How many replicas there should be."""
+"""Autoscaling policy of Ray replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes HTTP requests from Ray's proxies, and has a replica answer each."""
+"""Ingress deployment, which forwards HTTP requests of Ray's proxies to replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replica gets a request: the one that holds its session, its adapter or its prompt's beginning."""
+"""Request router of Ray replicas, by session, adapter or prompt prefix."""
 
 from __future__ import annotations
 

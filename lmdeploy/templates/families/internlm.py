@@ -1,4 +1,4 @@
-"""InternLM of all generations, and the vision models of Shanghai AI Laboratory built on it (their texts)."""
+"""InternLM of all generations, and the text part of vision models built on it."""
 
 from typing import Any
 

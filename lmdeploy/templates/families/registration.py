@@ -1,4 +1,4 @@
-"""The registry of chat templates, the other names of its templates, and how a family puts its own into it."""
+"""Registry of chat templates, their aliases, and registration of a family."""
 
 import functools
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Where checkpoints keep the experts of a layer."""
+"""Tensor names of a layer's experts."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Where checkpoints keep a layer of gated delta networks (Qwen3-Next, Qwen3.5)."""
+"""Tensor names of gated delta networks (Qwen3-Next, Qwen3.5)."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where checkpoints keep what linear layers have for rows of images (ImagesSpec)."""
+"""Tensor names of weights for image tokens (ImagesSpec)."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where a checkpoint keeps the tensors of a decoder, as data, and the engine tensors that follow."""
+"""Tensor layout of a decoder's checkpoint, as data, and the engine tensors that follow."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""From the metadata of GGUF files to the config.json that the same models are published with.
+"""config.json from the metadata of a GGUF file.
 
 What a key means: github.com/ggml-org/ggml, docs/gguf.md. What metadata do not contain and llama.cpp hard-codes
 (``src/llama-model.cpp``, ``load_hparams``) is said where it is filled in.

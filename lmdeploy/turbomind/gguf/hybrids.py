@@ -1,4 +1,4 @@
-"""From the metadata of GGUF files of models with recurrences to the config.json that they are published with."""
+"""config.json from the metadata of GGUF files of recurrent and hybrid models."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where GGUF files keep a layer with a recurrence (``convert_hf_to_gguf.py``: ``conversion/qwen.py``, ``mamba.py``).
+"""Tensor names of recurrent layers in GGUF files (``convert_hf_to_gguf.py``: ``conversion/qwen.py``, ``mamba.py``).
 
 ``ssm_a`` is -exp(A_log). Of Qwen3.5, llama.cpp wants the value heads that share a key head apart: with K
 key heads and R value heads for each, its value head ``r K + k`` is the checkpoint's ``k R + r``. That holds for rows,

@@ -1,4 +1,4 @@
-"""The engine tensors and the spec of a model whose weights are in a GGUF file."""
+"""Spec and engine tensors of a GGUF model."""
 
 import dataclasses
 import math

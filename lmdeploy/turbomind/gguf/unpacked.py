@@ -1,4 +1,4 @@
-"""A GGUF file becomes an ordinary checkpoint directory in the cache, once: its texts, and links to the file's parts."""
+"""Checkpoint directory of a GGUF file, unpacked into the cache once: its texts, and links to the file's parts."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Checkpoints whose linear layers are stored output by output, as codes in groups or as 4-bit floats."""
+"""Checkpoints quantized output by output, with grouped integers or 4-bit floats."""
 
 from lmdeploy.turbomind.row_codes.expressions import with_row_codes
 from lmdeploy.turbomind.row_codes.schemes import RowScheme, row_schemes

@@ -1,4 +1,4 @@
-"""Codes that are stored output by output in place of the weights they stand for."""
+"""Manifest expressions of weights quantized output by output."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

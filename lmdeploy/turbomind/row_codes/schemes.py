@@ -1,4 +1,4 @@
-"""Schemes of linear layers quantized output by output, by the tool that wrote them.
+"""Quantization schemes of such layers, by the tool that wrote them.
 
 * ``compressed-tensors`` (llm-compressor; ``compressed_tensors.compressors`` has the packing): ``pack-quantized``,
   ``int-quantized`` with 4 bits, groups or zero points, ``mxfp4-pack-quantized`` and ``nvfp4-pack-quantized``.

@@ -1,4 +1,4 @@
-"""A model as one value, ``ModelSpec``. Its fields are declared here once, for Python and C++ (``make fields``)."""
+"""Model description, ``ModelSpec``. Its fields are declared here once, for Python and C++ (``make fields``)."""
 
 from lmdeploy.turbomind.spec.model import ModelSpec
 from lmdeploy.turbomind.spec.parts import (

@@ -1,4 +1,4 @@
-"""How the fields of a ModelSpec are declared: type, range or choices, and a sentence in the docstring.
+"""Field declarations of a ModelSpec: type, range or choices, and a sentence in the docstring.
 
 Each is declared once, in ``parts.py`` or ``model.py``. ``problems_of_fields`` checks values by these declarations, and
 ``make fields`` writes the C++ structs with the rules that their reader checks (``tools/fields/spec.py``).

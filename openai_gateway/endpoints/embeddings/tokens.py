@@ -1,4 +1,4 @@
-"""Texts to what an encoder makes of each of their tokens: vectors to be compared one by one, and lexical weights."""
+"""Token-level embeddings and sparse weights of encoders: vectors to be compared one by one, and lexical weights."""
 
 from __future__ import annotations
 

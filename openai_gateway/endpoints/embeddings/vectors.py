@@ -1,4 +1,4 @@
-"""Texts to vectors, with a model that is made for it."""
+"""Text embeddings by a pooling model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A form with a file, read as it comes: the file goes to the disk, never as a whole into memory."""
+"""Streaming parser of a multipart upload: the file goes to the disk, never as a whole into memory."""
 
 from __future__ import annotations
 

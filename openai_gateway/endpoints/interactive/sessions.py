@@ -1,4 +1,4 @@
-"""Which interactive conversations this gateway has begun, and whose they are. Their tokens are in the engine."""
+"""Interactive sessions of this gateway process, and their owners. Their tokens are in the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message of ``/v1/messages``, built up from the engine's chunks, and the events that say how."""
+"""Response and events of ``/v1/messages``, built from the engine's chunks."""
 
 from __future__ import annotations
 

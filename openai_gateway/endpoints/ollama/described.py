@@ -1,4 +1,4 @@
-"""A served model as Ollama describes models: details, what it can do, and metadata in the names of GGUF files."""
+"""Model descriptions of Ollama's API: details, what it can do, and metadata in the names of GGUF files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``options`` of Ollama's requests, brought into range as Ollama does it instead of being refused."""
+"""``options`` of Ollama's requests, clamped into range as Ollama does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of ``/api/chat``, ``/api/generate``, ``/api/embed`` and others, and what they are to OpenAI."""
+"""Bodies of ``/api/chat``, ``/api/generate``, ``/api/embed`` and others, and their conversion to OpenAI's."""
 
 from __future__ import annotations
 

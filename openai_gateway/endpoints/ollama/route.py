@@ -1,4 +1,4 @@
-"""``/api/chat``, ``/api/generate``, ``/api/embed``, ``/api/embeddings``, and what models there are."""
+"""``/api/chat``, ``/api/generate``, ``/api/embed``, ``/api/embeddings``, and the lists of models."""
 
 from __future__ import annotations
 

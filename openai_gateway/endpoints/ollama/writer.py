@@ -1,4 +1,4 @@
-"""A response as lines of JSON, or as one."""
+"""Response of Ollama's API, as lines of JSON or whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that refer to stored responses, and responses that are stored."""
+"""Stored responses of ``/v1/responses``, read and written."""
 
 from __future__ import annotations
 

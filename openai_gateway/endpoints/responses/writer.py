@@ -1,4 +1,4 @@
-"""A response of ``/v1/responses``, built up from the engine's chunks, and the events that say how."""
+"""Response and events of ``/v1/responses``, built from the engine's chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to numbers, with a model that has a head for them or makes vectors."""
+"""Scores and classes of texts and pairs, by a head or by the cosine of embeddings."""
 
 from __future__ import annotations
 

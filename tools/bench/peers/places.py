@@ -1,4 +1,4 @@
-"""Where the peers are installed, and in which versions.
+"""Install paths and versions of the peers.
 
 Nothing here belongs to the project: it is in ``peers/`` of the cache, and a peer that is not there is skipped.
 """

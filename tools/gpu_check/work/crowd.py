@@ -1,4 +1,4 @@
-"""Many requests of the lengths that conversations have, all at once, against what the device could do at best."""
+"""Throughput of many requests of ShareGPT-like lengths, against the device's roofline."""
 
 from __future__ import annotations
 

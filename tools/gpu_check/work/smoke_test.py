@@ -1,4 +1,4 @@
-"""Whether anything runs: an engine on the device answers as one on the CPU does, in float32, to the last token."""
+"""Smoke test: an engine on the device answers as one on the CPU does, in float32, to the last token."""
 
 from __future__ import annotations
 

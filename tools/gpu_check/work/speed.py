@@ -1,4 +1,4 @@
-"""How fast one model decodes and reads prompts, and what it moves and computes meanwhile."""
+"""Decode and prefill speed of one model, with its bytes and operations."""
 
 from __future__ import annotations
 
