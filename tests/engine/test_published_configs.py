@@ -271,10 +271,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "ai21labs--Jamba-v0.1--cut",
         "nvidia--NVIDIA-Nemotron-Nano-9B-v2--mock",
     ),
-    "modelopt weights with quant_algo 'MIXED_PRECISION' are not supported": (
-        "nvidia--Qwen3.6-27B-NVFP4",
-        "nvidia--Qwen3.6-35B-A3B-NVFP4",
-    ),
     "MiniCPM-V before 2.5": ("openbmb--MiniCPM-V",),
 }
 

@@ -17,7 +17,7 @@ from tests.engine.test_quantized_checkpoints import (
     reference_of,
     source,
 )
-from tests.support.row_codes import RowForm, quantize_checkpoint
+from tests.support.row_codes import RowForm, quantize_checkpoint, quantize_layer
 from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.scaled_checkpoints import quantize_checkpoint as scale_checkpoint
 from tests.support.tiny_models import make_tiny
@@ -89,3 +89,19 @@ def test_float8_of_model_optimizer_is_read(source: Path, tmp_path: Path) -> None
     given = {"quant_method": "modelopt", "quant_algo": "FP8"}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": given}))
     assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < 0.006
+
+
+def test_model_optimizer_stores_some_layers_in_float8_and_some_in_4_bits(source: Path, tmp_path: Path) -> None:
+    form = Form("compressed-tensors", FLOAT8, "tensor", scale_shape="scalar", static_activations=True)
+    values = scale_checkpoint(source, tmp_path / "model", form)
+    plain, tensors = load_file(source / WEIGHTS), load_file(tmp_path / "model" / WEIGHTS)
+    layers = {name.removesuffix(".weight"): {"quant_algo": "FP8"} for name in values}
+    for layer in [layer for layer in layers if ".mlp." in layer]:
+        stored, values[f"{layer}.weight"] = quantize_layer(plain[f"{layer}.weight"], FORMS["NVFP4 of ModelOpt"])
+        tensors |= {f"{layer}.{name}": tensor for name, tensor in stored.items()}
+        layers[layer] = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+    save_file(tensors, tmp_path / "model" / WEIGHTS)
+    path = tmp_path / "model" / "config.json"
+    given = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": given}))
+    assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < LIMIT

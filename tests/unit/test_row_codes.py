@@ -110,6 +110,13 @@ UNSUPPORTED: dict[str, tuple[str, Change, str]] = {
     ),
     "outputs": ("W4A16", group("output_activations", value={"num_bits": 8}), "output_activations is not supported"),
     "AWQ of ModelOpt": ("NVFP4 of ModelOpt", setting("quant_algo", "W4A16_AWQ"), "quant_algo 'W4A16_AWQ'"),
+    "mixed of ModelOpt": (
+        "NVFP4 of ModelOpt",
+        lambda config, _: config.update(
+            quant_algo="MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "INT4_AWQ"}}
+        ),
+        "quant_algo 'INT4_AWQ'",
+    ),
     "mixed of Quark": ("MXFP4 of Quark", setting("layer_quant_config", {"a": {}}), "layer_quant_config"),
     "int4 of Quark": (
         "MXFP4 of Quark",

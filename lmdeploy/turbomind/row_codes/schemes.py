@@ -2,7 +2,8 @@
 
 * ``compressed-tensors`` (llm-compressor; ``compressed_tensors.compressors`` has the packing): ``pack-quantized``,
   ``int-quantized`` with 4 bits, groups or zero points, ``mxfp4-pack-quantized`` and ``nvfp4-pack-quantized``.
-* ``modelopt`` (NVIDIA's Model Optimizer): ``quant_algo`` NVFP4. Scales are times ``weight_scale_2``.
+* ``modelopt`` (NVIDIA's Model Optimizer): ``quant_algo`` NVFP4, for all layers or, of MIXED_PRECISION, some. Scales are
+  times ``weight_scale_2``.
 * ``quark`` (AMD's): 4-bit floats in groups of 32 with scales that are powers of two, as OCP's MXFP4 has them.
 
 Scales of activations are not used: these are rounded by what they are.
@@ -18,7 +19,7 @@ NUMBERS = ("F32", "BF16", "F16")
 _PACKED, _MXFP4, _NVFP4 = "pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized"
 _BYTES = ("int-quantized", "naive-quantized")
 COMPRESSED_FORMATS = (*_BYTES, "float-quantized", _PACKED, _MXFP4, _NVFP4)
-MODELOPT_ALGORITHMS = ("FP8", "NVFP4")
+MODELOPT_ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4")
 _INSTEAD = "serve the model it was made from with --weight-bits 4 or 8, or make that smaller with `lmdeploy lite`"
 
 
@@ -143,10 +144,12 @@ def _float4(method: str, weights: Mapping[str, Any], *, is_nv: bool) -> RowSchem
 
 
 def _modelopt(given: Mapping[str, Any]) -> tuple[RowScheme, ...]:
-    require("modelopt", "quant_algo", given.get("quant_algo"), MODELOPT_ALGORITHMS)
-    if given["quant_algo"] == "FP8":
-        return ()
-    require("modelopt", "group_size", given.get("group_size") or 16, (16,))
+    layers = [given]
+    if given.get("quant_algo") == "MIXED_PRECISION":  # which layer is of which kind its tensors say
+        layers = list((given.get("quantized_layers") or {}).values())
+    for layer in layers:
+        require("modelopt", "quant_algo", layer.get("quant_algo"), MODELOPT_ALGORITHMS)
+        require("modelopt", "group_size", layer.get("group_size") or 16, (16,))
     return (RowScheme("float4", 4, 16, codes="weight", scales=("F8_E4M3",), whole=("factor", "weight_scale_2")),)
 
 
