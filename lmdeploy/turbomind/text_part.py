@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.manifest import Expression, Load, renamed, walk
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ImagesSpec, ModelSpec
+
+logger = logging.getLogger(__name__)
 
 _NATIVE = (
     "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration", "Gemma3ForConditionalGeneration",
@@ -37,7 +40,7 @@ class _OwnForm:
     key
         Where the text part's config is in config.json; empty: it is all of that.
     sees
-        From config.json whether the model sees, for architectures that others have too.
+        Whether a config.json has this form, for architectures that others have too.
     shares_position
         An image's tokens, but the first and the last, are at one position.
     """
@@ -70,6 +73,10 @@ def minicpm_version(raw: Mapping[str, Any]) -> str:
     return "2.0" if raw.get("query_num") == 64 else "2.5"
 
 
+def _is_first_minicpm(raw: Mapping[str, Any]) -> bool:
+    return bool(raw.get("scale_emb", 1) != 1)
+
+
 _GLM_4V = _OwnForm(_always("ChatGLMModel"), sees=lambda raw: bool(raw.get("vision_config")), shares_position=True)
 _OWN = {
     "ChatGLMForConditionalGeneration": _GLM_4V,
@@ -80,7 +87,10 @@ _OWN = {
     "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration")),
     "LlavaLlamaForCausalLM": _OwnForm(_always("LlamaForCausalLM")),
     "LlavaMistralForCausalLM": _OwnForm(_always("MistralForCausalLM")),
-    "MiniCPMV": _OwnForm(lambda raw: MINICPM_TEXTS[minicpm_version(raw)]),
+    "MiniCPMV": _OwnForm(
+        lambda raw: MINICPM_TEXTS[minicpm_version(raw)],
+        sees=lambda raw: minicpm_version(raw) in MINICPM_TEXTS and not _is_first_minicpm(raw),
+    ),
     "MolmoForCausalLM": _OwnForm(_always("MolmoForCausalLM")),
     "OLMoForCausalLM": _OwnForm(_always("OLMoForCausalLM"), sees=lambda raw: raw.get("model_type") == "molmo"),
     "MultiModalityCausalLM": _OwnForm(_always("LlamaForCausalLM"), "language_config"),
@@ -91,6 +101,8 @@ ARCHITECTURES = (*_NATIVE, *_OWN)
 """Models whose text part is its own decoder."""
 
 _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs name none, or one that nobody knows
+    "cohere2": "Cohere2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -98,6 +110,8 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
@@ -125,6 +139,29 @@ _SECTIONS = {
     "qwen3_vl_moe_text": (24, 20, 20),
     "qwen3_vl_text": (24, 20, 20),
 }
+
+
+def _text_config(raw: Mapping[str, Any]) -> str:
+    """Return the architecture of ``text_config``, by its name or its type."""
+    text = raw.get("text_config")
+    given = text if isinstance(text, Mapping) else {}
+    return str((given.get("architectures") or [""])[0]) or _TEXT_ARCHITECTURES.get(str(given.get("model_type")), "")
+
+
+# Models of which the text part alone is served: nothing here runs their towers.
+_TEXTS_ALONE = {
+    **dict.fromkeys(
+        (
+            "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration",
+            "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
+            "Lfm2VlForConditionalGeneration", "Maira2ForConditionalGeneration", "VoxtralForConditionalGeneration",
+        ),
+        _OwnForm(_text_config, "text_config"),
+    ),
+    "DeepseekOCR2ForCausalLM": _OwnForm(_always("DeepseekForCausalLM"), "language_config"),
+    "LogicsForConditionalGeneration": _OwnForm(_always("Qwen3ForCausalLM")),
+    "MiniCPMV": _OwnForm(_always("MiniCPMForCausalLM"), sees=_is_first_minicpm),
+}  # fmt: skip
 _BOUNDARY = ("bos_token_id", "eos_token_id")
 # Where a decoder's ``model.*`` may be: as published, as the model has it in memory, and as a body alone has it.
 _PREFIXES: tuple[Callable[[str], str], ...] = (
@@ -148,14 +185,14 @@ class TextPart:
     raw
         The same as the config.json of a text model would have it, ``architectures`` included.
     images
-        How the model sees.
+        How the model sees; None: it is served without its eyes and ears.
     shares_position
         An image's tokens, but the first and the last, are at one position.
     """
 
     config: Any
     raw: dict[str, Any]
-    images: ImagesSpec
+    images: ImagesSpec | None
     shares_position: bool = False
 
 
@@ -185,7 +222,7 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
         If config.json is invalid.
     """
     if not sees(raw):
-        return None
+        return _text_alone(model_dir, raw)
     named = raw["architectures"]
     own = next((_OWN[name] for name in named if name in _OWN), None)
     if own is not None:
@@ -209,6 +246,18 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     deepstack = len(getattr(whole.vision_config, "deepstack_visual_indexes", None) or ())
     images = ImagesSpec(deepstack, _whole_rows(whole, config))
     return TextPart(config, alone, images)
+
+
+def _text_alone(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
+    """Return the text part of a model that is served without the others; None if it has none."""
+    named = raw.get("architectures")
+    name = next((name for name in _TEXTS_ALONE if isinstance(named, list) and name in named), "")
+    if not name or not _TEXTS_ALONE[name].sees(raw):
+        return None
+    logger.warning("%s: of %s the text part alone is served: its prompts are texts", model_dir, name)
+    text = _custom_text_part(model_dir, raw, _TEXTS_ALONE[name])
+    text.config.tie_word_embeddings = True  # unless the files hold an output layer
+    return dataclasses.replace(text, images=None)
 
 
 def _whole_rows(whole: Any, text: Any) -> int:

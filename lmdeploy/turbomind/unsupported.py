@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.text_part import MINICPM_TEXTS, minicpm_version
 
 Config = Mapping[str, Any]
 
@@ -90,12 +89,6 @@ UNSUPPORTED = (
         "DeepSeek-V3.2 or GLM-4.6",
     ),
     UnsupportedModel(
-        ("KimiVLForConditionalGeneration",),
-        "Kimi-VL",
-        "its tower (MoonViT), which transformers does not have",
-        "GLM-4.1V or Qwen2.5-VL",
-    ),
-    UnsupportedModel(
         ("InternVLChatModel",),
         "InternVL with tiles alone",
         "tiles (dynamic_image_size) without the whole image after them (use_thumbnail)",
@@ -116,13 +109,6 @@ UNSUPPORTED = (
         "Phi-4-multimodal",
         "low-rank matrices that are added in prompts with images",
         "Phi-4-mini-instruct for texts, the models of docs/reference/vision.md for images",
-    ),
-    UnsupportedModel(
-        ("MiniCPMV",),
-        "MiniCPM-V before 2.5",
-        "its tower, and a decoder with scaled embeddings",
-        "MiniCPM-V 2.6 or 4.5",
-        when=lambda raw: minicpm_version(raw) not in MINICPM_TEXTS or raw.get("scale_emb", 1) != 1,
     ),
     UnsupportedModel(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),
     UnsupportedModel(

@@ -111,6 +111,7 @@ SHOWN = {
     "MiMoForCausalLM": "MiMo",
     "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
     "MiniCPM3ForCausalLM": "MiniCPM3",
+    "MiniCPMForCausalLM": "MiniCPM",
     "MiniMaxForCausalLM": "MiniMax-Text-01",
     "MiniMaxM2ForCausalLM": "MiniMax-M2",
     "Ministral3ForCausalLM": "Ministral 3",

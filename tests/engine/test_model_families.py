@@ -93,6 +93,7 @@ CASES = {
             "layer_rope_theta": [0, 10000.0, 500.0],
         },
     ),
+    "MiniCPM": Case("GraniteForCausalLM", GRANITE | SMALL_HEADS | {"attention_multiplier": 0.25}, published.minicpm),
     "HyperCLOVA X": Case("HyperCLOVAXForCausalLM", GRANITE | SMALL_HEADS),
     "Seed-OSS": Case("SeedOssForCausalLM", SMALL_HEADS | {"attention_bias": True, "mlp_bias": True}),
     "Arcee": Case("ArceeForCausalLM", BIASED),

@@ -154,6 +154,19 @@ def xverse(directory: Path) -> None:
     rewrite(directory, config, lambda tensors, _: tensors)
 
 
+def minicpm(directory: Path) -> None:
+    """MiniCPM from a Granite whose scores are scaled as Llama's."""
+    old = old_config(directory)
+    config = llama_sizes(old, "max_position_embeddings", "num_key_value_heads", "head_dim", "rms_norm_eps") | {
+        "architectures": ["MiniCPMForCausalLM"],
+        "model_type": "minicpm",
+        "scale_emb": old["embedding_multiplier"],
+        "scale_depth": old["residual_multiplier"] * old["num_hidden_layers"] ** 0.5,
+        "dim_model_base": old["hidden_size"] / old["logits_scaling"],
+    }
+    rewrite(directory, config, lambda tensors, _: tensors)
+
+
 def exaone(directory: Path) -> None:
     """EXAONE 3.5 from a Llama."""
     old = old_config(directory)

@@ -19,7 +19,6 @@ _LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit
 EXAMPLES: dict[str, dict[str, Any]] = {
     "ChatGLM-6B": {"position_encoding_2d": True, "inner_hidden_size": 16384},
     "InternVL with tiles alone": _INTERNVL | {"use_thumbnail": False},
-    "MiniCPM-V before 2.5": {"version": 2.0},
     "Janus": {"gen_vision_config": {"cls": "VQ-16"}},
     "InternVL built on LLaVA": _LLAVA | {"mm_vision_tower": "OpenGVLab/InternViT-6B-224px"},
     "LLaVA before 1.5": _LLAVA | {"mm_projector_type": "linear"},
@@ -30,7 +29,6 @@ SERVED: dict[str, dict[str, Any]] = {
     "ChatGLMForConditionalGeneration": {"padded_vocab_size": 65024, "rmsnorm": True},
     "ChatGLMModel": {"padded_vocab_size": 65024, "rmsnorm": True},
     "InternVLChatModel": _INTERNVL | {"llm_config": {"architectures": ["Qwen2ForCausalLM"]}},
-    "MiniCPMV": {"version": 4.5},
     "MultiModalityCausalLM": {"vision_config": {"cls": "CLIPVisionTower"}},
     "LlavaLlamaForCausalLM": _LLAVA | {"image_aspect_ratio": "pad"},
     "LlavaMistralForCausalLM": _LLAVA | {"image_aspect_ratio": "anyres", "mm_patch_merge_type": "spatial_unpad"},
@@ -80,8 +78,7 @@ SEEN = (
 )  # fmt: skip
 REFUSED = (
     "MiniCPMV4_6ForConditionalGeneration", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
-    "Molmo2ForConditionalGeneration", "KimiVLForConditionalGeneration",
-    "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
+    "Molmo2ForConditionalGeneration", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.
 READ = ("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "OLMoForCausalLM")
