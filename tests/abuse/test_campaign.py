@@ -12,16 +12,16 @@ from tests.abuse.servers import everything
 from tests.abuse.shots import drawn, shots
 
 pytestmark = pytest.mark.slow
-MOST = 60  # attacks on each server
+MAX_ATTACKS = 30  # attacks on each server
 
 
 def test_nothing_is_served_without_right_nothing_fails(tmp_path: Path) -> None:
     with trap() as other, everything(tmp_path, ("gateway", "page", "proxy")) as servers:
-        attacks = drawn(list(shots(servers, other.address)), MOST, seed=1)
+        attacks = drawn(list(shots(servers, other.address)), MAX_ATTACKS, seed=1)
         report = run(servers, attacks, other, 0, measures=False)  # of time and memory `make abuse` decides
     assert report.failures() == [], report.text()
     assert set(report.tried) == {"gateway", "page", "proxy"}
-    assert min(report.tried.values()) >= MOST
+    assert min(report.tried.values()) >= MAX_ATTACKS
     assert set(report.health) == set(report.tried)
     assert {"tritonserver", "launcher and gateway", "chat page", "proxy"} <= set(report.peak)
 
