@@ -73,7 +73,7 @@ _SAMPLING_PARAMETER = {**_SAMPLING, "is_tensor": False}  # of a Triton request: 
 @field.documented
 @dataclass
 class GenerationConfig(field.RecordsGiven):
-    """How to generate a response."""
+    """Generation parameters of a request."""
 
     n: int = field.integer(1, "Number of responses per prompt.", low=1, high=MAX_RESPONSES, **_ENGINE)
     max_new_tokens: int | None = field.integer(
@@ -253,7 +253,7 @@ class GenerationConfig(field.RecordsGiven):
 @field.documented
 @dataclass
 class TurbomindEngineConfig:
-    """How the C++ engine runs a model."""
+    """Configuration of the C++ engine, TurboMind."""
 
     dtype: str = field.string("auto", "Type of weights and activations; auto: the checkpoint's.", choices=DTYPES)
     weight_bits: int | None = field.integer(
@@ -383,7 +383,7 @@ class TurbomindEngineConfig:
 @field.documented
 @dataclass
 class PytorchEngineConfig:
-    """How the PyTorch engine runs a model. Fields shared with ``TurbomindEngineConfig`` mean the same."""
+    """Configuration of the PyTorch engine. Fields shared with ``TurbomindEngineConfig`` mean the same."""
 
     dtype: str = field.string("auto", "Type of weights and activations; auto: the checkpoint's.", choices=DTYPES)
     tp: int = field.integer(1, "Tensor parallelism: number of devices that share the model, one process each.", low=1)
@@ -468,7 +468,7 @@ accept_older_fields(
 
 @dataclass
 class VisionConfig:
-    """How a vision-language model processes images.
+    """Image processing of a vision-language model.
 
     Parameters
     ----------
@@ -493,7 +493,7 @@ class VisionConfig:
 
 
 def require_vision_config(given: object) -> None:
-    """Raise ``ValueError`` for what is neither a ``VisionConfig`` nor None."""
+    """Raise ``ValueError`` unless the value is a ``VisionConfig`` or None."""
     if not isinstance(given, VisionConfig | None):
         raise ValueError(f"vision_config must be a VisionConfig, got {type(given).__name__}")
 

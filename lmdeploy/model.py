@@ -215,7 +215,7 @@ def chat_template_for(
 
 
 def template_of(config: ChatTemplateConfig | None) -> ChatTemplate | None:
-    """Return the template that a call asks for; None if it does not.
+    """Return the template that a call names; None if it names none.
 
     Raises
     ------

@@ -24,7 +24,7 @@ Prompt = str | list[Message] | tuple[Any, Any]
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image or video of a prompt, and the tokens it takes the place of.
+    """Image or video of a prompt, and the placeholder tokens that it replaces.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ class ImageRows:
 
     @property
     def tokens(self) -> int:
-        """How many there are."""
+        """Number of tokens."""
         return int(self.rows.shape[0]) - self.looked_at
 
 
 class PreparedPrompt(NamedTuple):
-    """Token ids for the engine, the strings that end its response, how often the user speaks in it, and its images.
+    """Prepared prompt: token ids, stop strings, number of user turns, and images.
 
     ``rows`` are those of the images, once something has looked at them.
     """
@@ -92,19 +92,19 @@ class PreparedPrompt(NamedTuple):
 
 
 class ShownConversation(Protocol):
-    """A conversation whose images were taken out, on its way to token ids."""
+    """Conversation with extracted images, before tokenization."""
 
     messages: list[Message]
 
     def written(self, rendered: str) -> str:
-        """Return the prompt with all that stands for its images, of what the chat template wrote."""
+        """Return the rendered prompt with its image placeholders expanded."""
 
     def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedImage, ...]]:
-        """Return the prompt's tokens, and where its images are, of what the tokenizer made of it."""
+        """Return the prompt's tokens and the positions of its images, from the tokenizer's ids."""
 
 
 class ImageReader(Protocol):
-    """Takes the images out of conversations (`lmdeploy.vl`)."""
+    """Extracts the images of conversations (`lmdeploy.vl`)."""
 
     def read(self, messages: list[Message], raise_if_cancelled: Callable[[], None]) -> ShownConversation:
         """Raise ``ValueError`` naming the part that is no image, or may not be one; call the other before each."""
@@ -292,7 +292,7 @@ class PromptPreparer:
         return PreparedPrompt(_not_empty(ids), template.stop_words, rounds_of(messages), images)
 
     def encode(self, text: str, *, add_bos: bool, known: Sequence[KnownResponse] = ()) -> list[int]:
-        """Return the token ids of a finished prompt, in which the tokens of some places may be known.
+        """Return the token ids of a rendered prompt, of which some spans may be known.
 
         Raises
         ------
@@ -313,7 +313,7 @@ class PromptPreparer:
         return ids + self.tokenizer.encode(text[begin:], add_bos=False)
 
     def _check_length(self, text: str, bound: PromptBound) -> None:
-        """Refuse a text that has more tokens than fit, after about as much work as one that fits takes."""
+        """Reject a text with more tokens than fit, at about the cost of one that fits."""
         size = len(text.encode(errors="surrogatepass"))
         if size > bound.tokens * bound.longest_token:
             raise ValueError(_too_long(bound, f"{size} bytes"))

@@ -8,7 +8,7 @@ _KEPT = 1 << 16  # sessions, those spoken in last; far more than an engine holds
 
 
 class SessionState(NamedTuple):
-    """A conversation in the engine.
+    """State of a session in the engine.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class SessionState(NamedTuple):
 
 
 class SessionStates:
-    """Counts what sessions hold: requests that continue in one do not bring its beginning along.
+    """Histories of sessions, whose later requests do not resend them.
 
     What is not known here is taken for a session of one round, answered to its end. Safe to use from any thread.
     """
@@ -39,7 +39,7 @@ class SessionStates:
         return state._replace(rounds=max(1, state.rounds))
 
     def add(self, session_id: int, rounds: int, *, is_first: bool, is_turn_closed: bool = True) -> None:
-        """Note further rounds of a session, which may begin with them, and how the last one ended."""
+        """Record further rounds of a session, which may begin with them, and how the last one ended."""
         with self._lock:
             before = 0 if is_first else self._states.get(session_id, SessionState()).rounds
             self._states[session_id] = SessionState(before + rounds, is_turn_closed)
@@ -48,6 +48,6 @@ class SessionStates:
                 self._states.popitem(last=False)
 
     def evict(self, session_id: int) -> None:
-        """Note that the session is over."""
+        """Record the end of a session."""
         with self._lock:
             self._states.pop(session_id, None)

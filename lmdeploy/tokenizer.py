@@ -24,7 +24,7 @@ from lmdeploy.tokenizer_readers.resolved import (
 
 @dataclass(frozen=True)
 class DetokenizeState:
-    """How far a growing text has been detokenized.
+    """State of incremental detokenization.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Tokenizer:
 
     @functools.cached_property
     def hf_tokenizer(self) -> Any:
-        """The same tokenizer as ``transformers`` has it, read when it is first asked for."""
+        """The same tokenizer in ``transformers``, loaded on first use."""
         return read_tokenizer(self.directory)
 
     @property
@@ -94,7 +94,7 @@ class Tokenizer:
         return max(ids.values()) + 1
 
     def ids_of(self, texts: Sequence[str]) -> list[int | None]:
-        """Return the token whose text each of ``texts`` is; None where there is none."""
+        """Return the token of each of ``texts``; None where there is none."""
         ids: dict[str, int] = self._tokenizer.get_vocab()
         return [ids.get(text) for text in texts]
 
@@ -112,7 +112,7 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> list[str]:
-        """The texts that become one token wherever they are, special ones among them."""
+        """Texts of added tokens, special ones included; each is always one token."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:  # one of `transformers` in Python
             return list(self._tokenizer.get_added_vocab())
@@ -120,7 +120,7 @@ class Tokenizer:
 
     @functools.cached_property
     def special_ids(self) -> dict[str, int]:
-        """The tokens that are left out of texts, by their texts."""
+        """Special tokens that decoding omits, by their texts."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         added = self._tokenizer.added_tokens_decoder if backend is None else backend.get_added_tokens_decoder()
         roles = {self.text_of(token): token for token in self._tokenizer.all_special_ids}

@@ -90,7 +90,7 @@ class Gateway:
         return ResponseStore(None, bounds, _RESPONSES_MEMORY)
 
     async def default_model(self) -> ServedModel:
-        """Return the model that is asked where a request names none.
+        """Return the model of requests that name none.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Gateway:
         return dict(zip(models, await asyncio.gather(*(model.sleep_report() for model in models)), strict=True))
 
     async def administered(self, name: str | None, field: str) -> ServedModel:
-        """Return the model that `field` of an administrator names, as it has to where there are several.
+        """Return the model that an administrator's `field` names, which is required where there are several.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Gateway:
         return any(await asyncio.gather(*(model.client.is_ready() for model in models)))
 
     async def bring_images(self, request: Request, model: ServedModel, *requests: GenerateRequest) -> None:
-        """Put the images into requests for a model that they name elsewhere, and those of tool results after them.
+        """Fetch the images that requests name elsewhere, and move those of tool results after them.
 
         Raises
         ------
@@ -153,7 +153,7 @@ class Gateway:
             generate.messages = await media.brought_along(generate.messages or ())
 
     async def bound_logprobs(self, model: ServedModel, *requests: GenerateRequest) -> None:
-        """Hold the log probabilities of a body's requests, which are collected, to ``max_logprobs``.
+        """Limit the log probabilities of a body's collected requests to ``max_logprobs``.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class Gateway:
                 generate.fields["max_new_tokens"] = max_tokens
 
     async def choose(self, requested: str | None, request: Request) -> Chosen:
-        """Return the model, or the adapter that the caller may use, of a name; an error 404 where there is none.
+        """Return the model or permitted adapter of a name; an error 404 where there is none.
 
         Parameters
         ----------
@@ -216,7 +216,7 @@ class Gateway:
     def watched(
         self, request: Request, model: ServedModel, chunks: AsyncGenerator[GenerateChunk, None], choices: int = 1
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """Return the engine's stream for one prompt, counted and timed from the moment that `request` came."""
+        """Return the engine's stream for one prompt, with metrics from the arrival of `request` on."""
         metrics = self.metrics.responses.of(model.name)
         return watched(chunks, Watch(metrics, request.scope["lmdeploy.begin"], choices))
 

@@ -61,7 +61,7 @@ class Traits:
 
 
 class ServedModel:
-    """One model, and what is asked of it.
+    """Served model, and its control requests.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class ServedModel:
         return readable_messages(messages, is_text_only=self.is_text_only, in_tool_results=self._media_in_tool_results)
 
     async def context_len(self) -> int | None:
-        """Return how many tokens prompt and response have together at most; None: the engine never said."""
+        """Return the maximum number of tokens of prompt and response together; None: unknown."""
         async with self._context_lock:
             if time.monotonic() >= self._context_known_until:
                 # An older engine says nothing, nor does one that is being started: what was said last counts.
@@ -128,7 +128,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A request's model.
+    """Model of a request, with its adapter.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ class Models(Protocol):
     """The models that are served now."""
 
     async def all(self) -> list[ServedModel]:
-        """Return them, the one that is asked where a request names none first.
+        """Return the models, the default first.
 
         Raises
         ------
@@ -249,7 +249,7 @@ class MultiModel:
         return list(self._models.values())
 
     async def named(self) -> Mapping[str, ServedModel]:
-        """Return them by the names they are asked by; as `Models.named`."""
+        """Return the models by the names of requests; as `Models.named`."""
         await self._look()
         return self._named
 

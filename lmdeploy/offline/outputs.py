@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AsyncOutputs:
-    """Outputs the engine's delivery thread puts in, and the running event loop takes out."""
+    """Queue of outputs from the engine's delivery thread to the running event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,7 +34,7 @@ class AsyncOutputs:
 
 
 class Batch:
-    """The requests of one call: submits them, and turns what they bring into responses.
+    """Requests of one call: submits them, and converts their outputs to responses.
 
     Parameters
     ----------

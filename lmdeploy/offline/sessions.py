@@ -15,7 +15,7 @@ from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 
 @dataclass(frozen=True)
 class Turn:
-    """A request of a session: its number, and what is done when it has ended."""
+    """Request of a session: its number, and its completion callback."""
 
     request: int
     ended: "Future[None]"

@@ -85,17 +85,17 @@ CALLER: ContextVar[str] = ContextVar("caller", default="")
 
 
 class Ledger(Protocol):
-    """Hears of every request that the engine may be at work on."""
+    """Observer of open requests of the engine."""
 
     def begin(self, request_id: str) -> None:
-        """Hear of one that is about to be sent."""
+        """Record a request that is about to be sent."""
 
     def end(self, request_id: str) -> None:
-        """Hear of one that is over, or cancelled."""
+        """Record the end or cancellation of a request."""
 
 
 class RequestTrace(Protocol):
-    """Follows one request of `TritonClient.generate`.
+    """Trace of one request of `TritonClient.generate`.
 
     Attributes
     ----------
@@ -106,20 +106,20 @@ class RequestTrace(Protocol):
     traceparent: str
 
     def see(self, chunk: GenerateChunk) -> None:
-        """Look at the last chunk of a choice."""
+        """Record the last chunk of a choice."""
 
     def fail(self, error: Exception) -> None:
-        """Hear of an error."""
+        """Record an error."""
 
     def end(self) -> None:
-        """Hear that it is over, or left."""
+        """Record the end, or that the caller left."""
 
 
 class RequestTracer(Protocol):
-    """Follows requests."""
+    """Factory of request traces."""
 
     def begin(self, request: GenerateRequest) -> RequestTrace:
-        """Follow one that is about to be sent."""
+        """Return the trace of a request that is about to be sent."""
 
 
 class TritonClient:
@@ -255,7 +255,7 @@ class TritonClient:
         )
 
     async def cancel_session(self, session_id: int) -> None:
-        """Cancel what a session is running; a session that runs nothing is left alone.
+        """Cancel the running request of a session, if any.
 
         Raises
         ------
@@ -266,7 +266,7 @@ class TritonClient:
             await self._control(encode_stop_session(session_id))
 
     async def end_session(self, session_id: int) -> None:
-        """Make the engine forget a session; an unknown one is ignored.
+        """Delete a session of the engine; an unknown one is ignored.
 
         Raises
         ------
@@ -287,7 +287,7 @@ class TritonClient:
         return await self._adapters(encode_adapter_control("list", key=self._control_key))
 
     async def context_len(self) -> int:
-        """Return how many tokens prompt and response have together at most.
+        """Return the maximum number of tokens of prompt and response together.
 
         Raises
         ------
@@ -320,7 +320,7 @@ class TritonClient:
             raise
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse later requests for a LoRA adapter; open ones end as they would have.
+        """Unload a LoRA adapter: later requests are refused, open ones finish.
 
         Raises
         ------
@@ -335,7 +335,7 @@ class TritonClient:
     async def control_cache(
         self, action: str, input_ids: Sequence[int] = (), salt: str | None = None, adapter: str | None = None
     ) -> dict[str, Any]:
-        """Have the engine do something about its cache; return what it holds then, by tier.
+        """Run a cache control operation; return what the cache holds then, by tier.
 
         ``action`` is ``report``, ``drop_memory``, ``drop_files``, ``pin`` or ``unpin``; the last two are of a prompt,
         with the salt and the LoRA adapter that its requests have.
@@ -464,7 +464,7 @@ class TritonClient:
         return name or (PurePath(path).name if path else DEFAULT_MODEL_NAME)
 
     async def close(self) -> None:
-        """Finish cancelling what was left early, and close the channel."""
+        """Finish pending cancellations, and close the channel."""
         while self._cancellations:
             await asyncio.gather(*self._cancellations, return_exceptions=True)
         await self._channel.close()
@@ -477,7 +477,7 @@ class TritonClient:
             await self._infer(encode_drop(request_id), _CANCEL_TIMEOUT)
 
     async def _control(self, message: service_pb2.ModelInferRequest) -> None:
-        """Send one request to the engine, which answers it with nothing of interest."""
+        """Send a control request to the engine, and ignore its response."""
         await self._only_response(message, _CANCEL_TIMEOUT)
 
     async def _adapters(
@@ -541,7 +541,7 @@ class TritonClient:
             raise self._typed_error(error.code(), error.details()) from None
 
     async def _within(self, timeout: float, waiting: Awaitable[_Response]) -> _Response:
-        """Wait for a response, but not for ever; the call itself goes on (see `Channel.run`)."""
+        """Wait for a response with a deadline; the call itself goes on (see `Channel.run`)."""
         try:
             return await asyncio.wait_for(waiting, timeout)
         except asyncio.TimeoutError:
@@ -549,7 +549,7 @@ class TritonClient:
 
     @contextlib.asynccontextmanager
     async def _typed_errors(self, call: Any) -> AsyncIterator[None]:
-        """Turn gRPC's errors of `call` into ours."""
+        """Convert gRPC's errors of `call` to ours."""
         try:
             yield
         except grpc.aio.AioRpcError as error:

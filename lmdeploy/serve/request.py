@@ -237,7 +237,7 @@ class GenerateRequest:
 
     @property
     def has_images(self) -> bool:
-        """Whether a message shows something."""
+        """Whether a message has images."""
         contents = (message.get("content") for message in self.messages or ())
         return any(
             isinstance(part, dict) and part.get("type") in ("image_url", "video_url")

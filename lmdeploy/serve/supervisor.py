@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When to restart, and how long to wait before; all in seconds.
+    """Restart conditions and delays, in seconds.
 
     Attributes
     ----------

@@ -147,7 +147,7 @@ class TritonServer:
 
     @property
     def unloaded(self) -> dict[str, str]:
-        """Models of several that could not be loaded when it was started, and why."""
+        """Models that could not be loaded at the start, and why."""
         entries = () if self._models is None else self._models.models()
         return {entry.name: entry.error for entry in entries if entry.error}
 

@@ -31,12 +31,12 @@ class CollectedChoice:
 
     @property
     def token_ids(self) -> list[int]:
-        """All tokens, where they were wanted."""
+        """All tokens, if requested."""
         return [token for chunk in self.chunks for token in chunk.token_ids]
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why it ended."""
+        """Finish reason."""
         return finish_reason(self.chunks[-1])
 
 

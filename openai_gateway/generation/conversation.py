@@ -72,7 +72,7 @@ class Conversation:
         return GenerateRequest(**inputs)
 
     def machine(self) -> ResponseMachine:
-        """Return the machine of one response."""
+        """Return the parser of one response."""
         if isinstance(self._messages, str):
             return ResponseMachine()
         reasoning, new_calls = None, self._new_calls()
@@ -146,7 +146,7 @@ def tool_inputs(
     several: bool = True,
     thinking: Thinking | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of `GenerateRequest` that tools decide.
+    """Return the fields of `GenerateRequest` that depend on tools.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def _grammar_of(form: ToolCallFormat, tools: Sequence[Tool]) -> CallGrammar:
 
 
 def _loosened(tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools, of which only the strict ones have schemas."""
+    """Return the tools with the schemas of the strict ones only."""
     return [tool if tool.function.strict else _loose(tool) for tool in tools]
 
 

@@ -23,7 +23,7 @@ from openai_gateway.tools.parser import ToolCallParser
 
 
 class ResponseMachine:
-    """Finds reasoning and calls in one choice. However it is cut into chunks, the events add up to the same.
+    """Parser of one choice, which finds reasoning and calls. Its events do not depend on how text is cut into chunks.
 
     Of a call that the token limit cut, name and arguments are reported as far as they came, without `CallEnded`.
 

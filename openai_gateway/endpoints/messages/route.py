@@ -41,7 +41,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: Prompted, request: Request, gateway: GatewayDependency) -> TokenCount:
-    """Return how many tokens a prompt has, with the chat template and the tools applied. Nothing is generated."""
+    """Return the token count of a prompt, with the chat template and the tools applied. Nothing is generated."""
     chosen = await gateway.choose(body.model, request)
     ids = await chosen.prompt_ids(body.conversation, body.usable_tools, body.template_options)
     return TokenCount(input_tokens=len(ids))

@@ -46,7 +46,7 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
 
 
 class InputTokens(BaseModel):
-    """How many tokens a prompt has."""
+    """Token count of a prompt."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
@@ -54,7 +54,7 @@ class InputTokens(BaseModel):
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: ResponsesRequest, request: Request, gateway: GatewayDependency) -> InputTokens:
-    """Return how many tokens a prompt has, with the chat template and the tools applied. Nothing is generated."""
+    """Return the token count of a prompt, with the chat template and the tools applied. Nothing is generated."""
     chosen = await gateway.choose(body.model, request)
     body = await with_stored_items(body, request, gateway)
     ids = await chosen.prompt_ids(body.conversation, body.usable_tools, body.template_options)
@@ -89,7 +89,7 @@ async def cancel_response(response_id: str, request: Request, gateway: GatewayDe
 
 @router.delete("/v1/responses/{response_id:response}")
 async def delete_response(response_id: str, request: Request, gateway: GatewayDependency) -> Deleted:
-    """Forget a stored response; those that continue it cannot be continued any more."""
+    """Delete a stored response; those that continue it cannot be continued any more."""
     key = key_of(request.scope)
     await stored_response(gateway.responses, key, response_id)
     await gateway.responses.delete(key, response_id)
