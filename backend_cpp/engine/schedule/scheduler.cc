@@ -232,9 +232,10 @@ void Scheduler::add_drafts(int free_tokens) {
                          requested_rows(*sequence) == SpanRows::kLast;
     if (!goes_on) continue;
     const int end = sequence->cached() + sequence->planned;
-    const int max_drafts = std::min(draft_limit(*sequence), speculator_->max_drafts());
     // The last border of a prompt may lie within the step; tokens that run again are not to become ever more.
     if (has_state && (sequence->cached() < sequence->prompt_len() || sequence->planned > kMaxRedone)) continue;
+    const int found = speculator_->max_drafts(candidate(blocks_, *sequence, draft_limit(*sequence)));
+    const int max_drafts = std::min(draft_limit(*sequence), has_state ? speculator_->max_drafts() : found);
     const int requested = sequence->memory.next_stop(blocks_, end + max_drafts) - end;
     if (requested <= 0) continue;
     const int spare = running_count() * blocks_.plan().pages_of_block();

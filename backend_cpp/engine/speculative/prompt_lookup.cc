@@ -167,18 +167,12 @@ void LikelyTokens::read_table() {
   }
 }
 
-std::vector<int32_t> LikelyTokens::of(std::string_view text, size_t max_count) {
+int32_t LikelyTokens::longest(std::string_view text) {
   if (longest_ == 0) read_table();
-  std::vector<int32_t> tokens;
-  while (!text.empty() && tokens.size() < max_count) {
-    size_t length = std::min(longest_, text.size());
-    auto found = token_of_.find(text.substr(0, length));
-    while (found == token_of_.end() && --length > 0) found = token_of_.find(text.substr(0, length));
-    if (length == 0) break;
-    tokens.push_back(found->second);
-    text.remove_prefix(length);
+  for (size_t length = std::min(longest_, text.size()); length > 0; --length) {
+    if (const auto found = token_of_.find(text.substr(0, length)); found != token_of_.end()) return found->second;
   }
-  return tokens;
+  return -1;
 }
 
 }  // namespace turbomind

@@ -151,7 +151,7 @@ class PromptLookup {
   int astray_ = 0;           // tokens since the last match
 };
 
-// The tokens that a text is likely written with: at each place the longest.
+// The token that a text is likely to begin with: the longest.
 //
 // Used by the step thread only.
 class LikelyTokens {
@@ -159,8 +159,13 @@ class LikelyTokens {
   // Of the first `vocab_size` of a table, which must outlive this.
   LikelyTokens(const TokenTable& table, int vocab_size) : table_(table), vocab_size_(vocab_size) {}
 
-  // At most `max_count`; fewer where no token continues.
-  std::vector<int32_t> of(std::string_view text, size_t max_count);
+  // -1: no token begins it.
+  int32_t longest(std::string_view text);
+  // Whether a text begins with a token, or is the beginning of one.
+  bool begins(std::string_view text, int32_t token) const {
+    return !bytes(token).empty() && text.starts_with(bytes(token).substr(0, text.size()));
+  }
+  std::string_view bytes(int32_t token) const { return table_.bytes(token); }
 
  private:
   void read_table();

@@ -31,6 +31,7 @@ constexpr int kStepsToWin = 64;  // in which it must win back what it costs to b
 // Where a model does not seem to pay for so few sequences, it is tried again after this many steps.
 constexpr int kMaxToTry = 2;
 constexpr int kStepsToTry = 100;
+constexpr double kMinChance = 0.01;  // that all of a forced text up to a token is accepted; others are not looked for
 
 }  // namespace
 
@@ -73,7 +74,6 @@ void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, i
   for (const Candidate& candidate : candidates) {
     if (candidate.max_drafts <= 0) continue;
     const PromptLookup& lookup = lookup_of(candidate);
-    find_forced(candidate, lookup);
     const bool is_forced = !candidate.drafts.forced.empty();
     candidate.drafts.are_the_models =
         !is_forced && model_ != nullptr && candidate.tables != nullptr && is_model_better(candidate);
@@ -109,17 +109,30 @@ bool Speculator::is_model_better(const Candidate& candidate) const {
          found;
 }
 
+int Speculator::max_drafts(const Candidate& candidate) {
+  find_forced(candidate, lookup_of(candidate));
+  return std::max(max_drafts(), static_cast<int>(candidate.drafts.forced.size()));
+}
+
 void Speculator::find_forced(const Candidate& candidate, const PromptLookup& lookup) {
-  std::vector<int32_t>& forced = candidate.drafts.forced;
-  forced.clear();
+  Drafts& drafts = candidate.drafts;
+  drafts.forced.clear();
   if (tokens_ == nullptr || candidate.generation == nullptr) return;
   const std::string text = candidate.generation->forced_text();
-  if (text.empty()) return;
-  forced = tokens_->of(text, kMaxDrafts);
-  const auto is_found = [&](size_t i) { return lookup.has_draft() && lookup.token(static_cast<int>(i)) == forced[i]; };
-  size_t same = 0;
-  while (same < forced.size() && is_found(same)) ++same;
-  if (same == forced.size()) forced.clear();
+  std::string_view rest = text;
+  bool is_found = lookup.has_draft();
+  double chance = 1;
+  while (!rest.empty() && (chance > kMinChance || !shared_.config.is_adaptive)) {
+    const int index = static_cast<int>(drafts.forced.size());
+    int32_t token = is_found ? lookup.token(index) : -1;
+    is_found = token >= 0 && tokens_->begins(rest, token);
+    if (!is_found) token = tokens_->longest(rest);
+    if (token < 0) break;
+    drafts.forced.push_back(token);
+    chance *= drafts.forced_chances.of(drafts.forced_run + index);
+    rest.remove_prefix(std::min(rest.size(), tokens_->bytes(token).size()));
+  }
+  if (rest.empty() && is_found && static_cast<int>(drafts.forced.size()) <= max_drafts()) drafts.forced.clear();
 }
 
 int32_t Speculator::found_token(const Drafts& drafts, int index) {
@@ -129,7 +142,7 @@ int32_t Speculator::found_token(const Drafts& drafts, int index) {
 }
 
 double Speculator::found_chance(const Drafts& drafts, int index) const {
-  return drafts.forced.empty() ? drafts.lookup->chance(index) : forced_chances_.of(kAsGoodAsRun);
+  return drafts.forced.empty() ? drafts.lookup->chance(index) : drafts.forced_chances.of(drafts.forced_run + index);
 }
 
 int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
@@ -155,8 +168,8 @@ int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, 
       best_rate = rate;
       best_count = taken.size();
     }
-    if (index + 1 < std::min(of->max_drafts, shared_.config.num_speculative_tokens) &&
-        found_token(of->drafts, index + 1) >= 0) {
+    const int limit = of->drafts.forced.empty() ? std::min(of->max_drafts, max_drafts()) : of->max_drafts;
+    if (index + 1 < limit && found_token(of->drafts, index + 1) >= 0) {
       next.push({chance * found_chance(of->drafts, index + 1), chance, of});
     }
   }
@@ -218,7 +231,10 @@ bool Speculator::would_draft(const Candidate& candidate, int step_tokens) {
 
 const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
   std::unique_ptr<PromptLookup>& lookup = candidate.drafts.lookup;
-  if (!lookup) lookup = std::make_unique<PromptLookup>(shared_, candidate.scope, candidate.prompt_len);
+  if (!lookup) {
+    lookup = std::make_unique<PromptLookup>(shared_, candidate.scope, candidate.prompt_len);
+    candidate.drafts.forced_chances = MatchChances(&forced_chances_);
+  }
   lookup->read(candidate.tokens);
   return *lookup;
 }
@@ -227,11 +243,15 @@ void Speculator::record_drafts(Drafts& drafts, int accepted) {
   ++stats_.spans;
   stats_.drafted += drafts.count();
   stats_.accepted += accepted;
-  for (int i = 0; i < accepted; ++i) ++stats_.accepted_at[static_cast<size_t>(i)];
-  if (!drafts.are_the_models && drafts.forced.empty()) return;
-  MatchChances& chances = drafts.are_the_models ? model_chances_ : forced_chances_;
-  for (int i = 0; i < accepted; ++i) chances.record(kAsGoodAsRun, true);
-  if (accepted < drafts.count()) chances.record(kAsGoodAsRun, false);
+  for (int i = 0; i < std::min(accepted, kMaxDrafts); ++i) ++stats_.accepted_at[static_cast<size_t>(i)];
+  for (int i = 0; i < std::min(accepted + 1, drafts.count()); ++i) {
+    const bool is_accepted = i < accepted;
+    if (drafts.are_the_models) model_chances_.record(kAsGoodAsRun, is_accepted);
+    if (drafts.are_the_models || drafts.forced.empty()) continue;
+    forced_chances_.record(drafts.forced_run, is_accepted);
+    drafts.forced_chances.record(drafts.forced_run, is_accepted);
+    drafts.forced_run = is_accepted ? drafts.forced_run + 1 : 0;
+  }
 }
 
 }  // namespace turbomind

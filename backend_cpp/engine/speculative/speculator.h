@@ -47,8 +47,10 @@ class Speculator {
   explicit Speculator(const SpeculativeConfig& config, Drafter* model = nullptr, LikelyTokens* tokens = nullptr)
       : shared_(config), model_(model), tokens_(tokens) {}
 
-  // The maximum number of drafts of a sequence in a step.
+  // The maximum number of drafts of a sequence in a step, but for text that a grammar forces.
   int max_drafts() const { return shared_.config.num_speculative_tokens; }
+  // The same of this sequence: forced text, which this finds for draft(), is drafted whole.
+  int max_drafts(const Candidate& candidate);
 
   // From now on, a rejected draft makes the sequence's tokens before it run again (recurrent states).
   void expect_redone_tokens() { has_redone_tokens_ = true; }
@@ -74,7 +76,7 @@ class Speculator {
   const SpeculationStats& stats() const { return stats_; }
 
  private:
-  // Until it is measured, the acceptance of model drafts and forced text is that after a match of this many tokens.
+  // Until it is measured, the acceptance of model drafts is that after a match of this many tokens.
   static constexpr int kAsGoodAsRun = 12;
 
   const PromptLookup& lookup_of(const Candidate& candidate);
@@ -85,7 +87,8 @@ class Speculator {
   template <class Chance>
   double best_rate(int max_drafts, double seconds_a_draft, Chance&& chance) const;
   bool is_model_better(const Candidate& candidate) const;
-  // Finds the text that a grammar forces, unless prompt lookup has a longer match.
+  // Finds tokens for the text that a grammar forces: those of prompt lookup as far as they spell it. None where prompt
+  // lookup goes on after it.
   void find_forced(const Candidate& candidate, const PromptLookup& lookup);
   // Draft `index` of a sequence without the model (-1: none), and the probability that it is accepted if those before
   // it are.

@@ -227,12 +227,12 @@ ENGINE_TEST(drafts_bring_the_same_responses_in_fewer_steps) {
 TEST(a_text_is_likely_written_with_its_longest_tokens) {
   const TokenTable table({{"a", false}, {"ab", false}, {"abc", true}, {"b", false}, {"cd", false}, {"", false}});
   LikelyTokens tokens(table, 99);
-  CHECK(tokens.of("ababcd", 9) == std::vector<int32_t>({1, 1, 4}));
-  CHECK(tokens.of("ababcd", 2) == std::vector<int32_t>({1, 1}));
-  CHECK(tokens.of("bac", 9) == std::vector<int32_t>({3, 0}));  // nothing continues with c
-  CHECK(tokens.of("", 9).empty());
-  LikelyTokens fewer(table, 1);
-  CHECK(fewer.of("ab", 9) == std::vector<int32_t>({0}));
+  CHECK_EQUAL(tokens.longest("ababcd"), 1);
+  CHECK_EQUAL(tokens.longest("cd"), 4);
+  CHECK_EQUAL(tokens.longest("ce"), -1);
+  CHECK_EQUAL(tokens.longest(""), -1);
+  CHECK(tokens.begins("abc", 1) && tokens.begins("a", 1) && !tokens.begins("bab", 1));
+  CHECK_EQUAL(LikelyTokens(table, 1).longest("ab"), 0);
 }
 
 TEST(what_a_speculative_config_may_not_hold_is_named) {
