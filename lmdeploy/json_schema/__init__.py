@@ -24,21 +24,9 @@ __all__ = ["JSON", "LOOSE_JSON", "MAX_BYTES", "Rules", "SchemaError", "Syntax", 
 
 
 def rules_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> Rules:
-    """Return the writer of a schema's grammar.
+    """Return the writer of a schema's grammar; raise `SchemaError` where it is none, not enforced, or too large.
 
-    Parameters
-    ----------
-    schema
-        The schema as it came.
-    syntax
-        How values are written.
-    has_free_order
-        Members of objects come in any order, not in the schema's.
-
-    Raises
-    ------
-    SchemaError
-        It is none, it is not enforced, or it is too large.
+    With `has_free_order`, members of objects come in any order, not in the schema's.
     """
     text = _text_of(schema)
     return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order)
@@ -46,10 +34,7 @@ def rules_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False
 
 def grammar_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> str:
     """Return the grammar (EBNF) of the values that a schema allows; parameters and errors as of `rules_of`."""
-    found = _grammar_of(_text_of(schema), syntax, has_free_order)
-    if isinstance(found, SchemaError):
-        raise SchemaError(found.pointer, found.reason)
-    return found
+    return _grammar_of(_text_of(schema), syntax, has_free_order)
 
 
 def _text_of(schema: Any) -> str:
@@ -63,11 +48,8 @@ def _text_of(schema: Any) -> str:
 
 
 @lru_cache(maxsize=128)
-def _grammar_of(text: str, syntax: Syntax, has_free_order: bool) -> str | SchemaError:
-    try:
-        return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order).grammar()
-    except SchemaError as error:
-        return error
+def _grammar_of(text: str, syntax: Syntax, has_free_order: bool) -> str:
+    return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order).grammar()
 
 
 def relaxed(schema: dict[str, Any]) -> dict[str, Any]:

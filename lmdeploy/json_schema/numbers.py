@@ -21,31 +21,15 @@ _STATE = 1 / 4  # of a budget
 
 @dataclass(frozen=True, slots=True)
 class Decimals:
-    """Decimals of some places after the point; all attributes but `places` count units of the last place.
-
-    Attributes
-    ----------
-    low, high : int
-        The bounds.
-    places : int
-        After the point.
-    step : int
-        Whose multiples they are.
-    has_fraction : bool
-        They are no integers.
-    excluded : frozenset of int
-        They are none of these.
-    pointer : str
-        Of the keyword to blame.
-    """
+    """Decimals of some places after the point; all other numbers here count units of the last place."""
 
     low: int
     high: int
     places: int
-    step: int
-    has_fraction: bool
+    step: int  # whose multiples they are
+    has_fraction: bool  # they are no integers
     excluded: frozenset[int]
-    pointer: str
+    pointer: str  # of the keyword to blame
 
     @property
     def are_integers_of_doubles(self) -> bool:

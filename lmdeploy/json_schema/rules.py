@@ -35,47 +35,21 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """How values are written.
+    """How values are written."""
 
-    Attributes
-    ----------
-    text : callable
-        Writes a string.
-    rules : tuple of str
-        Rules for ``string``, and for ``name`` of a member of an object.
-    quote : str
-        Around the strings of a language.
-    character : callable
-        Returns what writes one of some characters within a string.
-    characters : Ranges
-        That can be written so.
-    member : callable
-        Writes a member's name.
-    comma, colon, blank : str
-        Parts of rules: between items, after a member's name, and within brackets.
-    words : tuple of str
-        True, false and null.
-    zero : str
-        Part of a rule that may follow an integer, as 1.0 is one.
-    is_json : bool
-        Members may have names of a language.
-    is_sorted : bool
-        Members come in alphabetical order.
-    """
-
-    text: Callable[[str], str]
-    rules: tuple[str, ...]
-    quote: str
-    character: Callable[[Ranges], str]
-    characters: Ranges
-    member: Callable[[str], str]
-    comma: str
+    text: Callable[[str], str]  # writes a string
+    rules: tuple[str, ...]  # for `string`, and for `name` of a member of an object
+    quote: str  # around the strings of a language
+    character: Callable[[Ranges], str]  # returns what writes one of some characters within a string
+    characters: Ranges  # that can be written so
+    member: Callable[[str], str]  # writes a member's name
+    comma: str  # parts of rules: between items, after a member's name, and within brackets
     colon: str
     blank: str = ""
     words: tuple[str, str, str] = ("true", "false", "null")
-    zero: str = ""
-    is_json: bool = False
-    is_sorted: bool = False
+    zero: str = ""  # part of a rule that may follow an integer, as 1.0 is one
+    is_json: bool = False  # members may have names of a language
+    is_sorted: bool = False  # members come in alphabetical order
 
 
 def quoted(text: str) -> str:
@@ -133,23 +107,9 @@ LOOSE_JSON = replace(
 
 
 class Rules:
-    """Writes what a schema allows as rules, in one syntax.
+    """Writes what a schema, whose text has `size` characters, allows as rules in one syntax.
 
-    Parameters
-    ----------
-    schema
-        The schema.
-    size
-        Characters of its text.
-    syntax
-        How values are written.
-    has_free_order
-        Members of objects come in any order, not in the schema's.
-
-    Raises
-    ------
-    SchemaError
-        It is none, it is not enforced, or no value meets it.
+    Raises `SchemaError` where it is none, is not enforced, or no value meets it.
     """
 
     def __init__(self, schema: Any, size: int, syntax: Syntax = JSON, *, has_free_order: bool = False) -> None:
@@ -410,12 +370,7 @@ class Rules:
     def members(self, plan: ObjectPlan, member: Callable[[str], str] | None = None, others: str = "") -> str:
         """Return the name of the rule of an object's members, without what is around them.
 
-        Parameters
-        ----------
-        plan
-            Of the object.
-        member, others
-            Write a name and what is before its value, if not as in an object; parts of a rule.
+        `member` and `others` write a name and what is before its value, if not as in an object; parts of a rule.
         """
         syntax = self.syntax
         member = member or (lambda name: f"{quoted(syntax.member(name))} {syntax.colon}")
