@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -33,7 +34,7 @@ enum Expression : int32_t {
   kRepetition,     // rule, least, most
   kToken,          // any of them
   kTokenBut,       // any but them
-  kTokenDispatch,  // the same as kTagDispatch of tokens: pairs, those; whether more follow; how many left out, those
+  kTokenDispatch,  // is not supported
   kRegex,          // whether it is in a JSON string, then its characters
   kSubstring,      // of chunks: how many bytes, and those
 };
@@ -54,7 +55,10 @@ class ProgramBuilder {
     if (add_rules(grammar) != 0) throw Unknown();
   }
 
-  GrammarProgram take() { return std::move(program_); }
+  // Null: no text fits the grammar.
+  std::optional<GrammarProgram> take() {
+    return prepare(program_, names_) ? std::make_optional(std::move(program_)) : std::nullopt;
+  }
 
  private:
   // Expressions of one grammar.
@@ -104,10 +108,12 @@ class ProgramBuilder {
     }
     std::swap(expressions_.numbers[0], expressions_.numbers[root]);
     program_.starts.resize(program_.starts.size() + rules.size());
+    names_.resize(program_.starts.size());
     for (size_t rule = 0; rule < rules.size(); ++rule) {
       const int32_t start = build_rule(static_cast<int32_t>(rule), rules[rule].as_array());
       const auto number = static_cast<size_t>(number_of(static_cast<int32_t>(rule)));
       program_.starts[number] = start;
+      names_[number] = rules[rule].as_array().at(0).as_string();
     }
     expressions_ = std::move(outer);
     return first;
@@ -119,6 +125,7 @@ class ProgramBuilder {
     int32_t start = build_body(rule, to_int(fields.at(1)));
     const auto limit = [&](int32_t most, GrammarProgram::Limit kind) {
       program_.starts.push_back(start);
+      names_.push_back(fields.at(0).as_string());
       start = add({GrammarProgram::kRegion, static_cast<int32_t>(program_.starts.size()) - 1, most, kind, end_});
     };
     if (fields.at(7).as_bool()) limit(0, GrammarProgram::kShortest);
@@ -129,11 +136,35 @@ class ProgramBuilder {
 
   int32_t build_body(int32_t rule, int32_t body) {
     const auto stop = expressions_.stops.find(rule);
-    if (stop == expressions_.stops.end()) return build(body, end_, 0);
+    if (stop == expressions_.stops.end()) return build_options(rule, body);
     const auto [text, end] = stop->second;
     const int32_t when_full = add({GrammarProgram::kWhenFull, 0, 0, 0, 0});
     const int32_t marked = add({GrammarProgram::kCall, number_of(end), 0, 0, end_});
     return add({GrammarProgram::kCall, number_of(text), 0, 0, split({when_full, marked})});
+  }
+
+  // Options that begin with their rule itself are read as what follows it in them, after the others, any number of times.
+  int32_t build_options(int32_t rule, int32_t body) {
+    const Part options = expression(body);
+    std::vector<int32_t> begins, ways{end_};
+    std::vector<Part> continued;
+    for (int32_t i = 0; options.type == kChoices && i < options.count; ++i) {
+      const Part option = expression(options.values[i]);
+      const Part first = option.type == kSequence && option.count > 0 ? expression(option.values[0]) : option;
+      if (first.type == kRule && first.count == 1 && first.values[0] == rule) {
+        continued.push_back(option);
+      } else {
+        begins.push_back(options.values[i]);
+      }
+    }
+    if (continued.empty()) return build(body, end_, 0);
+    const int32_t loop = split({});
+    for (int32_t& option : begins) option = build(option, loop, 1);
+    for (const Part& option : continued) {
+      if (option.count > 1) ways.push_back(sequence(option.values + 1, option.count - 1, loop, 1));
+    }
+    program_.nodes[static_cast<size_t>(loop)] = program_.nodes[static_cast<size_t>(split(ways))];
+    return either(begins, 0);
   }
 
   int32_t add(const GrammarProgram::Node& node) {
@@ -240,26 +271,6 @@ class ProgramBuilder {
     return bytes;
   }
 
-  // Free tokens up to one that begins a rule.
-  int32_t token_dispatch(const int32_t* values, int32_t count, int32_t next) {
-    const int32_t rules = count > 0 ? values[0] : -1;
-    if (rules < 0 || rules > count || count < 3 + 2 * rules || count != 3 + 2 * rules + values[2 + 2 * rules]) {
-      throw Unknown();
-    }
-    const int32_t loop = split({});
-    const int32_t after_rule = values[1 + 2 * rules] != 0 ? loop : next;
-    std::vector<int32_t> ways{next};
-    std::vector<int32_t> others(values + 3 + 2 * rules, values + count);
-    for (int32_t i = 1; i < 1 + 2 * rules; i += 2) {
-      const int32_t call = add({GrammarProgram::kCall, number_of(values[i + 1]), 0, 0, after_rule});
-      ways.push_back(tokens(values + i, 1, false, call));
-      others.push_back(values[i]);
-    }
-    ways.push_back(tokens(others.data(), static_cast<int32_t>(others.size()), true, loop));
-    program_.nodes[static_cast<size_t>(loop)] = program_.nodes[static_cast<size_t>(split(ways))];
-    return loop;
-  }
-
   // Any number of chunks in a row, from any of them on: the states of their suffix automaton (Blumer et al. 1985),
   // those with the longest texts first.
   int32_t substring(const int32_t* values, int32_t count, int32_t next) {
@@ -360,8 +371,6 @@ class ProgramBuilder {
       case kToken:
       case kTokenBut:
         return tokens(values, count, type == kTokenBut, next);
-      case kTokenDispatch:
-        return token_dispatch(values, count, next);
       case kRegex:
         if (count < 2) throw Unknown();
         return add({GrammarProgram::kCall, regex(values, count), 0, 0, next});
@@ -376,6 +385,7 @@ class ProgramBuilder {
   Expressions expressions_;  // of the grammar whose rules are added
   int32_t end_ = 0;
   GrammarProgram program_;
+  std::vector<std::string> names_;  // of its rules
 };
 
 }  // namespace
@@ -383,10 +393,8 @@ class ProgramBuilder {
 GrammarProgram grammar_program(const std::string& source, const RegexParser& parse_regex) {
   const auto refusal = [](const std::string& why) { return invalid_argument("response_format: " + why); };
   try {
-    ProgramBuilder builder(Json::parse(source), parse_regex);
-    GrammarProgram program = builder.take();
-    if (!prepare(program)) throw refusal("no text fits it");
-    return program;
+    if (auto program = ProgramBuilder(Json::parse(source), parse_regex).take()) return *std::move(program);
+    throw refusal("no text fits it");
   } catch (const Unknown& unknown) {
     throw refusal(unknown.why);
   } catch (const std::out_of_range&) {

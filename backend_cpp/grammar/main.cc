@@ -219,11 +219,9 @@ std::string text_or_throw(const char* text) {
   return text;
 }
 
-wire::Vocabulary vocabulary;
-
 FormatReader load(Translator translator) {
   try {
-    vocabulary = wire::read_vocabulary(receive(wire::kVocabulary));
+    static const wire::Vocabulary vocabulary = wire::read_vocabulary(receive(wire::kVocabulary));
     const FormatReader read_translated = load_xgrammar(vocabulary);
     const FormatReader reader = [=](const std::string& text) {
       const Json found = Json::parse(text_or_throw(translator.translate(text.data(), text.size())));
@@ -246,16 +244,6 @@ FormatReader load(Translator translator) {
 }  // namespace
 
 }  // namespace turbomind
-
-// The number of a token that has a text; -1: none has.
-extern "C" __attribute__((visibility("default"))) int32_t turbomind_grammar_token(const char* text) {
-  using turbomind::vocabulary;
-  for (const auto& [number, special] : vocabulary.special) {
-    if (special == text) return number;
-  }
-  const auto known = std::ranges::find(vocabulary.tokens, text);
-  return *text == 0 || known == vocabulary.tokens.end() ? -1 : static_cast<int32_t>(known - vocabulary.tokens.begin());
-}
 
 extern "C" __attribute__((visibility("default"))) void turbomind_grammar_run(
     decltype(turbomind::Translator::translate) translate, decltype(turbomind::Translator::explain) explain) {

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
-#include <memory>
+#include <functional>
 #include <set>
-#include <utility>
 
 #include "base/error.h"
 
@@ -46,217 +44,55 @@ std::vector<int32_t> shortest_texts(const Program& program) {
   return shortest;
 }
 
-// The left-corner transform. Rules that can begin with each other are a cycle. A nonempty text of one of them begins
-// with what one of the cycle can begin with otherwise; where a rule of the cycle has ended, what follows it in another
-// may continue, until the rule itself has ended. A nullable part before the cycle is divided: it is left out, or a rule
-// of its nonempty texts is called.
-class LeftRecursion {
- public:
-  LeftRecursion(Program& program, const std::vector<int32_t>& shortest)
-      : program_(program), shortest_(shortest), starts_(program.starts), seen_(program.nodes.size(), 0) {
-    for (size_t rule = 0; rule < starts_.size(); ++rule) {
-      std::set<int32_t>& first = first_calls_.emplace_back();
-      for_each_first(starts_[rule], [&](const Node& node) {
-        if (node.is_call()) first.insert(called(node, static_cast<int32_t>(rule)));
-      });
-    }
-  }
-
-  // Whether there was any.
-  bool rewrite() {
-    const auto rules = static_cast<int32_t>(starts_.size());
-    for (int32_t rule = 0; rule < rules; ++rule) {
-      if (cycle_of(rule).empty()) continue;
-      const int32_t start = program_.start(nonempty(rule));
-      program_.starts[static_cast<size_t>(rule)] = is_nullable(rule) ? split({add({}), start}) : start;
-    }
-    return program_.nodes.size() > shortest_.size();
-  }
-
- private:
-  using Rules = std::set<int32_t>;
-
-  bool is_nullable(int32_t rule) const { return shortest_[static_cast<size_t>(start(rule))] == 0; }
-  // That of before.
-  int32_t start(int32_t rule) const { return starts_[static_cast<size_t>(rule)]; }
-
-  // Calls `visit` with the nodes that read, call or end where nothing has been read from a node on.
-  template <class Visit>
-  void for_each_first(int32_t from, const Visit& visit) {
-    const size_t walk = ++walks_;
-    for (std::vector<int32_t> todo{from}; !todo.empty();) {
-      const auto number = static_cast<size_t>(todo.back());
-      todo.pop_back();
-      if (std::exchange(seen_[number], walk) == walk) continue;
-      const Node node = program_.nodes[number];
-      if (node.kind == Program::kSplit) {
-        const auto nodes = program_.list(node);
-        todo.insert(todo.end(), nodes.begin(), nodes.end());
-        continue;
-      }
-      visit(node);
-      const bool may_be_skipped = node.kind == Program::kRepeat && node.b == 0;
-      if (node.is_call() && (may_be_skipped || is_nullable(node.a))) todo.push_back(node.next);
-    }
-  }
-
-  // The rule that a node of `rule` calls. A rule with a limit is a region: what it calls within that is what the region
-  // is of, since the limit holds already.
-  int32_t called(const Node& node, int32_t rule) const {
-    for (int32_t inner = node.a; is_region(inner);) {
-      inner = program_.node(start(inner)).a;
-      if (inner == rule) return rule;
-    }
-    return node.a;
-  }
-
-  bool is_region(int32_t rule) const {
-    const Node& node = program_.node(start(rule));
-    return node.kind == Program::kRegion && program_.node(node.next).kind == Program::kReturn;
-  }
-
-  Rules may_begin_with(int32_t rule) const {
-    Rules found;
-    for (std::vector<int32_t> todo{rule}; !todo.empty();) {
-      const int32_t next = todo.back();
-      todo.pop_back();
-      for (const int32_t other : first_calls_[static_cast<size_t>(next)]) {
-        if (found.insert(other).second) todo.push_back(other);
-      }
-    }
-    return found;
-  }
-
-  // The rules that can begin with each other and with `rule`, itself among them; none where it does not.
-  const Rules& cycle_of(int32_t rule) {
-    const auto [known, is_new] = cycles_.try_emplace(rule, nullptr);
-    if (!is_new) return *known->second;
-    const auto cycle = std::make_shared<Rules>(may_begin_with(rule));
-    if (!cycle->contains(rule)) cycle->clear();
-    std::erase_if(*cycle, [&](int32_t other) { return !may_begin_with(other).contains(rule); });
-    for (const int32_t other : *cycle) cycles_[other] = cycle;
-    known->second = cycle;
-    return *cycle;
-  }
-
-  // The rule of the texts of a rule that are not empty.
-  int32_t nonempty(int32_t rule) {
-    const Rules& cycle = cycle_of(rule);
-    if (cycle.empty() && !is_nullable(rule)) return rule;
-    const auto [known, is_new] = nonempty_.try_emplace(rule, static_cast<int32_t>(program_.starts.size()));
-    const int32_t number = known->second;
-    if (!is_new) return number;
-    program_.starts.push_back(0);
-    std::vector<int32_t> begins;
-    std::map<int32_t, std::vector<int32_t>> continued{{rule, {add({})}}};  // what may follow a rule of the cycle
-    std::map<int32_t, int32_t> ends;                                       // where one has ended
-    for (const int32_t other : cycle) ends[other] = split({});
-    if (cycle.empty()) {
-      begin(rule, cycle, [](int32_t node) { return node; }, begins, continued);
-    }
-    for (const auto& [other, end] : ends) {
-      std::map<int32_t, int32_t> copies;
-      begin(other, cycle, [&, end = end](int32_t node) { return copy(node, end, copies); }, begins, continued);
-    }
-    for (const auto& [other, end] : ends) {
-      const int32_t ways = split(continued[other]);
-      program_.nodes[static_cast<size_t>(end)] = program_.node(ways);
-    }
-    const int32_t start = split(begins);
-    program_.starts[static_cast<size_t>(number)] = start;
-    return number;
-  }
-
-  // Adds what a rule begins with, if that is no rule of the cycle, and what follows such a one. `then`: the node that
-  // takes a node's place after something has been read.
-  template <class Then>
-  void begin(int32_t rule, const Rules& cycle, const Then& then, std::vector<int32_t>& begins,
-             std::map<int32_t, std::vector<int32_t>>& continued) {
-    std::vector<Node> first;
-    for_each_first(start(rule), [&](const Node& node) { first.push_back(node); });
-    for (Node node : first) {
-      if (node.kind == Program::kReturn || (node.kind == Program::kRepeat && node.c == 0)) continue;
-      const bool is_call = node.is_call();
-      const int32_t inner = is_call ? called(node, rule) : -1;
-      const bool is_of_cycle = is_call && cycle.contains(inner);
-      if (node.kind == Program::kWhenFull || (node.kind == Program::kRegion && is_of_cycle)) throw limited();
-      node.next = then(node.next);
-      if (is_of_cycle) {
-        if (node.kind == Program::kRepeat && node.c != 1) {
-          node.b = std::max(node.b - 1, 0);
-          node.c = std::max(node.c - 1, -1);
-          node.next = add(node);
-        }
-        continued[inner].push_back(node.next);
-        continue;
-      }
-      // One that ends as soon as it may does so at once.
-      if (node.kind == Program::kRegion && node.c == Program::kShortest && is_nullable(node.a)) continue;
-      if (is_call) node.a = nonempty(node.a);
-      if (node.kind == Program::kRepeat) node.b = std::max(node.b, 1);
-      begins.push_back(add(node));
-    }
-  }
-
-  static Error limited() { return invalid_argument("response_format: rules that begin with each other have limits"); }
-
-  // A copy of all nodes of a rule from one on, with another end.
-  int32_t copy(int32_t from, int32_t end, std::map<int32_t, int32_t>& copies) {
-    std::vector<int32_t> todo;
-    const auto copied = [&](int32_t number) {
-      if (program_.node(number).kind == Program::kReturn) return end;
-      const auto [known, is_new] = copies.try_emplace(number, static_cast<int32_t>(program_.nodes.size()));
-      if (is_new) todo.push_back(add(program_.node(number)));
-      return known->second;
+// A rule that can begin with itself; -1: there is none. It is among those that are left when rules that can begin with
+// none of the others have been taken away, again and again.
+int32_t left_recursive_rule(const Program& program, const std::vector<int32_t>& shortest) {
+  std::vector<std::set<int32_t>> first(program.starts.size());  // rules that each can begin with
+  std::vector<std::vector<int32_t>> users(program.starts.size());
+  for (size_t rule = 0; rule < first.size(); ++rule) {
+    std::vector<int32_t> todo{program.starts[rule]};
+    std::set<int32_t> seen(todo.begin(), todo.end());
+    const auto follow = [&](int32_t node) {
+      if (seen.insert(node).second) todo.push_back(node);
     };
-    const int32_t first = copied(from);
     while (!todo.empty()) {
-      const auto number = static_cast<size_t>(todo.back());
+      const Node& node = program.node(todo.back());
       todo.pop_back();
-      Node node = program_.nodes[number];
-      if (node.kind == Program::kSplit) {
-        const auto nodes = program_.list(node);
-        std::vector<int32_t> ways(nodes.begin(), nodes.end());
-        std::ranges::transform(ways, ways.begin(), copied);
-        node.a = list(ways);
-      } else if (!node.is_end()) {
-        node.next = copied(node.next);
-      }
-      program_.nodes[number] = node;
+      if (node.kind == Program::kSplit) std::ranges::for_each(program.list(node), follow);
+      if (!node.is_call()) continue;
+      if (first[rule].insert(node.a).second) users[static_cast<size_t>(node.a)].push_back(static_cast<int32_t>(rule));
+      const bool is_nullable = shortest[static_cast<size_t>(program.start(node.a))] == 0;
+      if (is_nullable || (node.kind == Program::kRepeat && node.b == 0)) follow(node.next);
     }
-    return first;
   }
-
-  int32_t add(const Node& node) {
-    if (program_.nodes.size() > Program::kMaxNodes)
-      throw invalid_argument("response_format: it is too large; make it smaller");
-    program_.nodes.push_back(node);
-    return static_cast<int32_t>(program_.nodes.size()) - 1;
+  std::vector<size_t> left(first.size());  // how many of `first` may be
+  std::vector<int32_t> sound;
+  const auto take_if_sound = [&](int32_t rule) {
+    if (left[static_cast<size_t>(rule)] == 0) sound.push_back(rule);
+  };
+  for (size_t rule = 0; rule < first.size(); ++rule) {
+    left[rule] = first[rule].size();
+    take_if_sound(static_cast<int32_t>(rule));
   }
-
-  int32_t list(const std::vector<int32_t>& nodes) {
-    program_.lists.insert(program_.lists.end(), nodes.begin(), nodes.end());
-    return static_cast<int32_t>(program_.lists.size() - nodes.size());
+  for (size_t i = 0; i < sound.size(); ++i) {
+    for (const int32_t user : users[static_cast<size_t>(sound[i])]) {
+      --left[static_cast<size_t>(user)];
+      take_if_sound(user);
+    }
   }
-
-  int32_t split(const std::vector<int32_t>& nodes) {
-    return add({Program::kSplit, list(nodes), static_cast<int32_t>(nodes.size()), 0, 0});
+  const auto is_left = [&](int32_t rule) { return left[static_cast<size_t>(rule)] > 0; };
+  auto rule = static_cast<int32_t>(std::ranges::find_if(left, std::identity()) - left.begin());
+  if (sound.size() == first.size()) return -1;
+  for (std::set<int32_t> seen; seen.insert(rule).second;) {
+    rule = *std::ranges::find_if(first[static_cast<size_t>(rule)], is_left);
   }
-
-  Program& program_;
-  const std::vector<int32_t>& shortest_;
-  const std::vector<int32_t> starts_;
-  std::vector<size_t> seen_;  // the last walk that met a node
-  size_t walks_ = 0;
-  std::vector<Rules> first_calls_;  // of each rule, before anything is read
-  std::map<int32_t, std::shared_ptr<Rules>> cycles_;
-  std::map<int32_t, int32_t> nonempty_;
-};
+  return rule;
+}
 
 }  // namespace
 
-bool prepare(Program& program) {
-  std::vector<int32_t> shortest = shortest_texts(program);
+bool prepare(Program& program, const std::vector<std::string>& names) {
+  const std::vector<int32_t> shortest = shortest_texts(program);
   const auto of_rule = [&](int32_t rule) { return shortest[static_cast<size_t>(program.start(rule))]; };
   if (of_rule(0) == kNone) return false;
   for (size_t i = 0; i < shortest.size(); ++i) {
@@ -265,7 +101,10 @@ bool prepare(Program& program) {
     // A part that may be empty may be empty as often as is wanted.
     if (node.kind == Program::kRepeat && of_rule(node.a) == 0 && (node.c < 0 || node.b <= node.c)) node.b = 0;
   }
-  if (LeftRecursion(program, shortest).rewrite()) shortest = shortest_texts(program);
+  if (const int32_t rule = left_recursive_rule(program, shortest); rule >= 0) {
+    throw invalid_argument("response_format: the rule '" + names.at(static_cast<size_t>(rule)) +
+                           "' begins with itself by way of another; write what is repeated with * or +");
+  }
   program.least.clear();
   for (size_t rule = 0; rule < program.starts.size(); ++rule) {
     program.least.push_back(of_rule(static_cast<int32_t>(rule)));

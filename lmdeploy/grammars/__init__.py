@@ -7,7 +7,6 @@ whose time and memory are limited.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +25,7 @@ class RefusedFormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A format for xgrammar.
-
-    Attributes
-    ----------
-    read : dict
-        The format.
-    grammar : GrammarText, optional
-        Its grammar, where it is one.
-    """
+    """A format for xgrammar, and its grammar where it is one."""
 
     read: Any
     grammar: GrammarText | None = None
@@ -48,25 +39,11 @@ class Translation:
         return f"response_format: {self.grammar.explain(message)}"
 
 
-def translated(response_format: str, number_of: Callable[[str], int] | None = None) -> Translation:
-    """Return a format for xgrammar.
-
-    Parameters
-    ----------
-    response_format
-        The user's, as JSON.
-    number_of
-        Returns the number of the token that has a text, or -1. None: texts of tokens stay, which take xgrammar a
-        vocabulary of its own.
-
-    Raises
-    ------
-    RefusedFormatError
-        The format is invalid or cannot be enforced.
-    """
+def translated(response_format: str) -> Translation:
+    """Return the user's format (JSON) for xgrammar; raise `RefusedFormatError` where it is invalid or not enforced."""
     try:
         given = json.loads(response_format)
-        return _translated(given, number_of) if isinstance(given, dict) else Translation(given)
+        return _translated(given) if isinstance(given, dict) else Translation(given)
     except RefusedFormatError:
         raise
     except SchemaError as error:
@@ -79,7 +56,7 @@ def translated(response_format: str, number_of: Callable[[str], int] | None = No
         raise RefusedFormatError(f"it is no JSON: {error}") from None
 
 
-def _translated(given: dict[str, Any], number_of: Callable[[str], int] | None) -> Translation:
+def _translated(given: dict[str, Any]) -> Translation:
     match given:
         case {"type": "json_object"}:
             return Translation(_grammar(grammar_of({"type": "object"})))
@@ -94,7 +71,7 @@ def _translated(given: dict[str, Any], number_of: Callable[[str], int] | None) -
             return Translation(given | {kind: grammar.read}, grammar)
         case {"type": "structural_tag", "structural_tag": tag}:
             names = _sized(json.dumps(tag, ensure_ascii=False))
-            return Translation(given | {"structural_tag": _part(tag, number_of), "names": names})
+            return Translation(given | {"structural_tag": _part(tag), "names": names})
     return Translation(given)
 
 
@@ -122,17 +99,8 @@ def _of_expression(pattern: str) -> str:
         raise RefusedFormatError(f"the expression {shown(pattern)} {error}") from None
 
 
-def _part(value: Any, number_of: Callable[[str], int] | None) -> Any:
+def _part(value: Any) -> Any:
     """Return a part of a structural tag as xgrammar is to read it."""
-
-    def numbered(token: Any) -> Any:
-        """Return the number of a token, since xgrammar would want the vocabulary for texts."""
-        if number_of is None or not isinstance(token, str):
-            return token
-        if (number := number_of(token)) < 0:
-            raise RefusedFormatError(f"there is no token {json.dumps(token, ensure_ascii=False)}")
-        return number
-
     match value:
         case {"type": "json_schema", "json_schema": schema}:
             return _grammar(_of_schema(schema, LOOSE_JSON, value.get("property_order")))
@@ -142,19 +110,12 @@ def _part(value: Any, number_of: Callable[[str], int] | None) -> Any:
             return _grammar(_of_expression(pattern))
         case {"type": "grammar", "grammar": str(grammar)}:
             return _grammar(ebnf_text(grammar).read)
-        case {"type": "token", "token": token}:
-            return value | {"token": numbered(token)}
-        case {"type": "token_dispatch", "rules": list(rules)}:
-            listed = (rule for rule in rules if isinstance(rule, list))
-            value = value | {"rules": [[*map(numbered, rule[:1]), *rule[1:]] for rule in listed]}
-    match value:
+        case {"type": "token", "token": str(text)}:
+            raise RefusedFormatError(f"the token {shown(text)} must be named by its number")
+        case {"type": "token_dispatch" | "token_triggered_tags" as kind}:
+            raise RefusedFormatError(f"a part {kind} is not supported")
         case dict():
-            return {
-                name: [*map(numbered, each)]
-                if name in ("exclude_tokens", "trigger_tokens") and isinstance(each, list)
-                else _part(each, number_of)
-                for name, each in value.items()
-            }
+            return {name: _part(each) for name, each in value.items()}
         case list():
-            return [_part(each, number_of) for each in value]
+            return [*map(_part, value)]
     return value

@@ -21,18 +21,14 @@ _EXPLAIN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 class Callbacks:
     """Functions for the library; returned texts stay in memory until the next call. None: there is no memory left."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self) -> None:
         self._last = Translation(None)
         self._kept = ctypes.create_string_buffer(0)
 
     def translate(self, text: int, size: int) -> int | None:
         """Return the address of a JSON object with the format for xgrammar, or with the reason of a refusal."""
         try:
-            self._last = translated(
-                ctypes.string_at(text, size).decode(errors="replace"),
-                lambda token: int(self._library.turbomind_grammar_token(token.encode(errors="replace"))),
-            )
+            self._last = translated(ctypes.string_at(text, size).decode(errors="replace"))
             return self._address_of(json.dumps({"format": self._last.read}))
         except RefusedFormatError as error:
             return self._address_of(json.dumps({"refusal": str(error)}))
@@ -51,7 +47,7 @@ class Callbacks:
 def main() -> None:
     """Compile formats until the engine closes its socket."""
     library = ctypes.CDLL(str(_LIBRARY))
-    calls = Callbacks(library)
+    calls = Callbacks()
     library.turbomind_grammar_run(_TRANSLATE(calls.translate), _EXPLAIN(calls.explain))
 
 

@@ -17,7 +17,9 @@ from lmdeploy.json_schema.expressions import in_lark, rule_of_text, text_in_any_
 from lmdeploy.json_schema.patterns import PatternError
 
 _TOKENS = r'"(?:\\.|[^"\\\n])*"|(?P<number>\d{10,})|\w+|(?P<open>")'
-_EBNF = re.compile(rf"#[^\n]*|\[(?:\\.|[^\]\\\n])*\]|(?P<ahead>\(=)|(?P<bracket>\[)|{_TOKENS}", re.ASCII)
+_EBNF = re.compile(
+    rf"#[^\n]*|\[(?:\\.|[^\]\\\n])*\]|(?P<ahead>\(=)|(?P<bracket>\[)|(?P<regex>\bRegex\s*\()|{_TOKENS}", re.ASCII
+)
 _LARK = re.compile(
     r"(?://|#)[^\n]*|(?P<expression>/(?:\\.|[^/\\])+/)(?P<flags>\w*)|(?P<slash>/)|%(?P<directive>json|regex)\b\s*"
     rf'|(?P<temperature>temperature)\s*=|(?P<special><(?!\[))|(?P<string>"(?:\\.|[^"\\\n])*")i\b|{_TOKENS}',
@@ -26,6 +28,7 @@ _LARK = re.compile(
 _REFUSED = {
     "ahead": "looking ahead, (=, is not supported",
     "bracket": "the [ has no ] on its line",
+    "regex": "Regex(...) is not supported; write a regular expression as a rule, or as response format",
     "number": "numbers have at most 9 digits",
     "open": 'the " has no " on its line',
     "slash": "the regular expression is not closed",
@@ -45,21 +48,12 @@ class GrammarError(ValueError):
 
 @dataclass(slots=True)
 class GrammarText:
-    """A grammar, and the text that xgrammar reads in its place.
-
-    Attributes
-    ----------
-    given, read : str
-        The user's text, and xgrammar's.
-    root : str
-        Name of the first rule.
-    places : list
-        Where a part begins in `read`, and where the same part begins in `given`.
-    """
+    """A grammar, and the text that xgrammar reads in its place."""
 
     given: str
-    root: str
+    root: str  # name of the first rule
     read: str = ""
+    # Where a part begins in `read`, and where the same part begins in `given`.
     places: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
 
     def keep(self, end: int) -> None:
@@ -87,9 +81,10 @@ class GrammarText:
         """Return a message about `read` as one about `given`."""
         message = message.partition("\n")[0][:_MESSAGE]
         if not (found := _PLACE.search(message)):
-            rule = re.search(rf"^[ \t?!]*{self.root}\b", self.given, re.MULTILINE)
-            start = self.given.index(self.root, rule.start()) if rule else 0
-            return self._located(start, f"{self.root}: {_NOISE.sub('', message)}")
+            names = [*re.findall(r"the rule '(\w+)'", message), self.root]
+            rules = (re.search(rf"^[ \t?!]*({name})\b", self.given, re.MULTILINE) for name in names)
+            start, name = next(((rule.start(1), rule[1]) for rule in rules if rule), (0, self.root))
+            return self._located(start, f"{name}: {_NOISE.sub('', message)}")
         lines = self.read.split("\n")[: int(found[1])]
         at = len("\n".join([*lines[:-1], ""])) + len(lines[-1].encode()[: int(found[2]) - 1].decode(errors="ignore"))
         part = bisect(self.places, at, key=lambda each: each[0])

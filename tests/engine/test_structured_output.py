@@ -305,6 +305,9 @@ def test_expressions_of_lark_are_read_as_re_reads_them(
         ("grammar", 'root ::= "\\q"', "line 1, column 11: Invalid escape"),
         ("grammar", 'root ::= "\\ud800"', "line 1, column 11: the escape names no character"),
         ("grammar", 'root ::= "a" (=[b])', "line 1, column 14: looking ahead, (="),
+        ("grammar", 'root ::= Regex("(a+)+")', "line 1, column 10: Regex(...) is not supported"),
+        ("grammar", 'root ::= "<" a\na ::= b "x" | "y"\nb ::= "z"? a', "line 2, column 1: a: the rule 'a' begins"),
+        ("lark", 'start: "<" sum\nsum: ("-"? sum) "+" | "x"', "line 2, column 1: sum: the rule 'sum'"),
         ("grammar", '# root\nroot ::= root "a"', "line 2, column 1: root: no text fits it"),
     ],
 )
@@ -451,6 +454,8 @@ def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEng
         ({"type": "grammar", "grammar": "root ::= missing_rule"}, "missing_rule"),
         ({"type": "lark", "lark": "start: missing_rule"}, "missing_rule"),
         ({"type": "structural_tag", "structural_tag": {"type": "poem"}}, "poem"),
+        ({"type": "structural_tag", "structural_tag": {"type": "token", "token": "a"}}, "named by its number"),
+        ({"type": "structural_tag", "structural_tag": {"type": "token_triggered_tags"}}, "token_triggered_tags"),
         ({"type": "poem"}, "json_object, json_schema, regex_schema, grammar, lark or structural_tag"),
     ],
 )
