@@ -129,7 +129,7 @@ class ProgramBuilder {
       start = add({GrammarProgram::kRegion, static_cast<int32_t>(program_.starts.size()) - 1, most, kind, end_});
     };
     if (fields.at(7).as_bool()) limit(0, GrammarProgram::kShortest);
-    if (const int32_t most = to_int(fields.at(5)); most >= 0) limit(most, GrammarProgram::kMaxCharacters);
+    if (to_int(fields.at(5)) >= 0) throw Unknown("max_chars is not supported");
     if (const int32_t most = to_int(fields.at(4)); most >= 0) limit(most, GrammarProgram::kMaxTokens);
     return start;
   }

@@ -71,7 +71,6 @@ TAGS: dict[str, dict[str, Any]] = {
     "tags with a separator": {"type": "tags_with_separator", "tags": [CALL], "separator": ";", "at_least_one": True},
     "tokens of text": in_turn(THOUGHT | {"max_tokens": 5}, words("</think>"), CONTENT),
     "no tokens of text": in_turn(THOUGHT | {"max_tokens": 0}, words("</think>"), CALL),
-    "characters": {"type": "any_text", "max_chars": 30},
     "tokens": {"type": "plus", "content": {"type": "or", "elements": [of_token(300), of_token(999)]}},
     "all tokens but": in_turn(words("a"), {"type": "any_tokens", "exclude_tokens": [300, 266]}),
     "one token but": in_turn({"type": "exclude_token", "exclude_tokens": [266, 301]}, words("!")),

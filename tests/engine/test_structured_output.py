@@ -456,6 +456,7 @@ def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEng
         ({"type": "structural_tag", "structural_tag": {"type": "poem"}}, "poem"),
         ({"type": "structural_tag", "structural_tag": {"type": "token", "token": "a"}}, "named by its number"),
         ({"type": "structural_tag", "structural_tag": {"type": "token_triggered_tags"}}, "token_triggered_tags"),
+        ({"type": "structural_tag", "structural_tag": {"type": "any_text", "max_chars": 9}}, "max_chars"),
         ({"type": "poem"}, "json_object, json_schema, regex_schema, grammar, lark or structural_tag"),
     ],
 )

@@ -116,10 +116,7 @@ Automaton::Place Automaton::after(Place place, std::string_view bytes) {
 
 Automaton::Place Automaton::read(Place place, uint8_t byte) {
   Items reached;
-  const bool counts = has_limits_[kMaxCharacters] && (byte & 0xC0) != 0x80;  // a character begins
-  for (Item item : items(place)) {
-    if (!counts || count_character(item)) read(item, byte, reached);
-  }
+  for (const Item& item : items(place)) read(item, byte, reached);
   const Place next = reached.empty() ? kNowhere : close(std::move(reached));
   transitions_[slot(place, byte)] = next;
   return next;
@@ -203,17 +200,6 @@ Automaton::Share Automaton::in_class(const Node& node, int32_t first, int32_t la
   }
   if (node.c == 0 || listed == Share::kSome) return listed;
   return listed == Share::kAll ? Share::kNone : Share::kAll;
-}
-
-// Counts a character in an item's regions. False: one has no room for it.
-bool Automaton::count_character(Item& item) {
-  bool has_room = true;
-  item.frame = frames_.with_counts(item.frame, [&](const Node& node, int32_t count) {
-    if (node.kind != kRegion || node.c != kMaxCharacters) return count;
-    has_room = has_room && count < node.b;
-    return count + 1;
-  });
-  return has_room;
 }
 
 Automaton::Place Automaton::begin_token(Place place) {
@@ -417,10 +403,7 @@ Automaton::Place Automaton::nearby(Place place) {
 
 // A count that stands for all that no text of the horizon's length takes to a bound.
 int32_t Automaton::far_from_bounds(const Node& node, int32_t count) const {
-  if (node.kind == kRegion) {
-    const int64_t reached = count + (node.c == kMaxCharacters ? static_cast<int64_t>(horizon_) : 0);
-    return reached < node.b ? 0 : count;
-  }
+  if (node.kind == kRegion) return count < node.b ? 0 : count;
   const int64_t least = program_.least.empty() ? 0 : program_.least[static_cast<size_t>(node.a)];
   if (least == 0) return count;
   // The one that is open, those that the text reads, and the one that then begins.

@@ -7,7 +7,7 @@
 //   tail calls push no frame; the count of an unbounded repetition saturates at its minimum
 //   an item is dropped if others accept everything that it does
 //   a partial character is only its remaining length if every character with that prefix is allowed
-//   the frame of a region counts tokens or characters
+//   the frame of a region counts tokens
 //
 // A grammar with large item sets (deep ambiguity), or that exceeds its budget, fails with an Error; places found before
 // stay valid. Cached places can be dropped when they take much memory, except those in use.
@@ -116,7 +116,6 @@ class Automaton {
   Place name(Items&& items);
   void leave_out_covered(Items& items) const;
   int32_t far_from_bounds(const Node& node, int32_t count) const;
-  bool count_character(Item& item);
   bool ends_region(const Item& item, Limit limit) const;
   int32_t region_of_tokens(int32_t frame) const;
   void end_regions(const std::set<int32_t>& ended, Items& items) const;

@@ -21,7 +21,7 @@ int32_t Frames::add(const Frame& wanted) {
   frames_.push_back(wanted);
   shapes_.push_back(number);
   Frame alike = wanted;
-  if (wanted.count >= 0 && !ends_all_within(wanted)) alike.count = 0;
+  if (wanted.count >= 0 && region(wanted) == nullptr) alike.count = 0;
   alike.parent = shape(wanted.parent);
   if (!(alike == wanted)) {
     const int32_t found = add(alike);
@@ -58,7 +58,7 @@ bool Frames::allows_all_of(int32_t number, int32_t other) const {
     if (number < 0 || other < 0 || shape(number) != shape(other)) return false;
     const Frame& one = (*this)[number];
     const Frame& two = (*this)[other];
-    if (ends_all_within(one)) return false;
+    if (region(one) != nullptr) return false;
     if (one.count != two.count) {
       const Range range = to_come(one), wanted = to_come(two);
       if (range.least > wanted.least || range.most < wanted.most) return false;
@@ -74,7 +74,7 @@ bool Frames::allow_all_between(int32_t less, int32_t more, int32_t number) const
     const Frame& frame = (*this)[number];
     const Frame& before = (*this)[less];
     const Frame& after = (*this)[more];
-    if (ends_all_within(frame)) return false;
+    if (region(frame) != nullptr) return false;
     if (before.count != frame.count || after.count != frame.count) {
       if (before.parent != frame.parent || after.parent != frame.parent) return false;
       const Range most = to_come(before), least = to_come(after), wanted = to_come(frame);
@@ -87,16 +87,9 @@ bool Frames::allow_all_between(int32_t less, int32_t more, int32_t number) const
   return false;
 }
 
-// A region whose end, where it is reached, leaves nothing else within it: fewer do not allow more.
-bool Frames::ends_all_within(const Frame& frame) const {
-  const GrammarProgram::Node* node = region(frame);
-  return node != nullptr && node->c != GrammarProgram::kMaxCharacters;
-}
-
-// How many more repetitions may come after the one that is open, or how many more characters.
+// How many more repetitions may come after the one that is open.
 Frames::Range Frames::to_come(const Frame& frame) const {
   const GrammarProgram::Node& node = program_->node(frame.node);
-  if (node.kind == GrammarProgram::kRegion) return {0, int64_t{node.b} - frame.count};
   const int64_t begun = int64_t{frame.count} + 1;
   return {std::max(node.b - begun, int64_t{0}), node.c < 0 ? std::numeric_limits<int32_t>::max() : node.c - begun};
 }

@@ -41,8 +41,8 @@ class Frames {
 
   // Of two stacks of a shape, an order: by the outermost count in which they differ.
   bool has_come_less_far(int32_t number, int32_t other) const;
-  // Whether all that may come with the other may come with one, as far as their counts show. Not where the ends of
-  // regions differ: what reaches one ends whatever else is within it.
+  // Whether all that may come with the other may come with one, as far as their counts show. Not where both are within
+  // a region: what reaches its end ends whatever else is within it, so fewer do not allow more.
   bool allows_all_of(int32_t number, int32_t other) const;
   // Whether two stacks of a shape allow together what one between them does. They differ in one count: the first may
   // have more to come than that one, the second less, and nothing in between is left out.
@@ -58,7 +58,6 @@ class Frames {
     int64_t least, most;
   };
 
-  bool ends_all_within(const Frame& frame) const;
   Range to_come(const Frame& frame) const;
 
   const GrammarProgram* program_;

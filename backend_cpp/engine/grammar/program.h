@@ -1,7 +1,7 @@
 // A grammar as a graph of nodes, which an automaton (automaton.h) follows.
 //
 // A node says what is read and which node comes after it; rules are called like functions. A region is a call with a
-// limit: on its tokens or characters, or that it ends as early as possible.
+// limit: on its tokens, or that it ends as early as possible.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ struct GrammarProgram {
     kReturn,
     kWhenFull,  // an end of a rule within a region of tokens, where that has no room for another one
   };
-  enum Limit : int32_t { kMaxTokens, kMaxCharacters, kShortest };
+  enum Limit : int32_t { kMaxTokens, kShortest };
   struct Node {
     int32_t kind = kReturn;
     // kByte: the byte; kBytes, kClass: first of its pairs; kToken: first of its tokens; kSplit: first of its nodes;
     // kCall, kRegion, kRepeat: the rule
     int32_t a = 0;
-    // How many pairs, tokens or nodes; kRegion: how many tokens or characters may begin in it; kRepeat: the least count
+    // How many pairs, tokens or nodes; kRegion: how many tokens may begin in it; kRepeat: the least count
     int32_t b = 0;
     // kClass, kToken: whether it is what the list leaves out; kRegion: its Limit; kRepeat: the largest count, -1: none
     int32_t c = 0;

@@ -130,25 +130,6 @@ TEST(a_region_may_end_at_some_places_only_where_it_has_no_room) {
   CHECK(allows({"a", "\xE4", "\xB8\xAD", ";"}));  // it cannot end within a character
 }
 
-TEST(a_region_has_room_for_the_characters_that_begin_in_it) {
-  for (const size_t horizon : {0, 4}) {
-    Automaton automaton(limited_program(9, GrammarProgram::kMaxCharacters), horizon);
-    automaton.set_budget(10'000);
-    std::string text;
-    for (int characters = 1; characters <= 10; ++characters) {
-      text += characters % 2 == 0 ? "\xE4\xB8\xAD" : "a";
-      const Automaton::Place place = automaton.after(automaton.start(), text);
-      CHECK_EQUAL(place != Automaton::kNowhere, characters <= 9);
-      if (characters > 9) break;
-      const Automaton::Place near = automaton.nearby(place);
-      for (const char* more : {"a", "ab", "abc", "abca", "\xE4\xB8\xAD", ";", "a;"}) {
-        CHECK_EQUAL(automaton.after(place, more) != Automaton::kNowhere,
-                    automaton.after(near, more) != Automaton::kNowhere);
-      }
-    }
-  }
-}
-
 TEST(a_region_that_ends_as_soon_as_it_may_does_not_continue) {
   Automaton automaton(limited_program(0, GrammarProgram::kShortest));
   CHECK_EQUAL(automaton.after(automaton.start(), "ab"), Automaton::kNowhere);

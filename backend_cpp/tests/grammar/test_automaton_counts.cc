@@ -22,7 +22,7 @@ using Pointer = std::shared_ptr<const Expression>;
 
 // A regular expression. Only kShort and kTokens have no derivative here.
 struct Expression {
-  enum Type { kNone, kNothing, kByte, kThen, kEither, kRepeat, kMaxCharacters, kShort, kTokens };
+  enum Type { kNone, kNothing, kByte, kThen, kEither, kRepeat, kShort, kTokens };
   Type type;
   int least = 0, most = 0;  // kRepeat: how often, -1: no largest; kByte: least is the byte; others: most is the limit
   Pointer first, second;
@@ -88,9 +88,6 @@ Pointer after(const Pointer& e, char byte) {
             make(Expression::kThen, after(e->first, byte), make(Expression::kRepeat, e->first, nullptr, least, most));
       }
       break;
-    case Expression::kMaxCharacters:
-      if (e->most > 0) found = make(Expression::kMaxCharacters, after(e->first, byte), nullptr, 0, e->most - 1);
-      break;
     default:
       break;
   }
@@ -139,8 +136,6 @@ class Writer {
         return either({write(*e.first, next), write(*e.second, next)});
       case Expression::kRepeat:
         return counts_ ? node({Kind::kRepeat, rule(e.first), e.least, e.most, next}) : repeat(e, next);
-      case Expression::kMaxCharacters:
-        return node({Kind::kRegion, rule(e.first), e.most, GrammarProgram::kMaxCharacters, next});
       case Expression::kShort:
         return node({Kind::kRegion, rule(e.first), 0, GrammarProgram::kShortest, next});
       case Expression::kTokens:
@@ -186,8 +181,7 @@ class Expressions {
       case 5:
         return make(Expression::kThen, below(), below());
       case 6:
-        if (!has_regions_)
-          return make(Expression::kMaxCharacters, below(), nullptr, 0, static_cast<int>(random_() % 5));
+        if (!has_regions_) return below();
         if (random_() % 2 == 0) return make(Expression::kShort, below());
         return make(Expression::kTokens, below(), nullptr, 0, static_cast<int>(random_() % 3));
       default: {
@@ -207,15 +201,14 @@ bool ends(Automaton& automaton, Automaton::Place place) {
   return place != Automaton::kNowhere && automaton.may_end(place);
 }
 
-// Compares all that may come, in texts of some more bytes. How many there were. Where a limit is too small for what has
-// to come, there may be a place all the same.
-int compare(const Pointer& e, Automaton& automaton, Automaton::Place place, bool has_limit, int length) {
-  if (!has_limit || shortest(*e) != kNever) CHECK_EQUAL(place != Automaton::kNowhere, shortest(*e) != kNever);
+// Compares all that may come, in texts of some more bytes. How many there were.
+int compare(const Pointer& e, Automaton& automaton, Automaton::Place place, int length) {
+  CHECK_EQUAL(place != Automaton::kNowhere, shortest(*e) != kNever);
   CHECK_EQUAL(ends(automaton, place), shortest(*e) == 0);
   if (place == Automaton::kNowhere || length == 0) return 1;
   int count = 1;
   for (const char byte : {'a', 'b', 'c'}) {
-    count += compare(after(e, byte), automaton, automaton.after(place, std::string(1, byte)), has_limit, length - 1);
+    count += compare(after(e, byte), automaton, automaton.after(place, std::string(1, byte)), length - 1);
   }
   return count;
 }
@@ -247,7 +240,7 @@ TEST(what_repetitions_in_repetitions_allow_is_what_derivatives_allow) {
     if (round % 3 == 0 && !prepare(program)) continue;
     Automaton automaton(std::move(program), round % 2 == 0 ? 0 : 3);
     automaton.set_budget(1 << 24);
-    texts += compare(e, automaton, automaton.start(), has(*e, Expression::kMaxCharacters), 5);
+    texts += compare(e, automaton, automaton.start(), 5);
   }
   CHECK(texts > 50'000);
 }
