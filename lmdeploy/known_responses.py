@@ -41,11 +41,11 @@ def take_tokens(messages: object) -> tuple[Any, dict[int, list[int]]]:
             if not isinstance(ids, list) or not all(type(token) is int and 0 <= token <= _MAX for token in ids):
                 raise ValueError(f"messages[{number}].{FIELD} must be a list of tokens, got {ids!r:.80}")
             known[number] = ids
-    plain = [
+    texts = [
         {key: message[key] for key in message if key != FIELD} if n in known else message
         for n, message in enumerate(messages)
     ]
-    return plain, known
+    return texts, known
 
 
 def find_responses(

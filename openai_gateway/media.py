@@ -175,16 +175,16 @@ class RequestMedia:
         ]
         if len(found) > _MAX_MEDIA:
             raise ApiError(400, f"A request may have at most {_MAX_MEDIA} images, got {len(found)}.", param="messages")
-        brought = [{**message} for message in messages]
-        for message in brought:
+        messages_read = [{**message} for message in messages]
+        for message in messages_read:
             if isinstance(message.get("content"), list):
                 message["content"] = list(message["content"])
         for i, j in found:
             part = messages[i]["content"][j]
             kind = part["type"]
             url = await self._url(part, i, j)
-            brought[i]["content"][j] = {**part, kind: {**part[kind], "url": url}}
-        return brought
+            messages_read[i]["content"][j] = {**part, kind: {**part[kind], "url": url}}
+        return messages_read
 
     async def _url(self, part: Mapping[str, Any], i: int, j: int) -> str:
         kind = part["type"]

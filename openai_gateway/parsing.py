@@ -125,9 +125,9 @@ def check_size(body: bytes) -> None:
     if _problem(body, body.count(b'"') // 2) is None:
         return
     # Marks within strings are text. Without escapes, every second piece between quotes is one.
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    strings = plain.count(b'"') // 2
-    outside = b"".join(plain.split(b'"')[::2]) if strings <= MAX_STRINGS else b""
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    strings = unescaped.count(b'"') // 2
+    outside = b"".join(unescaped.split(b'"')[::2]) if strings <= MAX_STRINGS else b""
     if problem := _problem(outside, strings):
         raise ApiError(400, problem, code="too_many_values")
 

@@ -158,10 +158,10 @@ class Qos:
     def _name(self, user: str | None, keys: Sequence[str | None]) -> str:
         if self._users_of_key is None:
             return user if user is not None and user in self._limits else DEFAULT_USER
-        own = next((self._users_of_key[key] for key in keys if key in self._users_of_key), [])
-        if len(own) == 1:
-            return own[0]
-        return user if user is not None and user in own else DEFAULT_USER
+        users = next((self._users_of_key[key] for key in keys if key in self._users_of_key), [])
+        if len(users) == 1:
+            return users[0]
+        return user if user is not None and user in users else DEFAULT_USER
 
     def _release(self, name: str) -> None:
         self._open[name] -= 1

@@ -86,8 +86,8 @@ def write_model(gguf: Path, model_dir: Path) -> None:
 
     metadata = read_metadata(gguf, [gguf])
     model_dir.mkdir()
-    own = {name: metadata.values[key] for name, key in ROLES.items()}  # as published: one token ends a response
-    generation = write_tokenizer(metadata.values, model_dir) | own
+    tokens = {name: metadata.values[key] for name, key in ROLES.items()}  # as published: one token ends a response
+    generation = write_tokenizer(metadata.values, model_dir) | tokens
     config = config_of(metadata) | {"dtype": "bfloat16"} | generation
     for name in ("model_format", "gguf_architecture"):
         del config[name]

@@ -56,12 +56,12 @@ def listing_of(cuobjdump: Path, cubin: Path) -> str:
 def instructions_of(listing: str) -> dict[str, list[str]]:
     """Return the instructions of each function of a listing, without modifiers and operands."""
     functions: dict[str, list[str]] = {}
-    own: list[str] = []
+    lines: list[str] = []
     for line in listing.splitlines():
         if match := _FUNCTION.search(line):
-            own = functions.setdefault(match[1], [])
+            lines = functions.setdefault(match[1], [])
         elif match := _INSTRUCTION.search(line):
-            own.append(match[1].split(".")[0])
+            lines.append(match[1].split(".")[0])
     return functions
 
 

@@ -29,7 +29,7 @@ def custom_presets(reported: object) -> dict[str, Settings]:
     return {name[:_MAX_NAME_LEN]: settings_of(reported[name]) for name in names}
 
 
-def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
+def with_preset(presets: object, name: str, settings: Settings) -> dict[str, Any]:
     """Return the browser's presets once one of that name is added, or replaced.
 
     Raises
@@ -37,7 +37,7 @@ def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
     ValueError
         The name is empty or one of those that everybody has, or there are too many; the text is for the reader.
     """
-    kept = {preset: _reported(its) for preset, its in custom_presets(own).items()}
+    kept = {preset: _reported(its) for preset, its in custom_presets(presets).items()}
     name = name.strip()[:_MAX_NAME_LEN]
     if not name or name in BUILT_IN:
         raise ValueError("A preset needs a name that no built-in preset has")
@@ -46,14 +46,14 @@ def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
     return {**kept, name: _reported(settings)}
 
 
-def without_preset(own: object, name: str) -> dict[str, Any]:
+def without_preset(presets: object, name: str) -> dict[str, Any]:
     """Return the browser's presets once one is deleted."""
-    return {preset: _reported(its) for preset, its in custom_presets(own).items() if preset != name}
+    return {preset: _reported(its) for preset, its in custom_presets(presets).items() if preset != name}
 
 
-def values_of(name: str, own: object, default: Settings) -> list[Any] | None:
+def values_of(name: str, presets: object, default: Settings) -> list[Any] | None:
     """Return the values of `NAMES` of a preset; None: there is none of that name. `default` is the model's."""
-    preset = {**custom_presets(own), **BUILT_IN, DEFAULT: default}.get(name)
+    preset = {**custom_presets(presets), **BUILT_IN, DEFAULT: default}.get(name)
     return None if preset is None else [getattr(preset, name) for name in NAMES]
 
 

@@ -90,7 +90,7 @@ def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> Setting
         max_lines=10,
         placeholder="The model's own",
     )
-    own = gr.BrowserState({}, storage_key=_STORAGE, secret="presets")  # no secret: another browser has other ones
+    saved = gr.BrowserState({}, storage_key=_STORAGE, secret="presets")  # no secret: another browser has other ones
     preset = gr.Radio(list(presets.BUILT_IN), value=presets.DEFAULT, label="Preset", elem_id="preset")
     with gr.Accordion("Sampling", open=False, elem_id="fold-sampling"):
         for number in (*SAMPLING, *PENALTIES):
@@ -158,10 +158,10 @@ def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> Setting
         kept = presets.without_preset(reported, chosen or "")
         return [kept, choices(kept, value=None), gr.update(visible=False)]
 
-    preset.input(choose, [preset, own, model], [*numbers, drop], **at_once)
-    gr.on([name.submit, keep.click], keep_it, [name, own, *numbers], [own, preset, name, drop], **at_once)
-    drop.click(drop_it, [preset, own], [own, preset, drop], **at_once)
-    own.change(choices, own, preset, **at_once)
+    preset.input(choose, [preset, saved, model], [*numbers, drop], **at_once)
+    gr.on([name.submit, keep.click], keep_it, [name, saved, *numbers], [saved, preset, name, drop], **at_once)
+    drop.click(drop_it, [preset, saved], [saved, preset, drop], **at_once)
+    saved.change(choices, saved, preset, **at_once)
     for number in numbers:  # what was changed is no preset any more; the browser alone notices
         number.input(None, None, preset, js="() => null", queue=False)
     return SettingsPanel(controls, preset)

@@ -53,11 +53,11 @@ def memory_groups(spec: ModelSpec) -> list[MemoryGroup]:
     for layer in range(spec.num_layers):
         if not spec.has_attention(layer) or spec.keys_of(layer) >= 0:
             continue
-        own = spec.attention_of(layer)
-        window = own.windows[layer] if own.windows else 0
-        kind = own.reach(layer)
-        latent = own.mla.kv_rank + own.mla.rope_dim if own.mla else 0
-        values = latent or own.num_kv_heads * (own.head_dim + own.value_dim)
+        attention = spec.attention_of(layer)
+        window = attention.windows[layer] if attention.windows else 0
+        kind = attention.reach(layer)
+        latent = attention.mla.kv_rank + attention.mla.rope_dim if attention.mla else 0
+        values = latent or attention.num_kv_heads * (attention.head_dim + attention.value_dim)
         alike[kind, window, spec.layer_attentions[layer] if spec.layer_attentions else 0, values] += 1
     groups = [MemoryGroup(kind, count, window, values) for (kind, window, _, values), count in sorted(alike.items())]
     if states := sum(map(spec.has_recurrence, range(spec.num_layers))):

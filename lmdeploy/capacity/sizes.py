@@ -130,9 +130,9 @@ class Sizes:
             window, sliding = _sliding(config, layers)
         else:
             shapes = _shapes(config, layers, kv_heads, int(config.get("head_dim") or hidden // heads))
-            attention = sum(hidden * head * (2 * heads + 2 * own) for own, head in shapes)
-            cached, products = sum(2 * own * head for own, head in shapes), sum(2 * heads * head for _, head in shapes)
-            window, sliding = _sliding(config, layers, [own * head for own, head in shapes])
+            attention = sum(hidden * head * (2 * heads + 2 * kv) for kv, head in shapes)
+            cached, products = sum(2 * kv * head for kv, head in shapes), sum(2 * heads * head for _, head in shapes)
+            window, sliding = _sliding(config, layers, [kv * head for kv, head in shapes])
         experts = _whole(config, "experts", 0)
         experts = experts if experts > 1 else 0
         first_dense = int(config.get("first_k_dense_replace") or 0) if experts else layers
@@ -160,10 +160,10 @@ class Sizes:
 def _shapes(config: Mapping[str, Any], layers: int, kv_heads: int, head: int) -> list[tuple[int, int]]:
     """Return key/value heads and the size of a head of each layer; 0 heads where the keys are another layer's."""
     kinds = config.get("layer_types") or [""] * layers
-    own = config.get("per_layer_config") or {}
+    each_layer = config.get("per_layer_config") or {}
     shapes = []
     for layer, kind in enumerate(kinds):
-        overrides = own.get(str(layer)) or {}
+        overrides = each_layer.get(str(layer)) or {}
         is_full = kind == "full_attention"
         size = overrides.get("head_dim") or (config.get("global_head_dim") if is_full else None) or head
         heads = config.get("num_global_key_value_heads") if is_full else None
@@ -185,8 +185,8 @@ def _sliding(config: Mapping[str, Any], layers: int, cached: Sequence[int] = ())
         return 0, 0.0
     if kinds := config.get("layer_types"):
         weights = cached or [1] * layers
-        own = sum(weight for kind, weight in zip(kinds, weights, strict=True) if kind == "sliding_attention")
-        return window, own / sum(weights)
+        sliding_weight = sum(weight for kind, weight in zip(kinds, weights, strict=True) if kind == "sliding_attention")
+        return window, sliding_weight / sum(weights)
     # Gemma 2 and 3, before `layer_types`: each second layer, or each of `sliding_window_pattern`, sees everything.
     pattern = int(config.get("sliding_window_pattern") or (2 if config.get("model_type") == "gemma2" else 0))
     return window, 1 - (layers // pattern) / layers if pattern else 1.0

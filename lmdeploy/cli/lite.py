@@ -226,16 +226,16 @@ def run_auto_awq(args: argparse.Namespace) -> int:
     """Quantize; return the exit status."""
     from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
 
-    own = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "w_sym", "search_scale", "format")}
-    return _run("auto_awq", args, AwqSettings, auto_awq, own)
+    options = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "w_sym", "search_scale", "format")}
+    return _run("auto_awq", args, AwqSettings, auto_awq, options)
 
 
 def run_auto_gptq(args: argparse.Namespace) -> int:
     """Quantize; return the exit status."""
     from lmdeploy.lite.auto_gptq import GptqSettings, auto_gptq
 
-    own = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "act_order", "format")}
-    return _run("auto_gptq", args, GptqSettings, auto_gptq, own)
+    options = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "act_order", "format")}
+    return _run("auto_gptq", args, GptqSettings, auto_gptq, options)
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
@@ -260,8 +260,8 @@ def run_smooth_quant(args: argparse.Namespace) -> int:
     """Quantize; return the exit status."""
     from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
 
-    own = {"quant_dtype": args.quant_dtype, "search_scale": args.search_scale, "format": args.format}
-    return _run("smooth_quant", args, SmoothQuantSettings, smooth_quant, own)
+    options = {"quant_dtype": args.quant_dtype, "search_scale": args.search_scale, "format": args.format}
+    return _run("smooth_quant", args, SmoothQuantSettings, smooth_quant, options)
 
 
 def _run(
@@ -269,7 +269,7 @@ def _run(
     args: argparse.Namespace,
     settings_of: Callable[..., Any],
     method: Callable[..., Path],
-    own: dict[str, Any],
+    options: dict[str, Any],
 ) -> int:
     """Run a method with the common settings and its own."""
     import torch
@@ -286,7 +286,7 @@ def _run(
             batch_size=args.batch_size,
             device=args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
             dtype=args.dtype,
-            **own,
+            **options,
         )
         model_dir = locate_model(args.model, args.revision, args.download_dir)
         with tqdm(unit="layer", desc=command) as bar:

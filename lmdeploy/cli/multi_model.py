@@ -74,14 +74,14 @@ def _follow_file(
 
     async def change() -> None:
         try:
-            wanted = {model.name: model for model in await asyncio.to_thread(read)}
+            requested = {model.name: model for model in await asyncio.to_thread(read)}
         except (ValueError, OSError) as error:
             logger.error("%s; the models stay as they are", error)
             return
-        for name in [name for name, model in known.items() if wanted.get(name) != model]:
+        for name in [name for name, model in known.items() if requested.get(name) != model]:
             if name not in _names(registry) or await _try(name, administration.unload(name)):
                 del known[name]
-        new = [model for name, model in wanted.items() if name not in _names(registry)]
+        new = [model for name, model in requested.items() if name not in _names(registry)]
         known.update({model.name: model for model in new if await _try(model.name, administration.load(model))})
 
     def run() -> None:

@@ -95,12 +95,12 @@ def _settings(args: argparse.Namespace) -> RaySettings:
 
     from lmdeploy.serve.ray.settings import RaySettings
 
-    own = {field: getattr(args, name) for name, field in _OWN.items()}
+    settings_given = {field: getattr(args, name) for name, field in _OWN.items()}
     options = given_options(args.of_replicas, args)
     if args.api_keys:
         options["api-keys"] = args.api_keys
     try:
-        return RaySettings(model=args.model, options=options, **own)
+        return RaySettings(model=args.model, options=options, **settings_given)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

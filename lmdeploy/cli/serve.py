@@ -180,11 +180,11 @@ def _add_ray(subparsers: Subparsers) -> None:
     )
     group.add_argument("--ray-address", default="", metavar="ADDRESS", help="Address of a Ray cluster, or auto.")
     options.add_server_options(parser, DEFAULT_PORT)
-    own = {action for action in parser._actions if action.dest != "log_format"}
+    actions = {action for action in parser._actions if action.dest != "log_format"}
     _add_generation_options(parser)
     add_pull_options(parser)
     of_the_command = {"drain_seconds", "api_keys"}
-    of_replicas = [action for action in parser._actions if action not in own and action.dest not in of_the_command]
+    of_replicas = [action for action in parser._actions if action not in actions and action.dest not in of_the_command]
     parser.set_defaults(run=_run_of("ray", extra="ray"), of_replicas=of_replicas)
 
 

@@ -66,8 +66,8 @@ class PipelineLM(LM):
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Return the model's template as lm-eval notes it in its results; it is always the model's own."""
-        own = self._model.tokenizer.chat_template
-        return own if isinstance(own, str) else ""
+        template = self._model.tokenizer.chat_template
+        return template if isinstance(template, str) else ""
 
     @property
     def tokenizer_name(self) -> str:

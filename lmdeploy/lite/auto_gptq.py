@@ -101,11 +101,11 @@ def _factor_of(second: Tensor) -> Tensor:
 
 def _grid_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Return zero points and half scales ``[out]`` of a group ``[out, group]``, with the least square error."""
-    own = Grid(grid.bits, columns.shape[1], grid.is_symmetric)
-    low, high = limits_of(columns, own)
+    grid_of_rows = Grid(grid.bits, columns.shape[1], grid.is_symmetric)
+    low, high = limits_of(columns, grid_of_rows)
     best, min_error = None, torch.full((len(columns),), float("inf"), device=columns.device)
     for part in _CUTS:
-        tried = round_matrix(columns, own, (low * part, high * part))
+        tried = round_matrix(columns, grid_of_rows, (low * part, high * part))
         error = (tried.numbers() - columns).square().sum(-1)
         found = torch.stack((tried.zeros[:, 0], tried.scales[:, 0].float()))
         best = found if best is None else torch.where(error < min_error, found, best)

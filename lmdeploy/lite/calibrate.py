@@ -59,10 +59,10 @@ class Statistics:
         rows = x.detach().flatten(0, -2).float()
         if not len(rows):
             return
-        own = {"max": rows.amax(0), "min": rows.amin(0), "absmax": rows.abs().amax(0)}
-        own |= {"mean": rows.mean(0), "absmean": rows.abs().mean(0)}
+        statistics = {"max": rows.amax(0), "min": rows.amin(0), "absmax": rows.abs().amax(0)}
+        statistics |= {"mean": rows.mean(0), "absmean": rows.abs().mean(0)}
         share = len(rows) / (self.count + len(rows))
-        for kind, values in own.items():
+        for kind, values in statistics.items():
             old = self._values.get(kind, values)
             match kind:
                 case "mean" | "absmean":

@@ -48,12 +48,12 @@ def rest_shards(model: SourceModel) -> list[list[str]]:
     for name, shape in model.shapes.items():
         if name in in_layers:
             continue
-        own = 4 * math.prod(shape)
-        if size + own > _SHARD:
+        byte_count = 4 * math.prod(shape)
+        if size + byte_count > _SHARD:
             shards.append([])
             size = 0
         shards[-1].append(name)
-        size += own
+        size += byte_count
     return shards
 
 

@@ -76,9 +76,9 @@ def quantize(
     in_decoder = model.tensors_of_decoder()
     for number, names in enumerate(rest, len(model)):
         if not is_done[number]:
-            own = {name: model.files.tensor(name) for name in names}
-            decoder = converted({n: t for n, t in own.items() if n in in_decoder}, settings.stored_dtype)
-            write_shard({name: decoder.get(name, tensor) for name, tensor in own.items()}, scratch / shards[number])
+            stored = {name: model.files.tensor(name) for name in names}
+            decoder = converted({n: t for n, t in stored.items() if n in in_decoder}, settings.stored_dtype)
+            write_shard({name: decoder.get(name, tensor) for name, tensor in stored.items()}, scratch / shards[number])
 
     def make(number: int, layer: LayerWeights, hidden: HiddenStates) -> None:
         tensors = _quantized(model, number, layer, hidden, method)

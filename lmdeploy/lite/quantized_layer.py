@@ -120,10 +120,10 @@ class QuantizedLayer:
                 group.apply(self._layer, scales)
                 seen.divide_by(scales)
         for name in part.experts:
-            own = self._seen[name]
+            moments = self._seen[name]
             assert self._shared_group is not None
             everyones = self._seen[self._shared_group.seen_as]
-            self._round(name, own if own.count >= _FEW_ROWS else everyones)
+            self._round(name, moments if moments.count >= _FEW_ROWS else everyones)
         for group in part.groups:
             seen = self._seen[group.seen_as]
             if _EXPERT.match(group.seen_as) and seen.count < _FEW_ROWS:
@@ -147,8 +147,8 @@ class QuantizedLayer:
                     continue
                 if source not in numbers:
                     numbers[source] = self._model.files.tensor(source).float()
-                own, row = rows.of(source)
-                numbers[source][row] = self._layer.tensors[name].cpu()[own]
+                module, row = rows.of(source)
+                numbers[source][row] = self._layer.tensors[name].cpu()[module]
         return converted(numbers, self._method.settings.stored_dtype) | self._tensors
 
     def _expert_parts(self, downs: Sequence[ScaledGroup]) -> list[_Part]:
@@ -158,12 +158,12 @@ class QuantizedLayer:
         for group in downs:
             down = group.consumers[0]
             gate_up = down.replace(".down", ".gate_up" if self._model.spec.mlp.is_gated else ".up")
-            own = sum(self._method.bytes_seen(self._layer.weight(name).shape[1]) for name in (down, gate_up))
-            if size + own > _SEEN_AT_A_TIME:
+            expert_bytes = sum(self._method.bytes_seen(self._layer.weight(name).shape[1]) for name in (down, gate_up))
+            if size + expert_bytes > _SEEN_AT_A_TIME:
                 parts.append(_Part(()))
                 size = 0
             parts[-1] = _Part((*parts[-1].groups, group), (*parts[-1].experts, gate_up))
-            size += own
+            size += expert_bytes
         return parts
 
     def _round(self, name: str, seen: Observed) -> None:

@@ -136,14 +136,14 @@ def _mixed(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...
     return tuple(names), tuple(gates)
 
 
-def _outputs(own: RecurrenceSpec) -> Producer | None:
+def _outputs(mixer: RecurrenceSpec) -> Producer | None:
     """Return the producer of the inputs of the linear layer after a recurrence."""
-    values = own.num_heads * own.value_dim
-    if own.norm == "head":
-        return Producer("recurrence.norm", torch.arange(own.value_dim).repeat(own.num_heads))
-    if own.norm == "groups":
+    values = mixer.num_heads * mixer.value_dim
+    if mixer.norm == "head":
+        return Producer("recurrence.norm", torch.arange(mixer.value_dim).repeat(mixer.num_heads))
+    if mixer.norm == "groups":
         return Producer("recurrence.norm")
-    if own.gate == "linear":
+    if mixer.gate == "linear":
         return Producer("recurrence.in", 2 * values + torch.arange(values))
     return None
 
@@ -160,18 +160,18 @@ def _inner(spec: ModelSpec, moe: MoeSpec | None) -> tuple[tuple[str, ...], tuple
 
 def _values(spec: ModelSpec, layer: int) -> Producer | None:
     """Return the producer of the inputs of the linear layer after attention."""
-    own = spec.attention_of(layer)
-    if own.qkv_clip or own.norms_values or own.keys_are_values:  # values are not what the projection alone makes
+    attn = spec.attention_of(layer)
+    if attn.qkv_clip or attn.norms_values or attn.keys_are_values:  # values are not what the projection alone makes
         return None
     if spec.keys_of(layer) >= 0 or layer in spec.layer_keys:  # other layers attend to them too
         return None
-    if mla := own.mla:
-        heads = torch.arange(own.num_heads)[:, None] * (mla.nope_dim + mla.value_dim)
+    if mla := attn.mla:
+        heads = torch.arange(attn.num_heads)[:, None] * (mla.nope_dim + mla.value_dim)
         return Producer("attention.kv_up", (heads + mla.nope_dim + torch.arange(mla.value_dim)).flatten())
     # A head of values serves several heads of queries.
-    first = (own.num_heads + own.num_kv_heads) * own.head_dim
-    rows = first + torch.arange(own.num_kv_heads * own.value_dim).view(own.num_kv_heads, 1, own.value_dim)
-    return Producer("attention.qkv", rows.expand(-1, own.num_heads // own.num_kv_heads, -1).flatten())
+    first = (attn.num_heads + attn.num_kv_heads) * attn.head_dim
+    rows = first + torch.arange(attn.num_kv_heads * attn.value_dim).view(attn.num_kv_heads, 1, attn.value_dim)
+    return Producer("attention.qkv", rows.expand(-1, attn.num_heads // attn.num_kv_heads, -1).flatten())
 
 
 def _downs(spec: ModelSpec, moe: MoeSpec | None, layer: int) -> list[ScaledGroup]:
@@ -200,7 +200,7 @@ def rows_left_whole(spec: ModelSpec, layer: int, name: str) -> int:
             return 0
         return 2 * spec.recurrence.num_key_heads * spec.recurrence.key_dim
     if name == "attention.qkv":
-        own = spec.attention_of(layer)
-        keys = own.num_kv_heads if spec.keys_of(layer) < 0 else 0
-        return (own.num_heads + keys) * own.head_dim
+        attn = spec.attention_of(layer)
+        keys = attn.num_kv_heads if spec.keys_of(layer) < 0 else 0
+        return (attn.num_heads + keys) * attn.head_dim
     return 1 << 30 if name.startswith(("attention.q", "attention.kv")) else 0

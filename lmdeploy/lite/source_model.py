@@ -129,20 +129,20 @@ class SourceModel:
 
     def _carried(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Return the first layer's rows with what later layers take besides the residual stream."""
-        if own := self.spec.layer_input:
+        if layer_input := self.spec.layer_input:
             outside = LayerWeights({n: self._evaluate(t).cpu() for n, t in self._outside.items() if "inputs.n" in n})
             project = self._outside_tensor("layer_inputs.project.weight").float()
-            made = (rows @ project.T * self.spec.hidden_size**-0.5).unflatten(-1, (-1, own.size))
+            made = (rows @ project.T * self.spec.hidden_size**-0.5).unflatten(-1, (-1, layer_input.size))
             made = outside.norm("layer_inputs.norm", made, self.spec.norm).flatten(-2)
-            made = made + self._outside_tensor("layer_inputs.table")[ids].float() * own.size**0.5
+            made = made + self._outside_tensor("layer_inputs.table")[ids].float() * layer_input.size**0.5
             rows = torch.cat((rows, made * 0.5**0.5), -1)
         return functional.pad(rows, (0, self.row_width - rows.shape[-1]))
 
     def longest_text(self) -> int:
         """Return how many tokens the model reads without its positions being stretched."""
         longest = [self.spec.max_position_embeddings]
-        for own in (self.spec.attention, *self.spec.attentions):
-            longest += [length for length in (own.logn_length, own.temperature_length) if length]
+        for attention in (self.spec.attention, *self.spec.attentions):
+            longest += [length for length in (attention.logn_length, attention.temperature_length) if length]
         return min(longest + [rope.stretch.length for rope in self.spec.ropes if rope.stretch is not None])
 
     def tensors_of_layers(self) -> set[str]:

@@ -109,6 +109,6 @@ class RowMap:
 
     def of(self, name: str) -> tuple[Tensor, Tensor]:
         """Return, for each row of a checkpoint tensor that the engine has, one of the engine's, and its number."""
-        own = (self.file == self.names.index(name)).nonzero().flatten()
-        row, which = torch.unique(self.row[own], return_inverse=True)
-        return torch.zeros_like(row).scatter_reduce_(0, which, own, "amin", include_self=False), row
+        rows = (self.file == self.names.index(name)).nonzero().flatten()
+        row, which = torch.unique(self.row[rows], return_inverse=True)
+        return torch.zeros_like(row).scatter_reduce_(0, which, rows, "amin", include_self=False), row

@@ -197,8 +197,8 @@ def coded_weights(checkpoint: Path) -> CodedWeights | None:
     hidden = read | unused
     stored_as = {}
     if text is not None:
-        own = {layer: _name_in(text, layer) for layer in layers}
-        stored_as = {name: layer for layer, name in own.items() if name}
+        names = {layer: _name_in(text, layer) for layer in layers}
+        stored_as = {name: layer for layer, name in names.items() if name}
         hidden |= {text.names[name] for name in hidden if name in text.names}
         layers = {name: layers[layer] for name, layer in stored_as.items()}
     sizes = {name: shapes[stored_as.get(name, name)] for name in layers}

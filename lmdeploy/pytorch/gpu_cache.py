@@ -96,8 +96,8 @@ class GpuPagedCache:
         The copies take their turn among the kernels; nobody waits for them.
         """
         pairs = moves.tolist()
-        for layer, own in self._layers.items():
-            for mine, hosts in zip(own.tensors(), self._host_layers[layer].tensors(), strict=True):
+        for layer, stored in self._layers.items():
+            for mine, hosts in zip(stored.tensors(), self._host_layers[layer].tensors(), strict=True):
                 for source, target in pairs:
                     if target >= self._block_count:
                         hosts[target - self._block_count].copy_(mine[source], non_blocking=True)

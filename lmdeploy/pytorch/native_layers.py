@@ -78,8 +78,8 @@ class NativeLinear(nn.Module):
             self.weight: torch.Tensor = nn.Parameter(weight, requires_grad=False)
             self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         else:
-            self._matrix: Matrix | CodedMatrix = matrix or (own := Matrix(weight, bias))
-            self.weight = StoredWeight(tuple(weight.shape), numbers or (lambda: own.weight))
+            self._matrix: Matrix | CodedMatrix = matrix or (matrix_of := Matrix(weight, bias))
+            self.weight = StoredWeight(tuple(weight.shape), numbers or (lambda: matrix_of.weight))
             self.bias = None if bias is None else nn.Parameter(bias.float(), requires_grad=False)
         self._ranks, self._gathers = ranks, gathers
         self.out_features, self.in_features = weight.shape

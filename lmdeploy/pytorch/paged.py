@@ -201,5 +201,5 @@ def paged_attention(
         float32 ``[rows, heads, value size]``.
     """
     cache = get_step_ctx_manager().current_context().kv_caches
-    attended: torch.Tensor = cache.attend(layer, call, query, key, value)
-    return attended
+    output: torch.Tensor = cache.attend(layer, call, query, key, value)
+    return output

@@ -39,9 +39,9 @@ class WorkerSettings:
 
 def require_valid_settings(given: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` unless these are settings of the C++ engine, by name, that hold what they may."""
-    own = {field.name for field in dataclasses.fields(WorkerSettings)}
-    WorkerSettings(**{name: value for name, value in given.items() if name in own})
-    TurbomindEngineConfig(**{name: value for name, value in given.items() if name not in own})
+    names = {field.name for field in dataclasses.fields(WorkerSettings)}
+    WorkerSettings(**{name: value for name, value in given.items() if name in names})
+    TurbomindEngineConfig(**{name: value for name, value in given.items() if name not in names})
 
 
 def engine_settings(config: PytorchEngineConfig) -> dict[str, Any]:

@@ -103,14 +103,14 @@ class StepRunner:
     """
 
     def __init__(self, args: WorkerArguments, channel: Any) -> None:
-        own = model_class_for(read_hf_config(args.checkpoint), args.custom_module_map)
+        model_class = model_class_for(read_hf_config(args.checkpoint), args.custom_module_map)
         self._channel = channel
         self._areas = [channel.area(index) for index in range(_AREAS)]
         self._device = step_device(args.device, args.rank, args.ranks, kernels(args.threads))
         torch.set_num_threads(args.threads)
         self._ranks = join(args.rank, args.ranks, args.meeting_place, self._device.device)
         with memory_for("the model", "use a quantized checkpoint, several GPUs (tp) or a smaller model"):
-            self._model: SteppingModel = _model_of(args, self._device, self._ranks, own is not None)
+            self._model: SteppingModel = _model_of(args, self._device, self._ranks, model_class is not None)
         self._cache = self._device.cache_of(
             self._model.shapes, args.quant_policy, self._model.dtype, self._model.states
         )

@@ -140,16 +140,16 @@ class TransformersModel:
         vocab = self._model.config.get_text_config().vocab_size
         everything = torch.arange(_TRIED_TOKENS, device=self._device)
         tokens, logits_indices = (everything * 7919 + 11) % vocab, everything[_TRIED_NEIGHBOUR + 1 :: 2]
-        own = tokens[_TRIED_NEIGHBOUR:]
+        ids = tokens[_TRIED_NEIGHBOUR:]
         recording = RecordingCache()
 
         def packed(cache: RecordingCache) -> torch.Tensor:
             return self.forward(cache.step(tokens, logits_indices, self._kernels, _TRIED_NEIGHBOUR))[0]
 
         def alone() -> torch.Tensor:
-            step = RecordingCache().step(own, logits_indices - _TRIED_NEIGHBOUR, self._kernels)
+            step = RecordingCache().step(ids, logits_indices - _TRIED_NEIGHBOUR, self._kernels)
             with _hf_attention(self._model), get_step_ctx_manager().context(step):
-                logits: torch.Tensor = self._model(input_ids=own[None], use_cache=False).logits[0, step.logits_indices]
+                logits: torch.Tensor = self._model(input_ids=ids[None], use_cache=False).logits[0, step.logits_indices]
             return logits.float()
 
         try:
@@ -261,12 +261,12 @@ def _swap_experts(
             continue
         if kernels is None and ranks.count > 1:
             raise UnsupportedModelError(f"{checkpoint}: tp is not supported with experts of transformers on GPUs")
-        own = names.get(layer_of(name))
+        source = names.get(layer_of(name))
         try:
             if kernels is not None:
-                _put(model, name, NativeExperts(module, kernels, ranks, coded, own))
-            elif coded is not None and own:
-                fill_with_numbers(module, coded, own)
+                _put(model, name, NativeExperts(module, kernels, ranks, coded, source))
+            elif coded is not None and source:
+                fill_with_numbers(module, coded, source)
         except ValueError as error:
             raise CheckpointError(checkpoint, [f"{name}: {error}"]) from error
 
@@ -276,8 +276,8 @@ def _put(model: Any, name: str, module: nn.Module) -> None:
     for attribute, value in vars(model.get_submodule(name)).items():
         if not attribute.startswith("_") and not hasattr(module, attribute):
             setattr(module, attribute, value)
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, module)
+    parent, _, key = name.rpartition(".")
+    setattr(model.get_submodule(parent), key, module)
 
 
 def _divide_and_swap(

@@ -196,10 +196,10 @@ class ChatTemplate(ABC):
         has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         if self.lists_tools() if tools else (not has_calls or self.writes_calls()):
             return messages, tools
-        own = self.native_format if tools else None
-        shown = messages if own else in_generic_format(messages)
+        native = self.native_format if tools else None
+        shown = messages if native else in_generic_format(messages)
         if tools:
-            tool_prompt = description(tools, own or GENERIC)
+            tool_prompt = description(tools, native or GENERIC)
             shown = with_description(shown, tool_prompt, self.default_system_prompt, self.takes_system_prompts())
         return shown, None
 

@@ -96,8 +96,8 @@ def _read_message(where: str, message: object) -> Message:
         content = ""
     elif isinstance(content, Mapping) and role in _RESULTS:
         content = json.dumps(content, ensure_ascii=False)
-    plain = {"role": _SAME_AS.get(role, role), "content": _read_content(f"{where}.content", content)}
-    return {**message, **plain}
+    read = {"role": _SAME_AS.get(role, role), "content": _read_content(f"{where}.content", content)}
+    return {**message, **read}
 
 
 def _read_content(where: str, content: object) -> str | Parts:

@@ -174,8 +174,8 @@ class JinjaChatTemplate(ChatTemplate):
         shown = [_as_templates_read(message) for message in messages]
         if _wants_parts(template):
             shown = [_in_parts(message) for message in shown]
-        own = {"messages": shown, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
-        return _rendered(template, {**self._special_tokens, **self._options, **own})
+        given = {"messages": shown, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
+        return _rendered(template, {**self._special_tokens, **self._options, **given})
 
     def _template_for(self, tools: list[dict[str, Any]] | None) -> str:
         names = ("tool_use", "default") if tools is not None else ("default",)
@@ -347,11 +347,11 @@ class _Namespace(Namespace):
     """``namespace`` for templates: its attributes are no way into Python's own."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # as Jinja's: `self` may be an attribute's name
-        own, *given = args
+        first, *given = args
         attributes = dict(*given, **kwargs)
         for name in attributes:
             _reject_private(name)
-        Namespace.__init__(own, attributes)
+        Namespace.__init__(first, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _reject_private(name)

@@ -65,8 +65,8 @@ class Registry:
             Name or path of a model, handed on as it is to ``match(model_path) -> str | None``.
         """
         for factory in reversed(self._factories.values()):
-            own = getattr(factory, "match", None)
-            name: str | None = own(model_name) if own is not None else None
+            match = getattr(factory, "match", None)
+            name: str | None = match(model_name) if match is not None else None
             if name is not None:
                 return name
         return None

@@ -64,8 +64,8 @@ def _part(matrix: Load, index: SafetensorsIndex) -> Expression:
     expert, (rows, inputs) = int(found[2]), matrix.shape
     first = rows if found[3] == "up" else 0
     whole = Load(stack, (index.tensors[stack].shape[0], rows if found[3] == "down" else 2 * rows, inputs))
-    own = rows_of(whole, expert, expert + 1)
-    return reshape(own if found[3] == "down" else rows_of(own, first, first + rows, dim=1), rows, inputs)
+    one = rows_of(whole, expert, expert + 1)
+    return reshape(one if found[3] == "down" else rows_of(one, first, first + rows, dim=1), rows, inputs)
 
 
 def coded_stack(expression: Expression, index: SafetensorsIndex) -> Load | None:
@@ -110,18 +110,18 @@ def scaled_part(
         if isinstance(expression, Load):
             shape = (experts, *(-(-count // size) for count, size in zip((rows, columns), sizes[1:], strict=True)))
             return Load(scales, shape, NUMBERS)
-        own = scales_of(expression.args[0])
+        found = scales_of(expression.args[0])
         match expression:
             case Slice(dim=dim, begin=begin, end=end):
-                if begin % sizes[dim] and own.shape[dim] > 1:
+                if begin % sizes[dim] and found.shape[dim] > 1:
                     raise UnsupportedModelError(
                         f"tensor {stack.name}: its blocks of {sizes[1:]} are across gate and up"
                     )
-                return rows_of(own, begin // sizes[dim], -(-end // sizes[dim]), dim=dim)
+                return rows_of(found, begin // sizes[dim], -(-end // sizes[dim]), dim=dim)
             case Reshape():
-                return reshape(own, *own.shape[1:])
+                return reshape(found, *found.shape[1:])
             case Permute(dims=dims):
-                return permute(own, *dims)
+                return permute(found, *dims)
         raise UnsupportedModelError(f"tensor {stack.name}: its codes are not read in this layout")
 
     is_transposed = any(isinstance(part, Permute) for part in walk(matrix))
@@ -150,11 +150,11 @@ def parts_of_stacks(raw: Mapping[str, Any], index: SafetensorsIndex) -> dict[str
 
 def _matrices(found: "re.Match[str]", stack: Load, expert: int, axis: int) -> Iterator[tuple[str, Expression]]:
     """Yield an expert's matrices out of a stack whose outputs are along ``axis``."""
-    own = rows_of(stack, expert, expert + 1)
+    rows = rows_of(stack, expert, expert + 1)
     half = stack.shape[axis] // 2
     parts = {"gate": (0, half), "up": (half, 2 * half)} if found[2] == "gate_up" else {"down": (0, stack.shape[axis])}
     for part, (begin, end) in parts.items():
-        taken = own if part == "down" else rows_of(own, begin, end, dim=axis)
+        taken = rows if part == "down" else rows_of(rows, begin, end, dim=axis)
         yield f"{found[1]}.{expert}.{part}_proj", reshape(taken, *taken.shape[1:])
 
 

@@ -224,9 +224,9 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     if not sees(raw):
         return _text_alone(model_dir, raw)
     named = raw["architectures"]
-    own = next((_OWN[name] for name in named if name in _OWN), None)
-    if own is not None:
-        return _custom_text_part(model_dir, raw, own)
+    form = next((_OWN[name] for name in named if name in _OWN), None)
+    if form is not None:
+        return _custom_text_part(model_dir, raw, form)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -269,25 +269,25 @@ def _whole_rows(whole: Any, text: Any) -> int:
     return 0
 
 
-def _custom_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> TextPart:
+def _custom_text_part(model_dir: Path, raw: Mapping[str, Any], form: _OwnForm) -> TextPart:
     """Return the text part of a checkpoint in its authors' own layout; as :func:`text_part_of`."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    alone = raw.get(own.key) if own.key else raw
+    alone = raw.get(form.key) if form.key else raw
     if not isinstance(alone, Mapping):
-        raise CheckpointError(model_dir, [f"config.json: {own.key} must be an object, got {alone!r:.80}"])
-    architecture = own.architecture(raw)
+        raise CheckpointError(model_dir, [f"config.json: {form.key} must be an object, got {alone!r:.80}"])
+    architecture = form.architecture(raw)
     name, family = family_of([architecture] if architecture else alone.get("architectures"))
     alone = dict(alone) | _boundary(raw) | {"architectures": [name]}
     try:
         if family.config is not None:
-            return TextPart(family.config(alone), alone, ImagesSpec(), own.shares_position)
+            return TextPart(family.config(alone), alone, ImagesSpec(), form.shares_position)
         kinds = (kind for kind, text in _TEXT_ARCHITECTURES.items() if text == name)
         kind = next(kinds, alone.get("model_type"))
         config = type(AutoConfig.for_model(kind)).from_dict(alone | {"model_type": kind})
         defaults = {key: value for key, value in config.to_dict().items() if key not in _BOUNDARY}
-        return TextPart(config, defaults | alone, ImagesSpec(), own.shares_position)
+        return TextPart(config, defaults | alone, ImagesSpec(), form.shares_position)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
 
@@ -329,7 +329,7 @@ def text_names(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> dict
     """Return the names of a checkpoint's tensors in its text part, which has this spec."""
     alone = family_of(text.raw["architectures"])[1].tensors(spec)
     within = tensors_in(alone, index)
-    return {name: own for key in alone for name, own in zip(_loads(within[key]), _loads(alone[key]), strict=True)}
+    return {name: loaded for key in alone for name, loaded in zip(_loads(within[key]), _loads(alone[key]), strict=True)}
 
 
 def with_stored_output(

@@ -176,5 +176,5 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     import numpy as np
 
     values = np.asarray(image, dtype=np.float64)
-    is_wide = image.mode != "F" or values.max(initial=0) > 255
-    return Image.fromarray(np.clip(values / 257 if is_wide else values, 0, 255).round().astype(np.uint8), "L")
+    is_16_bit = image.mode != "F" or values.max(initial=0) > 255
+    return Image.fromarray(np.clip(values / 257 if is_16_bit else values, 0, 255).round().astype(np.uint8), "L")

@@ -85,9 +85,9 @@ class _Resampler(nn.Module):  # type: ignore[misc]
 
     def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
         """Return the resampler's queries ``[views, queries, hidden]`` over ``rows * columns`` patches each."""
-        plain = self.ln_kv(self.kv_proj(patches))
-        placed = plain + _positions(rows, columns, plain.shape[-1]).to(plain)
-        keys, values = (plain, placed) if self.values_have_positions else (placed, plain)
+        unrotated = self.ln_kv(self.kv_proj(patches))
+        placed = unrotated + _positions(rows, columns, unrotated.shape[-1]).to(unrotated)
+        keys, values = (unrotated, placed) if self.values_have_positions else (placed, unrotated)
         queries = self.ln_q(self.query).expand(len(values), -1, -1)
         found, _ = self.attn(queries, keys, values, need_weights=False)
         result: Tensor = self.ln_post(found) @ self.proj

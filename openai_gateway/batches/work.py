@@ -63,10 +63,10 @@ def dispatcher(app: ASGIApp, key: str | None = None) -> Dispatch:
         The API key that requests come with; it is not looked at again. None: there are none.
     """
 
-    async def own(scope: Scope, receive: Receive, send: Send) -> None:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, INTERNAL: True, "lmdeploy.key": key}, receive, send)
 
-    transport = httpx.ASGITransport(own, raise_app_exceptions=False, client=("batch", 0))
+    transport = httpx.ASGITransport(call, raise_app_exceptions=False, client=("batch", 0))
 
     async def dispatch(request: BatchRequest) -> httpx.Response:
         headers = {"content-type": "application/json"}

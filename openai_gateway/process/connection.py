@@ -59,8 +59,8 @@ def connection_class(
     Over `max_connections`, a new connection takes the place of the one that has been without a request for longest; if
     all have requests, it is closed.
     """
-    own = {"timeouts": timeouts, "max_connections": max_connections, "idle": {}, "unfinished_heads": [0]}
-    return type("Connection", (_Connection,), own)
+    options = {"timeouts": timeouts, "max_connections": max_connections, "idle": {}, "unfinished_heads": [0]}
+    return type("Connection", (_Connection,), options)
 
 
 class _Parser(httptools.HttpRequestParser):
@@ -192,7 +192,7 @@ class _Connection(HttpToolsProtocol):
         super().on_response_complete()
         if not self._is_answering:
             self.idle[self] = None
-        self._let_go()
+        self._release()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -202,7 +202,7 @@ class _Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._let_go()
+        self._release()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -217,7 +217,7 @@ class _Connection(HttpToolsProtocol):
         self._head_bytes += added
         self.unfinished_heads[0] += added
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """See to it that a connection that is closed ends, whether or not its client takes the rest of the response."""
         if self.transport.is_closing() and self._writing is None:
             self._write_by(self.timeouts.write)
@@ -253,4 +253,4 @@ class _Connection(HttpToolsProtocol):
             head = f"HTTP/1.1 {rejection.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
-        self._let_go()
+        self._release()

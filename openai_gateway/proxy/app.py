@@ -28,7 +28,7 @@ from openai_gateway.parsing import BoundedRoute
 from openai_gateway.proxy.addresses import THIS_MACHINE, CheckedResolver, base_url, checked_url
 from openai_gateway.proxy.administration import NODE_PATHS, NodeAdministrators, is_here
 from openai_gateway.proxy.forward import TIMEOUT, Forwarder, node_headers
-from openai_gateway.proxy.health import check, look_after
+from openai_gateway.proxy.health import check, watch_nodes
 from openai_gateway.proxy.node import NodeStatus
 from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.settings import ProxySettings
@@ -60,13 +60,13 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
             app.state.table, app.state.http = table, http
             app.state.forwarder = Forwarder(table, http, settings)
             await asyncio.gather(*(check(table, http, node) for node in table))  # those of the state file
-            looking = asyncio.create_task(look_after(table, http, settings))
+            watching = asyncio.create_task(watch_nodes(table, http, settings))
             try:
                 yield
             finally:
-                looking.cancel()
+                watching.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await looking
+                    await watching
 
     failures: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}}
     app = FastAPI(

@@ -15,7 +15,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=2)
 _TICK = 0.2  # seconds
 
 
-async def look_after(table: NodeTable, http: aiohttp.ClientSession, settings: ProxySettings) -> None:
+async def watch_nodes(table: NodeTable, http: aiohttp.ClientSession, settings: ProxySettings) -> None:
     """Check every node again and again, until cancelled; evict those that have been out of service for long."""
     last: dict[str, float] = {}
     while True:

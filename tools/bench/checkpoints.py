@@ -88,11 +88,11 @@ def _attention(shape: Shape) -> Iterator[Tensor]:
 def _latent_attention(shape: Shape) -> Iterator[Tensor]:
     c = shape.config
     hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
-    plain, turned, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
-    yield Tensor("self_attn.q_proj.weight", (heads * (plain + turned), hidden))
+    unrotated, turned, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    yield Tensor("self_attn.q_proj.weight", (heads * (unrotated + turned), hidden))
     yield Tensor("self_attn.kv_a_proj_with_mqa.weight", (rank + turned, hidden))
     yield Tensor("self_attn.kv_a_layernorm.weight", (rank,), role="norm")
-    yield Tensor("self_attn.kv_b_proj.weight", (heads * (plain + value), rank))
+    yield Tensor("self_attn.kv_b_proj.weight", (heads * (unrotated + value), rank))
     yield Tensor("self_attn.o_proj.weight", (hidden, heads * value))
 
 
@@ -181,9 +181,9 @@ def write(shape: Shape, directory: Path) -> None:
         for kind, size in sizes.items():
             _fill(file, _drawn(*kind), -(-size // _ALIGNMENT) * _ALIGNMENT)
     write_tokenizer(directory)
-    own = {"model_type": _TYPES[shape.architecture], "architectures": [shape.architecture]}
-    own |= {"torch_dtype": "float16" if shape.weights == "awq" else "bfloat16"}
-    config = _COMMON | shape.config | own | {"bos_token_id": 256, "eos_token_id": 257}
+    fields = {"model_type": _TYPES[shape.architecture], "architectures": [shape.architecture]}
+    fields |= {"torch_dtype": "float16" if shape.weights == "awq" else "bfloat16"}
+    config = _COMMON | shape.config | fields | {"bos_token_id": 256, "eos_token_id": 257}
     if stored_as := quantization(shape):
         config["quantization_config"] = stored_as
     (directory / "config.json").write_text(json.dumps(config, indent=1))

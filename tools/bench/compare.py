@@ -61,10 +61,10 @@ def main() -> None:
     rounds = Rounds(arguments.rounds, partial(wait_until_quiet, arguments.timeout))
 
     limits = measure_limits()
-    own = machine()
-    kernels = own.get("cpu_isa", "none")
+    peak = machine()
+    kernels = peak.get("cpu_isa", "none")
     threads = f"{thread_count()} threads for every engine"
-    print(f"-- machine: {own['cpu']}, kernels of {kernels}, {threads}; {limits}", flush=True)
+    print(f"-- machine: {peak['cpu']}, kernels of {kernels}, {threads}; {limits}", flush=True)
     for peer in ("llama.cpp", "openvino"):
         if reason := why_missing(peer, model_path, 4):
             print(f"-- {peer}: skipped, {reason}", flush=True)
@@ -77,7 +77,7 @@ def main() -> None:
         if share is not None:
             shares[name] = share
 
-    promises = targets_with(own.get("cpu_isa", ""))
+    promises = targets_with(peak.get("cpu_isa", ""))
     found = rows(rates, shares, promises)
     missing = unmeasured(found, list(rates), promises)
     print()

@@ -361,13 +361,13 @@ def full_cache(model_path: Path, rounds: Rounds) -> Iterator[Played]:
     8 bits. Where the room ends a sequence waits, or gives its blocks back and is computed again.
     """
     requests = random_requests(FULL_REQUESTS, FULL_PROMPTS, FULL_OUTPUTS, seed=1)
-    plain = engine_config(8)
+    base = engine_config(8)
     head_dim = resolve(model_path).spec.head_dim
     with ExitStack() as stack:
 
         def side(policy: int) -> Callable[[], float]:
             blocks = FULL_BLOCKS * head_bytes(head_dim, 16) // head_bytes(head_dim, policy or 16)
-            config = replace(plain, quant_policy=policy, max_batch_size=FULL_REQUESTS, cache_max_entry_count=blocks)
+            config = replace(base, quant_policy=policy, max_batch_size=FULL_REQUESTS, cache_max_entry_count=blocks)
             engine = stack.enter_context(in_process(str(model_path), config))
             return lambda: engine.run(requests, FULL_REQUESTS, GREEDY).requests_per_minute
 

@@ -166,10 +166,10 @@ def _measure() -> Limits:
         return min(seconds)
 
     buffer = torch.ones(_BUFFER // 4)
-    wide = buffer.view(-1, 4096)
+    matrix = buffer.view(-1, 4096)
     row = torch.ones(4096)
     # Several ways to read it all: which one comes nearest to the memory's limit depends on the processor.
-    readers = (buffer.sum, buffer.amax, lambda: wide @ row)
+    readers = (buffer.sum, buffer.amax, lambda: matrix @ row)
     bandwidth = _BUFFER / min(best(reader) for reader in readers)
     x = torch.randn(_SIZE, _SIZE)
     codes = torch.randint(-100, 100, (_SIZE, _SIZE), dtype=torch.int8)

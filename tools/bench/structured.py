@@ -100,6 +100,6 @@ def main() -> None:
             if arguments.only not in (None, name):
                 continue
             found = list(rounds(engine, response_format, arguments.rounds))
-            ratios = ", ".join(f"{structured / plain:.2f}" for structured, plain in found)
+            ratios = ", ".join(f"{structured / free:.2f}" for structured, free in found)
             medians = [f"{statistics.median(side):.0f}" for side in zip(*found, strict=True)]
             print(f"| {name} | {medians[0]} | {medians[1]} | {ratios} |", flush=True)

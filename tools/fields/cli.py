@@ -33,17 +33,17 @@ def command_line(_: str) -> str:
     sections: dict[str, str] = {}  # of groups that several commands have, by title
     pages = []
     for parser in parsers:
-        own, others, links = list[str](), list[str](), list[str]()
+        options, others, links = list[str](), list[str](), list[str]()
         for group in _groups(parser):
             title = _title(group)
             if group.title in _OWN:
-                own += _lines(parser, group)
+                options += _lines(parser, group)
             elif _is_shared(group, parsers):
                 sections[title] = f"## {title}\n\n{_of_group(parser, group)}"
                 links.append(f"[{title}](#{title.replace(' ', '-').lower()})")
             else:
                 others.append(f"{title}:\n\n{_of_group(parser, group)}")
-        parts = [f"## `{parser.prog}`", _prose(parser.description or ""), _table(own) if own else "", *others]
+        parts = [f"## `{parser.prog}`", _prose(parser.description or ""), _table(options) if options else "", *others]
         parts += [f"Shared options: {', '.join(links)}."] if links else []
         pages.append("\n\n".join(part for part in parts if part))
     return _PAGE.format(commands="\n\n".join(pages), shared="\n\n".join(sections.values()))

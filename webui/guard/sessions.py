@@ -76,8 +76,8 @@ class Sessions:
         known = self._sessions.get(name, _Session())
         more = size - known.bodies.get(event, 0)
         others = sum(session.size for session in self._sessions.values() if session is not known)
-        own = known.size + more
-        if own > MAX_SESSION_BYTES or (own > ALWAYS_BYTES and others + own > MAX_BYTES):
+        total = known.size + more
+        if total > MAX_SESSION_BYTES or (total > ALWAYS_BYTES and others + total > MAX_BYTES):
             raise SessionsFull
         with self._opened(name, known):
             known.bodies[event] = size

@@ -20,22 +20,22 @@ def attention(
     shared
         Keys and values ``[batch, kv_heads, tokens, dim]`` of another layer, where the layer has none of its own.
     """
-    own = spec.attention_of(layer)
+    attn = spec.attention_of(layer)
     rope = _rope_of(spec, layer)
     gate: Tensor | None = None
-    if own.mla is not None:
-        q, k, v = _latent_heads(spec, own.mla, weights, rope, x)
+    if attn.mla is not None:
+        q, k, v = _latent_heads(spec, attn.mla, weights, rope, x)
     elif shared is not None:
-        q, (k, v) = _normed_heads(spec, own, weights, rope, weights.linear("attention.qkv", x), "q"), shared
+        q, (k, v) = _normed_heads(spec, attn, weights, rope, weights.linear("attention.qkv", x), "q"), shared
     else:
-        q, k, v, gate = _plain_heads(spec, own, weights, rope, x)
+        q, k, v, gate = _plain_heads(spec, attn, weights, rope, x)
     made = (k, v)
-    q = _tempered(own, rope, q)
+    q = _tempered(attn, rope, q)
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    window = own.windows[layer] if own.windows else 0
-    found = _attend(own, weights, q, k, v, 0 if window >= x.shape[1] else window)
+    window = attn.windows[layer] if attn.windows else 0
+    found = _attend(attn, weights, q, k, v, 0 if window >= x.shape[1] else window)
     joined = found.transpose(1, 2).flatten(2)
     return weights.linear("attention.o", joined if gate is None else joined * gate.sigmoid()), made
 
@@ -45,12 +45,12 @@ def _rope_of(spec: ModelSpec, layer: int) -> RopeSpec | None:
     return spec.ropes[number] if spec.ropes and number >= 0 else None
 
 
-def _tempered(own: AttentionSpec, rope: RopeSpec | None, q: Tensor) -> Tensor:
+def _tempered(attn: AttentionSpec, rope: RopeSpec | None, q: Tensor) -> Tensor:
     """Return queries ``[batch, heads, tokens, dim]`` times what grows with their positions."""
-    if not own.temperature_length or (own.tempers_unrotated and rope is not None):
+    if not attn.temperature_length or (attn.tempers_unrotated and rope is not None):
         return q
-    positions = torch.arange(q.shape[2], device=q.device) + int(own.tempers_unrotated)
-    return q * (1 + own.temperature_scale * torch.log1p(positions // own.temperature_length))[:, None]
+    positions = torch.arange(q.shape[2], device=q.device) + int(attn.tempers_unrotated)
+    return q * (1 + attn.temperature_scale * torch.log1p(positions // attn.temperature_length))[:, None]
 
 
 def _heads(x: Tensor, count: int) -> Tensor:
@@ -58,37 +58,37 @@ def _heads(x: Tensor, count: int) -> Tensor:
 
 
 def _plain_heads(
-    spec: ModelSpec, own: AttentionSpec, weights: LayerWeights, rope: RopeSpec | None, x: Tensor
+    spec: ModelSpec, attn: AttentionSpec, weights: LayerWeights, rope: RopeSpec | None, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return queries, keys and values, ``[batch, heads, tokens, head_dim]``, and the gate of what comes out, if any."""
     joined = weights.linear("attention.qkv", x)
-    if clip := own.qkv_clip:
+    if clip := attn.qkv_clip:
         joined = joined.clamp(-clip, clip)
-    queries, keys = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
-    values, gates = own.num_kv_heads * own.value_dim, own.num_heads * own.value_dim
-    q, k, v, *rest = joined.split((queries, keys, values, *((gates,) * own.has_output_gate)), dim=-1)
-    v = _heads(v, own.num_kv_heads)
-    if own.norms_values:
+    queries, keys = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
+    values, gates = attn.num_kv_heads * attn.value_dim, attn.num_heads * attn.value_dim
+    q, k, v, *rest = joined.split((queries, keys, values, *((gates,) * attn.has_output_gate)), dim=-1)
+    v = _heads(v, attn.num_kv_heads)
+    if attn.norms_values:
         v = functional.rms_norm(v, v.shape[-1:], eps=spec.norm.eps)
-    v = own.value_scale * v
-    q = _normed_heads(spec, own, weights, rope, q, "q")
-    return q, _normed_heads(spec, own, weights, rope, k, "k"), v, rest[0] if rest else None
+    v = attn.value_scale * v
+    q = _normed_heads(spec, attn, weights, rope, q, "q")
+    return q, _normed_heads(spec, attn, weights, rope, k, "k"), v, rest[0] if rest else None
 
 
 def _normed_heads(
-    spec: ModelSpec, own: AttentionSpec, weights: LayerWeights, rope: RopeSpec | None, rows: Tensor, name: str
+    spec: ModelSpec, attn: AttentionSpec, weights: LayerWeights, rope: RopeSpec | None, rows: Tensor, name: str
 ) -> Tensor:
     """Return heads of queries or keys, normed and rotated."""
-    if own.qk_norm == "projection":
+    if attn.qk_norm == "projection":
         rows = weights.norm(f"attention.{name}_norm", rows, spec.norm)
-    heads = _heads(rows, own.num_heads if name == "q" else own.num_kv_heads)
-    if own.norms_rotated:
+    heads = _heads(rows, attn.num_heads if name == "q" else attn.num_kv_heads)
+    if attn.norms_rotated:
         heads = _rotated(heads, rope)
-    if own.qk_norm in ("head", "each_head"):
+    if attn.qk_norm in ("head", "each_head"):
         heads = weights.norm(f"attention.{name}_norm", heads, spec.norm)
-    if own.qk_norm == "unit" and rope is not None:
+    if attn.qk_norm == "unit" and rope is not None:
         heads = functional.rms_norm(heads, heads.shape[-1:], eps=spec.norm.eps)
-    return heads if own.norms_rotated else _rotated(heads, rope)
+    return heads if attn.norms_rotated else _rotated(heads, rope)
 
 
 def _latent_heads(
@@ -110,26 +110,26 @@ def _latent_heads(
     return torch.cat((q_plain, _rotated(q_turned, rope)), -1), torch.cat((k_plain, key), -1), v
 
 
-def _attend(own: AttentionSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+def _attend(attn: AttentionSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Return causal attention of each query, ``[batch, heads, tokens, value_dim]``."""
     sinks = weights.tensors.get("attention.sinks")
-    if not (window or own.softcap or own.alibi_slopes or sinks is not None):
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=own.scale)
-    slopes = torch.tensor(own.alibi_slopes, device=q.device)
+    if not (window or attn.softcap or attn.alibi_slopes or sinks is not None):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=attn.scale)
+    slopes = torch.tensor(attn.alibi_slopes, device=q.device)
     found = []
     for begin in range(0, q.shape[2], _QUERIES):
         end = min(begin + _QUERIES, q.shape[2])
-        first = begin // window * window if own.is_chunked and window else max(0, begin - window + 1) if window else 0
+        first = begin // window * window if attn.is_chunked and window else max(0, begin - window + 1) if window else 0
         distance = (
             torch.arange(begin, end, device=q.device)[:, None] - torch.arange(first, end, device=q.device)[None, :]
         )
-        scores = own.scale * (q[:, :, begin:end] @ k[:, :, first:end].transpose(-1, -2))
-        if own.softcap:
-            scores = own.softcap * torch.tanh(scores / own.softcap)
+        scores = attn.scale * (q[:, :, begin:end] @ k[:, :, first:end].transpose(-1, -2))
+        if attn.softcap:
+            scores = attn.softcap * torch.tanh(scores / attn.softcap)
         if len(slopes):
             scores = scores - slopes[:, None, None] * distance
         is_hidden = distance < 0
-        if window and own.is_chunked:
+        if window and attn.is_chunked:
             windows = torch.arange(first, end, device=q.device) // window
             is_hidden |= windows[begin - first :, None] != windows
         elif window:

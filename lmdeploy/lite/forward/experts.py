@@ -24,10 +24,10 @@ def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor, str
             share = shares[row, rank, None]
             name = f"moe.experts.{number}"
             if moe.router.scales_input:
-                own = _expert(spec, weights, name, rows[row] * share)
+                output = _expert(spec, weights, name, rows[row] * share)
             else:
-                own = _expert(spec, weights, name, rows[row]) * share
-            total.index_add_(0, row, own)
+                output = _expert(spec, weights, name, rows[row]) * share
+            total.index_add_(0, row, output)
     if moe.shared_intermediate_size:
         shared = _expert(spec, weights, "moe.shared", rows)
         if moe.has_shared_gate:

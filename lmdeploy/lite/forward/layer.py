@@ -28,9 +28,9 @@ class Carried:
         self._sources: dict[int, int] = {}
         self.width = spec.hidden_size + spec.num_layers * self._input
         for source in sorted({spec.keys_of(layer) for layer in range(spec.num_layers)} - {-1}):
-            own = spec.attention_of(source)
+            attention = spec.attention_of(source)
             self._sources[source] = self.width
-            self.width += own.num_kv_heads * (own.head_dim + own.value_dim)
+            self.width += attention.num_kv_heads * (attention.head_dim + attention.value_dim)
 
     def stream(self, rows: Tensor) -> Tensor:
         """Return the residual stream ``[..., hidden]`` of rows."""
@@ -45,11 +45,11 @@ class Carried:
         source = spec.keys_of(layer)
         if source < 0:
             return None
-        own = spec.attention_of(source)
-        sizes = (own.num_kv_heads * own.head_dim, own.num_kv_heads * own.value_dim)
+        attention = spec.attention_of(source)
+        sizes = (attention.num_kv_heads * attention.head_dim, attention.num_kv_heads * attention.value_dim)
         k, v = rows[..., self._sources[source] :][..., : sum(sizes)].split(sizes, dim=-1)
-        return k.unflatten(-1, (own.num_kv_heads, -1)).transpose(1, 2), v.unflatten(
-            -1, (own.num_kv_heads, -1)
+        return k.unflatten(-1, (attention.num_kv_heads, -1)).transpose(1, 2), v.unflatten(
+            -1, (attention.num_kv_heads, -1)
         ).transpose(1, 2)
 
     def joined(self, rows: Tensor, stream: Tensor, layer: int, made: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -67,20 +67,20 @@ def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, rows: Tensor) 
     """Return a layer's output for ``[batch, tokens, Carried.width]``."""
     block, carried = spec.block_of(layer), Carried(spec)
     hidden = carried.stream(rows)
-    attended, made = torch.zeros_like(hidden), None
+    mixed, made = torch.zeros_like(hidden), None
     if spec.has_attention(layer) or spec.has_recurrence(layer):
         normed = weights.norm("attention_norm", hidden, spec.norm) if block.has_input_norms else hidden
         if block.norms_stream:
             hidden = normed
         if spec.recurrence is not None and spec.has_recurrence(layer):
-            attended = recurrence(spec, spec.recurrence, weights, layer, normed)
+            mixed = recurrence(spec, spec.recurrence, weights, layer, normed)
         if spec.has_attention(layer):
-            own, made = attention(spec, weights, layer, normed, carried.keys_and_values(spec, rows, layer))
-            attended = attended + own
+            part, made = attention(spec, weights, layer, normed, carried.keys_and_values(spec, rows, layer))
+            mixed = mixed + part
         if block.has_output_norms:
-            attended = weights.norm("attention_output_norm", attended, spec.norm)
+            mixed = weights.norm("attention_output_norm", mixed, spec.norm)
         if not block.is_parallel:
-            hidden = block.stream_scale * hidden + block.residual_scale * attended
+            hidden = block.stream_scale * hidden + block.residual_scale * mixed
     if not spec.has_mlp(layer):
         return carried.joined(rows, hidden, layer, made)
     if not block.shares_norm:
@@ -92,7 +92,7 @@ def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, rows: Tensor) 
         inner = weights.norm("mlp_output_norm", inner, spec.norm)
     hidden = block.stream_scale * hidden + block.residual_scale * inner
     if block.is_parallel:
-        hidden = hidden + block.residual_scale * attended
+        hidden = hidden + block.residual_scale * mixed
     if spec.layer_input is not None:
         hidden = hidden + _input_branch(spec, weights, hidden, carried.input(rows, layer))
     if block.has_layer_scale:
@@ -123,6 +123,6 @@ def _dense_mlp(spec: ModelSpec, weights: LayerWeights, x: Tensor) -> Tensor:
     return weights.linear("mlp.down", activate(spec.mlp.activation, inner, is_gated=is_gated))
 
 
-def _input_branch(spec: ModelSpec, weights: LayerWeights, hidden: Tensor, own: Tensor) -> Tensor:
+def _input_branch(spec: ModelSpec, weights: LayerWeights, hidden: Tensor, branch: Tensor) -> Tensor:
     gate = activate(spec.mlp.activation, weights.linear("input.gate", hidden), is_gated=False)
-    return weights.norm("input.norm", weights.linear("input.project", gate * own), spec.norm)
+    return weights.norm("input.norm", weights.linear("input.project", gate * branch), spec.norm)

@@ -83,8 +83,8 @@ class LlamaAttention(nn.Module):
         query, key, value = self.qkv_proj.split_qkv(qkv_states)
         query, key = self.norm_heads(query, key)
         query, key = self.apply_rotary_pos_emb(query, key, *rotary_pos_emb)
-        attended = self.attn_fwd(query, key, value, past_key_value[0], past_key_value[1], attn_metadata)
-        return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1))
+        output = self.attn_fwd(query, key, value, past_key_value[0], past_key_value[1], attn_metadata)
+        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1))
 
 
 class LlamaMLP(nn.Module):

@@ -197,6 +197,6 @@ def _widen_embeddings(model: nn.Module, kernels: Kernels | None) -> None:
     """Let embeddings of ``torch.nn`` give float32, which CPUs compute in."""
     for name, module in list(model.named_modules()):
         if type(module) is nn.Embedding:
-            wide = Embedding.of(module.weight, kernels)
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, wide)
+            embedding = Embedding.of(module.weight, kernels)
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, embedding)

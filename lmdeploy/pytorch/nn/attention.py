@@ -32,8 +32,8 @@ class LayerCache:
 
     def attend(self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Write the step's keys and values, and return what its queries see."""
-        attended: torch.Tensor = self.cache.attend(self.layer, call, query, key, value)
-        return attended
+        output: torch.Tensor = self.cache.attend(self.layer, call, query, key, value)
+        return output
 
 
 class Attention(nn.Module):

@@ -173,9 +173,9 @@ class MergedColwiseLinear(Linear):
                 self.weight_loader(param, part, name)
             return
         number = self._names.index(shard_id)
-        own = self._ranks.slice_of(loaded_weight.shape[0], f"the outputs {shard_id}")
+        shard = self._ranks.slice_of(loaded_weight.shape[0], f"the outputs {shard_id}")
         begin = sum(self._parts[:number])
-        self._load_outputs(param, slice(begin, begin + self._parts[number]), loaded_weight[own])
+        self._load_outputs(param, slice(begin, begin + self._parts[number]), loaded_weight[shard])
 
     def weight_spliter(self, loaded_weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the layers of a tensor that holds all of them."""
@@ -219,13 +219,13 @@ class QKVLinear(Linear):
         size = self._head_size_v if shard_id == "v" else self._head_size
         heads = loaded_weight.unflatten(0, (-1, size))
         if shard_id == "q":
-            own = slice(self._ranks.rank * self._q_heads, (self._ranks.rank + 1) * self._q_heads)
+            shard = slice(self._ranks.rank * self._q_heads, (self._ranks.rank + 1) * self._q_heads)
         else:
             first = self._ranks.rank * self._kv_heads // self._kv_copies
-            own = slice(first, first + self._kv_heads)
+            shard = slice(first, first + self._kv_heads)
         number = "qkv".index(shard_id)
         begin = sum(self._sizes[:number])
-        self._load_outputs(param, slice(begin, begin + self._sizes[number]), heads[own].flatten(0, 1))
+        self._load_outputs(param, slice(begin, begin + self._sizes[number]), heads[shard].flatten(0, 1))
 
     def weight_spliter(self, loaded_weight: torch.Tensor, layout: str = "default") -> tuple[torch.Tensor, ...]:
         """Return q, k and v of a tensor that holds all three.

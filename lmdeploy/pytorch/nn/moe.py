@@ -76,12 +76,12 @@ class ExpertWeights(nn.Module):
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor, expert_id: int, shard_id: str) -> None:
         """Copy this rank's part of a layer of an expert."""
         number, axis = self._shards.index(shard_id), 0 if self._is_colwise else 1
-        own = self._ranks.slice_of(loaded_weight.shape[axis], "the channels of an expert")
+        shard = self._ranks.slice_of(loaded_weight.shape[axis], "the channels of an expert")
         if is_index(loaded_weight):
-            self._codes[expert_id, number] = (loaded_weight[own] if self._is_colwise else loaded_weight)[:, 0].clone()
+            self._codes[expert_id, number] = (loaded_weight[shard] if self._is_colwise else loaded_weight)[:, 0].clone()
             return
         target = param.data[expert_id].chunk(len(self._shards))[number]
-        copy_into(target, loaded_weight[own] if self._is_colwise else loaded_weight[:, own])
+        copy_into(target, loaded_weight[shard] if self._is_colwise else loaded_weight[:, shard])
 
     def take_codes(self, coded: CodedWeights) -> None:
         """Use the codes whose places were loaded, in the place of the weights.

@@ -181,15 +181,15 @@ def build_rotary_embedding(
     emb_type
         The type.
     """
-    plain = _inverse_frequencies(dim, base)
+    unscaled = _inverse_frequencies(dim, base)
     if emb_type is RopeType.Default:
-        return RotaryEmbedding(plain)
+        return RotaryEmbedding(unscaled)
     if emb_type is RopeType.LinearScaling:
-        return RotaryEmbedding(plain / scaling_factor)
+        return RotaryEmbedding(unscaled / scaling_factor)
     if emb_type is RopeType.DynamicNTKScaling:
         return DynamicNtkRotaryEmbedding(dim, base, scaling_factor, max_position_embeddings)
     if emb_type is RopeType.Llama3:
-        return RotaryEmbedding(_llama3(plain, scaling_factor, llama3_params or Llama3Parameters()))
+        return RotaryEmbedding(_llama3(unscaled, scaling_factor, llama3_params or Llama3Parameters()))
     return _yarn(dim, base, scaling_factor, max_position_embeddings, yarn_params or YarnParameters())
 
 
@@ -232,15 +232,15 @@ def _inverse_frequencies(dim: int, base: float) -> torch.Tensor:
     return (base ** -(torch.arange(0, dim, 2).double() / dim)).float()
 
 
-def _llama3(plain: torch.Tensor, factor: float, params: Llama3Parameters) -> torch.Tensor:
-    turns = params.original_max_position_embeddings * plain / (2 * math.pi)
+def _llama3(unscaled: torch.Tensor, factor: float, params: Llama3Parameters) -> torch.Tensor:
+    turns = params.original_max_position_embeddings * unscaled / (2 * math.pi)
     between = (turns - params.low_freq_factor) / (params.high_freq_factor - params.low_freq_factor)
     kept = between.clamp(0, 1)
-    return plain * (kept + (1 - kept) / factor)
+    return unscaled * (kept + (1 - kept) / factor)
 
 
 def _yarn(dim: int, base: float, factor: float, length: int, params: YarnParameters) -> RotaryEmbedding:
-    plain = _inverse_frequencies(dim, base)
+    unscaled = _inverse_frequencies(dim, base)
     length = params.original_max_position_embeddings or length
 
     def pair_of(turns: float) -> float:
@@ -250,7 +250,7 @@ def _yarn(dim: int, base: float, factor: float, length: int, params: YarnParamet
     low = max(math.floor(pair_of(params.beta_fast)), 0)
     high = min(math.ceil(pair_of(params.beta_slow)), dim - 1)
     stretched = ((torch.arange(dim // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
-    frequencies = plain * (1 - stretched) + plain / factor * stretched
+    frequencies = unscaled * (1 - stretched) + unscaled / factor * stretched
 
     def magnitude(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -58,8 +58,8 @@ def layer_of(name: str) -> int:
 
 def is_coded(parameter: str, experts: Mapping[int, Names]) -> bool:
     """Return whether what a parameter of experts would hold is stored as codes."""
-    module, _, own = parameter.rpartition(".")
-    part = _PARTS.get(own, "up")  # gate and up are one parameter
+    module, _, name_in = parameter.rpartition(".")
+    part = _PARTS.get(name_in, "up")  # gate and up are one parameter
     return any(of == part for _, of in experts.get(layer_of(module), ()))
 
 
@@ -147,8 +147,8 @@ def _codes_of(
     outputs, inputs = coded.shapes[layers[0]]
     if parts == ("down",):
         return coded.matrix([(layers[0], slice(0, outputs))], ranks.slice_of(inputs, "the channels of an expert"))
-    own = ranks.slice_of(outputs, "the channels of an expert")
-    return coded.matrix([(layer, own) for layer in layers])
+    cut = ranks.slice_of(outputs, "the channels of an expert")
+    return coded.matrix([(layer, cut) for layer in layers])
 
 
 def _numbers_of(
@@ -169,13 +169,13 @@ def _numbers_of(
             bias = (hf_module.gate_up_proj_bias if has_gate else hf_module.up_proj_bias)[expert]
             last_bias = hf_module.down_proj_bias[expert] if ranks.rank == 0 else None  # summed with the others
     if ranks.count > 1:
-        own = ranks.slice_of(second.shape[1], "the channels of an expert")
+        part = ranks.slice_of(second.shape[1], "the channels of an expert")
         rows = torch.arange(len(first))
         if has_gate:  # two halves, or neighbours
-            rows = rows.view(2, -1)[:, own] if getattr(hf_module, "is_concatenated", True) else rows.view(-1, 2)[own]
+            rows = rows.view(2, -1)[:, part] if getattr(hf_module, "is_concatenated", True) else rows.view(-1, 2)[part]
         else:
-            rows = rows[own]
-        first, second = first[rows.flatten()], second[:, own]
+            rows = rows[part]
+        first, second = first[rows.flatten()], second[:, part]
         bias = None if bias is None else bias[rows.flatten()]
     return partial(Matrix, first, bias), partial(Matrix, second, last_bias)
 

@@ -53,10 +53,10 @@ class PromptRotaryEmbedding(nn.Module):
             frequencies, factor = self._of(length, position_ids.device)
             angles = position_ids[..., None].float() * frequencies
             angles = torch.cat([angles, angles], -1)
-            own = (lengths == length)[None, :, None]
+            is_same = (lengths == length)[None, :, None]
             cos, sin = angles.cos() * factor, angles.sin() * factor
-            cosines = cos if not cosines.numel() else torch.where(own, cos, cosines)
-            sines = sin if not sines.numel() else torch.where(own, sin, sines)
+            cosines = cos if not cosines.numel() else torch.where(is_same, cos, cosines)
+            sines = sin if not sines.numel() else torch.where(is_same, sin, sines)
         return cosines.to(x.dtype), sines.to(x.dtype)
 
     def _of(self, length: int, device: torch.device) -> tuple[torch.Tensor, float]:
@@ -78,6 +78,6 @@ def swap_rotaries(model: Any) -> bool:
         if getattr(module, "rope_type", None) in KINDS and hasattr(module, "inv_freq")
     ]
     for name, module in found:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, PromptRotaryEmbedding(module.config, module.rope_type))
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, PromptRotaryEmbedding(module.config, module.rope_type))
     return bool(found)

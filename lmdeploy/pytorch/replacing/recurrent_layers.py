@@ -220,13 +220,13 @@ def recurrent_layer_of(hf_module: Any, kernels: Kernels) -> nn.Module:
     kind = _kind_of(hf_module)
     if kind is None or getattr(hf_module, "activation", "silu") not in ("silu", "swish"):
         raise ValueError(f"the activation {hf_module.activation} of its recurrent layers is not supported")
-    wide = copy.deepcopy(hf_module).float()
-    width = next(getattr(wide, name).in_features for name in _PROJECTIONS if hasattr(wide, name))
+    exact = copy.deepcopy(hf_module).float()
+    width = next(getattr(exact, name).in_features for name in _PROJECTIONS if hasattr(exact, name))
     x = torch.randn(1, _TRIED_TOKENS, width, generator=torch.Generator().manual_seed(0))
     tokens = torch.arange(_TRIED_TOKENS)
     step = RecordingCache().step(tokens, tokens, kernels)
     with torch.inference_mode(), get_step_ctx_manager().context(step):
-        expected, got = _parts(wide(x, **kind.given)), _parts(kind(wide, kernels)(x))
+        expected, got = _parts(exact(x, **kind.given)), _parts(kind(exact, kernels)(x))
     off = max(
         float((native - reference).abs().max() / reference.abs().max().clamp_min(1e-30))
         for native, reference in zip(got, expected, strict=False)  # some return attention weights too

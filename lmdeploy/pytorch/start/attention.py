@@ -136,11 +136,11 @@ class _Problem:
         from lmdeploy.pytorch.kernels.decoding_attention import decoding_attention
 
         last = self._lengths[:, 0].cumsum(0) - 1
-        attended = decoding_attention(
+        output = decoding_attention(
             self._query[last.to(self._device)], self._k, self._v, self._step().kv_seqlens, self._table.to(self._device),
             v_dim=self._v.shape[3], scale=self._call.scale,
         )  # fmt: skip
-        return self._difference(attended, self._expected[last])
+        return self._difference(output, self._expected[last])
 
     def wrong_with_graph(self, attend: Attend) -> str:
         """Return how a graph of single tokens differs that was captured for shorter sequences."""
@@ -151,7 +151,7 @@ class _Problem:
         step.plans, step.host_spans, step.is_decoding = {}, (np.ones_like(lengths), table), True
 
         def run() -> Outputs:
-            return (attended := attend(step, self._call, query, self._k, self._v)), attended
+            return (output := attend(step, self._call, query, self._k, self._v)), output
 
         run()  # plans
         graph = cuda_capture()(run) if self._device.type == "cuda" else None
@@ -174,8 +174,8 @@ class _Problem:
             logits_indices=torch.arange(num_tokens, device=self._device), max_q_len=max(count for count, _ in _SPANS),
         )  # fmt: skip
 
-    def _difference(self, attended: torch.Tensor, expected: torch.Tensor) -> str:
-        off = float((attended.double().cpu() - expected).abs().max())
+    def _difference(self, output: torch.Tensor, expected: torch.Tensor) -> str:
+        off = float((output.double().cpu() - expected).abs().max())
         return "" if off <= self._limit else f"it differs from float64 by {off:.3g}, more than {self._limit:.3g}"
 
 

@@ -59,8 +59,8 @@ class FlashInferPrompts:
         if rule not in planned:
             self._plan(rule, step, call, query, k_cache, v_cache)
             planned.add(rule)
-        attended: torch.Tensor = self._wrappers[rule].run(query.contiguous(), (k_cache, v_cache))
-        return attended
+        output: torch.Tensor = self._wrappers[rule].run(query.contiguous(), (k_cache, v_cache))
+        return output
 
     def _plan(
         self,
@@ -183,8 +183,8 @@ class TokenPlan:
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Return attention of the queries."""
-        attended: torch.Tensor = self._wrapper.run(query.contiguous(), (k_cache, v_cache))
-        return attended
+        output: torch.Tensor = self._wrapper.run(query.contiguous(), (k_cache, v_cache))
+        return output
 
 
 def _begins(counts: torch.Tensor) -> torch.Tensor:

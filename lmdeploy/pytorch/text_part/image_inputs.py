@@ -20,8 +20,8 @@ def let_see(model: Any, checkpoint: Path) -> None:
         return
     for name, module in list(model.named_modules()) if text.axes else ():
         if hasattr(module, "inv_freq"):
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, GridRotaryEmbedding(module, text.axes))
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, GridRotaryEmbedding(module, text.axes))
     if text.deeper_layers:
         layers = next(
             module

@@ -102,10 +102,10 @@ def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
     for layer in range(spec.num_layers):
         if not spec.has_attention(layer) or spec.keys_of(layer) >= 0:
             continue
-        own = spec.attention_of(layer)
-        heads, numbers = own.num_kv_heads, own.head_dim + own.value_dim
-        if own.mla is not None:
-            heads, numbers = 1, own.mla.rope_dim + 2 * own.mla.kv_rank
+        attention = spec.attention_of(layer)
+        heads, numbers = attention.num_kv_heads, attention.head_dim + attention.value_dim
+        if attention.mla is not None:
+            heads, numbers = 1, attention.mla.rope_dim + 2 * attention.mla.kv_rank
         if config.quant_policy:
             a_token += heads * (numbers * config.quant_policy / 8 + 2 * _SCALE_BYTES)
         else:
@@ -115,13 +115,13 @@ def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
 
 def _state_bytes(spec: ModelSpec) -> int:
     """Return the size of a sequence's state; there are as many snapshots (backend_cpp/engine/load_engine.cc)."""
-    own = spec.recurrence
-    if own is None:
+    recurrence = spec.recurrence
+    if recurrence is None:
         return 0
-    values, keys = own.num_heads * own.value_dim, own.num_key_heads * own.key_dim
-    numbers = (own.conv_kernel - 1) * values
-    if own.kind != "short_convolution":
-        numbers += (own.conv_kernel - 1) * 2 * keys + values * own.key_dim
+    values, keys = recurrence.num_heads * recurrence.value_dim, recurrence.num_key_heads * recurrence.key_dim
+    numbers = (recurrence.conv_kernel - 1) * values
+    if recurrence.kind != "short_convolution":
+        numbers += (recurrence.conv_kernel - 1) * 2 * keys + values * recurrence.key_dim
     return _BYTES["float32"] * numbers * sum(map(spec.has_recurrence, range(spec.num_layers)))
 
 

@@ -14,8 +14,8 @@ from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, RouterSpec
 # Arcee (AFM): Llama with a plain MLP of squared ReLU.
 def arcee_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    plain = llama_spec(config, checkpoint)
-    return dataclasses.replace(plain, mlp=dataclasses.replace(plain.mlp, is_gated=False))
+    base = llama_spec(config, checkpoint)
+    return dataclasses.replace(base, mlp=dataclasses.replace(base.mlp, is_gated=False))
 
 
 ARCEE = Family(("ArceeForCausalLM",), arcee_spec, Layout().tensors)

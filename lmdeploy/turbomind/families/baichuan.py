@@ -22,11 +22,11 @@ def read_config(raw: Mapping[str, Any]) -> Any:
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    plain = decoder_spec(config, checkpoint, output=OutputSpec(normalizes_weight=config.vocab_size == _BAICHUAN2_VOCAB))
+    base = decoder_spec(config, checkpoint, output=OutputSpec(normalizes_weight=config.vocab_size == _BAICHUAN2_VOCAB))
     if not config.has_alibi:
-        return plain
+        return base
     attention = attention_spec(config, alibi_slopes=alibi_slopes(config.num_attention_heads))
-    return dataclasses.replace(plain, attention=attention, ropes=())
+    return dataclasses.replace(base, attention=attention, ropes=())
 
 
 FAMILY = Family(

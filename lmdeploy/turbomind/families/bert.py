@@ -83,7 +83,7 @@ DISTILBERT_LAYOUT = Layout(
 def distilbert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     sizes = {"hidden_size": config.dim, "num_hidden_layers": config.n_layers, "num_attention_heads": config.n_heads}
-    own = SimpleNamespace(
+    config_of = SimpleNamespace(
         **sizes,
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
@@ -92,7 +92,7 @@ def distilbert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         tie_word_embeddings=True,
     )
     return post_norm_spec(
-        own,
+        config_of,
         checkpoint,
         mlp=MlpSpec(activation_of(config.activation), is_gated=False, bias=True),
         learned_positions=config.max_position_embeddings,

@@ -90,7 +90,7 @@ def cohere2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         norm=NormSpec(config.layer_norm_eps, kind="layer") if eps is None else NormSpec(eps),
         intermediate_size=config.prefix_dense_intermediate_size or config.intermediate_size,
         layer_ropes=tuple(
-            0 if own or (dense and all_rotate) else -1 for own, dense in zip(rotates, is_dense, strict=True)
+            0 if rope or (dense and all_rotate) else -1 for rope, dense in zip(rotates, is_dense, strict=True)
         ),
         moe=moe,
     )

@@ -148,8 +148,8 @@ def indexer_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         "key_norm.bias": ("k_norm.bias", (indexer.head_dim,)),
         "heads.weight": ("weights_proj.weight", (indexer.num_heads, spec.hidden_size)),
     }
-    own = f"{prefix}self_attn.indexer."
-    return {f"attention.indexer.{name}": Load(own + source, shape) for name, (source, shape) in shapes.items()}
+    stored = f"{prefix}self_attn.indexer."
+    return {f"attention.indexer.{name}": Load(stored + source, shape) for name, (source, shape) in shapes.items()}
 
 
 def _tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

@@ -16,7 +16,7 @@ def exaone_config(raw: Mapping[str, Any]) -> Any:
     """Return the config as Llama's."""
     names = {"num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon"}
     act = raw.get("activation_function", "silu")
-    return llama_config(raw, hidden_act=act, **{name: raw[own] for name, own in names.items()})
+    return llama_config(raw, hidden_act=act, **{name: raw[name_there] for name, name_there in names.items()})
 
 
 EXAONE_LAYOUT = Layout(
@@ -45,7 +45,7 @@ def exaone4_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpe
         config,
         checkpoint,
         attention=attention_spec(config, qk_norm="head"),
-        layer_ropes=tuple(0 if own else -1 for own in rotates),
+        layer_ropes=tuple(0 if rotates_layer else -1 for rotates_layer in rotates),
         **({"block": BlockSpec(has_input_norms=False, has_output_norms=True)} | fields),
     )
 

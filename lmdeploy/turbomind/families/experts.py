@@ -43,8 +43,8 @@ class ExpertNames:
         if moe.router.has_correction:
             engine["moe.router.correction"] = Load(prefix + self.correction, (moe.num_experts,))
         for e in range(moe.num_experts):
-            own = tuple(prefix + name.format(e) for name in (self.gate, self.up, self.down))
-            engine |= _mlp(f"moe.experts.{e}", own, moe.intermediate_size, spec)
+            names = tuple(prefix + name.format(e) for name in (self.gate, self.up, self.down))
+            engine |= _mlp(f"moe.experts.{e}", names, moe.intermediate_size, spec)
         if size := moe.shared_intermediate_size:
             shared = tuple(prefix + self.shared.format(part) for part in ("gate", "up", "down"))
             engine |= _mlp("moe.shared", shared, size, spec)

@@ -34,29 +34,29 @@ def gated_delta_fields(config: Any) -> dict[str, Any]:
 
 def divided_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a layer with a matrix each for queries, keys, values, their gate and the decays."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    keys, values = own.num_key_heads * own.key_dim, own.num_heads * own.value_dim
+    recurrence, hidden = recurrence_of(spec), spec.hidden_size
+    keys, values = recurrence.num_key_heads * recurrence.key_dim, recurrence.num_heads * recurrence.value_dim
     prefix += "linear_attn."
     inputs = concat(
         Load(f"{prefix}in_proj_qkv.weight", (2 * keys + values, hidden)),
         Load(f"{prefix}in_proj_z.weight", (values, hidden)),
     )
-    gates = concat(*(Load(f"{prefix}in_proj_{name}.weight", (own.num_heads, hidden)) for name in "ab"))
+    gates = concat(*(Load(f"{prefix}in_proj_{name}.weight", (recurrence.num_heads, hidden)) for name in "ab"))
     return {"recurrence.in.weight": inputs, "recurrence.gates.weight": gates} | _rest(spec, prefix)
 
 
 def grouped_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a layer whose matrices have, for each key head, the rows that go with it."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    group = own.num_heads // own.num_key_heads
+    recurrence, hidden = recurrence_of(spec), spec.hidden_size
+    group = recurrence.num_heads // recurrence.num_key_heads
     prefix += "linear_attn."
-    ends = [0, own.key_dim, 2 * own.key_dim]
-    ends += [ends[-1] + group * own.value_dim, ends[-1] + 2 * group * own.value_dim]
-    inputs = Load(f"{prefix}in_proj_qkvz.weight", (own.num_key_heads * ends[-1], hidden))
-    gates = Load(f"{prefix}in_proj_ba.weight", (2 * own.num_heads, hidden))
+    ends = [0, recurrence.key_dim, 2 * recurrence.key_dim]
+    ends += [ends[-1] + group * recurrence.value_dim, ends[-1] + 2 * group * recurrence.value_dim]
+    inputs = Load(f"{prefix}in_proj_qkvz.weight", (recurrence.num_key_heads * ends[-1], hidden))
+    gates = Load(f"{prefix}in_proj_ba.weight", (2 * recurrence.num_heads, hidden))
     return {
-        "recurrence.in.weight": _ungrouped(inputs, own.num_key_heads, list(itertools.pairwise(ends))),
-        "recurrence.gates.weight": _ungrouped(gates, own.num_key_heads, [(group, 2 * group), (0, group)]),
+        "recurrence.in.weight": _ungrouped(inputs, recurrence.num_key_heads, list(itertools.pairwise(ends))),
+        "recurrence.gates.weight": _ungrouped(gates, recurrence.num_key_heads, [(group, 2 * group), (0, group)]),
     } | _rest(spec, prefix)
 
 
@@ -70,14 +70,14 @@ def _ungrouped(whole: Expression, groups: int, parts: list[tuple[int, int]]) -> 
 
 
 def _rest(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    own = recurrence_of(spec)
-    values = own.num_heads * own.value_dim
-    channels = 2 * own.num_key_heads * own.key_dim + values
-    convolution = Load(f"{prefix}conv1d.weight", (channels, 1, own.conv_kernel))
+    recurrence = recurrence_of(spec)
+    values = recurrence.num_heads * recurrence.value_dim
+    channels = 2 * recurrence.num_key_heads * recurrence.key_dim + values
+    convolution = Load(f"{prefix}conv1d.weight", (channels, 1, recurrence.conv_kernel))
     return {
-        "recurrence.conv": reshape(convolution, channels, own.conv_kernel),
-        "recurrence.a_log": Load(f"{prefix}A_log", (own.num_heads,)),
-        "recurrence.dt_bias": Load(f"{prefix}dt_bias", (own.num_heads,)),
-        "recurrence.norm.weight": Load(f"{prefix}norm.weight", (own.value_dim,)),
+        "recurrence.conv": reshape(convolution, channels, recurrence.conv_kernel),
+        "recurrence.a_log": Load(f"{prefix}A_log", (recurrence.num_heads,)),
+        "recurrence.dt_bias": Load(f"{prefix}dt_bias", (recurrence.num_heads,)),
+        "recurrence.norm.weight": Load(f"{prefix}norm.weight", (recurrence.value_dim,)),
         "recurrence.out.weight": Load(f"{prefix}out_proj.weight", (spec.hidden_size, values)),
     }

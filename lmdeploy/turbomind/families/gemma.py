@@ -133,8 +133,8 @@ def gemma4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         AttentionSpec(
             scale=1.0,
             windows=windows_of(config),
-            num_kv_heads=own.num_key_value_heads,
-            head_dim=own.head_dim,
+            num_kv_heads=size.num_key_value_heads,
+            head_dim=size.head_dim,
             qkv_bias=config.attention_bias,
             o_bias=config.attention_bias,
             qk_norm="head",
@@ -142,10 +142,10 @@ def gemma4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
             keys_are_values=config.attention_k_eq_v and KINDS[kind] == "full_attention",
             is_causal_in_images=KINDS[kind] == "full_attention",
         )
-        for kind, own in enumerate(sizes)
+        for kind, size in enumerate(sizes)
     )
     shared = shared_keys(config)
-    wide = 1 + bool(config.use_double_wide_mlp)
+    factor = 1 + bool(config.use_double_wide_mlp)
     return decoder_spec(
         config,
         checkpoint,
@@ -154,14 +154,14 @@ def gemma4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         norm=NormSpec(config.rms_norm_eps),
         mlp=MlpSpec(
             activation_of(config.hidden_activation),
-            sizes=tuple(config.intermediate_size * (wide if source >= 0 else 1) for source in shared),
+            sizes=tuple(config.intermediate_size * (factor if source >= 0 else 1) for source in shared),
         ),
         moe=_moe(config) if getattr(config, "enable_moe_block", False) else None,
         attention=sliding,
         attentions=(full,),
         layer_attentions=tuple(kinds),
         layer_keys=tuple(shared),
-        ropes=tuple(_rope(config, kind, own.head_dim) for kind, own in zip(KINDS, sizes, strict=True)),
+        ropes=tuple(_rope(config, kind, size.head_dim) for kind, size in zip(KINDS, sizes, strict=True)),
         layer_ropes=tuple(kinds),
         block=BlockSpec(has_output_norms=True, has_layer_scale=True),
         layer_input=_layer_input(config),
@@ -176,10 +176,10 @@ def shared_keys(config: Any) -> list[int]:
     -1: its own.
     """
     first = config.num_hidden_layers - config.num_kv_shared_layers
-    own = config.layer_types[:first]
-    if missing := set(config.layer_types[first:]) - set(own):
+    base = config.layer_types[:first]
+    if missing := set(config.layer_types[first:]) - set(base):
         raise ValueError(f"num_kv_shared_layers {config.num_kv_shared_layers} leaves no layer of type {missing.pop()}")
-    return [-1 if layer < first else first - 1 - own[::-1].index(kind) for layer, kind in enumerate(config.layer_types)]
+    return [-1 if i < first else first - 1 - base[::-1].index(kind) for i, kind in enumerate(config.layer_types)]
 
 
 def _layer_input(config: Any) -> LayerInputSpec | None:

@@ -19,10 +19,10 @@ from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, OutputSpec, RouterSpec
 # Granite: Llama, with factors at the embeddings, the residual stream, the scores and the logits.
 def granite_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
     """Return the spec, with ``fields`` in place of what the config gives."""
-    plain = llama.llama_spec(config, checkpoint, **fields)
+    base = llama.llama_spec(config, checkpoint, **fields)
     return dataclasses.replace(
-        plain,
-        attention=dataclasses.replace(plain.attention, scale=config.attention_multiplier),
+        base,
+        attention=dataclasses.replace(base.attention, scale=config.attention_multiplier),
         block=BlockSpec(residual_scale=config.residual_multiplier),
         output=OutputSpec(scale=1 / config.logits_scaling),
         embedding_scale=config.embedding_multiplier,
@@ -79,12 +79,12 @@ def granite_swa_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     bases = sorted({base for base in config.layer_rope_theta if base})
     turned = [copy.copy(config) for _ in bases]
-    for own, base in zip(turned, bases, strict=True):
-        own.rope_parameters = {**config.rope_parameters, "rope_theta": base}
+    for rope, base in zip(turned, bases, strict=True):
+        rope.rope_parameters = {**config.rope_parameters, "rope_theta": base}
     whole = (granite_moe_spec if checkpoint.architecture == "GraniteMoeSWAForCausalLM" else granite_spec)(
         config,
         checkpoint,
-        ropes=tuple(rope_of(own) for own in turned),
+        ropes=tuple(rope_of(rope) for rope in turned),
         layer_ropes=tuple(bases.index(base) if base else -1 for base in config.layer_rope_theta),
     )
     return dataclasses.replace(whole, attention=dataclasses.replace(whole.attention, has_sinks=True))
@@ -114,10 +114,10 @@ GRANITE_SWA = Family(
 # HyperCLOVA X SEED Think: Granite, whose logits are multiplied by their factor, with norms of outputs in most.
 def hyperclovax_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    plain = granite_spec(config, checkpoint)
+    base = granite_spec(config, checkpoint)
     return dataclasses.replace(
-        plain,
-        block=dataclasses.replace(plain.block, has_output_norms=config.use_post_norm),
+        base,
+        block=dataclasses.replace(base.block, has_output_norms=config.use_post_norm),
         output=OutputSpec(scale=config.logits_scaling),
     )
 

@@ -35,8 +35,8 @@ def config(raw: Mapping[str, Any]) -> SimpleNamespace:
     reject_unless(raw.get("layer_norm_type", "layer_norm") == "layer_norm", "layer_norm_type unlike layer_norm")
     reject_unless(raw.get("position_embedding_type", "rope") == "rope", "positions that are not rotary")
     reject_unless(not raw.get("logn_attention_scale"), "logn_attention_scale")
-    plain = dict(raw) | {"theta": float(rope["rope_theta"]), "tie_word_embeddings": True}
-    return SimpleNamespace(**plain)
+    fields = dict(raw) | {"theta": float(rope["rope_theta"]), "tie_word_embeddings": True}
+    return SimpleNamespace(**fields)
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:

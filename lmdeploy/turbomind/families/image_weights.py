@@ -49,9 +49,9 @@ class LowRankWeights:
     def tensors(self, spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         """Return the engine tensors of a layer whose tensors begin with ``prefix``."""
         hidden, size, layout = spec.hidden_size, spec.intermediate_size, self.layout
-        own = spec.attention_of(0)
-        heads, keys = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
-        grouped: Arrange = ungrouped(own) if layout.is_grouped else _same
+        attention = spec.attention_of(0)
+        heads, keys = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+        grouped: Arrange = ungrouped(attention) if layout.is_grouped else _same
         return {
             **self._pair(spec, "attention.qkv.images.0", prefix + layout.qkv, heads + 2 * keys, hidden, grouped),
             **self._pair(spec, "attention.o.images.0", prefix + layout.o, hidden, heads),

@@ -45,25 +45,25 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of Kimi delta attention."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    size, rank = own.num_heads * own.key_dim, own.gate_rank
+    recurrence, hidden = recurrence_of(spec), spec.hidden_size
+    size, rank = recurrence.num_heads * recurrence.key_dim, recurrence.gate_rank
     prefix += "self_attn."
 
     def matrix(name: str, rows: int, inputs: int) -> Expression:
         return Load(f"{prefix}{name}_proj.weight", (rows, inputs))
 
-    convolutions = [Load(f"{prefix}{name}_conv1d.weight", (size, 1, own.conv_kernel)) for name in "qkv"]
+    convolutions = [Load(f"{prefix}{name}_conv1d.weight", (size, 1, recurrence.conv_kernel)) for name in "qkv"]
     return {
         "recurrence.in.weight": concat(*(matrix(name, size, hidden) for name in "qkv")),
-        "recurrence.conv": concat(*(reshape(kernel, size, own.conv_kernel) for kernel in convolutions)),
-        "recurrence.gates.weight": matrix("b", own.num_heads, hidden),
+        "recurrence.conv": concat(*(reshape(kernel, size, recurrence.conv_kernel) for kernel in convolutions)),
+        "recurrence.gates.weight": matrix("b", recurrence.num_heads, hidden),
         "recurrence.decay_down.weight": matrix("f_a", rank, hidden),
         "recurrence.decay_up.weight": matrix("f_b", size, rank),
         "recurrence.gate_down.weight": matrix("g_a", rank, hidden),
         "recurrence.gate_up.weight": matrix("g_b", size, rank),
-        "recurrence.a_log": reshape(Load(f"{prefix}A_log", (1, 1, own.num_heads, 1)), own.num_heads),
+        "recurrence.a_log": reshape(Load(f"{prefix}A_log", (1, 1, recurrence.num_heads, 1)), recurrence.num_heads),
         "recurrence.dt_bias": Load(f"{prefix}dt_bias", (size,)),
-        "recurrence.norm.weight": Load(f"{prefix}o_norm.weight", (own.value_dim,)),
+        "recurrence.norm.weight": Load(f"{prefix}o_norm.weight", (recurrence.value_dim,)),
         "recurrence.out.weight": matrix("o", hidden, size),
     }
 

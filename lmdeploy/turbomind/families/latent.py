@@ -54,5 +54,5 @@ def latent_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     else:
         matrices["q"] = ("q_proj", (queries, hidden))
     return {
-        f"attention.{name}.weight": Load(f"{attention}{own}.weight", shape) for name, (own, shape) in matrices.items()
+        f"attention.{name}.weight": Load(f"{attention}{key}.weight", shape) for name, (key, shape) in matrices.items()
     }

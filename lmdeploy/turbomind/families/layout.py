@@ -160,79 +160,79 @@ def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> di
 
 def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> dict[str, Expression]:
     """Return the attention of layer number ``layer``, whose tensors begin with ``prefix``."""
-    own = spec.attention_of(layer)
+    attn = spec.attention_of(layer)
     has_keys = spec.keys_of(layer) < 0
-    hidden, q = spec.hidden_size, own.num_heads * own.head_dim
-    k, v = own.num_kv_heads * own.head_dim, own.num_kv_heads * own.value_dim
-    bias = own.qkv_bias
+    hidden, q = spec.hidden_size, attn.num_heads * attn.head_dim
+    k, v = attn.num_kv_heads * attn.head_dim, attn.num_kv_heads * attn.value_dim
+    bias = attn.qkv_bias
     if not has_keys:
         engine = linear_tensors("attention.qkv", {prefix + layout.q: q}, hidden, bias)
-    elif own.has_output_gate and layout.output_gate:
+    elif attn.has_output_gate and layout.output_gate:
         sources = {prefix + layout.q: q, prefix + layout.k: k, prefix + layout.v: v}
-        sources[prefix + layout.output_gate] = own.num_heads if layout.gates_heads else q
-        arrange = _spread_gate(own, q, k, v) if layout.gates_heads else lambda expression: expression
+        sources[prefix + layout.output_gate] = attn.num_heads if layout.gates_heads else q
+        arrange = _spread_gate(attn, q, k, v) if layout.gates_heads else lambda expression: expression
         engine = linear_tensors("attention.qkv", sources, hidden, bias, arrange)
-    elif own.has_output_gate:
+    elif attn.has_output_gate:
         sources = {prefix + layout.q: 2 * q, prefix + layout.k: k, prefix + layout.v: v}
-        engine = linear_tensors("attention.qkv", sources, hidden, bias, _gate_last(own))
+        engine = linear_tensors("attention.qkv", sources, hidden, bias, _gate_last(attn))
     elif layout.qkv:
-        arrange = ungrouped(own) if layout.is_grouped else lambda expression: expression
+        arrange = ungrouped(attn) if layout.is_grouped else lambda expression: expression
         engine = linear_tensors("attention.qkv", {prefix + layout.qkv: q + k + v}, hidden, bias, arrange)
-    elif own.keys_are_values:
+    elif attn.keys_are_values:
         sources = {prefix + layout.q: q, prefix + layout.k: k}
         engine = linear_tensors("attention.qkv", sources, hidden, bias, lambda qk: concat(qk, rows_of(qk, q, q + k)))
     else:
         sources = {prefix + layout.q: q, prefix + layout.k: k, prefix + layout.v: v}
         engine = linear_tensors("attention.qkv", sources, hidden, bias)
-    if own.qk_norm not in {"none", "unit"}:
+    if attn.qk_norm not in {"none", "unit"}:
         for name, source, size in (("q_norm", layout.q_norm, q), ("k_norm", layout.k_norm, k))[: 1 + has_keys]:
-            head = own.head_dim
+            head = attn.head_dim
             shapes = {"head": (head,), "each_head": (size // head, head), "projection": (size,)}
-            weight = Load(f"{prefix}{source}.weight", shapes[own.qk_norm])
+            weight = Load(f"{prefix}{source}.weight", shapes[attn.qk_norm])
             engine[f"attention.{name}.weight"] = reshape(weight, size) if len(weight.shape) == 2 else weight
-    if own.has_sinks:
-        engine["attention.sinks"] = Load(prefix + layout.sinks, (own.num_heads,))
-    found = own.num_heads * own.value_dim
-    return engine | linear_tensors("attention.o", {prefix + layout.o: hidden}, found, own.o_bias)
+    if attn.has_sinks:
+        engine["attention.sinks"] = Load(prefix + layout.sinks, (attn.num_heads,))
+    found = attn.num_heads * attn.value_dim
+    return engine | linear_tensors("attention.o", {prefix + layout.o: hidden}, found, attn.o_bias)
 
 
-def _gate_last(own: AttentionSpec) -> Arrange:
+def _gate_last(attn: AttentionSpec) -> Arrange:
     """Return the permutation of rows q and gate by head, then k, v, into all q, k, v, all gates."""
-    size = own.num_heads * own.head_dim
+    size = attn.num_heads * attn.head_dim
 
     def arrange(whole: Expression) -> Expression:
         rows, *inputs = whole.shape
-        heads = reshape(rows_of(whole, 0, 2 * size), own.num_heads, 2, own.head_dim, *inputs)
+        heads = reshape(rows_of(whole, 0, 2 * size), attn.num_heads, 2, attn.head_dim, *inputs)
         queries, gates = (reshape(rows_of(heads, i, i + 1, dim=1), size, *inputs) for i in (0, 1))
-        keys = own.num_kv_heads * own.head_dim
+        keys = attn.num_kv_heads * attn.head_dim
         return concat(queries, rows_of(whole, 2 * size, 2 * size + keys), rows_of(whole, 2 * size + keys, rows), gates)
 
     return arrange
 
 
-def _spread_gate(own: AttentionSpec, *sizes: int) -> Arrange:
+def _spread_gate(attn: AttentionSpec, *sizes: int) -> Arrange:
     """Return the repetition of the gate's rows, which follow those of q, k, v, for each number of their head."""
 
     def arrange(whole: Expression) -> Expression:
         ends = list(itertools.accumulate(sizes))
         gate = rows_of(whole, ends[-1], whole.shape[0])
         inputs = whole.shape[1:]
-        times = reshape(concat(*(gate,) * own.head_dim), own.head_dim, own.num_heads, *inputs)
-        spread = reshape(permute(times, 1, 0, *range(2, len(inputs) + 2)), own.num_heads * own.head_dim, *inputs)
+        times = reshape(concat(*(gate,) * attn.head_dim), attn.head_dim, attn.num_heads, *inputs)
+        spread = reshape(permute(times, 1, 0, *range(2, len(inputs) + 2)), attn.num_heads * attn.head_dim, *inputs)
         return concat(*map(functools.partial(rows_of, whole), [0, *ends], ends), spread)
 
     return arrange
 
 
-def ungrouped(own: AttentionSpec) -> Arrange:
+def ungrouped(attn: AttentionSpec) -> Arrange:
     """Return the permutation of rows by key/value head into all q, all k, all v."""
-    group = own.num_heads // own.num_kv_heads
+    group = attn.num_heads // attn.num_kv_heads
 
     def arrange(whole: Expression) -> Expression:
         inputs = whole.shape[1:]
-        heads = reshape(whole, own.num_kv_heads, group + 2, own.head_dim, *inputs)
+        heads = reshape(whole, attn.num_kv_heads, group + 2, attn.head_dim, *inputs)
         parts = [(0, group), (group, group + 1), (group + 1, group + 2)]
-        rows = [(end - begin) * own.num_kv_heads * own.head_dim for begin, end in parts]
+        rows = [(end - begin) * attn.num_kv_heads * attn.head_dim for begin, end in parts]
         slices = [rows_of(heads, begin, end, dim=1) for begin, end in parts]
         return concat(*(reshape(part, count, *inputs) for part, count in zip(slices, rows, strict=True)))
 

@@ -59,19 +59,19 @@ def lfm2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def convolution_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a convolution; a checkpoint has rows for its gate, the later gate, and values."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
+    recurrence, hidden = recurrence_of(spec), spec.hidden_size
 
     def values_first(whole: Expression) -> Expression:
         return concat(rows_of(whole, 2 * hidden, 3 * hidden), rows_of(whole, 0, 2 * hidden))
 
     prefix += "conv."
-    engine = linear_tensors("recurrence.in", {f"{prefix}in_proj": 3 * hidden}, hidden, own.bias, values_first)
+    engine = linear_tensors("recurrence.in", {f"{prefix}in_proj": 3 * hidden}, hidden, recurrence.bias, values_first)
     engine["recurrence.conv"] = reshape(
-        Load(f"{prefix}conv.weight", (hidden, 1, own.conv_kernel)), hidden, own.conv_kernel
+        Load(f"{prefix}conv.weight", (hidden, 1, recurrence.conv_kernel)), hidden, recurrence.conv_kernel
     )
-    if own.conv_bias:
+    if recurrence.conv_bias:
         engine["recurrence.conv_bias"] = Load(f"{prefix}conv.bias", (hidden,))
-    return engine | linear_tensors("recurrence.out", {f"{prefix}out_proj": hidden}, hidden, own.bias)
+    return engine | linear_tensors("recurrence.out", {f"{prefix}out_proj": hidden}, hidden, recurrence.bias)
 
 
 LFM2_LAYOUT = Layout(

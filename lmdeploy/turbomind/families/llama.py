@@ -40,8 +40,8 @@ CWM = Family(("CwmForCausalLM",), decoder_spec, Layout().tensors)
 # Jais 2: Llama with LayerNorm and a plain MLP.
 def jais2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    plain = llama_spec(config, checkpoint, norm=NormSpec(config.layer_norm_eps, kind="layer", bias=True))
-    return dataclasses.replace(plain, mlp=dataclasses.replace(plain.mlp, is_gated=False))
+    base = llama_spec(config, checkpoint, norm=NormSpec(config.layer_norm_eps, kind="layer", bias=True))
+    return dataclasses.replace(base, mlp=dataclasses.replace(base.mlp, is_gated=False))
 
 
 JAIS2 = Family(("Jais2ForCausalLM",), jais2_spec, Layout().tensors)

@@ -37,8 +37,8 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
 
     A checkpoint has rows for the gate, values (x), keys (B), queries (C) and steps, in this order.
     """
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    keys, values = own.num_key_heads * own.key_dim, own.num_heads * own.value_dim
+    mixer, hidden = recurrence_of(spec), spec.hidden_size
+    keys, values = mixer.num_key_heads * mixer.key_dim, mixer.num_heads * mixer.value_dim
     channels = values + 2 * keys
 
     def channels_of(whole: Expression, first: int) -> list[Expression]:
@@ -49,21 +49,21 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         steps = rows_of(whole, values + channels, whole.shape[0])
         return concat(*channels_of(whole, values), rows_of(whole, 0, values), steps)
 
-    rows = values + channels + own.num_heads
-    convolution = reshape(Load(f"{prefix}conv1d.weight", (channels, 1, own.conv_kernel)), channels, own.conv_kernel)
+    rows = values + channels + mixer.num_heads
+    convolution = reshape(Load(f"{prefix}conv1d.weight", (channels, 1, mixer.conv_kernel)), channels, mixer.conv_kernel)
     engine = {
         "recurrence.in.weight": inputs(Load(f"{prefix}in_proj.weight", (rows, hidden))),
         "recurrence.conv": concat(*channels_of(convolution, 0)),
-        "recurrence.a_log": Load(f"{prefix}A_log", (own.num_heads,)),
-        "recurrence.dt_bias": Load(f"{prefix}dt_bias", (own.num_heads,)),
-        "recurrence.skip": Load(f"{prefix}D", (own.num_heads,)),
+        "recurrence.a_log": Load(f"{prefix}A_log", (mixer.num_heads,)),
+        "recurrence.dt_bias": Load(f"{prefix}dt_bias", (mixer.num_heads,)),
+        "recurrence.skip": Load(f"{prefix}D", (mixer.num_heads,)),
         "recurrence.out.weight": Load(f"{prefix}out_proj.weight", (hidden, values)),
     }
-    if own.norm != "none":
+    if mixer.norm != "none":
         engine["recurrence.norm.weight"] = Load(f"{prefix}norm.weight", (values,))
-    if own.conv_bias:
+    if mixer.conv_bias:
         engine["recurrence.conv_bias"] = concat(*channels_of(Load(f"{prefix}conv1d.bias", (channels,)), 0))
-    if own.bias:
+    if mixer.bias:
         engine["recurrence.in.bias"] = inputs(Load(f"{prefix}in_proj.bias", (rows,)))
         engine["recurrence.out.bias"] = Load(f"{prefix}out_proj.bias", (hidden,))
     return engine
@@ -125,13 +125,13 @@ def scan_spec(config: Any, values: int, **fields: Any) -> RecurrenceSpec:
 
 def scan_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a layer whose tensors begin with ``prefix``."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    values, rank, size = own.value_dim, own.gate_rank, own.key_dim
+    mixer, hidden = recurrence_of(spec), spec.hidden_size
+    values, rank, size = mixer.value_dim, mixer.gate_rank, mixer.key_dim
     inputs = Load(f"{prefix}x_proj.weight", (rank + 2 * size, values))
     engine: dict[str, Expression] = {
         "recurrence.in.weight": Load(f"{prefix}in_proj.weight", (2 * values, hidden)),
         "recurrence.conv": reshape(
-            Load(f"{prefix}conv1d.weight", (values, 1, own.conv_kernel)), values, own.conv_kernel
+            Load(f"{prefix}conv1d.weight", (values, 1, mixer.conv_kernel)), values, mixer.conv_kernel
         ),
         "recurrence.step_down.weight": rows_of(inputs, 0, rank),
         "recurrence.keys_queries.weight": rows_of(inputs, rank, rank + 2 * size),
@@ -141,13 +141,13 @@ def scan_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         "recurrence.skip": Load(f"{prefix}D", (values,)),
         "recurrence.out.weight": Load(f"{prefix}out_proj.weight", (hidden, values)),
     }
-    if own.norm == "inputs":
+    if mixer.norm == "inputs":
         sizes = {"dt": rank, "b": size, "c": size}
         norms = (Load(f"{prefix}{name}_layernorm.weight", (length,)) for name, length in sizes.items())
         engine["recurrence.norm.weight"] = concat(*norms)
-    if own.conv_bias:
+    if mixer.conv_bias:
         engine["recurrence.conv_bias"] = Load(f"{prefix}conv1d.bias", (values,))
-    if own.bias:
+    if mixer.bias:
         engine["recurrence.in.bias"] = Load(f"{prefix}in_proj.bias", (2 * values,))
         engine["recurrence.out.bias"] = Load(f"{prefix}out_proj.bias", (hidden,))
     return engine

@@ -54,11 +54,11 @@ def minimax_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of lightning attention, whose rows are, for each head, queries, keys and values."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    size = own.num_heads * own.value_dim
+    recurrence, hidden = recurrence_of(spec), spec.hidden_size
+    size = recurrence.num_heads * recurrence.value_dim
     prefix += "self_attn."
     whole = Load(f"{prefix}qkv_proj.weight", (3 * size, hidden))
-    heads = reshape(whole, own.num_heads, 3, own.value_dim, hidden)
+    heads = reshape(whole, recurrence.num_heads, 3, recurrence.value_dim, hidden)
     parts = [reshape(rows_of(heads, part, part + 1, dim=1), size, hidden) for part in range(3)]
     return {
         "recurrence.in.weight": concat(*parts, Load(f"{prefix}output_gate.weight", (size, hidden))),

@@ -65,8 +65,8 @@ def mistral4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         top_groups=config.topk_group,
         group_score="top2",
     )
-    plain = latent_spec(config, checkpoint, router, is_interleaved=config.rope_interleave)
-    return dataclasses.replace(plain, attention=dataclasses.replace(plain.attention, **temperature(config)))
+    base = latent_spec(config, checkpoint, router, is_interleaved=config.rope_interleave)
+    return dataclasses.replace(base, attention=dataclasses.replace(base.attention, **temperature(config)))
 
 
 def mistral4_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

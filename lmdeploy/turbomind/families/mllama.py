@@ -21,9 +21,9 @@ def read_config(raw: Mapping[str, Any]) -> Any:
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec, which counts layers without those that look at images."""
-    looking = sorted(config.cross_attention_layers)
-    config.num_hidden_layers -= len(looking)
-    in_front_of = tuple(layer - before for before, layer in enumerate(looking))
+    cross_layers = sorted(config.cross_attention_layers)
+    config.num_hidden_layers -= len(cross_layers)
+    in_front_of = tuple(layer - before for before, layer in enumerate(cross_layers))
     return decoder_spec(config, checkpoint, images=ImagesSpec(cross_layers=in_front_of))
 
 

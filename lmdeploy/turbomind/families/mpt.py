@@ -11,14 +11,14 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    own, heads = config.attn_config, config.num_attention_heads
-    if isinstance(own, dict):  # of a GGUF file
-        own = SimpleNamespace(**own)
-    reject_unless(own.alibi, "attention without alibi")
-    reject_unless(not own.qk_ln, "qk_ln")
-    reject_unless(own.alibi_bias_max == 8, f"alibi_bias_max {own.alibi_bias_max}")
+    mha, heads = config.attn_config, config.num_attention_heads
+    if isinstance(mha, dict):  # of a GGUF file
+        mha = SimpleNamespace(**mha)
+    reject_unless(mha.alibi, "attention without alibi")
+    reject_unless(not mha.qk_ln, "qk_ln")
+    reject_unless(mha.alibi_bias_max == 8, f"alibi_bias_max {mha.alibi_bias_max}")
     config.max_position_embeddings = config.max_seq_len
-    fields = {"scale": own.softmax_scale} if own.softmax_scale else {}
+    fields = {"scale": mha.softmax_scale} if mha.softmax_scale else {}
     return decoder_spec(
         config,
         checkpoint,
@@ -26,7 +26,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         num_kv_heads=heads,
         norm=NormSpec(config.layer_norm_epsilon, kind="layer"),
         mlp=MlpSpec("gelu", is_gated=False),
-        attention=attention_spec(config, qkv_clip=float(own.clip_qkv or 0), alibi_slopes=alibi_slopes(heads), **fields),
+        attention=attention_spec(config, qkv_clip=float(mha.clip_qkv or 0), alibi_slopes=alibi_slopes(heads), **fields),
         ropes=(),
     )
 

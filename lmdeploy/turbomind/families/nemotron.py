@@ -122,7 +122,7 @@ def decilm_config(raw: Mapping[str, Any]) -> Any:
         reject_unless(not found, f"layer {number} with {', '.join(found)}")
     sizes = [0 if ffn.get("no_op") else int(2 * ffn["ffn_mult"] * hidden / 3) for _, ffn in halves]
     sizes = [-(-size // _MULTIPLE) * _MULTIPLE for size in sizes]
-    kv_heads = [0 if own.get("no_op") else heads // own["n_heads_in_group"] for own, _ in halves]
+    kv_heads = [0 if half.get("no_op") else heads // half["n_heads_in_group"] for half, _ in halves]
     fields = {"intermediate_size": max(sizes), "num_key_value_heads": max(kv_heads)}
     return llama_config(raw, **fields, layer_sizes=sizes, layer_kv_heads=kv_heads)
 
@@ -130,16 +130,16 @@ def decilm_config(raw: Mapping[str, Any]) -> Any:
 def decilm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     kinds = sorted(set(filter(None, config.layer_kv_heads)), reverse=True)  # the first is the model's
-    plain = llama_spec(
+    base = llama_spec(
         config,
         checkpoint,
         layer_mixers=tuple("attention" if heads else "none" for heads in config.layer_kv_heads),
         layer_mlps=tuple(size > 0 for size in config.layer_sizes),
     )
     return dataclasses.replace(
-        plain,
-        mlp=dataclasses.replace(plain.mlp, sizes=tuple(size or _MULTIPLE for size in config.layer_sizes)),
-        attentions=tuple(dataclasses.replace(plain.attention, num_kv_heads=heads) for heads in kinds[1:]),
+        base,
+        mlp=dataclasses.replace(base.mlp, sizes=tuple(size or _MULTIPLE for size in config.layer_sizes)),
+        attentions=tuple(dataclasses.replace(base.attention, num_kv_heads=heads) for heads in kinds[1:]),
         layer_attentions=tuple(kinds.index(heads) if heads else 0 for heads in config.layer_kv_heads),
     )
 

@@ -87,24 +87,24 @@ def olmo_hybrid_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a gated delta network, which has a matrix for each part."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    keys, values = own.num_key_heads * own.key_dim, own.num_heads * own.value_dim
+    mixer, hidden = recurrence_of(spec), spec.hidden_size
+    keys, values = mixer.num_key_heads * mixer.key_dim, mixer.num_heads * mixer.value_dim
     prefix += "linear_attn."
 
     def joined(**rows: int) -> Expression:
         return concat(*(Load(f"{prefix}{name}_proj.weight", (count, hidden)) for name, count in rows.items()))
 
     convolutions = [
-        reshape(Load(f"{prefix}{name}_conv1d.weight", (count, 1, own.conv_kernel)), count, own.conv_kernel)
+        reshape(Load(f"{prefix}{name}_conv1d.weight", (count, 1, mixer.conv_kernel)), count, mixer.conv_kernel)
         for name, count in (("q", keys), ("k", keys), ("v", values))
     ]
     return {
         "recurrence.in.weight": joined(q=keys, k=keys, v=values, g=values),
-        "recurrence.gates.weight": joined(a=own.num_heads, b=own.num_heads),
+        "recurrence.gates.weight": joined(a=mixer.num_heads, b=mixer.num_heads),
         "recurrence.conv": concat(*convolutions),
-        "recurrence.a_log": Load(f"{prefix}A_log", (own.num_heads,)),
-        "recurrence.dt_bias": Load(f"{prefix}dt_bias", (own.num_heads,)),
-        "recurrence.norm.weight": Load(f"{prefix}o_norm.weight", (own.value_dim,)),
+        "recurrence.a_log": Load(f"{prefix}A_log", (mixer.num_heads,)),
+        "recurrence.dt_bias": Load(f"{prefix}dt_bias", (mixer.num_heads,)),
+        "recurrence.norm.weight": Load(f"{prefix}o_norm.weight", (mixer.value_dim,)),
         "recurrence.out.weight": Load(f"{prefix}o_proj.weight", (hidden, values)),
     }
 

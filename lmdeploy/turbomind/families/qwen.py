@@ -147,10 +147,10 @@ MELLUM = Family(("MellumForCausalLM",), mellum_spec, Layout().tensors)
 # Flint: Qwen3-MoE with sinks, rotation in layers with a window alone, a sigmoid router and a shared expert.
 def flint_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    plain = moe_spec(config)
+    experts = moe_spec(config)
     moe = dataclasses.replace(
-        plain,
-        router=dataclasses.replace(plain.router, score="sigmoid"),
+        experts,
+        router=dataclasses.replace(experts.router, score="sigmoid"),
         shared_intermediate_size=config.shared_expert_intermediate_size,
     )
     whole = qwen3_spec(

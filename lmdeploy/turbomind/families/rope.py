@@ -30,8 +30,8 @@ def rope_of(config: Any, layer_type: str | None = None, *, is_interleaved: bool 
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         dimensions = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         # Of a GGUF file no published buffer is met, and the import of torch takes longer than all the rest.
-        plain = (exact_rope if getattr(config, "model_format", "") == "gguf" else plain_rope)(theta, dimensions)
-        return dataclasses.replace(plain, is_interleaved=is_interleaved)
+        unscaled = (exact_rope if getattr(config, "model_format", "") == "gguf" else plain_rope)(theta, dimensions)
+        return dataclasses.replace(unscaled, is_interleaved=is_interleaved)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     compute = ROPE_INIT_FUNCTIONS[kind]

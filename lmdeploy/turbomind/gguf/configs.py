@@ -219,19 +219,19 @@ def qwen_experts(metadata: Metadata, *, normalizes: bool) -> dict[str, Any]:
 def qwen2moe(metadata: Metadata) -> dict[str, Any]:
     """Qwen1.5-MoE and Qwen2-MoE: weights of chosen experts are left as they are."""
     shared = metadata.tensors.get("blk.0.ffn_up_shexp.weight")
-    own = {
+    fields = {
         "qkv_bias": metadata.has("blk.0.attn_q.bias"),
         "shared_expert_intermediate_size": metadata.get(
             "expert_shared_feed_forward_length", shared.shape[0] if shared else None
         ),
     }
-    return common(metadata, "qwen2_moe") | qwen_experts(metadata, normalizes=False) | own
+    return common(metadata, "qwen2_moe") | qwen_experts(metadata, normalizes=False) | fields
 
 
 def qwen3moe(metadata: Metadata) -> dict[str, Any]:
     """Qwen3-MoE: weights of chosen experts sum to one."""
-    own = {"attention_bias": metadata.has("blk.0.attn_q.bias")}
-    return common(metadata, "qwen3_moe") | qwen_experts(metadata, normalizes=True) | own
+    fields = {"attention_bias": metadata.has("blk.0.attn_q.bias")}
+    return common(metadata, "qwen3_moe") | qwen_experts(metadata, normalizes=True) | fields
 
 
 def qwen3(metadata: Metadata) -> dict[str, Any]:
@@ -534,8 +534,8 @@ def mpt(metadata: Metadata) -> dict[str, Any]:
 
 def apertus(metadata: Metadata) -> dict[str, Any]:
     """Apertus."""
-    own = {"hidden_act": "xielu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
-    return common(metadata, "apertus") | own
+    fields = {"hidden_act": "xielu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
+    return common(metadata, "apertus") | fields
 
 
 def xielu(metadata: Metadata) -> dict[str, list[float]]:
@@ -553,8 +553,8 @@ def xielu(metadata: Metadata) -> dict[str, list[float]]:
 
 def baichuan(metadata: Metadata) -> dict[str, Any]:
     """Baichuan: the 13B, by its 40 layers as llama.cpp knows it, has ALiBi."""
-    own = {"hidden_act": "silu", "has_alibi": metadata.layer_count == _LAYERS_WITH_ALIBI}
-    return common(metadata, "baichuan") | own
+    fields = {"hidden_act": "silu", "has_alibi": metadata.layer_count == _LAYERS_WITH_ALIBI}
+    return common(metadata, "baichuan") | fields
 
 
 def qwen(metadata: Metadata) -> dict[str, Any]:

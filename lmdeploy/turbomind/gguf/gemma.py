@@ -123,7 +123,7 @@ def _of_kind(values: Any, kinds: list[str], kind: str) -> Any:
     """Return the value of the layers of a kind, of a number for all layers or one for each."""
     if not isinstance(values, list):
         return values
-    return next((value for value, own in zip(values, kinds, strict=False) if own == kind), values[0])
+    return next((value for value, name in zip(values, kinds, strict=False) if name == kind), values[0])
 
 
 def gemma4_config(metadata: Metadata) -> dict[str, Any]:

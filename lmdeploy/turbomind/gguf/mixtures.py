@@ -47,12 +47,12 @@ def biased_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     }
     for e in range(moe.num_experts):
         gate, up, down = (f"{prefix}ffn_{part}.{e}" for part in ("gate", "up", "down"))
-        own = f"moe.experts.{e}"
+        expert = f"moe.experts.{e}"
         engine |= {
-            f"{own}.gate_up.weight": concat(*(Load(f"{part}.weight", (size, hidden)) for part in (gate, up))),
-            f"{own}.gate_up.bias": concat(*(Load(f"{part}.bias", (size,)) for part in (gate, up))),
-            f"{own}.down.weight": Load(f"{down}.weight", (hidden, size)),
-            f"{own}.down.bias": Load(f"{down}.bias", (hidden,)),
+            f"{expert}.gate_up.weight": concat(*(Load(f"{part}.weight", (size, hidden)) for part in (gate, up))),
+            f"{expert}.gate_up.bias": concat(*(Load(f"{part}.bias", (size,)) for part in (gate, up))),
+            f"{expert}.down.weight": Load(f"{down}.weight", (hidden, size)),
+            f"{expert}.down.bias": Load(f"{down}.bias", (hidden,)),
         }
     return engine
 
@@ -199,13 +199,13 @@ def layer_mlps(metadata: Metadata) -> list[str]:
     """Return the kind of MLP of each layer."""
     first, layers = _dense_layers(metadata), range(metadata.layer_count or 0)
     has_experts = [layer >= first and metadata.has(f"blk.{layer}.ffn_gate_inp.weight") for layer in layers]
-    return ["sparse" if own else "dense" for own in has_experts]
+    return ["sparse" if has_them else "dense" for has_them in has_experts]
 
 
 def cohere2moe(metadata: Metadata) -> dict[str, Any]:
     """North Mini Code: first layers are dense, and all of them rotate; what is shared is averaged."""
     size = metadata.get("feed_forward_length")
-    own = _expert_size(metadata)
+    expert_size = _expert_size(metadata)
     norms = "rms_norm_eps" if metadata.get("attention.layer_norm_rms_epsilon") else "layer_norm_eps"
     return common(metadata, "cohere2_moe", norms) | {
         "hidden_act": "silu",
@@ -217,10 +217,10 @@ def cohere2moe(metadata: Metadata) -> dict[str, Any]:
         "mlp_layer_types": layer_mlps(metadata),
         "num_experts": metadata.need("expert_count"),
         "num_experts_per_tok": metadata.need("expert_used_count"),
-        "intermediate_size": own,
+        "intermediate_size": expert_size,
         "prefix_dense_intermediate_size": size,
         "prefix_dense_sliding_window_pattern": 1,
-        "num_shared_experts": _shared_size(metadata) // own if own else 0,
+        "num_shared_experts": _shared_size(metadata) // expert_size if expert_size else 0,
         "shared_expert_combination_strategy": "average",
         "expert_selection_fn": "sigmoid",
         "norm_topk_prob": metadata.get("expert_weights_norm", False),
@@ -229,21 +229,21 @@ def cohere2moe(metadata: Metadata) -> dict[str, Any]:
 
 def dots1(metadata: Metadata) -> dict[str, Any]:
     """dots.llm1."""
-    own = {"hidden_act": "silu", "attention_bias": False, "sliding_window": None}
-    return common(metadata, "dots1") | own | deepseek_experts(metadata)
+    fields = {"hidden_act": "silu", "attention_bias": False, "sliding_window": None}
+    return common(metadata, "dots1") | fields | deepseek_experts(metadata)
 
 
 def deepseek(metadata: Metadata) -> dict[str, Any]:
     """DeepSeek-MoE 16B."""
-    own = {"hidden_act": "silu", "attention_bias": False}
-    return common(metadata, "deepseek") | own | deepseek_experts(metadata)
+    fields = {"hidden_act": "silu", "attention_bias": False}
+    return common(metadata, "deepseek") | fields | deepseek_experts(metadata)
 
 
 def bailingmoe(metadata: Metadata) -> dict[str, Any]:
     """Ling and Ring with experts, version 1 and 2."""
     fields = common(metadata, metadata.architecture) | deepseek_experts(metadata)
-    own = {"hidden_act": "silu", "norm_head": False, "use_bias": False, "use_qkv_bias": False}
-    return fields | own | {"num_experts": fields["n_routed_experts"]}
+    extra = {"hidden_act": "silu", "norm_head": False, "use_bias": False, "use_qkv_bias": False}
+    return fields | extra | {"num_experts": fields["n_routed_experts"]}
 
 
 def glm4moe(metadata: Metadata) -> dict[str, Any]:

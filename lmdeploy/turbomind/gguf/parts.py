@@ -96,6 +96,6 @@ def apart(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
         count, *shape = tensor.shape
         size = tensor.size // max(count, 1)
         for expert in range(count):
-            own = GgufTensor(tensor.dtype, tuple(shape), tensor.offset + expert * size, size)
-            found[f"{stack[1]}.{expert}.{stack[2]}"] = own
+            part = GgufTensor(tensor.dtype, tuple(shape), tensor.offset + expert * size, size)
+            found[f"{stack[1]}.{expert}.{stack[2]}"] = part
     return found

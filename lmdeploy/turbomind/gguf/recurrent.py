@@ -62,36 +62,36 @@ _MINIMAX = {
 
 def gated_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a layer of Qwen3.5."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    values = own.num_heads * own.value_dim
+    rnn, hidden = recurrence_of(spec), spec.hidden_size
+    values = rnn.num_heads * rnn.value_dim
     gates = concat(
-        *(_grouped(spec, Load(f"{prefix}ssm_{name}.weight", (own.num_heads, hidden)), 1) for name in ("alpha", "beta"))
+        *(_grouped(spec, Load(f"{prefix}ssm_{name}.weight", (rnn.num_heads, hidden)), 1) for name in ("alpha", "beta"))
     )
-    group = own.num_heads // own.num_key_heads
-    order = tuple(r * own.num_key_heads + k for k in range(own.num_key_heads) for r in range(group))
+    group = rnn.num_heads // rnn.num_key_heads
+    order = tuple(r * rnn.num_key_heads + k for k in range(rnn.num_key_heads) for r in range(group))
     out = Load(f"{prefix}ssm_out.weight", (hidden, values))
     return {
         "recurrence.in.weight": concat(
             _channels(spec, Load(f"{prefix}attn_qkv.weight", (_channel_count(spec), hidden))),
-            _grouped(spec, Load(f"{prefix}attn_gate.weight", (values, hidden)), own.value_dim),
+            _grouped(spec, Load(f"{prefix}attn_gate.weight", (values, hidden)), rnn.value_dim),
         ),
         "recurrence.gates.weight": gates,
-        "recurrence.conv": _channels(spec, Load(f"{prefix}ssm_conv1d.weight", (_channel_count(spec), own.conv_kernel))),
-        "recurrence.a_log": LogNegative((_grouped(spec, Load(f"{prefix}ssm_a", (own.num_heads,)), 1),)),
-        "recurrence.dt_bias": _grouped(spec, Load(f"{prefix}ssm_dt.bias", (own.num_heads,)), 1),
-        "recurrence.norm.weight": Load(f"{prefix}ssm_norm.weight", (own.value_dim,)),
-        "recurrence.out.weight": out if group == 1 else Inputs((out,), own.value_dim, order),
+        "recurrence.conv": _channels(spec, Load(f"{prefix}ssm_conv1d.weight", (_channel_count(spec), rnn.conv_kernel))),
+        "recurrence.a_log": LogNegative((_grouped(spec, Load(f"{prefix}ssm_a", (rnn.num_heads,)), 1),)),
+        "recurrence.dt_bias": _grouped(spec, Load(f"{prefix}ssm_dt.bias", (rnn.num_heads,)), 1),
+        "recurrence.norm.weight": Load(f"{prefix}ssm_norm.weight", (rnn.value_dim,)),
+        "recurrence.out.weight": out if group == 1 else Inputs((out,), rnn.value_dim, order),
     }
 
 
 def grouped_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a layer of Qwen3-Next, whose value heads are in the checkpoint's order."""
-    own, hidden = recurrence_of(spec), spec.hidden_size
-    values, group = own.num_heads * own.value_dim, own.num_heads // own.num_key_heads
-    gates = Load(f"{prefix}ssm_ba.weight", (2 * own.num_heads, hidden))
-    by_key = reshape(gates, own.num_key_heads, 2 * group, hidden)  # for each key head: beta, alpha
+    rnn, hidden = recurrence_of(spec), spec.hidden_size
+    values, group = rnn.num_heads * rnn.value_dim, rnn.num_heads // rnn.num_key_heads
+    gates = Load(f"{prefix}ssm_ba.weight", (2 * rnn.num_heads, hidden))
+    by_key = reshape(gates, rnn.num_key_heads, 2 * group, hidden)  # for each key head: beta, alpha
     betas, alphas = (
-        reshape(rows_of(by_key, begin, begin + group, dim=1), own.num_heads, hidden) for begin in (0, group)
+        reshape(rows_of(by_key, begin, begin + group, dim=1), rnn.num_heads, hidden) for begin in (0, group)
     )
     return {
         "recurrence.in.weight": concat(
@@ -99,18 +99,18 @@ def grouped_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]
             Load(f"{prefix}attn_gate.weight", (values, hidden)),
         ),
         "recurrence.gates.weight": concat(alphas, betas),
-        "recurrence.conv": Load(f"{prefix}ssm_conv1d.weight", (_channel_count(spec), own.conv_kernel)),
-        "recurrence.a_log": LogNegative((Load(f"{prefix}ssm_a", (own.num_heads,)),)),
-        "recurrence.dt_bias": Load(f"{prefix}ssm_dt.bias", (own.num_heads,)),
-        "recurrence.norm.weight": Load(f"{prefix}ssm_norm.weight", (own.value_dim,)),
+        "recurrence.conv": Load(f"{prefix}ssm_conv1d.weight", (_channel_count(spec), rnn.conv_kernel)),
+        "recurrence.a_log": LogNegative((Load(f"{prefix}ssm_a", (rnn.num_heads,)),)),
+        "recurrence.dt_bias": Load(f"{prefix}ssm_dt.bias", (rnn.num_heads,)),
+        "recurrence.norm.weight": Load(f"{prefix}ssm_norm.weight", (rnn.value_dim,)),
         "recurrence.out.weight": Load(f"{prefix}ssm_out.weight", (hidden, values)),
     }
 
 
 def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a layer of Mamba-2, whose numbers of a head are matrices of one column."""
-    own = recurrence_of(spec)
-    values = own.num_heads * own.value_dim
+    rnn = recurrence_of(spec)
+    values = rnn.num_heads * rnn.value_dim
 
     def as_stored(expression: Expression) -> Expression:
         if not isinstance(expression, Load):
@@ -119,14 +119,14 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         name = expression.name.removeprefix(prefix)
         match name:
             case "A_log" | "D":
-                stored = Load(f"{prefix}{_MAMBA[name]}", (own.num_heads, 1))
-                numbers = reshape(stored, own.num_heads)
+                stored = Load(f"{prefix}{_MAMBA[name]}", (rnn.num_heads, 1))
+                numbers = reshape(stored, rnn.num_heads)
                 return LogNegative((numbers,)) if name == "A_log" else numbers
             case "conv1d.weight":
                 channels, _, kernel = expression.shape
                 return reshape(Load(f"{prefix}ssm_conv1d.weight", (channels, kernel)), *expression.shape)
             case "norm.weight":
-                groups = own.norm_groups
+                groups = rnn.norm_groups
                 return reshape(Load(f"{prefix}ssm_norm.weight", (groups, values // groups)), values)
         return dataclasses.replace(expression, name=f"{prefix}{_MAMBA[name]}")
 
@@ -170,24 +170,24 @@ def convolution_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
 
 
 def _channel_count(spec: ModelSpec) -> int:
-    own = recurrence_of(spec)
-    return 2 * own.num_key_heads * own.key_dim + own.num_heads * own.value_dim
+    rnn = recurrence_of(spec)
+    return 2 * rnn.num_key_heads * rnn.key_dim + rnn.num_heads * rnn.value_dim
 
 
 def _channels(spec: ModelSpec, whole: Load) -> Expression:
     """Return rows of queries, keys and values with the values in the checkpoint's order."""
-    own = recurrence_of(spec)
-    keys = 2 * own.num_key_heads * own.key_dim
+    rnn = recurrence_of(spec)
+    keys = 2 * rnn.num_key_heads * rnn.key_dim
     values = rows_of(whole, keys, whole.shape[0])
-    return concat(rows_of(whole, 0, keys), _grouped(spec, values, own.value_dim))
+    return concat(rows_of(whole, 0, keys), _grouped(spec, values, rnn.value_dim))
 
 
 def _grouped(spec: ModelSpec, rows: Expression, size: int) -> Expression:
     """Return ``size`` rows for each value head in the checkpoint's order."""
-    own = recurrence_of(spec)
-    group = own.num_heads // own.num_key_heads
+    rnn = recurrence_of(spec)
+    group = rnn.num_heads // rnn.num_key_heads
     if group == 1:
         return rows
     inputs = rows.shape[1:]
-    by_head = permute(reshape(rows, group, own.num_key_heads, size, *inputs), 1, 0, *range(2, 3 + len(inputs)))
+    by_head = permute(reshape(rows, group, rnn.num_key_heads, size, *inputs), 1, 0, *range(2, 3 + len(inputs)))
     return reshape(by_head, *rows.shape)

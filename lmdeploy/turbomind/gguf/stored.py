@@ -84,8 +84,8 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
         turned = _TURNED.fullmatch(load.name) if architecture.is_turned else None
         if turned is None:
             return load
-        own = spec.attention_of(int(turned[1]))
-        return _in_halves(load, own.num_heads if turned[2] == "q" else own.num_kv_heads)
+        attention = spec.attention_of(int(turned[1]))
+        return _in_halves(load, attention.num_heads if turned[2] == "q" else attention.num_kv_heads)
 
     tensors = architecture.layout_of(index.tensors).tensors(spec)
     return {engine_name: replaced(expression) for engine_name, expression in tensors.items()}

@@ -162,8 +162,8 @@ class TowerFile:
             found = self.tower.parts.get(part)
         if found is None:
             return None
-        own, index = found if isinstance(found, tuple) else (found, 0)
-        return f"{begin}{own}.{suffix}", index
+        template, index = found if isinstance(found, tuple) else (found, 0)
+        return f"{begin}{template}.{suffix}", index
 
     def turned_heads(self, name: str) -> int:
         """Return the heads of a matrix whose rows are in pairs that turn together; 0: of another one."""

@@ -91,8 +91,8 @@ def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
     tensors |= {"head.join.weight": Load(join, (hidden, 2 * hidden))}
     for name, stored in zip(("embedding", "hidden"), norms, strict=True):
         tensors[f"head.{name}_norm.weight"] = Load(stored, (hidden,))
-    own = {"token_embedding": f"{prefix}embed_tokens.weight", "lm_head.weight": f"{prefix}shared_head.head.weight"}
-    shared = _take_stored(tensors, own, (vocab, hidden), index)
+    names = {"token_embedding": f"{prefix}embed_tokens.weight", "lm_head.weight": f"{prefix}shared_head.head.weight"}
+    shared = _take_stored(tensors, names, (vocab, hidden), index)
     return Head(spec, tensors, shared)
 
 
@@ -147,8 +147,8 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
     tensors |= linear_tensors("head.join", {"fc": hidden}, inputs, "fc.bias" in index.tensors)
     if has_three:
         tensors["head.hidden_norm.weight"] = Load(f"{first}hidden_norm.weight", (hidden,))
-        wide = attention_tensors(replace(spec, hidden_size=2 * hidden), layout, first, 0)
-        tensors |= {f"layers.0.{name}": expression for name, expression in wide.items() if ".qkv." in name}
+        doubled = attention_tensors(replace(spec, hidden_size=2 * hidden), layout, first, 0)
+        tensors |= {f"layers.0.{name}": expression for name, expression in doubled.items() if ".qkv." in name}
         tensors["lm_head.weight"] = Load("lm_head.weight", (len(tokens) or vocab, hidden))
         shared = _take_stored(tensors, {"token_embedding": "embed_tokens.weight"}, (vocab, hidden), index)
     else:
@@ -183,11 +183,11 @@ def _llama_spec(
 
 
 def _take_stored(
-    tensors: dict[str, Expression], own: Mapping[str, str], shape: tuple[int, ...], index: SafetensorsIndex
+    tensors: dict[str, Expression], names: Mapping[str, str], shape: tuple[int, ...], index: SafetensorsIndex
 ) -> dict[str, str]:
     """Give engine tensors the checkpoint's own where it has them; return those of the model for the others."""
     shared = {}
-    for name, stored in own.items():
+    for name, stored in names.items():
         if stored in index.tensors:
             tensors[name] = Load(stored, shape)
         else:

@@ -62,17 +62,17 @@ def _write(target: Path, method: str, directory: Path, made: Path) -> None:
 
     base = ModelSpec.from_json((target / "spec.json").read_text(encoding="utf-8"))
     manifest = Manifest.from_json((target / "manifest.json").read_text(encoding="utf-8"), target)
-    plain = replace(base, images=None)
+    text_spec = replace(base, images=None)
     if method in MTP_METHODS:
         if manifest.weight_format != "hf":
             raise UnsupportedModelError(
                 f"a quantized head is not supported: the checkpoint's weights are {manifest.weight_format}"
             )
         index = read_files(manifest.files)
-        head = mtp_head(plain, index)
+        head = mtp_head(text_spec, index)
     else:
         index = _behind(manifest.files, read_checkpoint(directory))
-        head = eagle_head(plain, directory, index, method)
+        head = eagle_head(text_spec, directory, index, method)
     problems = find_problems(head.tensors, index)
     if method in EAGLE_METHODS:
         problems += [f"tensor {name} is unknown to the method {method}" for name in _unread(head, index)]

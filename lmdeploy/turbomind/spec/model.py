@@ -203,14 +203,14 @@ class ModelSpec:
     def attention_of(self, layer: int) -> AttentionSpec:
         """Return a layer's kind of attention, with its sizes filled in."""
         kind = self.layer_attentions[layer] if self.layer_attentions else 0
-        own = self.attentions[kind - 1] if kind else self.attention
-        head_dim = own.head_dim or self.head_dim
+        attention = self.attentions[kind - 1] if kind else self.attention
+        head_dim = attention.head_dim or self.head_dim
         return dataclasses.replace(
-            own,
-            num_heads=own.num_heads or self.num_heads,
-            num_kv_heads=own.num_kv_heads or self.num_kv_heads,
+            attention,
+            num_heads=attention.num_heads or self.num_heads,
+            num_kv_heads=attention.num_kv_heads or self.num_kv_heads,
             head_dim=head_dim,
-            value_dim=own.value_dim or head_dim,
+            value_dim=attention.value_dim or head_dim,
         )
 
     def keys_of(self, layer: int) -> int:
@@ -293,10 +293,10 @@ def _stream_problems(spec: ModelSpec, streams: StreamsSpec) -> Iterator[str]:
 
 
 def _encoder_problems(spec: ModelSpec) -> Iterator[str]:
-    own = spec.attention
-    if spec.attentions or spec.layer_keys or own.mla or own.logn_length or own.temperature_length:
+    attention = spec.attention
+    if spec.attentions or spec.layer_keys or attention.mla or attention.logn_length or attention.temperature_length:
         yield "encoder cannot be had with attentions, layer_keys, or attention.mla or factors of positions"
-    if "chunk" in map(own.reach, range(spec.num_layers)):
+    if "chunk" in map(attention.reach, range(spec.num_layers)):
         yield "encoder cannot be had with attention in chunks"
     if spec.recurrence or spec.images or spec.head or spec.layer_input or spec.layer_mixers:
         yield "encoder cannot be had with layer_mixers, recurrence, images, head or layer_input"
@@ -322,7 +322,7 @@ def _layer_problems(spec: ModelSpec) -> Iterator[str]:
         wrong = next(i for i, kind in enumerate(spec.layer_attentions) if kind > len(spec.attentions))
         yield f"layer_attentions[{wrong}] must be at most {len(spec.attentions)}, got {spec.layer_attentions[wrong]}"
         return
-    if spec.attentions and (spec.attention.mla or any(own.mla for own in spec.attentions)):
+    if spec.attentions and (spec.attention.mla or any(attention.mla for attention in spec.attentions)):
         yield "attentions cannot be had with attention.mla"
     found: set[int] = set()
     for layer in range(spec.num_layers):
@@ -337,19 +337,19 @@ def _layer_problems(spec: ModelSpec) -> Iterator[str]:
         yield f"mlp.sizes must have a value for each of {spec.num_layers} layers, got {len(spec.mlp.sizes)}"
 
 
-def _attention_problems(own: AttentionSpec, where: str) -> Iterator[str]:
-    if own.num_heads % own.num_kv_heads:
-        yield f"{where}num_heads must be a multiple of num_kv_heads {own.num_kv_heads}, got {own.num_heads}"
-    if own.head_dim % 2:
-        yield f"{where}head_dim must be even, got {own.head_dim}"
-    if len(own.alibi_slopes) not in {0, own.num_heads}:
-        yield f"{where}attention.alibi_slopes must have a finite number for each of {own.num_heads} heads"
-    if own.bias_reach and own.mla:
+def _attention_problems(attention: AttentionSpec, where: str) -> Iterator[str]:
+    if attention.num_heads % attention.num_kv_heads:
+        yield f"{where}num_heads must be a multiple of num_kv_heads {attention.num_kv_heads}, got {attention.num_heads}"
+    if attention.head_dim % 2:
+        yield f"{where}head_dim must be even, got {attention.head_dim}"
+    if len(attention.alibi_slopes) not in {0, attention.num_heads}:
+        yield f"{where}attention.alibi_slopes must have a finite number for each of {attention.num_heads} heads"
+    if attention.bias_reach and attention.mla:
         yield f"{where}attention.bias_reach cannot be had with attention.mla"
-    if own.has_output_gate and own.mla:
+    if attention.has_output_gate and attention.mla:
         yield f"{where}attention.has_output_gate cannot be had with attention.mla"
-    if own.mla and own.mla.indexer:
-        yield from _indexer_problems(own.mla, own.mla.indexer, where)
+    if attention.mla and attention.mla.indexer:
+        yield from _indexer_problems(attention.mla, attention.mla.indexer, where)
 
 
 def _indexer_problems(mla: MlaSpec, indexer: IndexerSpec, where: str) -> Iterator[str]:
@@ -366,8 +366,8 @@ def _rotation_problems(spec: ModelSpec, layer: int) -> Iterator[str]:
     number = spec.layer_ropes[layer] if len(spec.layer_ropes) == spec.num_layers else 0
     if not 0 <= number < len(spec.ropes) or not spec.has_attention(layer):
         return
-    own = spec.attention_of(layer)
-    rotated, pairs = own.mla.rope_dim if own.mla else own.head_dim, len(spec.ropes[number].inv_freq)
+    attention = spec.attention_of(layer)
+    rotated, pairs = attention.mla.rope_dim if attention.mla else attention.head_dim, len(spec.ropes[number].inv_freq)
     if 2 * pairs > rotated:
         yield f"layer {layer}: rope must have 1 to head_dim / 2 = {rotated / 2:g} inv_freq, got {pairs}"
 
@@ -379,10 +379,10 @@ def _shared_key_problems(spec: ModelSpec, layer: int, source: int) -> Iterator[s
     elif spec.keys_of(source) >= 0 or not (spec.has_attention(layer) and spec.has_attention(source)):
         yield f"{name} must be a layer that attends to keys of its own, got {source}"
     else:
-        own, other = (_memory_of(spec, it) for it in (layer, source))
-        if own != other:
+        memory, other = (_memory_of(spec, it) for it in (layer, source))
+        if memory != other:
             names = ("kind of attention", "window")
-            differing = [f"{n} {a} and {b}" for n, a, b in zip(names, own, other, strict=True) if a != b]
+            differing = [f"{n} {a} and {b}" for n, a, b in zip(names, memory, other, strict=True) if a != b]
             yield f"{name} must be a layer with the same memory; layer {source} differs: {', '.join(differing)}"
     is_cross = spec.images and spec.images.cross_layers
     if spec.attention.mla or spec.attention_of(layer).has_output_gate or spec.head or is_cross:
@@ -397,18 +397,18 @@ def _memory_of(spec: ModelSpec, layer: int) -> tuple[int, int]:
 
 
 def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
-    layers, own = range(spec.num_layers), spec.recurrence
-    if any(map(spec.has_recurrence, layers)) != (own is not None):
+    layers, recurrence = range(spec.num_layers), spec.recurrence
+    if any(map(spec.has_recurrence, layers)) != (recurrence is not None):
         yield "recurrence must be there where layer_mixers has it, and only there"
     is_partial = "none" in spec.layer_mixers or not all(map(spec.has_mlp, layers))
     has_more = spec.layer_input or any(it.has_layer_scale for it in (spec.block, spec.recurrence_block) if it)
     if is_partial and (spec.block.is_parallel or spec.head or has_more):
         lacking = "block.is_parallel, block.has_layer_scale, layer_input or head"
         yield f"layers without a mixer or an MLP cannot be had with {lacking}"
-    if spec.recurrence_block and (spec.recurrence_block.is_parallel or own is None):
+    if spec.recurrence_block and (spec.recurrence_block.is_parallel or recurrence is None):
         yield "recurrence_block needs a recurrence, and cannot be parallel"
-    if own:
-        yield from own.problems()
+    if recurrence:
+        yield from recurrence.problems()
 
 
 def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:

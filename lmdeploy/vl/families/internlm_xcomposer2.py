@@ -57,9 +57,9 @@ def processor(checkpoint: Checkpoint) -> Squarer | Tiler:
     """Return the processor, which makes images square or cuts them into tiles."""
     from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-    own = config(checkpoint)
-    side = int(own.vision_config.image_size)
-    if not own.has_tiles:
+    settings = config(checkpoint)
+    side = int(settings.vision_config.image_size)
+    if not settings.has_tiles:
         return Squarer(side)
     mean, std = tuple(OPENAI_CLIP_MEAN), tuple(OPENAI_CLIP_STD)
     max_tiles = int(checkpoint[1].get("hd_num") or _MAX_TILES.get(side, min(_MAX_TILES.values())))
@@ -69,9 +69,9 @@ def processor(checkpoint: Checkpoint) -> Squarer | Tiler:
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Yield the tensors by the names of :mod:`lmdeploy.vl.xcomposer_tower`."""
     for name, values in seeing_tensors(checkpoint[0]):
-        for own, native in _NAMES.items():
-            if name.startswith(own):
-                yield name.replace(own, native, 1), values.flatten() if own.endswith("_GN") else values
+        for stored, native in _NAMES.items():
+            if name.startswith(stored):
+                yield name.replace(stored, native, 1), values.flatten() if stored.endswith("_GN") else values
 
 
 def model(config: Any) -> type:

@@ -89,7 +89,7 @@ class Tiles:
     def _fitted(self, size: tuple[int, int], width: int, height: int) -> tuple[int, int]:
         """Return the size that an image is scaled to: within the canvas, and enlarged at most to a tile."""
         if not self.fills_canvas:
-            width, height = (min(max(own, self.side), bound) for own, bound in zip(size, (width, height), strict=True))
+            width, height = (min(max(px, self.side), bound) for px, bound in zip(size, (width, height), strict=True))
         across, down = width / size[0], height / size[1]
         if across < down:
             return width, max(1, min(math.floor(size[1] * across), height))

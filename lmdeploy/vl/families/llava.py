@@ -212,8 +212,8 @@ def processor(checkpoint: Checkpoint) -> Any:
 def llava_original_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Yield the tensors by their native names, those of the tower from its own folder if they are not here."""
     for name, values in seeing_tensors(checkpoint[0]):
-        for own, native in (*_NAMES, *_PROJECTORS[checkpoint[1]["mm_projector_type"]]):
-            name = name.replace(own, native)
+        for stored, native in (*_NAMES, *_PROJECTORS[checkpoint[1]["mm_projector_type"]]):
+            name = name.replace(stored, native)
         yield name, values
     is_here = _brings_tower(checkpoint)
     folder = tower_folder(checkpoint[0], checkpoint[1]["mm_vision_tower"], is_here=is_here)

@@ -93,8 +93,8 @@ class Slicer:
         yield pixels([image.resize(self.view(*image.size, grows=columns == 0), Resampling.BICUBIC)])
         if columns == 0:
             return
-        wide, high = (_multiple(side, n) / n for side, n in zip(image.size, (columns, rows), strict=True))
-        width, height = self.view(wide, high, grows=True)
+        tile_width, tile_height = (_multiple(side, n) / n for side, n in zip(image.size, (columns, rows), strict=True))
+        width, height = self.view(tile_width, tile_height, grows=True)
         whole = image.resize((width * columns, height * rows), Resampling.BICUBIC)
         corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
         yield pixels([whole.crop((left, top, left + width, top + height)) for left, top in corners])

@@ -96,14 +96,14 @@ class Cropper:
         from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
         scale = min(np.float32(width) / np.float32(image.width), np.float32(height) / np.float32(image.height))
-        high, wide = (max(1, int(np.float32(length) * scale)) for length in (image.height, image.width))
+        rows, columns = (max(1, int(np.float32(length) * scale)) for length in (image.height, image.width))
         # In floating point, as trained; torch's own is wrong where what comes out is one pixel wide.
         bands = [Image.fromarray(np.asarray(band, dtype=np.float32) / 255) for band in image.split()]
-        resized = [np.array(band.resize((wide, high), Image.Resampling.BILINEAR)) for band in bands]
-        top, left = (height - high) // 2, (width - wide) // 2
+        resized = [np.array(band.resize((columns, rows), Image.Resampling.BILINEAR)) for band in bands]
+        top, left = (height - rows) // 2, (width - columns) // 2
         canvas, mask = torch.zeros(3, height, width), torch.zeros(1, height, width)
-        canvas[:, top : top + high, left : left + wide] = torch.from_numpy(np.stack(resized)).clip(0, 1)
-        mask[:, top : top + high, left : left + wide] = 1
+        canvas[:, top : top + rows, left : left + columns] = torch.from_numpy(np.stack(resized)).clip(0, 1)
+        mask[:, top : top + rows, left : left + columns] = 1
         mean, std = (torch.tensor(values)[:, None, None] for values in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
         return (canvas - mean) / std, mask
 
@@ -177,8 +177,8 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     """Return the tokens: of the whole, then of the crops, one for each end of a line and four for the ends."""
     cropper: Cropper = part.processor
     half = cropper.side // cropper.patch // 2
-    high, wide = ((count * cropper.window + sum(cropper.margins)) // 2 for count in cropper.grid(size))
-    return _TOKEN * (half * (half + 1) + high * (wide + 1) + 4)
+    rows, columns = ((count * cropper.window + sum(cropper.margins)) // 2 for count in cropper.grid(size))
+    return _TOKEN * (half * (half + 1) + rows * (columns + 1) + 4)
 
 
 def features(part: VisionPart, image: Image.Image, options: Options) -> "torch.Tensor":

@@ -106,10 +106,10 @@ def processor(checkpoint: Checkpoint) -> Tiler:
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Yield the tensors by the names of :class:`lmdeploy.vl.phi3_tower.Phi3Tower`."""
     for name, values in seeing_tensors(checkpoint[0]):
-        for own, native in _NAMES.items():
-            if name.startswith(_OWN + own):
-                is_vector = own.endswith("_GN")
-                yield name.replace(_OWN + own, native), values.flatten() if is_vector else values
+        for stored, native in _NAMES.items():
+            if name.startswith(_OWN + stored):
+                is_vector = stored.endswith("_GN")
+                yield name.replace(_OWN + stored, native), values.flatten() if is_vector else values
 
 
 def model(config: Any) -> type:

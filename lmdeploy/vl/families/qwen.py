@@ -29,8 +29,8 @@ def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
     """
     min_pixels, max_pixels = part.processor.size["shortest_edge"], part.processor.size["longest_edge"]
     bounds = {}
-    for name, own in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
-        requested = options.get(name, own)
+    for name, bound in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
+        requested = options.get(name, bound)
         if type(requested) is not int or requested < 1:
             raise ValueError(f"{name} must be a whole number >= 1, got {requested!r}")
         bounds[name] = min(max(requested, min_pixels), max_pixels)

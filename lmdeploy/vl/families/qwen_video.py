@@ -39,9 +39,9 @@ def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
         If ``min_pixels`` or ``max_pixels`` is no number of pixels.
     """
     size = part.video.get("size") or {}
-    own = _OF_VIDEO.get(part.config.model_type, _OF_FRAME)
-    min_pixels = int(size.get("shortest_edge") or part.video.get("min_pixels") or own["shortest_edge"])
-    max_pixels = int(size.get("longest_edge") or part.video.get("max_pixels") or own["longest_edge"])
+    layout = _OF_VIDEO.get(part.config.model_type, _OF_FRAME)
+    min_pixels = int(size.get("shortest_edge") or part.video.get("min_pixels") or layout["shortest_edge"])
+    max_pixels = int(size.get("longest_edge") or part.video.get("max_pixels") or layout["longest_edge"])
     bounds = []
     for name, default in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
         requested = options.get(name, default)

@@ -155,11 +155,11 @@ class GenerateRequest(BaseRequest):
         """Whether there is nothing to respond to."""
         return not (self.prompt or self.suffix or self.images)
 
-    def as_openai(self, context_len: int | None, plain: str | None = None) -> ChatCompletionRequest:
+    def as_openai(self, context_len: int | None, prompt: str | None = None) -> ChatCompletionRequest:
         """Return the chat completion, of one question or, where it is given, of a text that continues as it is."""
         fields = self._fields(context_len) | {"model": self.model}
-        if plain is not None:
-            return _checked(fields | {"messages": plain})
+        if prompt is not None:
+            return _checked(fields | {"messages": prompt})
         system = [{"role": "system", "content": self.system}] if self.system else []
         question = {"role": "user", "content": _content(self.prompt, self.images)}
         return _checked(fields | {"messages": [*system, question]})

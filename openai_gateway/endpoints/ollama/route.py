@@ -53,11 +53,11 @@ async def generate(body: GenerateRequest, request: Request, gateway: GatewayDepe
     chosen = await gateway.choose(name_of(body.model), request)
     if body.is_empty:
         return await _loaded("generate", body, chosen.model)
-    plain, stops = body.prompt if body.raw else None, list[str]()
+    prompt, stops = body.prompt if body.raw else None, list[str]()
     if body.suffix:
         infilling = infilling_by(chosen.model)
-        plain, stops = infilling.prompt(body.prompt, body.suffix), list(infilling.stop_words)
-    conversation = body.as_openai(await chosen.model.context_len(), plain)
+        prompt, stops = infilling.prompt(body.prompt, body.suffix), list(infilling.stop_words)
+    conversation = body.as_openai(await chosen.model.context_len(), prompt)
     return await _respond("generate", conversation, body, chosen, request, gateway, stops)
 
 

