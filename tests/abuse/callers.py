@@ -26,7 +26,7 @@ Manner = Literal["read", "leave", "unread", "unfinished"]
 
 
 @dataclass(frozen=True)
-class Ask:
+class Call:
     """One request and how its response is taken.
 
     Attributes
@@ -48,12 +48,12 @@ class Ask:
     manner: Manner = "read"
 
 
-def read_corpus(path: Path = CORPUS) -> list[Ask]:
+def read_corpus(path: Path = CORPUS) -> list[Call]:
     """Return the requests of a file that are made to hurt others."""
     return [_hostile(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def _hostile(entry: dict[str, Any]) -> Ask:
+def _hostile(entry: dict[str, Any]) -> Call:
     path = entry["path"]
     prompt = {"messages": [{"role": "user", "content": PROMPT}]} if path == CHAT else {"prompt": PROMPT}
     body = {**prompt, "max_tokens": entry["max_tokens"], "ignore_eos": True, "stream": True, **entry.get("fields", {})}
@@ -61,7 +61,7 @@ def _hostile(entry: dict[str, Any]) -> Ask:
         body[fill["field"]] = [fill["element"]] * fill["count"]
     if repeat := entry.get("repeat"):
         body[repeat["field"]] = repeat["text"] * repeat["count"]
-    return Ask(entry["name"], path, body, entry.get("manner", "read"))
+    return Call(entry["name"], path, body, entry.get("manner", "read"))
 
 
 @dataclass
@@ -123,24 +123,24 @@ class Caller:
             self._headers["authorization"] = f"Bearer {key}"
         self.outcomes: list[Outcome] = []
 
-    async def send(self, ask: Ask, hold: float = 5.0) -> Outcome:
+    async def send(self, request: Call, seconds: float = 5.0) -> Outcome:
         """Send one request and return how it ended.
 
         Parameters
         ----------
-        ask
+        request
             The request.
-        hold
-            Seconds for which an unread response or an unfinished request is held.
+        seconds
+            Seconds for which an unread response or an unfinished request stays open.
         """
-        outcome = Outcome(ask.name, time.perf_counter())
+        outcome = Outcome(request.name, time.perf_counter())
         self.outcomes.append(outcome)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                if ask.manner in ("unread", "unfinished"):
-                    await self._hold(ask, outcome, hold)
+                if request.manner in ("unread", "unfinished"):
+                    await self._hold(request, outcome, seconds)
                 else:
-                    await self._read(ask, outcome)
+                    await self._read(request, outcome)
         except TimeoutError:
             outcome.detail = f"no end after {ANSWER_SECONDS:.0f} s"
         except (aiohttp.ClientError, OSError) as error:
@@ -152,21 +152,21 @@ class Caller:
             outcome.ended = time.perf_counter()
         return outcome
 
-    def _body(self, ask: Ask) -> bytes:
-        return orjson.dumps({"model": self.model} | ask.body)
+    def _body(self, request: Call) -> bytes:
+        return orjson.dumps({"model": self.model} | request.body)
 
-    async def _read(self, ask: Ask, outcome: Outcome) -> None:
+    async def _read(self, request: Call, outcome: Outcome) -> None:
         connector = aiohttp.TCPConnector(force_close=True)
         timeout = aiohttp.ClientTimeout(total=None)
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session,
-            session.post(self.url + ask.path, data=self._body(ask)) as response,
+            session.post(self.url + request.path, data=self._body(request)) as response,
         ):
             if response.status != 200:
                 outcome.end = _refusal(response.status)
                 outcome.detail = (await response.text())[:300]
                 return
-            if not ask.body.get("stream"):
+            if not request.body.get("stream"):
                 await response.read()
                 outcome.end = "answered"
                 return
@@ -177,23 +177,23 @@ class Caller:
                 if b'"error":{' in line:
                     outcome.end, outcome.detail = "failed", line.decode()[:300]
                     return
-                if ask.manner == "leave":
+                if request.manner == "leave":
                     outcome.end = "left"
                     return
             outcome.end = "answered"
 
-    async def _hold(self, ask: Ask, outcome: Outcome, hold: float) -> None:
+    async def _hold(self, request: Call, outcome: Outcome, seconds: float) -> None:
         """Send the request, all of it or but the last byte, and read nothing until the connection is closed."""
         host, _, port = self.url.removeprefix("http://").partition(":")
-        body = self._body(ask)
-        head = f"POST {ask.path} HTTP/1.1\r\nhost: {host}\r\n"
+        body = self._body(request)
+        head = f"POST {request.path} HTTP/1.1\r\nhost: {host}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
-        sent = body[:-1] if ask.manner == "unfinished" else body
+        sent = body[:-1] if request.manner == "unfinished" else body
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         try:
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + sent)
             await writer.drain()
-            await asyncio.sleep(hold)
+            await asyncio.sleep(seconds)
             outcome.end = "left"
         finally:
             writer.close()

@@ -104,9 +104,9 @@ class Report:
 
     def failures(self) -> list[str]:
         """Return the findings."""
-        found = [f"served without right: {each}" for each in self.without_right]
-        found += [f"5xx: {each}" for each in self.errors]
-        found += [f"another key's short text: {each}" for each in self.refused]
+        found = [f"served without right: {finding}" for finding in self.without_right]
+        found += [f"5xx: {finding}" for finding in self.errors]
+        found += [f"another key's short text: {finding}" for finding in self.refused]
         if self.unanswered:
             found.append(f"{self.unanswered} proper requests had no end")
         if self.growth > MOST_GROWTH:
@@ -146,9 +146,9 @@ class Report:
         ]
         for server, by_attack in sorted(self.texts.items()):
             lines.append(f"another key's short text on the {server}, ms: p50, p99, max")
-            worst = sorted(by_attack.items(), key=lambda each: (each[0] != ALONE, -max(each[1])))
-            lines += [f"  {' '.join(f'{ms:8.1f}' for ms in _milliseconds(times))}  {each}" for each, times in worst]
-        return "\n".join([*lines, *(f"  {each}" for each in dict.fromkeys(self.failures() + self.stalls()))])
+            worst = sorted(by_attack.items(), key=lambda entry: (entry[0] != ALONE, -max(entry[1])))
+            lines += [f"  {' '.join(f'{ms:8.1f}' for ms in _milliseconds(times))}  {attack}" for attack, times in worst]
+        return "\n".join([*lines, *(f"  {finding}" for finding in dict.fromkeys(self.failures() + self.stalls()))])
 
     def measurements(self) -> dict[str, Any]:
         """Return it for programs."""
@@ -227,7 +227,9 @@ def run(
     report.seconds = time.monotonic() - begin
     report.without_right += [f"the trap was reached: {visit}" for visit in trap.visits]
     report.unanswered = sum(outcome.end == "unanswered" for outcome in caller.outcomes)
-    report.errors += [f"proper: {each.name}: {each.detail}" for each in caller.outcomes if each.end == "failed"]
+    report.errors += [
+        f"proper: {outcome.name}: {outcome.detail}" for outcome in caller.outcomes if outcome.end == "failed"
+    ]
     if measures:
         report.after = _settled(gateway.pid, sum(report.before.values()) + MOST_GROWTH)
     return report
@@ -387,7 +389,7 @@ def _ask_health(target: Target, report: Report) -> None:
 
 @contextmanager
 def _watching_peaks(pids: Sequence[int], report: Report) -> Iterator[None]:
-    def look() -> None:
+    def observe() -> None:
         peaks: Counter[str] = Counter()
         for pid in _all_below(pids):
             with suppress(OSError, ValueError):
@@ -395,7 +397,7 @@ def _watching_peaks(pids: Sequence[int], report: Report) -> Iterator[None]:
         for name, peak in peaks.items():
             report.peak[name] = max(report.peak.get(name, 0.0), peak)
 
-    with _repeating(look):
+    with _repeating(observe):
         yield
 
 
@@ -404,12 +406,12 @@ def _repeating(*looks: Callable[[], None]) -> Iterator[None]:
     """Call functions again and again, each in its own thread."""
     stop = threading.Event()
 
-    def repeat(look: Callable[[], None]) -> None:
+    def repeat(observe: Callable[[], None]) -> None:
         while not stop.is_set():
-            look()
+            observe()
             stop.wait(_BETWEEN_LOOKS)
 
-    threads = [threading.Thread(target=repeat, args=(look,)) for look in looks]
+    threads = [threading.Thread(target=repeat, args=(observe,)) for observe in looks]
     for thread in threads:
         thread.start()
     try:

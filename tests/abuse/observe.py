@@ -66,7 +66,7 @@ class Observer:
         self._url = url
         self._begin = time.monotonic()
 
-    def look(self) -> Sample:
+    def sample(self) -> Sample:
         """Return a sample."""
         sample = Sample(time.monotonic() - self._begin)
         for pid in descendants(self._pid) if self._pid is not None else ():

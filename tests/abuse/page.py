@@ -154,20 +154,20 @@ class PageRequest:
 def file_objects(path: str) -> list[Any]:
     """Return values of a field that Gradio could take for a file of this path."""
     meta = {"_type": "gradio.FileData"}
-    plain = {"path": path, "meta": meta}
+    file = {"path": path, "meta": meta}
     full = {"path": path, "url": path, "orig_name": "a.png", "mime_type": "image/png", "size": 1, "meta": meta}
     return [
-        plain,
+        file,
         full,
         {**full, "is_stream": True},
         {"path": path},
-        [plain],
-        {"value": plain, "__type__": "update"},
-        {"a": {"b": [[plain]]}},
+        [file],
+        {"value": file, "__type__": "update"},
+        {"a": {"b": [[file]]}},
         {"text": "a", "files": [full]},
         {"text": full, "files": []},
         {"file": full, "alt_text": None},
-        {"turns": [{"question": plain, "images": [path], "responses": [{"text": plain}]}]},
+        {"turns": [{"question": file, "images": [path], "responses": [{"text": file}]}]},
     ]
 
 
@@ -188,8 +188,8 @@ def events(config: Mapping[str, Any]) -> Iterator[tuple[int, list[Any]]]:
     kinds = {component["id"]: component["type"] for component in config["components"]}
     for dependency in config["dependencies"]:
         values = [
-            {"text": "a", "files": []} if kinds[each] == "multimodaltextbox" else props[each].get("value")
-            for each in dependency["inputs"]
+            {"text": "a", "files": []} if kinds[component] == "multimodaltextbox" else props[component].get("value")
+            for component in dependency["inputs"]
         ]
         yield dependency["id"], values
 
@@ -275,7 +275,7 @@ def _sessions(config: Mapping[str, Any]) -> Iterator[PageRequest]:
     turns = [{"question": "a" * 2**20, "responses": [{"text": "b" * 2**20}]}] * 3
     kinds = {component["id"]: component["type"] for component in config["components"]}
     for dependency in config["dependencies"]:
-        if [kinds[each] for each in dependency["inputs"]] == ["json"]:
+        if [kinds[component] for component in dependency["inputs"]] == ["json"]:
             for number in range(20):
                 body = event(dependency["id"], [{"id": str(number), "turns": turns}], session=f"flood-{number}")
                 yield _event_request("a long conversation", EVENT_PATHS[0], body, is_served=True)

@@ -78,13 +78,13 @@ def shots(servers: Servers, other: str) -> Iterator[Shot]:
                 yield Shot(target, request.name, make, may_be_served, request.connections > 1)
 
 
-def drawn(attacks: Sequence[Shot], most: int, seed: int) -> list[Shot]:
-    """Return up to ``most`` attacks on each server, drawn at random."""
+def drawn(attacks: Sequence[Shot], max_attacks: int, seed: int) -> list[Shot]:
+    """Return up to ``max_attacks`` attacks on each server, drawn at random."""
     generator = random.Random(seed)
     by_server: dict[str, list[Shot]] = {}
     for shot in attacks:
         by_server.setdefault(shot.target.name, []).append(shot)
-    return [shot for each in by_server.values() for shot in generator.sample(each, min(most, len(each)))]
+    return [shot for shots in by_server.values() for shot in generator.sample(shots, min(max_attacks, len(shots)))]
 
 
 def _on_the_page(target: Target, servers: Servers) -> Iterator[Shot]:

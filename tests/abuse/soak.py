@@ -111,8 +111,8 @@ class Verdict:
 def _settled(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     """Return the samples around the moment when the server had settled, and those at the end."""
     whole = samples[-1].seconds
-    settled = min(SETTLED_SECONDS, whole / 2)
-    around = [sample for sample in samples if abs(sample.seconds - settled) <= whole / 10]
+    warm_up = min(SETTLED_SECONDS, whole / 2)
+    around = [sample for sample in samples if abs(sample.seconds - warm_up) <= whole / 10]
     end = [sample for sample in samples if sample.seconds >= whole * 0.9]
     return around or list(samples[:1]), end
 
@@ -127,11 +127,11 @@ def _files(samples: Sequence[Sample], name: str) -> float:
 
 async def soak(traffic: Traffic, observer: Observer, callers: int, seconds: float, every: float) -> list[Sample]:
     """Return the samples of a run."""
-    samples = [await asyncio.to_thread(observer.look)]
+    samples = [await asyncio.to_thread(observer.sample)]
     driving = asyncio.create_task(traffic.run(callers, seconds))
     while not driving.done():
         await asyncio.wait({driving}, timeout=every)
-        samples.append(await asyncio.to_thread(observer.look))
+        samples.append(await asyncio.to_thread(observer.sample))
     await driving
     return samples
 
@@ -150,9 +150,9 @@ def when_idle(observer: Observer) -> Sample:
     """Return the first look at which nothing is held, or the last one."""
     end = time.monotonic() + IDLE_SECONDS
     while True:
-        sample = observer.look()
-        held = [sample.measurements.get(name, 1.0) for name in ("blocks", "running", "waiting")]
-        if not any(held) or time.monotonic() > end:
+        sample = observer.sample()
+        in_use = [sample.measurements.get(name, 1.0) for name in ("blocks", "running", "waiting")]
+        if not any(in_use) or time.monotonic() > end:
             return sample
         time.sleep(0.2)
 

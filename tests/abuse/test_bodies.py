@@ -54,7 +54,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 
 @dataclass
-class Asked:
+class Answer:
     """A response of the application, and the CPU time of the thread that runs its event loop."""
 
     status: int
@@ -62,14 +62,14 @@ class Asked:
     seconds: float
 
 
-async def ask(app: FastAPI, path: str, body: bytes, key: str | None = None) -> Asked:
+async def post(app: FastAPI, path: str, body: bytes, key: str | None = None) -> Answer:
     """Send one body as the server would; with a key, as if it had been found right."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     scope: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"}
     scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
     scope |= {"scheme": "http", "server": ("test", 80), "client": ("test", 1), "state": {}, "lmdeploy.key": key}
     pending = [{"type": "http.request", "body": body, "more_body": False}]
-    asked = Asked(0, b"", 0.0)
+    answer = Answer(0, b"", 0.0)
 
     async def receive() -> Any:
         if pending:
@@ -77,13 +77,13 @@ async def ask(app: FastAPI, path: str, body: bytes, key: str | None = None) -> A
         return await asyncio.Future()  # the client waits
 
     async def send(message: Any) -> None:
-        asked.status = message.get("status", asked.status)
-        asked.body += message.get("body", b"")
+        answer.status = message.get("status", answer.status)
+        answer.body += message.get("body", b"")
 
     begin = time.thread_time()
     await app(scope, receive, send)
-    asked.seconds = time.thread_time() - begin
-    return asked
+    answer.seconds = time.thread_time() - begin
+    return answer
 
 
 @pytest.mark.alike(most=34)
@@ -95,36 +95,36 @@ async def test_a_body_costs_bounded_memory_and_time(app: FastAPI, name: str) -> 
     gc.collect()
     tracemalloc.start()
     try:
-        asked = await ask(app, hostile.path, body)
+        answer = await post(app, hostile.path, body)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    _check(hostile, asked)
+    _check(hostile, answer)
     assert peak < MOST_MEMORY
-    assert asked.seconds < MOST_SECONDS
+    assert answer.seconds < MOST_SECONDS
 
 
-def _check(hostile: Hostile, asked: Asked) -> None:
+def _check(hostile: Hostile, answer: Answer) -> None:
     if not hostile.is_refused:
-        assert asked.status == 200, asked.body[:500]
+        assert answer.status == 200, answer.body[:500]
         return
-    assert asked.status in (400, 404, 422), asked.body[:500]
-    assert len(asked.body) < MOST_ANSWERED
-    assert json.loads(asked.body)["error"]["message"]
+    assert answer.status in (400, 404, 422), answer.body[:500]
+    assert len(answer.body) < MOST_ANSWERED
+    assert json.loads(answer.body)["error"]["message"]
 
 
 async def test_long_bodies_are_parsed_in_another_process(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     here: list[int] = []
     check_size = parsing.check_size
 
-    def noted(body: bytes) -> None:
+    def recorded(body: bytes) -> None:
         here.append(len(body))
         check_size(body)
 
-    monkeypatch.setattr(parsing, "check_size", noted)
+    monkeypatch.setattr(parsing, "check_size", recorded)
     for length in (10, 200_000):
         body = {"model": MODEL, "messages": [{"role": "user", "content": "a" * length}]}
-        assert (await ask(app, CHAT, json.dumps(body).encode())).status == 200
+        assert (await post(app, CHAT, json.dumps(body).encode())).status == 200
     assert [length > parsing.SHORT for length in here] == [False]
 
 
@@ -156,17 +156,19 @@ async def test_long_bodies_of_one_key_do_not_delay_those_of_another(
 ) -> None:
     parsed: list[str] = []
 
-    def noted(raw: bytes, annotation: Any) -> Any:
+    def recorded(raw: bytes, annotation: Any) -> Any:
         parsed.append(json.loads(raw)["messages"][0]["name"])
         raise ApiError(400, "refused")
 
-    monkeypatch.setattr(parsing, "parse_apart", noted)
+    monkeypatch.setattr(parsing, "parse_apart", recorded)
     content = "a" * parsing.SHORT
     bodies = [
         (name, json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content, "name": name}]}).encode())
         for name in [*["ann"] * 8, "bob", "bob"]
     ]
-    assert {each.status for each in await asyncio.gather(*(ask(app, CHAT, body, key) for key, body in bodies))} == {400}
+    assert {
+        response.status for response in await asyncio.gather(*(post(app, CHAT, body, key) for key, body in bodies))
+    } == {400}
     assert sorted(parsed) == ["ann"] * 8 + ["bob"] * 2
     assert parsed[:5].count("bob") == 2
 

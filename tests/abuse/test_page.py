@@ -63,11 +63,11 @@ def test_no_field_of_any_event_reads_a_file_or_asks_a_host(
 ) -> None:
     hosts: list[str] = []
 
-    async def note(url: str, cache_dir: str) -> str:
+    async def record(url: str, cache_dir: str) -> str:
         hosts.append(url)
         return str(tmp_path / "secret.txt")
 
-    monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", note)
+    monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", record)
     word = secrets.token_hex(16)
     secret = tmp_path / "secret.png"
     secret.write_text(word)
@@ -104,7 +104,7 @@ def test_a_special_file_holds_nothing_up(kind: str, http: httpx.Client, tmp_path
 def test_every_other_attack_is_refused_and_none_is_a_failure(http: httpx.Client, *, all_cases: bool) -> None:
     config = http.get("/config").json()
     wrong = []
-    requests = [each for each in page_requests(config, PATHS[:1]) if not each.name.startswith("a file in")]
+    requests = [request for request in page_requests(config, PATHS[:1]) if not request.name.startswith("a file in")]
     for request in requests if all_cases else one_in(12, requests, _kind_of):
         status, text = send(http, request)
         if status >= 500 or (status == 200 and not request.is_served) or "Traceback" in text:
@@ -148,12 +148,12 @@ def _flood(http: httpx.Client, requests: Sequence[PageRequest]) -> list[float]:
     waits = []
     with ThreadPoolExecutor(4) as pool:
         sent = [pool.submit(status_of, request) for request in requests]
-        while not all(each.done() for each in sent):
+        while not all(task.done() for task in sent):
             begin = time.monotonic()
             assert http.get("/theme.css").status_code == 200
             waits.append(time.monotonic() - begin)
             time.sleep(0.05)
-    assert {each.result() for each in sent} <= {200, 413, 415, 422, 503}
+    assert {task.result() for task in sent} <= {200, 413, 415, 422, 503}
     return waits
 
 

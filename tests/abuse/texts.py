@@ -130,7 +130,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 
 def broken_texts(path: str) -> Iterator[bytes]:
     """Yield the sample of a path as often as it has texts and keys, each time with another of them broken."""
-    marked = [json.dumps(each).encode() for each in _marked(SAMPLES[path])]
+    marked = [json.dumps(text).encode() for text in _marked(SAMPLES[path])]
     for number, body in enumerate(marked):
         for broken in (ESCAPES[number % len(ESCAPES)], BYTES[number % len(BYTES)]):
             yield body.replace(_MARK.encode(), broken)
@@ -141,9 +141,9 @@ def _marked(value: Any) -> Iterator[Any]:
     if isinstance(value, str):
         yield _MARK
     elif isinstance(value, list):
-        for place, item in enumerate(value):
+        for index, item in enumerate(value):
             for changed in _marked(item):
-                yield [*value[:place], changed, *value[place + 1 :]]
+                yield [*value[:index], changed, *value[index + 1 :]]
     elif isinstance(value, dict):
         for key, item in value.items():
             yield {_MARK if name == key else name: value[name] for name in value}

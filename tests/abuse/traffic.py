@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.abuse.callers import CHAT, Ask, Caller
+from tests.abuse.callers import CHAT, Call, Caller
 from tools.bench.workload import WORDS
 
 COMPLETIONS, INTERACTIVE = "/v1/completions", "/v1/chat/interactive"
@@ -41,7 +41,7 @@ class Traffic:
         Most tokens of a prompt, and of a response; a quarter of it is usual.
     """
 
-    def __init__(self, caller: Caller, hostile: Sequence[Ask], seed: int, longest: int) -> None:
+    def __init__(self, caller: Caller, hostile: Sequence[Call], seed: int, longest: int) -> None:
         self._caller = caller
         self._hostile = hostile
         self._seed = seed
@@ -70,13 +70,13 @@ class Traffic:
             else:
                 await self._note(kind, self._ask(kind, generator))
 
-    async def _note(self, kind: str, ask: Ask) -> None:
-        name = f"hostile: {ask.name}" if kind == "hostile" else kind
-        outcome = await self._caller.send(replace(ask, name=name), hold=2.0)
+    async def _note(self, kind: str, request: Call) -> None:
+        name = f"hostile: {request.name}" if kind == "hostile" else kind
+        outcome = await self._caller.send(replace(request, name=name), seconds=2.0)
         if outcome.end in ("overloaded", "failed"):  # a server that starts again gets time to
             await asyncio.sleep(0.2)
 
-    def _ask(self, kind: str, generator: random.Random) -> Ask:
+    def _ask(self, kind: str, generator: random.Random) -> Call:
         usual = self._longest // 4
         words = self._longest if kind == "long prompt" else generator.randint(1, usual)
         body: dict[str, Any] = {
@@ -88,11 +88,11 @@ class Traffic:
         if kind == "structured":
             form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
             messages = [{"role": "user", "content": " ".join(generator.choices(WORDS, k=8))}]
-            return Ask(kind, CHAT, body | {"messages": messages, "response_format": form, "ignore_eos": False})
+            return Call(kind, CHAT, body | {"messages": messages, "response_format": form, "ignore_eos": False})
         body["prompt"] = " ".join(generator.choices(WORDS, k=words))
-        return Ask(kind, COMPLETIONS, body, "leave" if kind == "leave" else "read")
+        return Call(kind, COMPLETIONS, body, "leave" if kind == "leave" else "read")
 
-    def _turn(self, generator: random.Random, session: int, is_last: bool) -> Ask:
+    def _turn(self, generator: random.Random, session: int, is_last: bool) -> Call:
         body: dict[str, Any] = {
             "prompt": " ".join(generator.choices(WORDS, k=8)),
             "session_id": session,
@@ -100,4 +100,4 @@ class Traffic:
             "request_output_len": generator.randint(1, 16),
             "stream": False,
         }
-        return Ask("session", INTERACTIVE, body)
+        return Call("session", INTERACTIVE, body)

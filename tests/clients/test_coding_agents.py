@@ -135,18 +135,18 @@ env_key = "LOCAL_KEY"
 def script(received: Received) -> Script:
     """Write the file that the prompt names, with the tool that is there for it; then respond."""
     conversation = received.inputs["messages"]
-    asked = re.search(r"(?:Greet in|Look at) (/[\w./-]+)", conversation)
-    if asked is None or '"role":"tool"' in conversation or "tools" not in received.inputs:  # for a title
+    body = re.search(r"(?:Greet in|Look at) (/[\w./-]+)", conversation)
+    if body is None or '"role":"tool"' in conversation or "tools" not in received.inputs:  # for a title
         return Script()
     tools = {tool["function"]["name"] for tool in json.loads(received.inputs["tools"])}
-    reads = "Look at" in asked[0]
+    reads = "Look at" in body[0]
     if reads:
         name, key = ("Read", "file_path") if "Read" in tools else ("view_image", "path")
-        call: dict[str, Any] = {"name": name, "arguments": {key: asked[1]}}
+        call: dict[str, Any] = {"name": name, "arguments": {key: body[1]}}
     elif "Write" in tools:
-        call = {"name": "Write", "arguments": {"file_path": asked[1], "content": CONTENT}}
+        call = {"name": "Write", "arguments": {"file_path": body[1], "content": CONTENT}}
     else:
-        call = {"name": "exec_command", "arguments": {"cmd": f"printf 'Hello, world\\n' > {asked[1]}"}}
+        call = {"name": "exec_command", "arguments": {"cmd": f"printf 'Hello, world\\n' > {body[1]}"}}
     text = f"I write it.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
     return Script(texts=[text[i : i + 9] for i in range(0, len(text), 9)])
 
@@ -188,7 +188,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def run(folder: Path, program: str, *arguments: str, **env: str) -> str:
     """Run a program of the packages in a folder, with nothing of this machine's configuration, and loopback alone."""
     nowhere = "http://127.0.0.1:9"
-    own = {
+    settings = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "HTTPS_PROXY": nowhere,
@@ -199,7 +199,7 @@ def run(folder: Path, program: str, *arguments: str, **env: str) -> str:
     done = subprocess.run(
         [str(NODE_MODULES / ".bin" / program), *arguments],
         cwd=folder / "project",
-        env=own | env,
+        env=settings | env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -235,14 +235,16 @@ def texts(events: list[dict[str, Any]]) -> list[str]:
 
 def rejected(recorder: Recorder) -> list[tuple[str, str, int]]:
     """Return the requests that had no success."""
-    return [(each.method, each.path, each.status) for each in recorder.exchanges if each.status >= 400]
+    return [
+        (exchange.method, exchange.path, exchange.status) for exchange in recorder.exchanges if exchange.status >= 400
+    ]
 
 
 @CLAUDE_CODE.mark
 def test_claude_code_writes_a_file_and_goes_on(recorder: Recorder, tmp_path: Path) -> None:
     file = tmp_path / "project" / "greeting.txt"
-    ask = ("--permission-mode", "acceptEdits", f"Greet in {file} please")
-    result = claude(tmp_path, recorder.url, "fake-model", *ask)
+    arguments = ("--permission-mode", "acceptEdits", f"Greet in {file} please")
+    result = claude(tmp_path, recorder.url, "fake-model", *arguments)
     assert (result["is_error"], result["num_turns"], result["result"]) == (False, 2, REPLY)
     assert file.read_text() == CONTENT
     result = claude(tmp_path, recorder.url, "fake-model", "--continue", "Where is it?")
@@ -284,7 +286,7 @@ def test_claude_code_fits_a_context_and_is_counted(served: str, tmp_path: Path) 
     with recording(served) as recorder:
         result = claude(tmp_path, recorder.url, "reciting", "What is the capital of France?")
     assert (result["is_error"], result["result"]) == (False, REPLY)
-    bodies = [json.loads(each.body) for each in recorder.exchanges if each.path.startswith("/v1/messages?")]
+    bodies = [json.loads(exchange.body) for exchange in recorder.exchanges if exchange.path.startswith("/v1/messages?")]
     (asked,) = [body for body in bodies if len(body.get("tools", ())) > 15]  # the other is for a title
     counted = {name: value for name, value in asked.items() if name not in {"max_tokens", "metadata", "stream"}}
     counted = httpx.post(f"{served}/v1/messages/count_tokens", json=counted, trust_env=False).json()

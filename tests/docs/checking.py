@@ -122,7 +122,7 @@ def program(word: str) -> str:
     return Path(word).name
 
 
-def refusal(words: list[str]) -> str | None:
+def rejection(words: list[str]) -> str | None:
     """Return why a command would be refused, empty if it would not; None: it is no program of ours."""
     while words and _VARIABLE.match(words[0]):
         words = words[1:]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import DOCUMENTS, Step, inline_commands, name_of, steps
-from tests.docs.checking import refusal
+from tests.docs.checking import rejection
 
 # Reasons for a command that is only named, without all of its arguments, or that names a file of the reader's.
 NAMED_ONLY = (
@@ -26,7 +26,7 @@ def test_commands_are_taken(document: Path) -> None:
     written = [step for step in steps(document) if step.language == "bash"]
     rejected = {}
     for step in [*written, *filter(is_whole, inline_commands(document))]:
-        why = refusal(step.words)
+        why = rejection(step.words)
         if why and not any(reason in why for reason in (NAMED_ONLY if step.language == "" else NAMED_ONLY[-1:])):
             rejected[step.text] = why
     assert not rejected
@@ -47,4 +47,4 @@ def test_commands_are_taken(document: Path) -> None:
     ],
 )
 def test_an_invented_option_is_noticed(text: str) -> None:
-    assert refusal(Step("", "", 0, text).words)
+    assert rejection(Step("", "", 0, text).words)

@@ -20,7 +20,7 @@ from tests.support.waiting import eventually_sync
 pytestmark = pytest.mark.e2e
 
 
-def ask(server: ApiServer, model: str = DEFAULT_MODEL_NAME) -> str:
+def complete(server: ApiServer, model: str = DEFAULT_MODEL_NAME) -> str:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         response = client.chat.completions.create(
             model=model,
@@ -50,7 +50,7 @@ def test_it_prints_urls_and_the_chat_page_follows_when_the_api_is_served() -> No
         with grpcclient.InferenceServerClient(server.triton_address) as client:  # as older clients read the name
             config = client.get_model_config("turbomind").config
         assert config.parameters["model_name"].string_value == name
-        assert "Paris" in ask(server, name)
+        assert "Paris" in complete(server, name)
         eventually_sync(lambda: f"chat page   http://localhost:{page}/\n" in server.output, timeout=START)
         assert "gradio" in httpx.get(f"http://localhost:{page}/", trust_env=False).text
         end(server, signal.SIGTERM, 143)
@@ -92,7 +92,7 @@ def test_a_killed_tritonserver_comes_back_and_open_streams_end_with_an_error_eve
         assert rejected.status_code == 503
         assert rejected.json()["error"]["code"] == "service_unavailable"
         eventually_sync(lambda: http.get("/health").status_code == 200, timeout=START)
-        assert "Paris" in ask(server)
+        assert "Paris" in complete(server)
         end(server, signal.SIGINT, 130)
 
 

@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 QUESTION = {"role": "user", "content": "Here are some facts about cities. " * 40 + "What is the capital of France?"}
 
 
-def asked(server: TritonServer, messages: list[dict[str, str]]) -> dict[str, Any]:
+def generate(server: TritonServer, messages: list[dict[str, str]]) -> dict[str, Any]:
     body = {"messages": json.dumps(messages), "max_new_tokens": 24}
     url = f"http://{server.http_address}/v2/models/ensemble/generate"
     response = httpx.post(url, json=body, trust_env=False)
@@ -28,10 +28,10 @@ def asked(server: TritonServer, messages: list[dict[str, str]]) -> dict[str, Any
 async def administer(server: TritonServer, messages: list[dict[str, str]]) -> None:
     """Pin what the cache has of a conversation, and have everything dropped."""
     async with TritonClient(server.grpc_address, control_key=server.control_key) as client:
-        held = await client.control_cache("report")
-        assert held["device"]["idle"] > 0
-        assert held["device"]["bytes"] > 0
-        assert held["disk"]["read"] > 0
+        report = await client.control_cache("report")
+        assert report["device"]["idle"] > 0
+        assert report["device"]["bytes"] > 0
+        assert report["disk"]["read"] > 0
         ids = await client.tokenize(messages=messages)
         pinned = await client.control_cache("pin", ids)
         assert 256 <= pinned["tokens"] <= len(ids)
@@ -55,13 +55,13 @@ async def administer(server: TritonServer, messages: list[dict[str, str]]) -> No
 
 
 def test_a_restarted_server_finds_what_the_one_before_computed(triton_server: TritonServer, tmp_path: Path) -> None:
-    first = asked(triton_server, [QUESTION])
+    first = generate(triton_server, [QUESTION])
     turns = [QUESTION, {"role": "assistant", "content": first["text_output"]}, {"role": "user", "content": "Why?"}]
-    second = asked(triton_server, turns)
+    second = generate(triton_server, turns)
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
-        assert asked(server, [QUESTION])["text_output"] == first["text_output"]
+        assert generate(server, [QUESTION])["text_output"] == first["text_output"]
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
-        answer = asked(server, turns)
+        answer = generate(server, turns)
         asyncio.run(administer(server, turns))
         assert not list((tmp_path / "cache").glob("*.kv"))
     assert answer["text_output"] == second["text_output"]

@@ -52,12 +52,12 @@ def metric(server: TritonServer, name: str) -> float:
 
 def test_real_model_answers_in_the_browser(page: ChatPage, driver: webdriver.Chrome) -> None:
     assert page.title == DEFAULT_MODEL_NAME
-    page.ask("What is the capital of France?")
+    page.send("What is the capital of France?")
     page.wait_for_response(1, ANSWER_SECONDS)
     assert "Paris" in page.responses[0]
     assert "tokens/s" in page.responses[1]
     if folder := os.environ.get("CHAT_SCREENSHOTS"):
-        page.ask("Name three things to pack for a rainy day, as a list.")
+        page.send("Name three things to pack for a rainy day, as a list.")
         page.wait_for_response(2, ANSWER_SECONDS)
         take_images(page, driver, Path(folder))
 
@@ -85,7 +85,7 @@ def take_images(page: ChatPage, driver: webdriver.Chrome, folder: Path) -> None:
 
 def test_stop_frees_the_requests_blocks(page: ChatPage, triton_server: TritonServer) -> None:
     before = metric(triton_server, "turbomind_requests_cancelled_total")
-    page.ask("Tell me a very long story about the sea.")
+    page.send("Tell me a very long story about the sea.")
     page.wait(lambda: len(page.responses) == 1 and len(page.responses[0]) > 20, ANSWER_SECONDS)
     assert metric(triton_server, "turbomind_cache_blocks_used") > 0
     page.press("stop")

@@ -53,10 +53,10 @@ def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         responses = [client.embeddings.create(model="body", input=TEXTS) for _ in range(2)]
-        vectors = [[each.embedding for each in response.data] for response in responses]
+        vectors = [[entry.embedding for entry in response.data] for response in responses]
         np.testing.assert_allclose(vectors[0], expected, atol=1e-4)
         assert vectors[0] == vectors[1]  # of the second most is found in the cache
         tokens = [tokenizer.encode(text) for text in TEXTS]
         assert responses[0].usage.prompt_tokens == sum(map(len, tokens))
         of_tokens = client.embeddings.create(model="body", input=tokens)
-        assert [each.embedding for each in of_tokens.data] == vectors[0]
+        assert [entry.embedding for entry in of_tokens.data] == vectors[0]

@@ -166,7 +166,7 @@ def test_every_command_is_run_by_a_page_or_has_its_smallest_line_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(each, marks=pytest.mark.thorough if each in ALIKE else ()) for each in LINES]
+    "command", [pytest.param(command, marks=pytest.mark.thorough if command in ALIKE else ()) for command in LINES]
 )
 def test_a_command_serves_or_finishes(
     command: str, model: Path, tmp_path: Path, request: pytest.FixtureRequest
@@ -174,15 +174,15 @@ def test_a_command_serves_or_finishes(
     line, output = LINES[command], tmp_path / "printed"
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n", encoding="utf-8")
     (port,) = free_ports(1)
-    places: dict[str, object] = {"model": model, "folder": tmp_path, "port": port}
+    values: dict[str, object] = {"model": model, "folder": tmp_path, "port": port}
     if "{triton}" in line.words or "{url}" in line.words:
         server: ApiServer = request.getfixturevalue("server")
-        places |= {"triton": server.triton_address, "url": server.url}
+        values |= {"triton": server.triton_address, "url": server.url}
     if command in ("pull", "rm"):
         request.getfixturevalue("hub")
     if command == "serve ray":
         pytest.importorskip("ray", reason="needs the extra [ray]")
-    words = [*command.split(), *line.words.format(**places).split()]
+    words = [*command.split(), *line.words.format(**values).split()]
     with started([sys.executable, "-m", "lmdeploy", *words], line.typed, output) as process:
         if line.serves is not None:
             expect_served(f"http://127.0.0.1:{port}{line.serves}", process, output)

@@ -100,11 +100,11 @@ def test_reasoning_ends_when_its_budget_is_spent(triton_server: TritonServer, to
     story: Any = [{"role": "user", "content": "Tell me a story."}]
     with (
         running_gateway(settings) as address,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as own,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as native,
     ):
         request: Any = {"model": MODEL, "messages": story, "temperature": 0, "max_tokens": 40}
-        whole: Any = own.chat.completions.create(**request).choices[0].message
-        cut = own.chat.completions.create(**request, extra_body={"thinking_budget": 8})
+        whole: Any = native.chat.completions.create(**request).choices[0].message
+        cut = native.chat.completions.create(**request, extra_body={"thinking_budget": 8})
     message: Any = cut.choices[0].message
     assert message.reasoning_content == tokenizer.decode(tokenizer.encode(whole.reasoning_content)[:8]).strip()
     assert (whole.content, bool(message.content)) == ("", True)
@@ -113,7 +113,7 @@ def test_reasoning_ends_when_its_budget_is_spent(triton_server: TritonServer, to
 
 
 def test_streamed_choices_differ_and_repeat_with_their_seed(client: openai.OpenAI) -> None:
-    def ask() -> dict[int, str]:
+    def stream() -> dict[int, str]:
         texts = {0: "", 1: "", 2: ""}
         options: Any = {"temperature": 1.2, "seed": 3, "max_tokens": 24, "n": 3, "stream": True}
         story: Any = [{"role": "user", "content": "Tell me a story."}]
@@ -121,9 +121,9 @@ def test_streamed_choices_differ_and_repeat_with_their_seed(client: openai.OpenA
             texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
         return texts
 
-    first = ask()
+    first = stream()
     assert len(set(first.values())) == 3
-    assert ask() == first
+    assert stream() == first
 
 
 def test_logprobs_are_of_the_tokens_of_the_text(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
@@ -218,16 +218,16 @@ def test_a_call_that_a_model_chooses_to_make_is_held_to_the_schema_of_a_strict_t
 
 def test_a_model_that_knows_no_tools_is_reported_of_them_and_of_what_they_returned(client: openai.OpenAI) -> None:
     request: Any = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 8}
-    plain = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=8).usage
+    unseeded = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=8).usage
     reported = client.chat.completions.create(messages=CAPITAL, **request).usage
     function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
     called: Any = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
     returned: Any = [*CAPITAL, called, {"role": "tool", "tool_call_id": "1", "content": "Rain."}]
     answered = client.chat.completions.create(messages=returned, **request).usage
-    assert plain is not None
+    assert unseeded is not None
     assert reported is not None
     assert answered is not None
-    assert plain.prompt_tokens + 50 < reported.prompt_tokens < answered.prompt_tokens
+    assert unseeded.prompt_tokens + 50 < reported.prompt_tokens < answered.prompt_tokens
 
 
 def test_text_and_tokens_are_those_of_the_tokenizer(url: str, api: APIClient, tokenizer: Tokenizer) -> None:

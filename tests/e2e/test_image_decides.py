@@ -63,8 +63,8 @@ def make_colour_model(directory: Path, base: Path) -> Path:
     seeing = {name: value.contiguous() for name, value in seeing.items() if name != "lm_head.weight"}
     save_file(seeing, directory / "seeing.safetensors")
     (directory / "text.safetensors").symlink_to(base / "model.safetensors")
-    places = dict.fromkeys(seeing, "seeing.safetensors") | dict.fromkeys(_tensors(base), "text.safetensors")
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    files = dict.fromkeys(seeing, "seeing.safetensors") | dict.fromkeys(_tensors(base), "text.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return directory
 
 

@@ -93,7 +93,7 @@ def content(text: str, *urls: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
-def ask(client: openai.OpenAI, messages: Any, **more: Any) -> str:
+def complete(client: openai.OpenAI, messages: Any, **more: Any) -> str:
     response = client.chat.completions.create(
         model="tiny-llava", messages=messages, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True}, **more
     )
@@ -118,10 +118,10 @@ def offline(directory: Path) -> dict[str, str]:
 def test_openais_client_gets_the_responses_of_the_offline_pipeline(
     client: openai.OpenAI, offline: dict[str, str]
 ) -> None:
-    assert ask(client, content("what?", data_url(ONE))) == offline["one"]
-    assert ask(client, content("what?", data_url(TWO))) == offline["two"]
-    assert ask(client, content("what?", data_url(ONE), data_url(TWO))) == offline["both"]
-    assert ask(client, [{"role": "user", "content": "only a text"}]) == offline["text"]
+    assert complete(client, content("what?", data_url(ONE))) == offline["one"]
+    assert complete(client, content("what?", data_url(TWO))) == offline["two"]
+    assert complete(client, content("what?", data_url(ONE), data_url(TWO))) == offline["both"]
+    assert complete(client, [{"role": "user", "content": "only a text"}]) == offline["text"]
 
 
 def check_generated(server: TritonServer, expected: list[str]) -> None:
@@ -197,14 +197,14 @@ def test_images_and_texts_at_once_get_their_own_responses(client: openai.OpenAI,
     }
     names = list(request) * 4
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda name: ask(client, request[name]), names)) == [offline[name] for name in names]
+        assert list(pool.map(lambda name: complete(client, request[name]), names)) == [offline[name] for name in names]
 
 
 def test_a_second_question_finds_the_image_in_the_cache(client: openai.OpenAI, triton: TritonServer) -> None:
     new = data_url(make_image(64, 64, 9))
-    ask(client, content("what is it?", new))
+    complete(client, content("what is it?", new))
     matched = engine_metrics(triton)["prefix_cache_hits_total"]
-    ask(client, content("where is it?", new))
+    complete(client, content("where is it?", new))
     eventually_sync(lambda: engine_metrics(triton)["prefix_cache_hits_total"] >= matched + 16)
 
 
@@ -277,7 +277,7 @@ def test_a_bad_image_is_a_400_that_names_it_and_hurts_nobody(
     assert "messages" in error["message"]
     assert "2" in error["message"].partition("content")[0]
     assert "1" in error["message"].partition("content")[2][:4]
-    assert ask(client, content("what?", data_url(ONE))) == offline["one"]
+    assert complete(client, content("what?", data_url(ONE))) == offline["one"]
 
 
 def test_more_images_than_fit_are_refused(url: str) -> None:

@@ -128,9 +128,9 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
         # The model, found by its path, drafted for itself.
         drafting = metrics_of(httpx.get(triton.metrics_url).text)
         accepted = drafting.one("vllm:spec_decode_num_accepted_tokens_total")
-        places = [drafting.one(f"{PER_PLACE}_total", position=str(place)) for place in range(3)]
-        assert sum(places) == accepted == drafting.one("turbomind_draft_tokens_accepted_total")
-        assert places[0] >= places[1] >= places[2] > 0
+        counts = [drafting.one(f"{PER_PLACE}_total", position=str(position)) for position in range(3)]
+        assert sum(counts) == accepted == drafting.one("turbomind_draft_tokens_accepted_total")
+        assert counts[0] >= counts[1] >= counts[2] > 0
         assert drafting.one("vllm:spec_decode_num_draft_tokens_total") >= accepted
 
         # One with its own chat template: messages for it are written so, and those for others as before.
@@ -141,9 +141,9 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
             text: str = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
             return text
 
-        own = f"USER: {PROMPT}\nREPLY:"
+        templated = f"USER: {PROMPT}\nREPLY:"
         before = reported("b")
         loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "own", "lora_path": paths["a"]}, headers=ADMIN)
         assert loaded.status_code == 200, loaded.text
-        assert reported("own") == respond("own", own).json()["choices"][0]["text"]
+        assert reported("own") == respond("own", templated).json()["choices"][0]["text"]
         assert reported("b") == before

@@ -75,12 +75,12 @@ def server(tmp_path: Path, lost: Path, hung: Path) -> Iterator[TritonServer]:
 def respond(server: TritonServer, tokens: int) -> int:
     """Return how many tokens were answered."""
 
-    async def ask() -> int:
+    async def generate() -> int:
         async with TritonClient(server.grpc_address) as client:
             request = GenerateRequest(text_input="a", max_new_tokens=tokens, ignore_eos=True)
             return [chunk async for chunk in client.generate(request)][-1].generate_token_len or 0
 
-    return asyncio.run(ask())
+    return asyncio.run(generate())
 
 
 def test_the_server_says_that_its_device_is_lost_or_hangs_and_is_started_again(

@@ -148,21 +148,21 @@ def test_the_worked_exchange_of_two_turns_end_and_a_new_turn(wire: Wire) -> None
 
     begun = wire.run(first, 1, start=1)
     assert [len(sequence) for sequence in begun] == sorted(len(sequence) for sequence in begun)
-    held = begun[-1]
-    assert held[: len(first)] == first
-    assert held[-1] == EOS
-    assert wire.text(held[len(first) :]) == "The capital of France is Paris."
+    history = begun[-1]
+    assert history[: len(first)] == first
+    assert history[-1] == EOS
+    assert wire.text(history[len(first) :]) == "The capital of France is Paris."
 
-    step = len(held) - 1  # the client does not count the eos
+    step = len(history) - 1  # the client does not count the eos
     again = wire.run(second, 1, step=step)[-1]
-    assert again[: step + len(second)] == held[:step] + second
+    assert again[: step + len(second)] == history[:step] + second
     assert wire.text(again[step + len(second) :]).strip() == "The capital of Italy is Rome."
     # 16 + 7 of response + eos; 23 of them + 14 + 8 of response + eos.
-    assert (len(first), len(held), step, len(second), len(again)) == (16, 24, 23, 14, 46)
+    assert (len(first), len(history), step, len(second), len(again)) == (16, 24, 23, 14, 46)
 
     wire.run([1], 1, step=len(again) - 1, output_len=0, end=1)
     assert "TurboMind execute failure: 1" in wire.error(second, 1)
-    assert wire.run(first, 1, start=1)[-1] == held
+    assert wire.run(first, 1, start=1)[-1] == history
     wire.run([1], 1, output_len=0, end=1)
 
 
@@ -183,9 +183,9 @@ def test_the_text_can_be_shown_piece_by_piece(wire: Wire) -> None:
 def test_one_shot_requests_of_any_session_id_work_again_and_again(wire: Wire, session: int | None) -> None:
     ids = wire.ids("Once upon a time")
     for length in (1, 8, 8):
-        held = wire.run(ids, session, start=1, end=1, output_len=length, ignore_eos=True)[-1]
-        assert len(held) == len(ids) + length
-        assert EOS not in held[len(ids) :]
+        history = wire.run(ids, session, start=1, end=1, output_len=length, ignore_eos=True)[-1]
+        assert len(history) == len(ids) + length
+        assert EOS not in history[len(ids) :]
 
 
 def test_without_top_k_the_response_is_sampled_and_ends(wire: Wire) -> None:
@@ -195,8 +195,8 @@ def test_without_top_k_the_response_is_sampled_and_ends(wire: Wire) -> None:
 @pytest.mark.parametrize("step", [-1, 0, 7, 10**6])
 def test_step_rolls_back_and_is_ignored_beyond_the_end(wire: Wire, step: int) -> None:
     first, second = wire.ids(FIRST), wire.ids(SECOND)
-    held = wire.run(first, 4, start=1)[-1]
-    kept = held[:step] if 0 <= step < len(held) else held
+    history = wire.run(first, 4, start=1)[-1]
+    kept = history[:step] if 0 <= step < len(history) else history
     again = wire.run(second, 4, step=step, output_len=4)[-1]
     assert again[: len(kept) + len(second)] == kept + second
     wire.run([1], 4, output_len=0, end=1)
@@ -204,11 +204,11 @@ def test_step_rolls_back_and_is_ignored_beyond_the_end(wire: Wire, step: int) ->
 
 def test_resuming_puts_the_history_back_without_generating(wire: Wire) -> None:
     first, second = wire.ids(FIRST), wire.ids(SECOND)
-    held = wire.run(first, 5, start=1)[-1]
-    straight = wire.run(second, 5, step=len(held) - 1)[-1]
+    history = wire.run(first, 5, start=1)[-1]
+    straight = wire.run(second, 5, step=len(history) - 1)[-1]
     wire.run([1], 5, output_len=0, end=1)
-    wire.run(held[:-1], 5, start=1, output_len=0)
-    assert wire.run(second, 5, step=len(held) - 1)[-1] == straight
+    wire.run(history[:-1], 5, start=1, output_len=0)
+    assert wire.run(second, 5, step=len(history) - 1)[-1] == straight
     wire.run([1], 5, output_len=0, end=1)
 
 
@@ -221,9 +221,9 @@ def test_a_cancel_on_another_stream_stops_the_turn_and_keeps_its_tokens(
         wire.run([], 6, output_len=0, stop=1)
         *_, last = (response for response in iter(lambda: responses.get(timeout=180), None))
     assert not isinstance(last, InferenceServerException)
-    held = sequence_of(last)
-    assert len(ids) < len(held) < 3000
-    assert wire.run(wire.ids(SECOND), 6, step=len(held), output_len=2)[-1][: len(held)] == held
+    history = sequence_of(last)
+    assert len(ids) < len(history) < 3000
+    assert wire.run(wire.ids(SECOND), 6, step=len(history), output_len=2)[-1][: len(history)] == history
     wire.run([], 6, output_len=0, stop=1, end=1)
     assert "failure: 1" in wire.error(ids, 6)
     eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0)

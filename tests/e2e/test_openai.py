@@ -27,7 +27,7 @@ def client(gateway: str):
         yield made
 
 
-def ask(client: openai.OpenAI, messages: Any, **options: Any) -> tuple[str, str]:
+def complete(client: openai.OpenAI, messages: Any, **options: Any) -> tuple[str, str]:
     """Return the streamed response's text and finish reason."""
     text, reason = "", None
     options = {"temperature": 0, **options}
@@ -46,7 +46,7 @@ def no_blocks_used(server: TritonServer) -> bool:
 
 
 def test_the_capital_of_france_is_paris_streamed_and_not(client: openai.OpenAI) -> None:
-    text, reason = ask(client, CAPITAL, max_tokens=32)
+    text, reason = complete(client, CAPITAL, max_tokens=32)
     whole = client.chat.completions.create(model=DEFAULT_MODEL_NAME, messages=CAPITAL, temperature=0, max_tokens=32)
     assert text == whole.choices[0].message.content == "The capital of France is Paris."
     assert reason == whole.choices[0].finish_reason == "stop"
@@ -60,9 +60,9 @@ def test_the_name_of_the_model_is_listed(client: openai.OpenAI) -> None:
 
 def test_concurrent_streams_of_different_lengths_are_complete_and_as_if_alone(client: openai.OpenAI) -> None:
     jobs = [(CONVERSATIONS[index % len(CONVERSATIONS)], 8 + index) for index in range(STREAMS)]
-    alone = [ask(client, messages, max_tokens=limit) for messages, limit in jobs]
+    alone = [complete(client, messages, max_tokens=limit) for messages, limit in jobs]
     with ThreadPoolExecutor(STREAMS) as threads:
-        together = list(threads.map(lambda job: ask(client, job[0], max_tokens=job[1]), jobs))
+        together = list(threads.map(lambda job: complete(client, job[0], max_tokens=job[1]), jobs))
     assert together == alone
     assert {reason for _, reason in together} <= {"stop", "length"}
 
@@ -71,14 +71,14 @@ def test_multi_byte_characters_stream_whole_and_join_to_the_response(client: ope
     prompt: Any = [{"role": "user", "content": "Repeat exactly: 你好，世界 🙂🚀 café naïve Привет"}]
     options = {"temperature": 1.3, "seed": 11, "max_tokens": 80}
     whole = client.chat.completions.create(model=DEFAULT_MODEL_NAME, messages=prompt, **options)
-    text, _ = ask(client, prompt, **options)
+    text, _ = complete(client, prompt, **options)
     assert text == whole.choices[0].message.content
     assert any(ord(character) > 0x7F for character in text)
 
 
 @pytest.mark.parametrize("stop", ["ital of Fr", "of France is", ["never", "France is Par"]])
 def test_a_stop_string_over_several_tokens_never_leaks(client: openai.OpenAI, stop: Any) -> None:
-    text, reason = ask(client, CAPITAL, max_tokens=32, stop=stop)
+    text, reason = complete(client, CAPITAL, max_tokens=32, stop=stop)
     first = stop if isinstance(stop, str) else stop[1]
     full = "The capital of France is Paris."
     assert (text, reason) == (full[: full.index(first)], "stop")
@@ -166,9 +166,9 @@ def test_the_reported_context_is_the_one_that_limits_are_held_against(gateway: s
 
 def test_ollama_s_durations_are_those_of_the_steps(gateway: str) -> None:
     options = {"num_predict": 40, "seed": 1}
-    ask = {"model": DEFAULT_MODEL_NAME, "prompt": "Tell me a story.", "stream": False, "options": options}
+    body = {"model": DEFAULT_MODEL_NAME, "prompt": "Tell me a story.", "stream": False, "options": options}
     begin = time.perf_counter()
-    reported = httpx.post(f"{gateway}/api/generate", json=ask, trust_env=False).json()
+    reported = httpx.post(f"{gateway}/api/generate", json=body, trust_env=False).json()
     seconds = time.perf_counter() - begin
     assert reported["eval_count"] > 5
     assert reported["eval_duration"] / 1e9 > 1e-3  # a single step of this model on a CPU takes longer

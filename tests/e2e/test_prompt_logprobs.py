@@ -109,20 +109,28 @@ def test_a_stream_begins_with_the_prompt_s(
         assert_close(values, tokens[:60], expected)
 
 
-def assert_scored(places: list[Any], tokens: list[int], expected: torch.Tensor, top: int) -> None:
+def assert_scored(prompt_entries: list[Any], tokens: list[int], expected: torch.Tensor, top: int) -> None:
     """Places as vLLM reports them are those of `tokens`, with the `top` most likely in order."""
-    assert places[0] is None
+    assert prompt_entries[0] is None
     assert_close(
-        [None, *(place[str(token)]["logprob"] for place, token in zip(places[1:], tokens[1:], strict=True))],
+        [
+            None,
+            *(
+                candidates[str(token)]["logprob"]
+                for candidates, token in zip(prompt_entries[1:], tokens[1:], strict=True)
+            ),
+        ],
         tokens,
         expected,
     )
-    for position, (place, token) in enumerate(zip(places[1:], tokens[1:], strict=True)):
-        ranked = sorted((entry["rank"], entry["logprob"]) for entry in place.values() if entry["rank"])
+    for position, (candidates, token) in enumerate(zip(prompt_entries[1:], tokens[1:], strict=True)):
+        ranked = sorted((entry["rank"], entry["logprob"]) for entry in candidates.values() if entry["rank"])
         assert [rank for rank, _ in ranked] == list(range(1, top + 1))
         given = torch.tensor([value for _, value in ranked]).double()
         assert torch.allclose(given, expected[position].topk(top).values, atol=TOLERANCE)
-        assert set(place) - {str(token)} <= {str(other) for other in expected[position].topk(top + 3).indices.tolist()}
+        assert set(candidates) - {str(token)} <= {
+            str(other) for other in expected[position].topk(top + 3).indices.tolist()
+        }
 
 
 def test_prompt_logprobs_are_those_of_transformers(
@@ -146,8 +154,10 @@ def test_prompt_logprobs_of_a_chat_are_those_of_its_whole_prompt(client: openai.
         model=MODEL, messages=messages, max_tokens=1, extra_body={"prompt_logprobs": 3}
     )
     assert_scored(response.prompt_logprobs, tokens, expected, top=3)
-    places = response.prompt_logprobs[1:]
-    reported = "".join(place[str(token)]["decoded_token"] for place, token in zip(places, tokens[1:], strict=True))
+    prompt_entries = response.prompt_logprobs[1:]
+    reported = "".join(
+        candidates[str(token)]["decoded_token"] for candidates, token in zip(prompt_entries, tokens[1:], strict=True)
+    )
     assert reported.startswith("system\n")
     assert "user\nHi" in reported
 

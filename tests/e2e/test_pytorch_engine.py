@@ -42,20 +42,20 @@ def server(directory: Path) -> Iterator[TritonServer]:
 def respond(server: TritonServer, tokens: int) -> str:
     """Return a greedy response."""
 
-    async def ask() -> str:
+    async def generate() -> str:
         async with TritonClient(server.grpc_address) as client:
             request = GenerateRequest(text_input=PROMPT, max_new_tokens=tokens, ignore_eos=True)
             return "".join([chunk.text async for chunk in client.generate(request)])
 
-    return asyncio.run(ask())
+    return asyncio.run(generate())
 
 
 def is_ready(server: TritonServer) -> bool:
-    async def ask() -> bool:
+    async def generate() -> bool:
         async with TritonClient(server.grpc_address) as client:
             return await client.is_ready()
 
-    return asyncio.run(ask())
+    return asyncio.run(generate())
 
 
 def worker_of(server: TritonServer) -> int | None:
@@ -70,8 +70,8 @@ def test_a_model_that_turbomind_does_not_know_is_served(server: TritonServer, di
     tokenizer = Tokenizer(str(directory))
     ids = tokenizer.encode(PROMPT)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    want = model.generate(torch.tensor([ids]), max_new_tokens=12, min_new_tokens=12, do_sample=False)[0, len(ids) :]
-    assert respond(server, 12) == tokenizer.decode(want.tolist())
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=12, min_new_tokens=12, do_sample=False)[0, len(ids) :]
+    assert respond(server, 12) == tokenizer.decode(expected.tolist())
 
 
 def test_a_worker_that_is_killed_ends_what_is_open_and_comes_back_in_the_same_server(server: TritonServer) -> None:
@@ -105,7 +105,7 @@ def test_an_architecture_that_only_the_users_classes_know_is_served(tmp_path: Pa
     tokenizer = Tokenizer(str(directory))
     ids = tokenizer.encode(PROMPT)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    want = model.generate(torch.tensor([ids]), max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, len(ids) :]
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, len(ids) :]
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"architectures": ["MineForCausalLM"]}))
     module_map = tmp_path / "module_map.py"
@@ -118,4 +118,4 @@ def test_an_architecture_that_only_the_users_classes_know_is_served(tmp_path: Pa
         server.wait_ready()
         body = {"model": "model", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         answered = httpx.post(f"{server.url}/v1/completions", json=body).json()
-    assert answered["choices"][0]["text"] == tokenizer.decode(want.tolist())
+    assert answered["choices"][0]["text"] == tokenizer.decode(expected.tolist())

@@ -139,7 +139,7 @@ def move(threads: list[int], cores: set[int]) -> None:
             os.sched_setaffinity(thread, cores)
 
 
-def ask(url: str, text: str, **more: Any) -> httpx.Response:
+def complete(url: str, text: str, **more: Any) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2, **more}
     headers = KEY | ({"x-session-id": more.pop("session")} if "session" in more else {})
     body.pop("session", None)
@@ -156,7 +156,7 @@ def test_two_replicas_answer_an_openai_client_whole_and_streamed(url: str) -> No
     events = list(client.chat.completions.create(**request, stream=True))
     assert "".join(event.choices[0].delta.content or "" for event in events) == whole.choices[0].message.content
     assert len(events) > 3
-    replicas = {ask(url, f"number {number}").headers["x-replica"] for number in range(32)}
+    replicas = {complete(url, f"number {number}").headers["x-replica"] for number in range(32)}
     assert len(replicas) == 2
 
 
@@ -166,9 +166,9 @@ def test_a_session_and_a_long_prefix_stay_with_the_replica_that_has_them(url: st
     for turn in range(3):
         for number in range(12):
             name = f"session {number}"
-            sessions.setdefault(name, set()).add(ask(url, f"{turn}", session=name).headers["x-replica"])
+            sessions.setdefault(name, set()).add(complete(url, f"{turn}", session=name).headers["x-replica"])
             shared = f"Document {number}. " * 60
-            prefixes.setdefault(shared, set()).add(ask(url, shared + str(turn)).headers["x-replica"])
+            prefixes.setdefault(shared, set()).add(complete(url, shared + str(turn)).headers["x-replica"])
     assert [len(replicas) for replicas in (*sessions.values(), *prefixes.values())] == [1] * 24
     assert len(set().union(*sessions.values())) == len(set().union(*prefixes.values())) == 2
 
@@ -210,7 +210,7 @@ def test_no_process_shows_a_key(url: str, model: Path) -> None:
 
 def test_an_adapter_is_a_model_of_its_name_whoever_answers(url: str) -> None:
     def text(model: str, number: int) -> tuple[str, str]:
-        response = ask(url, "x", model=model, max_tokens=8, temperature=0, session=f"{model} {number}")
+        response = complete(url, "x", model=model, max_tokens=8, temperature=0, session=f"{model} {number}")
         assert response.json()["model"] == model
         return response.headers["x-replica"], response.json()["choices"][0]["message"]["content"]
 
@@ -227,7 +227,7 @@ async def test_a_client_that_leaves_frees_its_replica(url: str) -> None:
                 await anext(response.aiter_bytes())
         bodies = [body | {"stream": False, "max_tokens": 2, "prompt": str(number)} for number in range(4)]
         replies = await asyncio.wait_for(
-            asyncio.gather(*(http.post("/v1/completions", json=each) for each in bodies)), START
+            asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies)), START
         )
     assert [response.status_code for response in replies] == [200] * 4
     assert sum(response.json()["usage"]["completion_tokens"] for response in replies) <= 8
@@ -273,7 +273,7 @@ async def test_replicas_are_added_under_load_and_taken_away_after(url: str, mode
         return answered
 
     def is_third_there() -> bool:
-        assert not any(each.done() for each in loads), "a request failed"
+        assert not any(task.done() for task in loads), "a request failed"
         return running() == 3 and len(servers(model)) == 3
 
     with on_one_core(servers(model)):  # the third has the others to start on

@@ -67,7 +67,7 @@ def test_a_served_vector_is_the_offline_one(server: str) -> None:
         expected = pipe.embed(texts)
     body = {"model": "embedder", "input": texts}
     found = httpx.post(f"{server}/v1/embeddings", json=body).json()["data"]
-    assert (np.array([each["embedding"] for each in found], np.float32) == expected).all()
+    assert (np.array([entry["embedding"] for entry in found], np.float32) == expected).all()
     tei = httpx.post(f"{server}/embed", json={"inputs": texts}).json()
     assert np.allclose(np.array(tei), expected, rtol=0, atol=1e-6)
     long = httpx.post(f"{server}/v1/embeddings", json={"model": "embedder", "input": "word " * 300})
@@ -90,10 +90,10 @@ def test_pairs_have_the_offline_scores_in_every_form(server: str, reranker: Path
     assert np.allclose([found[i] for i in range(3)], expected, rtol=0, atol=1e-7)
     tei = {"model": "reranker", "query": query, "texts": texts, "return_text": True}
     ranked = httpx.post(f"{server}/rerank", json=tei).json()
-    assert [each["text"] for each in ranked] == [texts[i] for i in np.argsort(-expected, kind="stable")]
-    assert np.allclose([each["score"] for each in ranked], np.sort(expected)[::-1], rtol=0, atol=1e-7)
+    assert [entry["text"] for entry in ranked] == [texts[i] for i in np.argsort(-expected, kind="stable")]
+    assert np.allclose([entry["score"] for entry in ranked], np.sort(expected)[::-1], rtol=0, atol=1e-7)
     predicted = httpx.post(f"{server}/predict", json={"inputs": [[query, text] for text in texts]}).json()
-    assert np.allclose([each[0]["score"] for each in predicted], expected, rtol=0, atol=1e-7)
+    assert np.allclose([entry[0]["score"] for entry in predicted], expected, rtol=0, atol=1e-7)
     scored = {"model": "reranker", "text_1": query, "text_2": texts}
     scores = httpx.post(f"{server}/v1/score", json=scored).json()["data"]
-    assert np.allclose([each["score"] for each in scores], expected, rtol=0, atol=1e-7)
+    assert np.allclose([entry["score"] for entry in scores], expected, rtol=0, atol=1e-7)

@@ -52,7 +52,7 @@ def same_response(turn: Response, reference: Response) -> bool:
 
 async def test_threads_and_event_loops_share_one_engine(pipe: AsyncEngine) -> None:
     questions = [f"Name {count} animals." for count in range(1, 7)]
-    want = [response.text for response in pipe(questions, SHORT)]
+    expected = [response.text for response in pipe(questions, SHORT)]
     barrier = threading.Barrier(3)
 
     def in_a_thread(_: int) -> list[str]:
@@ -69,8 +69,8 @@ async def test_threads_and_event_loops_share_one_engine(pipe: AsyncEngine) -> No
         here = [pipe.async_batch_infer(question, SHORT) for question in questions]
         sessions = [whole(pipe, question, 100 + i, SHORT) for i, question in enumerate(questions)]
         (*responses,) = await asyncio.gather(*others, asyncio.gather(*here), asyncio.gather(*sessions))
-    assert responses[:3] == [want] * 3
-    assert [[response.text for response in reply] for reply in responses[3:]] == [want] * 2
+    assert responses[:3] == [expected] * 3
+    assert [[response.text for response in reply] for reply in responses[3:]] == [expected] * 2
 
 
 async def test_the_event_loop_goes_on_while_a_response_is_made(

@@ -60,7 +60,7 @@ def turns(model: AsyncEngine) -> list[Any]:
             {"role": "user", "content": "Why is that so?"},
         ]
         answers.append(model(second, SAMPLED))
-    return [(each.token_ids, [list(entry.items()) for entry in each.logprobs or []]) for each in answers]
+    return [(response.token_ids, [list(entry.items()) for entry in response.logprobs or []]) for response in answers]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_wrong(tmp_path: Path) -
     def answers(**more: Any) -> tuple[list[Any], dict[str, float]]:
         with pipeline(str(model_path), backend_config=config(**more)) as model:
             given = [model(prompt, greedy, do_preprocess=False) for prompt in prompts]
-            return [(each.token_ids, each.logprobs) for each in given], model.engine.metrics()
+            return [(response.token_ids, response.logprobs) for response in given], model.engine.metrics()
 
     expected, _ = answers()
     found, metrics = answers(cache_dir=settings["cache_dir"])
@@ -150,7 +150,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_wrong(tmp_path: Path) -
     assert not list((tmp_path / "cache").glob("*.kv.*"))
 
 
-def refusal(model_path: Path, **settings: Any) -> str:
+def error_of(model_path: Path, **settings: Any) -> str:
     with pytest.raises(ValueError, match="cache_dir") as caught:
         pipeline(str(model_path), backend_config=config(**settings))
     return str(caught.value)
@@ -159,13 +159,13 @@ def refusal(model_path: Path, **settings: Any) -> str:
 def test_a_directory_that_cannot_be_used_is_said_at_start(tmp_path: Path) -> None:
     model_path = llama(tmp_path / "model")
     cache = tmp_path / "cache"
-    assert "needs enable_prefix_caching" in refusal(model_path, cache_dir=str(cache), enable_prefix_caching=False)
-    assert "cache_dir_bytes must be at least" in refusal(model_path, cache_dir=str(cache), cache_dir_bytes=100)
+    assert "needs enable_prefix_caching" in error_of(model_path, cache_dir=str(cache), enable_prefix_caching=False)
+    assert "cache_dir_bytes must be at least" in error_of(model_path, cache_dir=str(cache), cache_dir_bytes=100)
     cache.mkdir(mode=0o755, exist_ok=True)
     cache.chmod(0o755)
-    assert f"run: chmod 700 {cache}" in refusal(model_path, cache_dir=str(cache))
+    assert f"run: chmod 700 {cache}" in error_of(model_path, cache_dir=str(cache))
     (tmp_path / "file").write_text("")
-    assert "cannot be opened: Not a directory" in refusal(model_path, cache_dir=str(tmp_path / "file"))
+    assert "cannot be opened: Not a directory" in error_of(model_path, cache_dir=str(tmp_path / "file"))
 
 
 def test_prompts_that_were_warmed_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +203,7 @@ def test_an_adapter_is_known_by_its_numbers_and_not_by_its_name(tmp_path: Path) 
     base = llama(tmp_path / "model")
     one, other = (make_adapter(tmp_path / f"{seed}", base, seed=seed) for seed in (1, 2))
     scaled = make_adapter(tmp_path / "scaled", base, seed=1, alpha=9.0)
-    fresh = [found_on_disk(base, tmp_path / f"fresh-{each.name}", each)[:2] for each in (one, other, scaled)]
+    fresh = [found_on_disk(base, tmp_path / f"fresh-{model.name}", model)[:2] for model in (one, other, scaled)]
     cache = tmp_path / "cache"
     *first, read = found_on_disk(base, cache, one)
     assert (first, read) == (fresh[0], 0)

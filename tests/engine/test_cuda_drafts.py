@@ -74,7 +74,7 @@ def responses(engine: TokenEngine) -> list[list[int]]:
     found = []
     for _ in range(2):
         pending = [submit(engine, prompt, how) for prompt in PROMPTS for how in (LIKELY, DRAWN)]
-        found += [[token for output in wait(each) for token in output.token_ids] for each in pending]
+        found += [[token for output in wait(request) for token in output.token_ids] for request in pending]
     return found
 
 
@@ -93,11 +93,11 @@ def test_heads_draft_and_leave_responses_as_they_are(
     torch.manual_seed(11)
     model, head = made(tmp_path)
     config = ONLY_HEADS | head | {"num_speculative_tokens": 3}
-    plain, none, _ = drafts_of(model, "cuda", "none")
+    baseline, none, _ = drafts_of(model, "cuda", "none")
     tokens, drafted, _ = drafts_of(model, "cuda", config)
     assert none == 0
     assert drafted > 0
-    assert tokens == plain
+    assert tokens == baseline
 
 
 @pytest.mark.parametrize("kernels", ["", "sampling=off"])  # the next draft step is launched ahead, or not
@@ -109,10 +109,10 @@ def test_a_model_drafts_in_captured_steps(
     # Its own weights: every draft is right. Few blocks: they move, and the drafter's part of them too.
     config = ONLY_HEADS | {"method": "draft_model", "num_speculative_tokens": 3}
     few: dict[str, Any] = {"cache_max_entry_count": 12, "num_cpu_blocks": 6, "session_len": 100}
-    plain, _, _ = drafts_of(directory, "cuda", "none", **few)
+    baseline, _, _ = drafts_of(directory, "cuda", "none", **few)
     with TokenEngine(directory, device="cuda", speculative_config=config, **few) as engine:
         before = counts_of(cuda)
-        assert responses(engine) == plain
+        assert responses(engine) == baseline
         after = counts_of(cuda)
         metrics = engine.engine.metrics()
     assert metrics["draft_tokens_accepted_total"] == metrics["draft_tokens_total"] > 0

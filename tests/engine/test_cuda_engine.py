@@ -120,8 +120,8 @@ def check_library(operator: str, directory: Path, prompt: list[int], chunk: int,
         assert module.library_launches(operator) >= launches
     finally:
         module.set_library(operator, 0)
-    for exactly, own, other in zip(exact, native, reference, strict=True):
-        assert relative_error(other, exactly) < 1.5 * relative_error(own, exactly) + 0.01
+    for exactly, native_response, other in zip(exact, native, reference, strict=True):
+        assert relative_error(other, exactly) < 1.5 * relative_error(native_response, exactly) + 0.01
 
 
 def test_a_librarys_latent_attention_serves_prompts_and_captured_steps(tmp_path: Path, on_cuda: int) -> None:
@@ -178,7 +178,7 @@ def test_codes_with_scales_are_multiplied_as_on_the_cpu(
     [
         (
             "Starcoder2ForCausalLM",
-            Form("compressed-tensors", torch.int8, "channel", plain=("lm_head", "c_fc", "o_proj")),
+            Form("compressed-tensors", torch.int8, "channel", unquantized=("lm_head", "c_fc", "o_proj")),
             1e-4,
         ),
         ("LlamaForCausalLM", Form("compressed-tensors", torch.int8, "channel"), 0.02),

@@ -48,14 +48,14 @@ def config(device: str, batch: int = 4, **more: Any) -> TurbomindEngineConfig:
     return TurbomindEngineConfig(device=device, max_batch_size=batch, **PLAIN | settings)
 
 
-def wanted(name: str, seed: int) -> GenerationConfig:
+def sampled(name: str, seed: int) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=10, ignore_eos=True, random_seed=seed, **SETTINGS[name])
 
 
 def requests_of(prompts: list[str], step: int, *, all_cases: bool) -> list[tuple[str, GenerationConfig]]:
     """Return a request of each kind for each prompt; of a sample, each kind for one prompt in turn."""
     return [
-        (prompt, wanted(name, step * seed))
+        (prompt, sampled(name, step * seed))
         for seed, prompt in enumerate(prompts)
         for kind, name in enumerate(SETTINGS)
         if all_cases or kind % len(prompts) == seed
@@ -74,7 +74,7 @@ def responses(
 @pytest.mark.alike(most=2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_are_those_that_the_cpu_chooses(name: str, tiny: Path, on_cuda: None) -> None:
-    requests = [(prompt, wanted(name, seed)) for seed, prompt in enumerate(PROMPTS)]
+    requests = [(prompt, sampled(name, seed)) for seed, prompt in enumerate(PROMPTS)]
     here = responses(tiny, "cuda", requests)
     there = responses(tiny, "cpu", requests)
     assert [response.token_ids for response in here] == [response.token_ids for response in there]
@@ -117,7 +117,7 @@ def test_what_does_not_fit_on_the_device_is_chosen_on_the_host(tiny: Path, on_cu
 
 def test_several_responses_and_stop_words(tiny: Path, on_cuda: None) -> None:
     several = GenerationConfig(max_new_tokens=8, n=3, do_sample=True, top_k=0, random_seed=5, ignore_eos=True)
-    plain = GenerationConfig(max_new_tokens=12, ignore_eos=True)
+    greedy = GenerationConfig(max_new_tokens=12, ignore_eos=True)
     with (
         pipeline(str(tiny), backend_config=config("cuda")) as here,
         pipeline(str(tiny), backend_config=config("cpu")) as there,
@@ -125,13 +125,13 @@ def test_several_responses_and_stop_words(tiny: Path, on_cuda: None) -> None:
         assert [r.token_ids for r in here(PROMPTS[0], gen_config=several)] == [
             r.token_ids for r in there(PROMPTS[0], gen_config=several)
         ]
-        text = there(PROMPTS[1], gen_config=plain).text
+        text = there(PROMPTS[1], gen_config=greedy).text
         stop = next(character for character in text[3:] if character != "\ufffd")  # which stands for broken bytes
         stops = GenerationConfig(max_new_tokens=12, ignore_eos=True, stop_words=[stop])
         native, reference = here(PROMPTS[1], gen_config=stops), there(PROMPTS[1], gen_config=stops)
         assert (native.text, native.finish_reason) == (reference.text, "stop")
         # A step that was begun behind the stop word leaves nothing behind.
-        assert here(PROMPTS[1], gen_config=plain).text == text
+        assert here(PROMPTS[1], gen_config=greedy).text == text
 
 
 def test_responses_keep_to_a_response_format(tiny: Path, on_cuda: None) -> None:

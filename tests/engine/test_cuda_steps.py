@@ -78,7 +78,7 @@ def test_drafts_from_the_text_leave_responses_as_they_are(
             before = cuda.calls_of("cudaStreamBeginCapture")
             how = GenerationConfig(max_new_tokens=40, ignore_eos=True, logit_bias=few, do_sample=True, random_seed=3)
             pending = [submit(engine, PROMPT[i:], how) for i in range(2)]
-            responses.append([[token for output in wait(each) for token in output.token_ids] for each in pending])
+            responses.append([[token for output in wait(request) for token in output.token_ids] for request in pending])
             assert cuda.calls_of("cudaStreamBeginCapture") == before  # single tokens were captured at start
             accepted = engine.engine.metrics()["draft_tokens_accepted_total"]
             assert (accepted > 0) == (config is drafts)

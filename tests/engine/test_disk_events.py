@@ -53,7 +53,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     ]
 
 
-def ask(engine: Engine, prompt: list[int]) -> list[int]:
+def generate(engine: Engine, prompt: list[int]) -> list[int]:
     """Return a prompt with the tokens that follow it."""
     done = threading.Event()
     tokens = list(prompt)
@@ -104,10 +104,10 @@ def hashes_in(cache: Path, texts: list[list[int]], *, whole_prefixes: bool = Fal
     return found if whole_prefixes else {known[name] for name in files}
 
 
-def held(index: Index, engine: Engine) -> set[int]:
+def stored(index: Index, engine: Engine) -> set[int]:
     """Return the hashes that an engine's events say files hold."""
     index.follow(engine.metrics()["kv_event_batches_total"])
-    return {key for key, media in index.held.items() if "DISK" in media}
+    return {key for key, media in index.media.items() if "DISK" in media}
 
 
 def test_a_router_knows_which_blocks_files_hold(directory: Path, tmp_path: Path) -> None:
@@ -117,17 +117,17 @@ def test_a_router_knows_which_blocks_files_hold(directory: Path, tmp_path: Path)
     engine = Engine(str(directory), TurbomindEngineConfig(**given))
     try:
         with index_of(given) as index:
-            texts.extend(ask(engine, prompt) for prompt in prompts(1, 80))
-            eventually_sync(lambda: held(index, engine) == hashes_in(cache, texts))
+            texts.extend(generate(engine, prompt) for prompt in prompts(1, 80))
+            eventually_sync(lambda: stored(index, engine) == hashes_in(cache, texts))
             blocks = {tuple(text[:end]) for text in texts for end in range(BLOCK, len(text), BLOCK)}
-            assert 50 < len(held(index, engine)) < len(blocks) - 20
+            assert 50 < len(stored(index, engine)) < len(blocks) - 20
     finally:
         engine.close()
     engine = Engine(str(directory), TurbomindEngineConfig(**given))
     try:
         with index_of(given) as index:
             eventually_sync(
-                lambda: held(index, engine) == hashes_in(cache, texts, whole_prefixes=True) != set(), timeout=60
+                lambda: stored(index, engine) == hashes_in(cache, texts, whole_prefixes=True) != set(), timeout=60
             )
     finally:
         engine.close()
@@ -162,7 +162,7 @@ def test_routers_know_of_engines_that_share_a_directory(directory: Path, tmp_pat
             texts = []
             for number, prompt in enumerate(prompts(2, 80)):
                 if number % 2:
-                    texts.append(ask(engine, prompt))
+                    texts.append(generate(engine, prompt))
                     continue
                 print(json.dumps(prompt), file=other.stdin, flush=True)
                 texts.append(json.loads(other.stdout.readline()))
@@ -170,10 +170,10 @@ def test_routers_know_of_engines_that_share_a_directory(directory: Path, tmp_pat
             assert other.wait(180) == 0
             # Removals by the other are noticed; its writes are not this engine's to announce before they are asked for.
             there = hashes_in(cache, texts)
-            eventually_sync(lambda: held(index, engine) <= there)
-            assert held(index, engine) < there
-            assert held(index, engine)
-            texts = [ask(engine, text) for text in texts]
-            eventually_sync(lambda: held(index, engine) <= hashes_in(cache, texts))
+            eventually_sync(lambda: stored(index, engine) <= there)
+            assert stored(index, engine) < there
+            assert stored(index, engine)
+            texts = [generate(engine, text) for text in texts]
+            eventually_sync(lambda: stored(index, engine) <= hashes_in(cache, texts))
     finally:
         engine.close()

@@ -212,8 +212,8 @@ def test_members_come_in_any_order_where_the_request_says_so(model: AsyncEngine,
         return
 
     def free(given: Any) -> dict[str, Any]:
-        held = form(given)
-        held["json_schema" if "json_schema" in held else "structural_tag"]["property_order"] = "any"
-        return held
+        formed = form(given)
+        formed["json_schema" if "json_schema" in formed else "structural_tag"]["property_order"] = "any"
+        return formed
 
     assert allowed(model, (respond, free), schema, texts + others) == texts

@@ -269,10 +269,10 @@ def converted(source: Path, file: Path, outtype: str = "f32") -> Path:
 def kimi_linear(config: dict[str, Any]) -> dict[str, Any]:
     """Return Kimi Linear's published fields: the layers with attention by number, from 1 on."""
     full = [layer for layer, kind in enumerate(config["layer_types"], start=1) if kind == "full_attention"]
-    own = {"full_attn_layers": full, "head_dim": config["linear_head_dim"]}
+    fields = {"full_attn_layers": full, "head_dim": config["linear_head_dim"]}
     dense = config["mlp_layer_types"].index("sparse")
     return {
-        "linear_attn_config": own | {"short_conv_kernel_size": config["linear_conv_kernel_dim"]},
+        "linear_attn_config": fields | {"short_conv_kernel_size": config["linear_conv_kernel_dim"]},
         "first_k_dense_replace": dense,
         "moe_router_activation_func": "sigmoid",
     }
@@ -347,7 +347,7 @@ def logits_of_llama_cpp(file: Path, out: Path, prompt: Sequence[int] = PROMPT) -
 
 def run(script: str, *arguments: str) -> None:
     """Run a script of llama.cpp's modules, which are not those of this process."""
-    own = {"LLAMA_CPP_LIB_PATH": str(llama_tool("llama-bench").parent), "HF_HUB_OFFLINE": "1"}
+    environment = {"LLAMA_CPP_LIB_PATH": str(llama_tool("llama-bench").parent), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(SUPPORT / script), *arguments]
-    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

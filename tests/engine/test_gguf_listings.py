@@ -42,8 +42,8 @@ def yarn(theta: float, factor: float, original: int = 4096, **more: Any) -> dict
 def long_rope(pairs: int) -> dict[str, Any]:
     """Return longrope of which the factor of cos and sin is that of 128K after 4K, as the files have it."""
     factors = [1.0 + pair / 4 for pair in range(pairs)]
-    own = {"short_factor": factors, "long_factor": [2 * factor for factor in factors], "attention_factor": 1.190238}
-    return rope(10000.0, rope_type="longrope", original_max_position_embeddings=4096, **own)
+    scaling = {"short_factor": factors, "long_factor": [2 * factor for factor in factors], "attention_factor": 1.190238}
+    return rope(10000.0, rope_type="longrope", original_max_position_embeddings=4096, **scaling)
 
 
 def gemma3(layers: int, full: dict[str, Any]) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def gemma3(layers: int, full: dict[str, Any]) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": 10000.0}
     kinds = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)]
     ropes = {"full_attention": full["rope_parameters"], "sliding_attention": local}
-    own = {"layer_types": kinds, "num_hidden_layers": layers, "rope_parameters": ropes, "query_pre_attn_scalar": 16}
-    return WIDE | own | {"rms_norm_eps": 1e-6}
+    fields = {"layer_types": kinds, "num_hidden_layers": layers, "rope_parameters": ropes, "query_pre_attn_scalar": 16}
+    return WIDE | fields | {"rms_norm_eps": 1e-6}
 
 
 EPS = {"rms_norm_eps": 1e-6}

@@ -215,11 +215,11 @@ def test_experts_are_multiplied_as_codes(name: str, tmp_path: Path) -> None:
     source = make_small(tmp_path / "source", published, **(sizes | overrides))
     values = write_gguf(source, tmp_path / "model.gguf", architecture, mixed, extra=extra)
     # `transformers` keeps experts stacked, so it reads the numbers from a checkpoint.
-    plain = Path(shutil.copytree(source, tmp_path / "plain"))
-    save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
+    unquantized = Path(shutil.copytree(source, tmp_path / "plain"))
+    save_file(values, unquantized / "model.safetensors", metadata={"format": "pt"})
     with TokenEngine(tmp_path / "model.gguf") as engine:
         _, logits = engine.generate(PROMPT, 1, "all")
-    expected = logits_of_transformers(plain, PROMPT)
+    expected = logits_of_transformers(unquantized, PROMPT)
     assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < LIMIT
 
 

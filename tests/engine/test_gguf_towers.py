@@ -130,13 +130,13 @@ def test_every_kind_of_projector_is_compared() -> None:
 def test_images_are_seen_as_by_the_same_checkpoint(kind: str, made: Callable[[str], tuple[Path, Path]]) -> None:
     image = make_image(40, 60)
     rows, logits = [], []
-    for place in made(kind):
-        directory = locate_model(str(place))
+    for folder in made(kind):
+        directory = locate_model(str(folder))
         part, found = seeing_part(directory), family_in(directory)
         assert found is not None
         with torch.inference_mode():
             rows.append(found[1].features(part, image, {}))
-        with pipeline(str(place), SETTINGS) as pipe:
+        with pipeline(str(folder), SETTINGS) as pipe:
             logits.append(pipe(("what is in this image, and where?", image), ALL).logits)
     assert relative_error(rows[1], rows[0]) < TOLERANCE
     assert relative_error(logits[1], logits[0]) < TOLERANCE

@@ -185,8 +185,8 @@ def follow(
         walk = Walk(grammar, seed)
         config = GenerationConfig(max_new_tokens=STEPS, response_format=response_format, logits_processors=[walk])
         response = model("Go on:", config)
-        want = walk.tokens[:-1] if walk.tokens[-1] == end else walk.tokens
-        assert response.token_ids == want
+        expected = walk.tokens[:-1] if walk.tokens[-1] == end else walk.tokens
+        assert response.token_ids == expected
 
 
 @pytest.fixture

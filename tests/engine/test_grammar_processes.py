@@ -118,14 +118,14 @@ def test_what_takes_too_long_to_compile_is_refused_by_its_sum_and_then_at_once(
     model_dir: Path, others: Set[int]
 ) -> None:
     with load(model_dir, grammar_compile_seconds=0.2) as model:
-        want = model("Hello", PLAIN, do_preprocess=False).token_ids
+        expected = model("Hello", PLAIN, do_preprocess=False).token_ids
         with pytest.raises(ValueError, match=r"more than grammar_compile_seconds, 0\.2 s"):
             model("Hello", structured(MANY_RANGES), do_preprocess=False)
         assert processes(others) == []  # it has ended
         with pytest.raises(ValueError, match=r"more than grammar_compile_seconds, 0\.2 s"):
             model("Hello", structured(MANY_RANGES), do_preprocess=False)
         assert processes(others) == []  # nothing was begun
-        assert model("Hello", PLAIN, do_preprocess=False).token_ids == want
+        assert model("Hello", PLAIN, do_preprocess=False).token_ids == expected
 
 
 def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone(model: AsyncEngine) -> None:
@@ -133,7 +133,7 @@ def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone
     want_structured = model("Hello", structured(HONEST), do_preprocess=False).token_ids
     outcomes: list[str] = []
 
-    def ask(number: int) -> None:
+    def generate(number: int) -> None:
         name = f"([ab]{{{number + 1}}})?"  # its own grammar
         regex = name + HOSTILE
         tag = {"type": "structural_tag", "structural_tag": {"type": "regex", "pattern": regex}}
@@ -144,7 +144,7 @@ def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone
         except ValueError as error:
             outcomes.append(str(error))
 
-    hostile = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    hostile = [threading.Thread(target=generate, args=(number,)) for number in range(6)]
     for thread in hostile:
         thread.start()
     for _ in range(5):
@@ -166,13 +166,13 @@ def kill(pids: list[int]) -> None:
 def test_a_killed_process_ends_what_waits_for_it_with_a_reason_and_is_replaced(
     model: AsyncEngine, others: Set[int]
 ) -> None:
-    want = model("Hello", structured(HONEST), do_preprocess=False).token_ids
+    expected = model("Hello", structured(HONEST), do_preprocess=False).token_ids
     endless = structured(ENDLESS, max_new_tokens=100)
     stream = model.stream_infer("Hello", endless, do_preprocess=False)
     next(iter(stream))
     kill(processes(others))  # idle ones: nobody waits for them any more
     assert list(stream)[-1].finish_reason == "length"
-    assert model("Hello", structured(HONEST), do_preprocess=False).token_ids == want
+    assert model("Hello", structured(HONEST), do_preprocess=False).token_ids == expected
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(model, "Hello", structured(MANY_RANGES), do_preprocess=False)
         wait_until(lambda: processes(others))

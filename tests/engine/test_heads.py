@@ -87,19 +87,19 @@ def test_a_head_computes_what_its_published_form_does(case: Case, device: str) -
     if device == "cuda" and "emulated" not in built_modules():
         pytest.skip("CUDA is not emulated in this build: run `make build-tests`")
     head = (host_module() if device == "cpu" else load_module("emulated")).Head(str(case.head), device)
-    logits, own = [], []
+    logits, head_logits = [], []
     # Two chunks of a prompt, then what it takes of itself.
     for begin, end in ((0, 5), (5, 8)):
         got, hidden = head.run(tokens[begin:end].tolist(), torch.stack(given[begin:end]).numpy(), begin, False)
         logits += list(torch.from_numpy(got))
-        own += list(torch.from_numpy(hidden))
+        head_logits += list(torch.from_numpy(hidden))
     for row in range(8, 12):
-        got, hidden = head.run([int(tokens[row])], own[-1][None].numpy(), row, True)
+        got, hidden = head.run([int(tokens[row])], head_logits[-1][None].numpy(), row, True)
         logits += list(torch.from_numpy(got))
-        own += list(torch.from_numpy(hidden))
-    want_logits, want_own = case.reference(tokens, given + own[7:11], 8)
+        head_logits += list(torch.from_numpy(hidden))
+    want_logits, want_own = case.reference(tokens, given + head_logits[7:11], 8)
     torch.testing.assert_close(torch.stack(logits), want_logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.stack(own), want_own, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.stack(head_logits), want_own, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ def pair(case: Case) -> Iterator[tuple[AsyncEngine, AsyncEngine]]:
         "num_tokens_per_iter": 24,
         "max_batch_size": 8,
     }
-    with engine(case.model, **fields) as plain, engine(case.model, speculative_config=config, **fields) as drafting:
-        yield plain, drafting
+    with engine(case.model, **fields) as baseline, engine(case.model, speculative_config=config, **fields) as drafting:
+        yield baseline, drafting
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def pair(case: Case) -> Iterator[tuple[AsyncEngine, AsyncEngine]]:
     ],
 )
 def test_responses_are_those_without_the_head(pair: tuple[AsyncEngine, AsyncEngine], how: dict[str, Any]) -> None:
-    plain, drafting = pair
+    baseline, drafting = pair
     config = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2, **how)
     prompts = [f"{text} {i}" for text in PROMPTS for i in range(3)]
 
@@ -137,7 +137,7 @@ def test_responses_are_those_without_the_head(pair: tuple[AsyncEngine, AsyncEngi
         ]
 
     before = drafted(drafting)
-    assert traces(drafting) == traces(plain)
+    assert traces(drafting) == traces(baseline)
     assert drafted(drafting) > before
     if how.get("n") == 2:
         assert drafting.engine.metrics()["preemptions_total"] > 0
@@ -215,19 +215,21 @@ def test_a_head_that_knows_its_model_is_right_each_time(
     torch.manual_seed(2)
     model, config = make(tmp_path)
     settings = {"speculative_config": ONLY_HEADS | config}
-    with TokenEngine(model) as plain, TokenEngine(model, **settings) as drafting:
+    with TokenEngine(model) as baseline, TokenEngine(model, **settings) as drafting:
         ids = list(range(40, 75))
-        ids += plain.generate(ids, 300, "generation")[
+        ids += baseline.generate(ids, 300, "generation")[
             0
         ]  # after this many, the model says the same ones again and again
         (tokens, logits), (expected, expected_logits) = (
-            side.generate(ids, 41, "generation") for side in (drafting, plain)
+            side.generate(ids, 41, "generation") for side in (drafting, baseline)
         )
         assert tokens == expected
         assert torch.equal(logits, expected_logits)
-        measurements, most = drafting.engine.metrics(), config["num_speculative_tokens"]
+        measurements, max_drafts = drafting.engine.metrics(), config["num_speculative_tokens"]
         assert (
-            measurements["draft_tokens_accepted_total"] == measurements["draft_tokens_total"] >= 40 * most // (most + 1)
+            measurements["draft_tokens_accepted_total"]
+            == measurements["draft_tokens_total"]
+            >= 40 * max_drafts // (max_drafts + 1)
         )
 
 
@@ -248,7 +250,7 @@ def test_what_is_no_head_of_the_model_is_named(tmp_path: Path) -> None:
     good = heads.write_head(tmp_path / "good", layers, **sizes)
     quantized = heads.write_head(tmp_path / "quantized", layers, quantization_config={"bits": 4}, **sizes)
     other = heads.write_head(tmp_path / "other", layers | {"medusa.0.weight": torch.zeros(1)}, **sizes)
-    wide = heads.write_head(tmp_path / "wide", heads.eagle_tensors(48), **sizes | {"hidden_size": 48})
+    wider = heads.write_head(tmp_path / "wide", heads.eagle_tensors(48), **sizes | {"hidden_size": 48})
     rejected: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"method": "mtp"}, {}, "method mtp for LlamaForCausalLM"),
         ({"method": "mtp", "model": str(good)}, {}, "leave model out"),
@@ -256,7 +258,7 @@ def test_what_is_no_head_of_the_model_is_named(tmp_path: Path) -> None:
         ({"method": "eagle3", "model": str(good)}, {}, "is a head of the method eagle, not eagle3"),
         ({"method": "eagle", "model": str(quantized)}, {}, "a quantized head (quantization_config) is not supported"),
         ({"method": "eagle", "model": str(other)}, {}, "tensor medusa.0.weight is unknown to the method eagle"),
-        ({"method": "eagle", "model": str(wide)}, {}, "hidden_size must be the model's 32, got 48"),
+        ({"method": "eagle", "model": str(wider)}, {}, "hidden_size must be the model's 32, got 48"),
         ({"method": "eagle", "model": str(good)}, {"backend": "pytorch"}, "that the TurboMind engine runs"),
     ]
     for config, fields, problem in rejected:

@@ -76,8 +76,8 @@ def test_swapping_equals_recomputing_bit_for_bit(directory: Path, config_of: Any
 def computed_of_prompts(rounds: list[Any]) -> float:
     """Return how many rows the last round computed before and alongside the responses' own."""
     measurements, before = rounds[-1][1], rounds[-2][1]
-    own = len(rounds[-1][0]) * SAMPLED.max_new_tokens
-    return float(measurements["tokens_computed_total"] - before["tokens_computed_total"] - own)
+    generated = len(rounds[-1][0]) * SAMPLED.max_new_tokens
+    return float(measurements["tokens_computed_total"] - before["tokens_computed_total"] - generated)
 
 
 def test_more_than_the_host_has_is_refused(directory: Path) -> None:

@@ -118,10 +118,10 @@ def message(role: int, text: list[int]) -> list[int]:
 
 def test_the_first_that_parts_at_the_end_of_a_message_finds_it(directory: Path) -> None:
     system = message(690, PROMPT)
-    asked = [system + message(493, [500 + 7 * i + j for j in range(20)]) + [BEGIN, 520, NEWLINE] for i in range(3)]
+    prompts = [system + message(493, [500 + 7 * i + j for j in range(20)]) + [BEGIN, 520, NEWLINE] for i in range(3)]
     with TokenEngine(directory, cache_max_entry_count=400, state_snapshot_interval=0) as engine:
-        assert computed(engine, asked[0])[0] == len(asked[0])
-        for prompt in asked[1:]:
+        assert computed(engine, prompts[0])[0] == len(prompts[0])
+        for prompt in prompts[1:]:
             assert computed(engine, prompt)[0] <= len(prompt) - len(system) + BLOCK
 
 
@@ -129,7 +129,7 @@ def test_what_requests_share_that_come_at_once_is_computed_once(directory: Path)
     config = GenerationConfig(max_new_tokens=12, ignore_eos=True)
     ends = [[500 + 7 * i + j for j in range(20)] for i in range(4)]
     with TokenEngine(directory, cache_max_entry_count=400, num_tokens_per_iter=48) as engine:
-        wanted = [computed(engine, PROMPT + end, 12)[1] for end in ends]
+        expected = [computed(engine, PROMPT + end, 12)[1] for end in ends]
     # With snapshots everywhere, so that it does not matter how far the first has come when the last is submitted.
     with TokenEngine(
         directory, cache_max_entry_count=400, num_tokens_per_iter=48, state_snapshot_interval=16
@@ -145,7 +145,7 @@ def test_what_requests_share_that_come_at_once_is_computed_once(directory: Path)
         for index, end in enumerate(ends):
             engine.engine.submit(PROMPT + end, config, partial(receive, index), stream=False)
         assert all(left.acquire(timeout=TIMEOUT) for _ in ends)
-        assert found == wanted
+        assert found == expected
         prompts = engine.engine.metrics()["tokens_computed_total"] - len(ends) * 11
         assert prompts <= len(PROMPT) + len(ends) * (20 + BLOCK)
 
@@ -153,9 +153,9 @@ def test_what_requests_share_that_come_at_once_is_computed_once(directory: Path)
 def test_several_responses_of_one_prompt_go_their_own_ways(directory: Path) -> None:
     config = GenerationConfig(max_new_tokens=30, do_sample=True, temperature=1.0, top_k=0, random_seed=3, n=3)
     with engine(directory) as model, engine(directory, enable_prefix_caching=True) as keeping:
-        wanted = [each.token_ids for each in model("Once upon a time", config)]
-        assert [each.token_ids for each in keeping("Once upon a time", config)] == wanted
-    assert len(set(map(tuple, wanted))) > 1
+        expected = [response.token_ids for response in model("Once upon a time", config)]
+        assert [response.token_ids for response in keeping("Once upon a time", config)] == expected
+    assert len(set(map(tuple, expected))) > 1
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_several_responses_of_one_prompt_go_their_own_ways(directory: Path) -> N
 )
 def test_bits_of_cache_and_weights(directory: Path, settings: dict[str, Any], likeness: float) -> None:
     with TokenEngine(directory) as exact, TokenEngine(directory, **settings) as engine:
-        _, wanted = exact.generate(PROMPT, 1, "all")
+        _, expected = exact.generate(PROMPT, 1, "all")
         _, found = engine.generate(PROMPT, 1, "all")
-        assert torch.nn.functional.cosine_similarity(found, wanted).median() > likeness
+        assert torch.nn.functional.cosine_similarity(found, expected).median() > likeness
         assert torch.equal(engine.generate(PROMPT, 1, "generation")[1][-1], found[-1])
 
 
@@ -192,12 +192,12 @@ def test_every_family_keeps_its_bits_in_chunks_with_hits_and_preempted(name: str
 def test_every_family_runs_with_few_bits(name: str, tmp_path: Path) -> None:
     made = make_hybrid(tmp_path / "model", name)
     with TokenEngine(made) as exact:
-        _, wanted = exact.generate(PROMPT, 1, "all")
+        _, expected = exact.generate(PROMPT, 1, "all")
     # Unrelated logits would have 0; where rounding lets a token go to another expert, its row is far off.
     for settings, likeness in (({"weight_bits": 8, "quant_policy": 8}, 0.98), ({"weight_bits": 4}, 0.5)):
         with TokenEngine(made, **settings) as model:
             _, found = model.generate(PROMPT, 1, "all")
-            assert torch.nn.functional.cosine_similarity(found, wanted).median() > likeness
+            assert torch.nn.functional.cosine_similarity(found, expected).median() > likeness
             assert torch.equal(model.generate(PROMPT, 1, "generation")[1][-1], found[-1])
 
 
@@ -205,8 +205,8 @@ def test_bits_of_a_cache_that_a_model_does_not_have_are_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = make_hybrid(tmp_path / "model", "Mamba2")
-    with TokenEngine(made) as plain, TokenEngine(made, quant_policy=4) as asked:
-        assert torch.equal(asked.generate(PROMPT, 4, "all")[1], plain.generate(PROMPT, 4, "all")[1])
+    with TokenEngine(made) as baseline, TokenEngine(made, quant_policy=4) as quantized:
+        assert torch.equal(quantized.generate(PROMPT, 4, "all")[1], baseline.generate(PROMPT, 4, "all")[1])
     assert "quant_policy is ignored" in caplog.text
     assert "no attention layers" in caplog.text
 
@@ -224,9 +224,9 @@ def test_ranks_share_the_norm_and_the_keys_of_all_heads(tmp_path: Path) -> None:
 def check_ranks(directory: Path) -> None:
     """Compare two ranks with one."""
     with TokenEngine(directory) as whole, TokenEngine(directory, tp=2) as divided:
-        ids, wanted = whole.generate(PROMPT, 8, "all")
+        ids, expected = whole.generate(PROMPT, 8, "all")
         assert divided.generate(PROMPT, 8, "all")[0] == ids
-        assert relative_error(divided.generate(PROMPT, 8, "generation")[1], wanted[-8:]) < 1e-4
+        assert relative_error(divided.generate(PROMPT, 8, "generation")[1], expected[-8:]) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_a_checkpoint_without_a_tensor_of_the_recurrence_is_refused_by_its_name(
 
 def test_what_wrong_drafts_did_to_a_state_leaves_no_trace(directory: Path) -> None:
     drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
-    with TokenEngine(directory) as plain, TokenEngine(directory, speculative_config=drafting) as engine:
-        ids, _ = plain.generate(PROMPT, 80, "generation")
+    with TokenEngine(directory) as baseline, TokenEngine(directory, speculative_config=drafting) as engine:
+        ids, _ = baseline.generate(PROMPT, 80, "generation")
         # Earlier text is drafted: rightly when the same is asked again, wrongly after some of it alone.
         for prompt in (PROMPT, PROMPT, [*PROMPT, *ids[:40], 500, *ids[:10]], [*ids[20:30], 501, *ids[20:30]]):
-            wanted, logits = plain.generate(prompt, 80, "generation")
+            expected, logits = baseline.generate(prompt, 80, "generation")
             found, found_logits = engine.generate(prompt, 80, "generation")
-            assert found == wanted
+            assert found == expected
             assert torch.equal(found_logits, logits)
         metrics = engine.engine.metrics()
     assert metrics["draft_tokens_accepted_total"] >= 60
@@ -304,11 +304,11 @@ def test_a_format_holds_with_and_without_drafts(directory: Path) -> None:
         max_new_tokens=80, response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
     )
     drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
-    with engine(directory) as plain, engine(directory, speculative_config=drafting) as model:
-        wanted = [ids.token_ids for ids in plain(ASKED, config)]
+    with engine(directory) as baseline, engine(directory, speculative_config=drafting) as model:
+        expected = [ids.token_ids for ids in baseline(ASKED, config)]
         responses = model(ASKED, config)
         assert model.engine.metrics()["draft_tokens_total"] > 0
-    assert [ids.token_ids for ids in responses] == wanted
+    assert [ids.token_ids for ids in responses] == expected
     assert all(set(json.loads(ids.text)) == {"first_name", "year_of_birth"} for ids in responses)
 
 
@@ -316,36 +316,36 @@ def test_a_session_longer_than_the_model_was_trained_for_goes_on_with_its_positi
     made = make_hybrid(tmp_path / "model", "Qwen3.5", max_position_embeddings=64)
     network = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
     with torch.no_grad():
-        wanted = network(torch.tensor([PROMPT])).logits[0]
+        expected = network(torch.tensor([PROMPT])).logits[0]
     with TokenEngine(made, session_len=256, num_tokens_per_iter=24) as model:
-        assert relative_error(model.generate(PROMPT, 1, "all")[1], wanted) < 1e-4
+        assert relative_error(model.generate(PROMPT, 1, "all")[1], expected) < 1e-4
 
 
 def test_perplexity_in_chunks_is_that_of_transformers(directory: Path) -> None:
     network = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ids = torch.tensor([PROMPT])
     with torch.no_grad():
-        wanted = float(network(ids, labels=ids).loss)
+        expected = float(network(ids, labels=ids).loss)
     with engine(directory, num_tokens_per_iter=24, max_batch_size=4) as model:
-        assert model.get_ppl([PROMPT]) == pytest.approx([wanted], rel=1e-4)
+        assert model.get_ppl([PROMPT]) == pytest.approx([expected], rel=1e-4)
 
 
 def test_logits_and_hidden_states_in_chunks_are_those_of_transformers(directory: Path) -> None:
     """The last token's state is the embedding of embedding models that are made of these."""
     network = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    asked = GenerationConfig(max_new_tokens=1, output_logits="all", output_last_hidden_state="all")
+    config = GenerationConfig(max_new_tokens=1, output_logits="all", output_last_hidden_state="all")
     with engine(directory, num_tokens_per_iter=24, max_batch_size=8) as model:
         ids = model.prepare(ASKED[0]).ids
-        alone, batched = model([ASKED[0]], asked)[0], model(ASKED, asked)[0]
+        alone, batched = model([ASKED[0]], config)[0], model(ASKED, config)[0]
         logits = model.get_logits([ids])[0]
     assert len(ids) > 24
     with torch.no_grad():
         reference = network(torch.tensor([ids]), output_hidden_states=True)
-    for native, wanted in (
+    for native, expected in (
         (alone.logits, reference.logits[0]),
         (alone.last_hidden_state, reference.hidden_states[-1][0]),
     ):
-        assert relative_error(native, wanted) < 1e-4
+        assert relative_error(native, expected) < 1e-4
     assert torch.equal(batched.logits, alone.logits)
     assert torch.equal(batched.last_hidden_state, alone.last_hidden_state)
     assert torch.equal(logits, alone.logits)

@@ -129,9 +129,9 @@ def test_a_shared_prefix_over_32_requests_costs_a_tenth_and_changes_no_response(
         return responses, model.engine.metrics()["tokens_computed_total"] - before
 
     cached, cost = computed(keeping, prompts)
-    plain, full_cost = computed(roomy, prompts[:3])
+    baseline, full_cost = computed(roomy, prompts[:3])
     prompt_len = cached[0].input_token_len
     assert prompt_len > 700
     assert full_cost >= 3 * prompt_len
     assert cost * 10 < 32 * prompt_len
-    assert [response.token_ids for response in cached[:3]] == [response.token_ids for response in plain]
+    assert [response.token_ids for response in cached[:3]] == [response.token_ids for response in baseline]

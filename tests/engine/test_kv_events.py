@@ -46,7 +46,7 @@ def index_of(events: dict[str, Any]) -> Index:
     return Index(events["endpoint"], events["replay_endpoint"])
 
 
-def ask(engine: Engine, prompts: list[tuple[list[int], str | None]], tokens: int = 1) -> None:
+def generate(engine: Engine, prompts: list[tuple[list[int], str | None]], tokens: int = 1) -> None:
     """Have prompts answered, all at once."""
     left = threading.Semaphore(0)
 
@@ -67,8 +67,8 @@ def prompts(seed: int) -> Iterator[tuple[list[int], str | None]]:
     chance = random.Random(seed)
     common = [[chance.randrange(1000) for _ in range(200)] for _ in range(12)]
     while True:
-        own = [chance.randrange(1000) for _ in range(chance.randrange(1, 40))]
-        yield chance.choice(common)[: chance.randrange(0, 100)] + own, chance.choice([None, "a", "b"])
+        suffix = [chance.randrange(1000) for _ in range(chance.randrange(1, 40))]
+        yield chance.choice(common)[: chance.randrange(0, 100)] + suffix, chance.choice([None, "a", "b"])
 
 
 def check(index: Index, engine: Engine) -> None:
@@ -92,7 +92,7 @@ def test_a_router_knows_after_ten_thousand_requests_what_the_engine_will_find(
     try:
         with index_of(events) as index:
             requested = prompts(1)
-            ask(engine, [next(requested) for _ in range(REQUESTS)])
+            generate(engine, [next(requested) for _ in range(REQUESTS)])
             check(index, engine)
             measurements = engine.metrics()
             assert measurements["requests_completed_total"] == REQUESTS
@@ -104,7 +104,7 @@ def test_a_router_knows_after_ten_thousand_requests_what_the_engine_will_find(
                 prompt, adapter = next(requested)
                 expected = index.found(prompt, BLOCK, adapter)
                 before = engine.metrics()["prefix_cache_hits_total"]
-                ask(engine, [(prompt, adapter)])
+                generate(engine, [(prompt, adapter)])
                 beyond = engine.metrics()["prefix_cache_hits_total"] - before - expected
                 assert beyond == 0 or LEAST_COPIED <= beyond < BLOCK
                 hits += expected > 0
@@ -124,7 +124,7 @@ def test_the_pytorch_engine_reports_the_same(directory: Path, events: dict[str, 
     try:
         with index_of(events) as index:
             requested = prompts(2)
-            ask(engine, [(next(requested)[0], None) for _ in range(40)])
+            generate(engine, [(next(requested)[0], None) for _ in range(40)])
             check(index, engine)
             assert index.hashes_checked > 40
     finally:
@@ -152,15 +152,15 @@ def test_a_publisher_that_is_killed_costs_nothing_but_a_beginning_again(
     engine = Engine(str(directory), config)
     try:
         requested = prompts(3)
-        ask(engine, [(next(requested)[0], None) for _ in range(20)])
+        generate(engine, [(next(requested)[0], None) for _ in range(20)])
         os.kill(publisher_of(events), signal.SIGKILL)
 
         def is_reported_again() -> bool:
-            ask(engine, [(next(requested)[0], None)])
+            generate(engine, [(next(requested)[0], None)])
             return engine.metrics()["kv_event_losses_total"] == 1 and publishes(events)
 
         eventually_sync(is_reported_again)
-        ask(engine, [(next(requested)[0], None)])
+        generate(engine, [(next(requested)[0], None)])
         with index_of(events) as index:
             check(index, engine)
             assert index.clears == 1
@@ -187,7 +187,7 @@ def test_events_can_be_arrays_as_they_once_were(directory: Path, events: dict[st
     try:
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.connect(events["replay_endpoint"])
-            ask(engine, [(list(range(BLOCK + 1)), None)])
+            generate(engine, [(list(range(BLOCK + 1)), None)])
             data = b""
             while not data:
                 socket.send_multipart([b"", bytes(8)])

@@ -44,7 +44,7 @@ def test_transformers_reads_the_numbers_that_the_engine_does(name: str, tmp_path
     ).eval()
     original = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     with torch.no_grad():
-        read, exact = (each(torch.tensor([PROMPT])).logits[0] for each in (model, original))
+        read, exact = (network(torch.tensor([PROMPT])).logits[0] for network in (model, original))
     with TokenEngine(written, dtype="float32") as engine:
         served = engine.generate(PROMPT, 1, "all")[1]
     assert distance(served, read) < LIMIT

@@ -101,14 +101,14 @@ def test_prompts_stretched_differently_share_no_blocks(tmp_path: Path) -> None:
 
 
 def test_rope_scaling_factor_is_dynamic_scaling(tmp_path: Path) -> None:
-    plain = make_tiny(tmp_path / "plain", "LlamaForCausalLM", max_position_embeddings=TRAINED)
+    unscaled = make_tiny(tmp_path / "plain", "LlamaForCausalLM", max_position_embeddings=TRAINED)
     scaled = make_tiny(
         tmp_path / "scaled",
         "LlamaForCausalLM",
         max_position_embeddings=TRAINED,
         rope_parameters=SCALINGS["dynamic"],
     )
-    with TokenEngine(plain, rope_scaling_factor=2.0) as engine:
+    with TokenEngine(unscaled, rope_scaling_factor=2.0) as engine:
         agrees(engine, load(scaled), PROMPT)
 
 

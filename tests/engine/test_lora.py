@@ -40,10 +40,10 @@ def check_merged(directory: Path, adapter: Path, scale: float = 2.0, **settings:
     """Compare an adapter's logits with those of `transformers`, in chunks, in steps and after a cached prefix."""
     merged = merge(directory, adapter, directory.parent / "merged", scale)
     with TokenEngine(directory, adapters={"own": str(adapter)}, **settings) as engine:
-        plain = engine.generate(PROMPT, 8)[1]
+        base = engine.generate(PROMPT, 8)[1]
         response, logits = engine.generate(PROMPT, 8, adapter="own")
         assert relative_error(logits, reference_logits(merged, PROMPT + response[:-1])) < TOLERANCE
-        assert relative_error(logits[: len(PROMPT)], plain[: len(PROMPT)]) > 0.01
+        assert relative_error(logits[: len(PROMPT)], base[: len(PROMPT)]) > 0.01
         longer = PROMPT + response + FURTHER
         again, logits = engine.generate(longer, 4, "generation", adapter="own")
         assert engine.matched_tokens() >= 48
@@ -110,11 +110,11 @@ def test_joined_and_reordered_layers_are_adapted_as_the_checkpoint_names_them(na
     with TokenEngine(merge(directory, adapter, tmp_path / "merged")) as engine:
         tokens, expected = engine.generate(PROMPT, 4)
     with TokenEngine(directory, adapters={"own": str(adapter)}) as engine:
-        plain = engine.generate(PROMPT, 1)[1]
+        base = engine.generate(PROMPT, 1)[1]
         response, logits = engine.generate(PROMPT, 4, adapter="own")
     assert response == tokens
     assert relative_error(logits, expected) < TOLERANCE
-    assert relative_error(logits[: len(PROMPT)], plain) > 0.01
+    assert relative_error(logits[: len(PROMPT)], base) > 0.01
 
 
 @pytest.mark.alike(most=1)
@@ -141,10 +141,10 @@ def test_codes_are_adapted_as_the_numbers_they_stand_for(name: str, tp: int, tmp
     save_file(load_file(source / "model.safetensors") | values, source / "model.safetensors", {"format": "pt"})
     merged = merge(source, adapter, tmp_path / "merged")
     with TokenEngine(tmp_path / "model", adapters={"own": str(adapter)}, tp=tp) as engine:
-        plain = engine.generate(PROMPT, 1)[1]
+        base = engine.generate(PROMPT, 1)[1]
         logits = engine.generate(PROMPT, 1, adapter="own")[1]
     exact = reference_logits(merged, PROMPT)
-    assert relative_error(logits, exact) < ROUNDED_ACTIVATIONS < 0.2 * relative_error(plain, exact)
+    assert relative_error(logits, exact) < ROUNDED_ACTIVATIONS < 0.2 * relative_error(base, exact)
 
 
 @pytest.mark.alike(most=1)
@@ -223,9 +223,9 @@ def test_responses_of_all_adapters_at_once_are_bitwise_those_alone(
                     else:
                         pieces[name][piece.index].append(piece)
             for name in NAMES:
-                for index, own in enumerate(pieces[name]):
-                    assert [token for piece in own for token in piece.token_ids] == alone[name][index][0]
-                    logprobs = [list(entry.items()) for piece in own for entry in piece.logprobs or []]
+                for index, streamed in enumerate(pieces[name]):
+                    assert [token for piece in streamed for token in piece.token_ids] == alone[name][index][0]
+                    logprobs = [list(entry.items()) for piece in streamed for entry in piece.logprobs or []]
                     assert logprobs == alone[name][index][1]
 
 
@@ -255,13 +255,13 @@ def test_a_session_belongs_to_the_adapter_that_it_began_with(directory: Path, ad
                 found.append([token for piece in pieces for token in piece.token_ids])
             return found
 
-        own = asyncio.run(turns("a", "a", "a"))
+        same = asyncio.run(turns("a", "a", "a"))
         for names in (("a", None), ("a", "b"), (None, "a")):
             with pytest.raises(ValueError, match=r"began with .* name the same in each turn"):
                 asyncio.run(turns(*names))
-        assert asyncio.run(turns("b", "b")) != own[:2]
+        assert asyncio.run(turns("b", "b")) != same[:2]
         with model.session(greedy, adapter_name="a") as session:
-            assert [list(session("Hi", stream_response=False).token_ids) for _ in range(3)] == own
+            assert [list(session("Hi", stream_response=False).token_ids) for _ in range(3)] == same
 
 
 # ---- what is refused ----
@@ -400,7 +400,7 @@ def test_adapters_come_and_go_while_others_answer(
                 model.unload_adapter(name)
                 with pytest.raises(ValueError, match="adapter_name must be one of"):
                     model(CONVERSATIONS[0], SAMPLED, adapter_name=name)
-        assert found == [own[0] for own in alone["a"]]
+        assert found == [response[0] for response in alone["a"]]
 
 
 def test_an_adapter_that_is_unloaded_finishes_its_responses(

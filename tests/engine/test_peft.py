@@ -55,11 +55,11 @@ def check(
     config: Any, directory: Path, models: dict[str, torch.nn.Module], prompt: list[int] = PROMPT, **settings: Any
 ) -> None:
     with TokenEngine(directory, config=config, **settings) as engine:
-        plain = engine.generate(prompt, 1)[1]
+        base = engine.generate(prompt, 1)[1]
         for name, model in models.items():
             response, logits = engine.generate(prompt, 8, adapter=name)
             assert relative_error(logits, logits_of(model, prompt + response[:-1])) < TOLERANCE
-            assert relative_error(logits[: len(prompt)], plain) > 0.01
+            assert relative_error(logits[: len(prompt)], base) > 0.01
 
 
 def test_logits_are_those_of_pefts_model(tmp_path: Path) -> None:

@@ -95,15 +95,15 @@ def test_a_stream_left_early_frees_its_blocks(pipe) -> None:
 
 
 def test_many_threads_share_one_pipeline(pipe) -> None:
-    want = pipe(QUESTION, SHORT).text
+    expected = pipe(QUESTION, SHORT).text
     barrier = threading.Barrier(8)
 
-    def ask(_: int) -> list[str]:
+    def generate(_: int) -> list[str]:
         barrier.wait()
         return [pipe(QUESTION, SHORT).text for _ in range(3)]
 
     with ThreadPoolExecutor(8) as threads:
-        assert all(responses == [want] * 3 for responses in threads.map(ask, range(8)))
+        assert all(responses == [expected] * 3 for responses in threads.map(generate, range(8)))
     eventually_sync(lambda: blocks_are_free(pipe))
 
 

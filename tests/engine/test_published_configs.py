@@ -34,10 +34,10 @@ def published_configs() -> dict[str, Config]:
     """Return the configs by name; the file has those of an architecture as differences from one another."""
     stored: dict[str, Config] = json.loads(_FILE.read_text(encoding="utf-8"))
     found: dict[str, Config] = {}
-    for name, own in stored.items():  # each comes after the one it is like
-        base = found.get(own.pop("like", ""), {})
-        without = own.pop("without", ())
-        found[name] = {key: value for key, value in base.items() if key not in without} | own
+    for name, config in stored.items():  # each comes after the one it is like
+        base = found.get(config.pop("like", ""), {})
+        without = config.pop("without", ())
+        found[name] = {key: value for key, value in base.items() if key not in without} | config
     return found
 
 
@@ -192,11 +192,11 @@ _TEXTS = {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}  # saved under the name o
 def make_published(directory: Path, raw: Config) -> Callable[[list[int]], torch.Tensor]:
     """Make a random checkpoint with this config.json; return what computes logits, or an encoder's states, in
     ``transformers``."""
-    plain = _unquantized(raw)
-    (name,) = plain["architectures"]
-    made = MADE.get(name) or Made(_TEXTS.get(str(plain.get("model_type")), name), lambda raw: raw)
+    unquantized = _unquantized(raw)
+    (name,) = unquantized["architectures"]
+    made = MADE.get(name) or Made(_TEXTS.get(str(unquantized.get("model_type")), name), lambda raw: raw)
     model_class = getattr(transformers, made.architecture)
-    fields = made.fields(plain)
+    fields = made.fields(unquantized)
     kind = fields.get("model_type", "")
     config_class = (
         model_class.config_class if kind in (*_MODEL_TYPES, "") else type(transformers.AutoConfig.for_model(kind))
@@ -213,7 +213,7 @@ def make_published(directory: Path, raw: Config) -> Callable[[list[int]], torch.
     model.save_pretrained(directory)
     model = model_class.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     made.publish(directory)
-    (directory / "config.json").write_text(json.dumps(plain), encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(unquantized), encoding="utf-8")
     write_tokenizer(directory)
     if name.startswith(ENCODERS):
         return lambda ids: model.base_model(torch.tensor([ids])).last_hidden_state[0]

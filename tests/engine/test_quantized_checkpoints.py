@@ -20,8 +20,8 @@ PROMPT = "Once upon a time, in a land far away, there lived"
 VARIANTS = {
     "awq": Scheme(group_size=128),
     "awq whole row": Scheme(group_size=-1),
-    "awq with its lm_head": Scheme(plain=()),
-    "awq without k and gate": Scheme(plain=("lm_head", "k_proj", "gate_proj")),
+    "awq with its lm_head": Scheme(unquantized=()),
+    "awq without k and gate": Scheme(unquantized=("lm_head", "k_proj", "gate_proj")),
     "gptq": Scheme("gptq", group_size=64),
     "gptq 8 bits symmetric": Scheme("gptq", bits=8, sym=True, group_size=128, checkpoint_format="gptq_v2"),
     "gptq ordered": Scheme("gptq", desc_act=True),
@@ -101,9 +101,9 @@ def test_experts_are_multiplied_as_codes(architecture: str, overrides: dict[str,
     values = quantize_checkpoint(source, tmp_path / "model", Scheme())
     assert any("experts.3.down_proj" in name for name in values)
     # `transformers` keeps experts stacked, so it reads the numbers from a checkpoint.
-    plain = Path(shutil.copytree(source, tmp_path / "plain"))
-    save_file(load_file(source / WEIGHTS) | values, plain / WEIGHTS, metadata={"format": "pt"})
-    assert distance(logits_of(tmp_path / "model"), reference_of(plain, {})) < LIMIT
+    unquantized = Path(shutil.copytree(source, tmp_path / "plain"))
+    save_file(load_file(source / WEIGHTS) | values, unquantized / WEIGHTS, metadata={"format": "pt"})
+    assert distance(logits_of(tmp_path / "model"), reference_of(unquantized, {})) < LIMIT
 
 
 def test_codes_stay_as_they_are_alongside_quantized_weights_and_a_quantized_cache(source: Path, tmp_path: Path) -> None:

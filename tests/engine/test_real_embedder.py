@@ -83,8 +83,8 @@ def points_of(embed: Callable[[list[str]], Any], words: list[str]) -> dict[str, 
     topics = drawn(words, *[60] * 12)
     documents = [" ".join(rng.choice(topics[i % 12], 25)) for i in range(180)]
     questions = [" ".join(rng.choice(document.split(), 3)) for document in documents[::3]]
-    places = (-(embed(questions) @ embed(documents).T)).argsort(axis=1, kind="stable")
-    found = (places == 3 * np.arange(len(questions))[:, None]).argmax(axis=1)
+    ranking = (-(embed(questions) @ embed(documents).T)).argsort(axis=1, kind="stable")
+    found = (ranking == 3 * np.arange(len(questions))[:, None]).argmax(axis=1)
     retrieval = np.where(found < 10, 1 / np.log2(found + 2), 0).mean()
 
     shared = rng.integers(0, 21, 150)

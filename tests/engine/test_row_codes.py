@@ -29,7 +29,7 @@ FORMS = {
     "W4A16": RowForm(),
     "W4A16 with zero points": RowForm(group=128, is_symmetric=False),
     "W4A16 in order of importance": RowForm(is_ordered=True),
-    "W4A16 with its lm_head, without k and gate": RowForm(plain=("k_proj", "gate_proj")),
+    "W4A16 with its lm_head, without k and gate": RowForm(unquantized=("k_proj", "gate_proj")),
     "W8A16": RowForm(bits=8, group=64),
     "W4A8 in bytes": RowForm("int-quantized", has_int8_inputs=True),
     "W8A8 with zero points": RowForm("int-quantized", bits=8, group=-1, is_symmetric=False, has_int8_inputs=True),
@@ -64,9 +64,9 @@ def test_fused_layers_and_experts_are_read_from_their_codes(name: str, tmp_path:
         folder = tmp_path / str(number)
         tiny = make_tiny(folder / "source", architecture, **sizes)
         values = quantize_checkpoint(tiny, folder / "model", FORMS[name])
-        plain = Path(shutil.copytree(tiny, folder / "plain"))
-        save_file(load_file(tiny / WEIGHTS) | values, plain / WEIGHTS, metadata={"format": "pt"})
-        assert distance(logits_of(folder / "model"), reference_of(plain, {})) < LIMIT
+        unquantized = Path(shutil.copytree(tiny, folder / "plain"))
+        save_file(load_file(tiny / WEIGHTS) | values, unquantized / WEIGHTS, metadata={"format": "pt"})
+        assert distance(logits_of(folder / "model"), reference_of(unquantized, {})) < LIMIT
 
 
 def test_what_model_optimizer_says_in_a_file_of_its_own_is_read(source: Path, tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_float8_of_model_optimizer_is_read(source: Path, tmp_path: Path) -> None
 def test_model_optimizer_stores_some_layers_in_float8_and_some_in_4_bits(source: Path, tmp_path: Path) -> None:
     form = Form("compressed-tensors", FLOAT8, "tensor", scale_shape="scalar", static_activations=True)
     values = scale_checkpoint(source, tmp_path / "model", form)
-    plain, tensors = load_file(source / WEIGHTS), load_file(tmp_path / "model" / WEIGHTS)
+    unquantized, tensors = load_file(source / WEIGHTS), load_file(tmp_path / "model" / WEIGHTS)
     layers = {name.removesuffix(".weight"): {"quant_algo": "FP8"} for name in values}
     for layer in [layer for layer in layers if ".mlp." in layer]:
-        stored, values[f"{layer}.weight"] = quantize_layer(plain[f"{layer}.weight"], FORMS["NVFP4 of ModelOpt"])
+        stored, values[f"{layer}.weight"] = quantize_layer(unquantized[f"{layer}.weight"], FORMS["NVFP4 of ModelOpt"])
         tensors |= {f"{layer}.{name}": tensor for name, tensor in stored.items()}
         layers[layer] = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
     save_file(tensors, tmp_path / "model" / WEIGHTS)

@@ -40,8 +40,10 @@ FORMS = {
     "compressed float8 in blocks": Form("compressed-tensors", FLOAT8, "block", scales=torch.bfloat16),
     "smooth_quant int8": Form("smooth_quant", torch.int8, "channel", "scale"),
     "smooth_quant float8": Form("smooth_quant", FLOAT8, "channel", "scale"),
-    "with its lm_head": Form("compressed-tensors", FLOAT8, "channel", plain=()),
-    "without k and gate": Form("compressed-tensors", torch.int8, "channel", plain=("lm_head", "k_proj", "gate_proj")),
+    "with its lm_head": Form("compressed-tensors", FLOAT8, "channel", unquantized=()),
+    "without k and gate": Form(
+        "compressed-tensors", torch.int8, "channel", unquantized=("lm_head", "k_proj", "gate_proj")
+    ),
 }
 
 
@@ -127,9 +129,9 @@ def test_experts_are_multiplied_as_codes(model: str, name: str, tmp_path: Path) 
     values = quantize_checkpoint(tiny, tmp_path / "model", FORMS[name])
     assert any("experts.3.down_proj" in name or "experts.3.w2" in name for name in values)
     # `transformers` keeps experts stacked, so it reads the numbers from a checkpoint.
-    plain = Path(shutil.copytree(tiny, tmp_path / "plain"))
-    save_file(load_file(tiny / WEIGHTS) | values, plain / WEIGHTS, metadata={"format": "pt"})
-    assert distance(logits_of(tmp_path / "model"), reference_of(plain, {})) < LIMITS[FORMS[name].dtype]
+    unquantized = Path(shutil.copytree(tiny, tmp_path / "plain"))
+    save_file(load_file(tiny / WEIGHTS) | values, unquantized / WEIGHTS, metadata={"format": "pt"})
+    assert distance(logits_of(tmp_path / "model"), reference_of(unquantized, {})) < LIMITS[FORMS[name].dtype]
 
 
 def test_codes_stay_as_they_are_alongside_quantized_weights_and_a_quantized_cache(source: Path, tmp_path: Path) -> None:

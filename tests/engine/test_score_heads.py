@@ -57,7 +57,7 @@ def test_qwen3_reranker_says_yes_as_often_as_transformers(tmp_path: Path) -> Non
     reference = transformers.Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
         logits = [reference(torch.tensor([tokenizer.encode(prompt)])).logits[0, -1, [yes, no]] for prompt in prompts]
-    expected = [float(torch.softmax(each, dim=0)[0]) for each in logits]
+    expected = [float(torch.softmax(row, dim=0)[0]) for row in logits]
     np.testing.assert_allclose(head.reported(numbers)[:, 0], expected, atol=1e-4)
 
 

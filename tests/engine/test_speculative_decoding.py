@@ -47,10 +47,10 @@ def engine(directory: Path, backend: str = "turbomind", **fields: Any) -> AsyncE
 def pair(request: pytest.FixtureRequest, directory: Path) -> Iterator[tuple[AsyncEngine, AsyncEngine]]:
     """An engine that drafts nothing, and one that drafts all it can."""
     with (
-        engine(directory, request.param) as plain,
+        engine(directory, request.param) as baseline,
         engine(directory, request.param, speculative_config=DRAFTS) as drafting,
     ):
-        yield plain, drafting
+        yield baseline, drafting
 
 
 def trace(response: Response) -> tuple[Any, ...]:
@@ -92,10 +92,10 @@ GENERATION = st.fixed_dictionaries(
 def test_any_request_is_answered_as_without_drafts(
     pair: tuple[AsyncEngine, AsyncEngine], prompts: list[str], how: dict[str, Any]
 ) -> None:
-    plain, drafting = pair
+    baseline, drafting = pair
     config = GenerationConfig(**how)
     assert [trace(response) for response in drafting(prompts, config)] == [
-        trace(response) for response in plain(prompts, config)
+        trace(response) for response in baseline(prompts, config)
     ]
 
 
@@ -107,12 +107,12 @@ def test_what_repeats_takes_fewer_steps(pair: tuple[AsyncEngine, AsyncEngine]) -
         response = model(PROMPTS[0], config)
         after = model.engine.metrics()
         measurements.append((trace(response), {name: after[name] - before[name] for name in after}))
-    (plain_trace, plain), (drafted_trace, drafted) = measurements
+    (plain_trace, baseline), (drafted_trace, drafted) = measurements
     assert drafted_trace == plain_trace
-    assert plain["draft_tokens_total"] == 0
+    assert baseline["draft_tokens_total"] == 0
     assert drafted["draft_tokens_accepted_total"] > 40
-    assert drafted["steps_total"] == plain["steps_total"] - drafted["draft_tokens_accepted_total"]
-    assert drafted["tokens_out_total"] == plain["tokens_out_total"] == 120
+    assert drafted["steps_total"] == baseline["steps_total"] - drafted["draft_tokens_accepted_total"]
+    assert drafted["tokens_out_total"] == baseline["tokens_out_total"] == 120
 
 
 @pytest.mark.parametrize(("setting", "drafts"), [("auto", True), ("none", False), (None, False)])
@@ -155,7 +155,7 @@ def test_several_responses_preemption_prefixes_and_quantized_caches(directory: P
 
 
 def test_structured_responses(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
-    plain, drafting = pair
+    baseline, drafting = pair
     schema = {"type": "array", "items": {"enum": ["yes", "no"]}, "minItems": 20, "maxItems": 20}
     for sampling in ({}, {"do_sample": True, "top_k": 10, "random_seed": 4}, {"do_sample": True, "top_k": 0}):
         config = GenerationConfig(
@@ -164,7 +164,7 @@ def test_structured_responses(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
             **{"random_seed": 1, **sampling},
         )
         before = accepted(drafting)
-        assert trace(drafting(PROMPTS[2], config)) == trace(plain(PROMPTS[2], config))
+        assert trace(drafting(PROMPTS[2], config)) == trace(baseline(PROMPTS[2], config))
         # Without top_k, all tokens have to be asked about; what repeats is known by then.
         assert accepted(drafting) > before
 
@@ -187,8 +187,8 @@ def test_the_text_that_a_schema_forces_is_drafted(default_model_dir: Path) -> No
         },
     )
     alone = {"adaptive": False, "prompt_lookup_min": 64, "prompt_lookup_max": 64, "shared_tokens": 0}
-    with engine(default_model_dir) as plain, engine(default_model_dir, speculative_config=alone) as drafting:
-        expected = plain("How is the weather?", config)
+    with engine(default_model_dir) as baseline, engine(default_model_dir, speculative_config=alone) as drafting:
+        expected = baseline("How is the weather?", config)
         assert trace(drafting("How is the weather?", config)) == trace(expected)
         assert accepted(drafting) > 0.3 * expected.generate_token_len
 
@@ -232,11 +232,11 @@ def test_a_models_drafts_change_no_response_and_most_are_right(directory: Path, 
     drawn = GenerationConfig(
         max_new_tokens=40, ignore_eos=True, logprobs=2, do_sample=True, temperature=0.9, random_seed=6
     )
-    with engine(directory) as plain:
+    with engine(directory) as baseline:
         # A random model's tokens are nearly all as likely, so a little rounding often has another one drawn.
         for config, share in ((most_likely, 0.5), (drawn, 0.1)):
             before = drafted(modelled), accepted(modelled)
-            expected = [trace(response) for response in plain(prompts, config)]
+            expected = [trace(response) for response in baseline(prompts, config)]
             for _ in range(2):  # the second time, prompts are found in the cache
                 assert [trace(response) for response in modelled(prompts, config)] == expected
             assert accepted(modelled) - before[1] > share * (drafted(modelled) - before[0]) > 0
@@ -248,9 +248,9 @@ def test_another_model_with_the_same_tokenizer_drafts(
 ) -> None:
     other = make_tiny_llama(tmp_path / "small", hidden_size=32, num_hidden_layers=1)
     config = GenerationConfig(max_new_tokens=30, ignore_eos=True, logit_bias=FEW, logprobs=1)
-    with engine(directory) as plain, engine(directory, speculative_config={"model": str(other)}) as drafting:
+    with engine(directory) as baseline, engine(directory, speculative_config={"model": str(other)}) as drafting:
         for prompt in PROMPTS:
-            assert trace(drafting(prompt, config)) == trace(plain(prompt, config))
+            assert trace(drafting(prompt, config)) == trace(baseline(prompt, config))
         assert drafted(drafting) > 0
 
 
@@ -277,17 +277,20 @@ def test_responses_about_images(make: Callable[[Path], Path], tmp_path: Path) ->
     model = make(tmp_path / "model")
     config = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2, logit_bias=FEW_LETTERS)
     prompts = [("What is there?", make_image(40, 60)), "And here?", ("And there?", make_image(90, 31))]
-    with engine(model, session_len=512) as plain, engine(model, session_len=512, speculative_config=DRAFTS) as drafting:
+    with (
+        engine(model, session_len=512) as baseline,
+        engine(model, session_len=512, speculative_config=DRAFTS) as drafting,
+    ):
         assert [trace(response) for response in drafting(prompts, config)] == [
-            trace(response) for response in plain(prompts, config)
+            trace(response) for response in baseline(prompts, config)
         ]
         assert accepted(drafting) > 20
 
 
 def test_a_model_in_two_parts(directory: Path) -> None:
     config = GenerationConfig(max_new_tokens=60, ignore_eos=True, logprobs=2, logit_bias=FEW)
-    with engine(directory, tp=2) as plain, engine(directory, tp=2, speculative_config=DRAFTS) as drafting:
+    with engine(directory, tp=2) as baseline, engine(directory, tp=2, speculative_config=DRAFTS) as drafting:
         assert [trace(response) for response in drafting(PROMPTS, config)] == [
-            trace(response) for response in plain(PROMPTS, config)
+            trace(response) for response in baseline(PROMPTS, config)
         ]
         assert accepted(drafting) > 20

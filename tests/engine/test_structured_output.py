@@ -75,9 +75,14 @@ def random_schema(chance: random.Random, depth: int = 0) -> dict[str, Any]:
         case "const":
             return {"const": chance.choice(["fixed", 42, True])}
         case "array":
-            least = chance.randint(0, 2)
+            min_count = chance.randint(0, 2)
             items = random_schema(chance, depth + 1)
-            return {"type": "array", "items": items, "minItems": least, "maxItems": least + chance.randint(0, 2)}
+            return {
+                "type": "array",
+                "items": items,
+                "minItems": min_count,
+                "maxItems": min_count + chance.randint(0, 2),
+            }
     names = chance.sample(["b", "a", "naïve key", "c d"], chance.randint(1, 3))
     properties = {name: random_schema(chance, depth + 1) for name in names}
     required = names if chance.random() < 0.5 else names[:1]
@@ -464,10 +469,10 @@ def test_a_format_that_cannot_be_compiled_fails_its_request_alone(
     babbler: AsyncEngine, response_format: dict[str, Any], message: str
 ) -> None:
     good = GenerationConfig(max_new_tokens=8)
-    want = babbler("Hello", good).text
+    expected = babbler("Hello", good).text
     with pytest.raises((ValueError, RuntimeError), match=re.escape(message)):
         babbler("Hello", GenerationConfig(max_new_tokens=8, response_format=response_format))
-    assert babbler("Hello", good).text == want
+    assert babbler("Hello", good).text == expected
     eventually_sync(lambda: babbler.engine.metrics()["cache_blocks_used"] == 0)
 
 

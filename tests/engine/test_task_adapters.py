@@ -88,8 +88,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_each_task_has_the_vectors_of_its_merged_model(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
     base, published = checkpoints
     with pipeline(str(published), backend_config=TurbomindEngineConfig(dtype="float32")) as pipe:
-        plain = transformers.AutoModel.from_pretrained(base).eval().double()
-        assert np.abs(pipe.embed(TEXTS) - expected(plain, pipe, TEXTS)).max() < 1e-4
+        base_model = transformers.AutoModel.from_pretrained(base).eval().double()
+        assert np.abs(pipe.embed(TEXTS) - expected(base_model, pipe, TEXTS)).max() < 1e-4
         alone = {}
         for number, task in enumerate(TASKS):
             model = merged(base, published, number, tmp_path / task)

@@ -117,11 +117,11 @@ SAME_CODES = 1e-3
     "scheme",
     [
         Scheme(group_size=64),
-        Scheme(group_size=64, plain=("lm_head", "k_proj", "gate_proj")),
+        Scheme(group_size=64, unquantized=("lm_head", "k_proj", "gate_proj")),
         Scheme("gptq", group_size=64),
         Scheme("gptq", bits=8, sym=True, checkpoint_format="gptq_v2"),
-        Scheme("gptq", desc_act=True, plain=("lm_head", "o_proj")),
-        Scheme("gptq", bits=8, group_size=64, desc_act=True, plain=("lm_head", "o_proj", "up_proj")),
+        Scheme("gptq", desc_act=True, unquantized=("lm_head", "o_proj")),
+        Scheme("gptq", bits=8, group_size=64, desc_act=True, unquantized=("lm_head", "o_proj", "up_proj")),
     ],
     ids=str,
 )
@@ -139,7 +139,7 @@ def test_stored_codes_of_experts_are_divided(tmp_path: Path) -> None:
         moe_intermediate_size=96,
         shared_expert_intermediate_size=64,
     )
-    quantize_checkpoint(source, tmp_path / "model", Scheme("gptq", desc_act=True, plain=("lm_head", "o_proj")))
+    quantize_checkpoint(source, tmp_path / "model", Scheme("gptq", desc_act=True, unquantized=("lm_head", "o_proj")))
     assert difference_of_ranks(tmp_path / "model") < SAME_CODES
 
 

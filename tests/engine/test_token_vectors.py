@@ -63,13 +63,13 @@ def test_both_kinds_run_in_one_step(tmp_path: Path) -> None:
     ids = [[2, *range(5, 5 + length), 3] for length in LENGTHS]
     with lmdeploy.pipeline(str(tmp_path)) as pipe:
         found: dict[int, Any] = {}
-        for number, each in enumerate(ids * 2):
-            pipe.engine.embed(each, lambda o, n=number: found.update({n: o.embedding}), of_tokens=number % 2 == 0)
+        for number, tokens in enumerate(ids * 2):
+            pipe.engine.embed(tokens, lambda o, n=number: found.update({n: o.embedding}), of_tokens=number % 2 == 0)
         while len(found) < 2 * len(ids):
             rows_of(pipe.engine, [([2, 3], None)])
-        for number, each in enumerate(ids * 2):
-            (alone,) = rows_of(pipe.engine, [(each, None)], of_tokens=number % 2 == 0)
-            assert alone.shape == (len(each) if number % 2 == 0 else 1, 48)
+        for number, tokens in enumerate(ids * 2):
+            (alone,) = rows_of(pipe.engine, [(tokens, None)], of_tokens=number % 2 == 0)
+            assert alone.shape == (len(tokens) if number % 2 == 0 else 1, 48)
             assert (alone == found[number]).all()
 
 

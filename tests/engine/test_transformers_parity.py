@@ -57,8 +57,12 @@ def test_the_text_is_what_transformers_decodes(pipe, responses) -> None:
 
 def test_the_prompt_is_what_transformers_renders(pipe) -> None:
     for conversation in CONVERSATIONS:
-        want = pipe.tokenizer.hf_tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
-        assert pipe.prepare(conversation)[0] == pipe.tokenizer.hf_tokenizer(want, add_special_tokens=False).input_ids
+        expected = pipe.tokenizer.hf_tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=True, tokenize=False
+        )
+        assert (
+            pipe.prepare(conversation)[0] == pipe.tokenizer.hf_tokenizer(expected, add_special_tokens=False).input_ids
+        )
 
 
 def test_a_response_is_the_same_alone_and_in_a_batch(pipe, responses) -> None:

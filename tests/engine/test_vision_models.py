@@ -21,7 +21,7 @@ from transformers import LlavaForConditionalGeneration, LlavaImageProcessorPil
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
-from tests.support import tiny_own_layouts as own
+from tests.support import tiny_own_layouts as tiny_own_layouts
 from tests.support import tiny_vision_models as tiny
 from tests.support.both_engines import PLAIN
 from tests.support.cogvlm_reference import CogVlmReference, make_tiny_cogvlm
@@ -40,14 +40,14 @@ from tests.support.xcomposer_reference import XComposerReference, make_tiny_xcom
 
 def make_tiny_yi_vl(directory: Path) -> Path:
     """Make a Yi-VL in its authors' layout, its tower in a folder alongside it."""
-    return own.make_tiny_llava_original(directory, normed=True)
+    return tiny_own_layouts.make_tiny_llava_original(directory, normed=True)
 
 
 class YiVlReference:
     """Logits of a checkpoint made by :func:`make_tiny_yi_vl`."""
 
     def __init__(self, directory: Path) -> None:
-        native = own.native_of(directory)
+        native = tiny_own_layouts.native_of(directory)
         self._model = LlavaForConditionalGeneration.from_pretrained(native, dtype=torch.float64)
         self._pixels = LlavaImageProcessorPil.from_pretrained(native)
         prefix = "model.mm_projector."
@@ -67,15 +67,15 @@ class YiVlReference:
         return logits
 
 
-MOST = 6
+MAX_TILES = 6
 
 
 def best_canvas(width: int, height: int) -> tuple[int, int]:
     """Return rows and columns of the smallest canvas that holds the image, else of that which shrinks it least."""
     fits = {
         (rows, columns): min(Fraction(columns * SIDE, width), Fraction(rows * SIDE, height))
-        for rows in range(1, MOST + 1)
-        for columns in range(1, MOST // rows + 1)
+        for rows in range(1, MAX_TILES + 1)
+        for columns in range(1, MAX_TILES // rows + 1)
     }
     holding = [scale for scale in fits.values() if scale >= 1]
     best = min(holding) if holding else max(fits.values())
@@ -90,7 +90,9 @@ def llama4_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, 
     """Return the pixels of tiles and whole, between -1 and 1."""
     pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None]
     rows, columns = best_canvas(*image.size)
-    width, height = (min(max(own, SIDE), most * SIDE) for own, most in zip(image.size, (columns, rows), strict=True))
+    width, height = (
+        min(max(side, SIDE), limit * SIDE) for side, limit in zip(image.size, (columns, rows), strict=True)
+    )
     scale = min(Fraction(width, image.width), Fraction(height, image.height))
     small = _resized(pixels, int(image.width * scale), int(image.height * scale))
     canvas = torch.zeros(3, rows * SIDE, columns * SIDE, dtype=torch.uint8)
@@ -160,18 +162,20 @@ CASES = {
     "InternVL": Case(tiny.make_tiny_internvl, _cropped),
     "InternVL on Qwen3 with experts": Case(functools.partial(tiny.make_tiny_internvl, text="qwen3_moe"), _cropped),
     "InternVL on GPT-OSS": Case(functools.partial(tiny.make_tiny_internvl, text="gpt_oss"), _cropped),
-    "InternVL as its authors publish it": Case(own.make_tiny_internvl_chat, _cropped),
+    "InternVL as its authors publish it": Case(tiny_own_layouts.make_tiny_internvl_chat, _cropped),
     "InternVL with InternLM2 and a tower of 6B's kind": Case(
-        functools.partial(own.make_tiny_internvl_chat, text="internlm2", normed=True), _cropped
+        functools.partial(tiny_own_layouts.make_tiny_internvl_chat, text="internlm2", normed=True), _cropped
     ),
-    "LLaVA 1.5 as its authors publish it": Case(own.make_tiny_llava_original),
-    "LLaVA 1.6 as its authors publish it": Case(functools.partial(own.make_tiny_llava_original, tiles=True)),
+    "LLaVA 1.5 as its authors publish it": Case(tiny_own_layouts.make_tiny_llava_original),
+    "LLaVA 1.6 as its authors publish it": Case(
+        functools.partial(tiny_own_layouts.make_tiny_llava_original, tiles=True)
+    ),
     "LLaVA 1.6 on Mistral as its authors publish it": Case(
-        functools.partial(own.make_tiny_llava_original, kind="mistral", tiles=True)
+        functools.partial(tiny_own_layouts.make_tiny_llava_original, kind="mistral", tiles=True)
     ),
-    "DeepSeek-VL as its authors publish it": Case(own.make_tiny_deepseek_vl_original),
+    "DeepSeek-VL as its authors publish it": Case(tiny_own_layouts.make_tiny_deepseek_vl_original),
     "DeepSeek-VL of two sizes as its authors publish it": Case(
-        functools.partial(own.make_tiny_deepseek_vl_original, has_two=True)
+        functools.partial(tiny_own_layouts.make_tiny_deepseek_vl_original, has_two=True)
     ),
     "Phi-3-vision": Case(make_tiny_phi3_vision, reference=Phi3VisionReference),
     "Yi-VL": Case(make_tiny_yi_vl, reference=YiVlReference),
@@ -261,17 +265,17 @@ class Seeing:
     """A model on both sides."""
 
     directory: Path
-    theirs: Any
+    hf_module: Any
     processor: Any
     case: Case
 
     def logits(self, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
         """Return the logits of `transformers`, or of the reference, at each token."""
         if self.case.reference is not None:
-            whole: torch.Tensor = self.theirs(ids, images).float()
+            whole: torch.Tensor = self.hf_module(ids, images).float()
             return whole
         shown: list[Any] = [images] if self.case.together and images else images
-        given = [self.case.inputs(self.processor, self.theirs.config, image) for image in shown]
+        given = [self.case.inputs(self.processor, self.hf_module.config, image) for image in shown]
         arguments = {
             name: torch.cat([torch.as_tensor(one[name]) for one in given])
             for name in (given[0] if given else {})
@@ -279,12 +283,12 @@ class Seeing:
         }
         tokens = torch.tensor([ids])
         if self.case.types:
-            arguments[self.case.types] = (tokens == self.theirs.config.image_token_id).int()
+            arguments[self.case.types] = (tokens == self.hf_module.config.image_token_id).int()
         arguments = {
             name: value.to(self.case.dtype) if value.is_floating_point() else value for name, value in arguments.items()
         }
         with torch.inference_mode():
-            logits: torch.Tensor = self.theirs(input_ids=tokens, **arguments).logits[0].float()
+            logits: torch.Tensor = self.hf_module(input_ids=tokens, **arguments).logits[0].float()
         return logits
 
     def engine(self, **settings: Any) -> AsyncEngine:
@@ -297,10 +301,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = case.make(tmp_path_factory.mktemp("seeing") / "model")
     if case.reference is not None:
         return case, Seeing(directory, case.reference(directory), None, case)
-    native = own.native_of(directory) if own.native_of(directory).is_dir() else directory
-    theirs = transformers.AutoModelForImageTextToText.from_pretrained(native, dtype=case.dtype)
+    native = tiny_own_layouts.native_of(directory) if tiny_own_layouts.native_of(directory).is_dir() else directory
+    hf_module = transformers.AutoModelForImageTextToText.from_pretrained(native, dtype=case.dtype)
     processor = case.processor(native)
-    return case, Seeing(directory, theirs, processor, case)
+    return case, Seeing(directory, hf_module, processor, case)
 
 
 @pytest.fixture(scope="module")
@@ -375,11 +379,11 @@ def test_responses_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_im
     def trace(response: Any) -> tuple[Any, ...]:
         return response.token_ids, [list(entry.items()) for entry in response.logprobs]
 
-    with model[1].engine() as plain:
-        alone = [trace(plain(prompt, config)) for prompt in prompts]
+    with model[1].engine() as baseline:
+        alone = [trace(baseline(prompt, config)) for prompt in prompts]
         assert alone[0] != alone[2], "the image makes no difference"
-        assert [trace(reply) for reply in plain(prompts, config)] == alone
-        both = plain(
+        assert [trace(reply) for reply in baseline(prompts, config)] == alone
+        both = baseline(
             prompts[0],
             GenerationConfig(
                 n=2,

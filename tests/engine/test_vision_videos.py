@@ -49,10 +49,10 @@ def positions_of(ids: list[int], video: int, grid: tuple[int, int, int], step: f
     """Return positions [3, 1, tokens] of a text with one video: what comes after is after its last position."""
     count, begin = grid[0] * grid[1] * grid[2], ids.index(video)
     steps = [int(frame * step) for frame in range(grid[0])]
-    places = [(t, row, column) for t in steps for row in range(grid[1]) for column in range(grid[2])]
-    after = begin + max(max(place) for place in places) + 1
+    positions = [(t, row, column) for t in steps for row in range(grid[1]) for column in range(grid[2])]
+    after = begin + max(max(position) for position in positions) + 1
     rows = [(i, i, i) for i in range(begin)]
-    rows += [(begin + t, begin + row, begin + column) for t, row, column in places]
+    rows += [(begin + t, begin + row, begin + column) for t, row, column in positions]
     rows += [(after + i, after + i, after + i) for i in range(len(ids) - begin - count)]
     return torch.tensor(rows).T.unsqueeze(1)
 

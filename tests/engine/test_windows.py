@@ -46,17 +46,17 @@ def test_100k_tokens_fit_into_a_dozen_blocks(directory: Path) -> None:
 
 # The layers of Gemma 3 270M and of GPT-OSS 20B; how many times the tokens fit that one group for all layers would hold.
 @pytest.mark.parametrize(
-    ("window", "layers", "tokens", "least"),
+    ("window", "layers", "tokens", "min_ratio"),
     [(512, (["sliding_attention"] * 5 + ["full_attention"]) * 3, 8192, 4.0),
      (128, ["sliding_attention", "full_attention"] * 12, 32768, 1.9)],
     ids=["gemma-3-270m", "gpt-oss-20b"],
 )  # fmt: skip
 def test_a_cache_holds_as_many_tokens_of_published_layers_as_promised(
-    window: int, layers: list[str], tokens: int, least: float, tmp_path: Path
+    window: int, layers: list[str], tokens: int, min_ratio: float, tmp_path: Path
 ) -> None:
     sizes = {"num_hidden_layers": len(layers), "layer_types": layers, "sliding_window": window, "head_dim": 16}
     directory = make_tiny(tmp_path / "model", "Gemma3ForCausalLM", max_position_embeddings=32768, **sizes)
-    settings = {"cache_max_entry_count": int(tokens / 64 / least), "cache_block_seq_len": 64, "max_batch_size": 1}
+    settings = {"cache_max_entry_count": int(tokens / 64 / min_ratio), "cache_block_seq_len": 64, "max_batch_size": 1}
     with TokenEngine(directory, session_len=tokens, num_tokens_per_iter=128, **settings) as engine:
         assert engine.engine.session_len == tokens
 

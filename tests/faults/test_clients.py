@@ -30,8 +30,8 @@ with httpx.stream("POST", sys.argv[1], json=json.loads(sys.argv[2]), timeout=600
 
 
 def with_usual_limit() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(USUAL_LIMIT, most), most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(USUAL_LIMIT, hard_limit), hard_limit))
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,9 @@ def test_a_stopped_client_is_let_go_and_its_response_cancelled(server: ApiServer
 
 
 def test_a_thousand_connections_are_served_and_their_descriptors_come_back(server: ApiServer) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert most > 2 * CONNECTIONS, "the limit of open files of this machine is too low for the test"
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard_limit > 2 * CONNECTIONS, "the limit of open files of this machine is too low for the test"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     body = json.dumps(STORY | {"max_tokens": 2, "stream": False}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
     request = f"{head}content-type: application/json\r\n\r\n".encode() + body

@@ -60,12 +60,12 @@ def test_openai_s_streaming_helper_builds_the_same_message(client: openai.OpenAI
 
 
 async def test_the_async_client_streams_many_responses_at_once(url: str, triton: FakeTriton) -> None:
-    async def ask(client: openai.AsyncOpenAI) -> str:
+    async def complete(client: openai.AsyncOpenAI) -> str:
         stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        assert await asyncio.gather(*(ask(client) for _ in range(32))) == [REPLY] * 32
+        assert await asyncio.gather(*(complete(client) for _ in range(32))) == [REPLY] * 32
 
 
 def test_the_stream_is_framed_as_openai_s(http: httpx.Client) -> None:

@@ -131,7 +131,7 @@ FREE_FORM = {"type": "json_schema", "json_schema": {"name": "any", "schema": {},
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"),
+    ("requested", "sent"),
     [
         ({"type": "text"}, None),
         ({"type": "json_object"}, {"type": "json_object"}),
@@ -141,9 +141,9 @@ FREE_FORM = {"type": "json_schema", "json_schema": {"name": "any", "schema": {},
     ],
 )
 def test_each_response_format_has_its_engine_form(
-    http: httpx.Client, triton: FakeTriton, asked: Any, sent: Any
+    http: httpx.Client, triton: FakeTriton, requested: Any, sent: Any
 ) -> None:
-    body = {"model": MODEL, "messages": HELLO, "response_format": asked}
+    body = {"model": MODEL, "messages": HELLO, "response_format": requested}
     assert http.post("/v1/chat/completions", json=body).status_code == 200
     got = triton.requests[0].inputs.get("response_format")
     assert (json.loads(got) if got else None) == sent
@@ -155,7 +155,7 @@ CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"),
+    ("requested", "sent"),
     [
         ({"guided_json": SCHEMA}, SCHEMA_FORM),
         ({"guided_json": json.dumps(SCHEMA)}, SCHEMA_FORM),
@@ -181,10 +181,10 @@ CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_formats_come_in_the_words_of_vllms_clients_too(
-    http: httpx.Client, triton: FakeTriton, path: str, asked: Any, sent: Any
+    http: httpx.Client, triton: FakeTriton, path: str, requested: Any, sent: Any
 ) -> None:
     prompt = {"prompt": "a"} if path == "/v1/completions" else {"messages": HELLO}
-    assert http.post(path, json={"model": MODEL, **prompt, **asked}).status_code == 200
+    assert http.post(path, json={"model": MODEL, **prompt, **requested}).status_code == 200
     assert json.loads(triton.requests[0].inputs["response_format"]) == sent
 
 
@@ -308,9 +308,9 @@ def test_prompt_logprobs_are_reported_as_vllm_reports_them(
         assert choice.text == (prompt if echo else "") + REPLY
         first, *others = choice.prompt_logprobs
         assert first is None
-        for position, (place, letter) in enumerate(zip(others, prompt, strict=True), 1):
+        for position, (entry, letter) in enumerate(zip(others, prompt, strict=True), 1):
             here = {"logprob": prompt_logprob(position), "rank": None, "decoded_token": letter}
-            assert place == {
+            assert entry == {
                 str(FIRST_BYTE + ord(letter)): here,
                 str(FIRST_BYTE + ord("?")): here | {"rank": 1, "decoded_token": "?"},
             }
@@ -343,8 +343,8 @@ def test_tokens_of_responses_are_reported_and_taken_where_that_is_asked_for(
         given |= {choice.index: choice.token_ids for choice in response.choices if choice.finish_reason}
     first = [0, 100, 1, 101]
     completed: dict[int, Any] = {}
-    asked: Any = {"model": MODEL, "prompt": "a", "n": 2, "stream": stream, "extra_body": {"return_token_ids": True}}
-    completions = client.completions.create(**asked)
+    body: Any = {"model": MODEL, "prompt": "a", "n": 2, "stream": stream, "extra_body": {"return_token_ids": True}}
+    completions = client.completions.create(**body)
     for response in completions if stream else [completions]:
         completed |= {choice.index: choice.token_ids for choice in response.choices if choice.finish_reason}
     assert completed == given
@@ -386,7 +386,7 @@ def test_what_a_tool_returns_may_be_an_object(http: httpx.Client, triton: FakeTr
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "most"),
+    ("path", "body", "max_choices"),
     [
         ("chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 3, "n": 2}, 1000 // 8),
         ("completions", {"prompt": ["a", "b"], "logprobs": 4}, 1000 // 10),
@@ -394,20 +394,23 @@ def test_what_a_tool_returns_may_be_an_object(http: httpx.Client, triton: FakeTr
     ],
 )
 def test_log_probabilities_of_a_collected_response_are_bounded(
-    triton: FakeTriton, path: str, body: dict[str, Any], most: int
+    triton: FakeTriton, path: str, body: dict[str, Any], max_choices: int
 ) -> None:
     limit = "max_output_tokens" if path == "responses" else "max_tokens"
     settings = Settings(triton_address=triton.address, max_logprobs=1000)
     with running_gateway(settings) as url, httpx.Client(base_url=f"{url}/v1/", trust_env=False) as http:
-        assert http.post(path, json={"model": MODEL, **body, limit: most}).status_code == 200
-        rejected = http.post(path, json={"model": MODEL, **body, limit: most + 1})
+        assert http.post(path, json={"model": MODEL, **body, limit: max_choices}).status_code == 200
+        rejected = http.post(path, json={"model": MODEL, **body, limit: max_choices + 1})
         assert rejected.status_code == 400
         assert "must be at most 1000" in rejected.json()["error"]["message"]
         assert http.post(path, json={"model": MODEL, **body}).status_code == 200
-        own_default = 16 if path == "completions" else most
+        own_default = 16 if path == "completions" else max_choices
         assert triton.requests[-1].inputs["max_new_tokens"] == own_default
         if path != "responses":  # whose last event has all of them
-            assert http.post(path, json={"model": MODEL, **body, limit: most + 1, "stream": True}).status_code == 200
+            assert (
+                http.post(path, json={"model": MODEL, **body, limit: max_choices + 1, "stream": True}).status_code
+                == 200
+            )
 
 
 async def test_others_have_a_turn_while_log_probabilities_are_written() -> None:
@@ -422,7 +425,7 @@ async def test_others_have_a_turn_while_log_probabilities_are_written() -> None:
 
     class Texts:
         async def lookup(self, ids: set[int]) -> dict[int, bytes]:
-            return {each: bytes([each]) for each in ids}
+            return {token: bytes([token]) for token in ids}
 
     running = asyncio.create_task(other())
     written = await encoded_chat_logprobs([chunk], cast(TokenTexts, Texts()))
@@ -441,10 +444,10 @@ async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, 
     TokenBytes((*(bytes([byte]) for byte in range(256)), b"a", b"a"), (False,) * 257 + (True,)).write(
         tmp_path / "token_bytes.bin"
     )
-    texts, place = TokenTexts(cast(Any, None), tmp_path), TextCursor()
+    texts, cursor = TokenTexts(cast(Any, None), tmp_path), TextCursor()
     most_likely = [(97, -0.5), (0xF0, -1.0), (256, -2.0)]
     scored = [Scored(token, -3.0, most_likely) for token in (97, 257, 256, *SPLIT_PARROT, 98)]
-    pieces = [await completion_logprobs([one], texts, requested, place) for one in scored]
+    pieces = [await completion_logprobs([one], texts, requested, cursor) for one in scored]
     report = await completion_logprobs(scored, texts, requested, TextCursor())
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert getattr(report, field) == [value for piece in pieces for value in getattr(piece, field)]

@@ -63,9 +63,9 @@ def expected(text: str) -> np.ndarray:
 def test_texts_become_vectors_of_length_one(openai_client: openai.OpenAI, encoding: str | None) -> None:
     more = {} if encoding is None else {"encoding_format": encoding}
     response = openai_client.embeddings.create(model=MODEL, input=TEXTS, **more)  # without a format it asks for base64
-    assert [each.index for each in response.data] == [0, 1, 2]
-    for text, each in zip(TEXTS, response.data, strict=True):
-        vector = each.embedding if encoding != "base64" else np.frombuffer(base64.b64decode(each.embedding), "<f4")
+    assert [entry.index for entry in response.data] == [0, 1, 2]
+    for text, entry in zip(TEXTS, response.data, strict=True):
+        vector = entry.embedding if encoding != "base64" else np.frombuffer(base64.b64decode(entry.embedding), "<f4")
         np.testing.assert_allclose(vector, expected(text), rtol=1e-6)
     assert response.usage.prompt_tokens == response.usage.total_tokens == 3 * 7
     assert response.model == MODEL
@@ -79,7 +79,7 @@ def test_a_task_is_an_adapter_with_the_prompt_of_its_name(tmp_path: Path) -> Non
     fake.adapters = {"retrieval.query": "", "plain": ""}
     with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
 
-        def ask(**body: str) -> httpx.Response:
+        def embed(**body: str) -> httpx.Response:
             return httpx.post(f"{url}/v1/embeddings", json={"input": "one", **body}, trust_env=False)
 
         for body, adapter, text in (
@@ -88,11 +88,11 @@ def test_a_task_is_an_adapter_with_the_prompt_of_its_name(tmp_path: Path) -> Non
             ({"task": "plain"}, "plain", "one"),
             ({}, None, "one"),
         ):
-            response = ask(**body).raise_for_status().json()
+            response = embed(**body).raise_for_status().json()
             np.testing.assert_allclose(response["data"][0]["embedding"], expected(text), rtol=1e-6)
             assert response["model"] == MODEL
             assert fake.requests[-1].inputs.get("lora_name") == adapter
-        rejected = ask(task="clustering")
+        rejected = embed(task="clustering")
         assert rejected.status_code == 400
         assert rejected.json()["error"]["param"] == "task"
         assert "(retrieval.query, plain), got clustering" in rejected.json()["error"]["message"]
@@ -109,9 +109,9 @@ def test_tei_clients_say_whether_vectors_have_length_one(embedder: str) -> None:
 def test_tokens_are_texts_too_and_vectors_can_be_cut(openai_client: openai.OpenAI) -> None:
     ids = [token_ids("one"), token_ids("another text")]
     response = openai_client.embeddings.create(model=MODEL, input=ids, encoding_format="float", dimensions=2)
-    for text, each in zip(TEXTS, response.data, strict=False):
+    for text, entry in zip(TEXTS, response.data, strict=False):
         cut = expected(text)[:2]
-        np.testing.assert_allclose(each.embedding, cut / np.linalg.norm(cut), rtol=1e-6)
+        np.testing.assert_allclose(entry.embedding, cut / np.linalg.norm(cut), rtol=1e-6)
     alone = openai_client.embeddings.create(model=MODEL, input=ids[0], encoding_format="float")
     np.testing.assert_allclose(alone.data[0].embedding, expected("one"), rtol=1e-6)
 
@@ -120,7 +120,7 @@ def test_more_texts_than_run_at_once_come_in_their_order(openai_client: openai.O
     texts = [f"text {'abcd' * (number % 7)} {number}" for number in range(150)]
     response = openai_client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
     np.testing.assert_allclose(
-        [each.embedding for each in response.data], [expected(text) for text in texts], rtol=1e-6
+        [entry.embedding for entry in response.data], [expected(text) for text in texts], rtol=1e-6
     )
 
 
@@ -148,7 +148,7 @@ def test_pairs_have_scores(embedder: str) -> None:
         f"{embedder}/v1/score", json={"text_1": "ab", "text_2": ["ab", "zz"]}, trust_env=False
     ).json()
     np.testing.assert_allclose(
-        [each["score"] for each in one_to_two["data"]], [1, expected("ab") @ expected("zz")], rtol=1e-5
+        [entry["score"] for entry in one_to_two["data"]], [1, expected("ab") @ expected("zz")], rtol=1e-5
     )
     wrong = httpx.post(f"{embedder}/v1/score", json={"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, trust_env=False)
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "text_1")
@@ -166,7 +166,7 @@ def test_what_cannot_be_is_refused(embedder: str, http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "refusal"),
+    ("changes", "reason"),
     [
         ({"pooling_mode_mean_tokens": True}, "its pooling is mean_tokens; supported: lasttoken"),
         ({"pooling_mode": "mean"}, "its pooling is mean; supported: lasttoken"),
@@ -179,14 +179,14 @@ def test_what_cannot_be_is_refused(embedder: str, http: httpx.Client) -> None:
         ),
     ],
 )
-def test_other_ways_to_pool_are_refused_by_name(tmp_path: Path, changes: dict[str, object], refusal: str) -> None:
+def test_other_ways_to_pool_are_refused_by_name(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
     found = pooling_of(write_modules(tmp_path, **changes))  # type: ignore[arg-type]
     assert found is not None
-    assert found.refusal == refusal
+    assert found.refusal == reason
 
 
 @pytest.mark.parametrize(
-    ("file", "fields", "refusal"),
+    ("file", "fields", "reason"),
     [
         ("1_Pooling/config.json", {"pooling_mode_lasttoken": True, "layer_weights": [1]}, "layer_weights is [1]"),
         ("2_Normalize/config.json", {"p": 1}, "p is 1"),
@@ -209,14 +209,14 @@ def test_other_ways_to_pool_are_refused_by_name(tmp_path: Path, changes: dict[st
     ],
 )
 def test_a_field_that_is_set_and_not_used_is_refused_by_name(
-    file: str, fields: dict[str, object], refusal: str, tmp_path: Path
+    file: str, fields: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     write_modules(tmp_path)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(json.dumps(fields))
     found = pooling_of(tmp_path)
     assert found is not None
-    assert found.refusal == (f"{file}: {refusal}, which is not supported" if refusal else "")
+    assert found.refusal == (f"{file}: {reason}, which is not supported" if reason else "")
 
 
 def test_pooling_is_read_as_published(tmp_path: Path) -> None:

@@ -328,13 +328,13 @@ def test_the_files_of_a_request_have_this_many_bytes_together(
 def test_the_files_of_a_request_are_fetched_one_after_the_other(
     gateway: Gateway, folder: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading, most = [0], [0]
+    reading, peak = [0], [0]
     lock = threading.Lock()
 
     def watched(url: str, rules: SourceRules) -> bytes:
         with lock:
             reading[0] += 1
-            most[0] = max(most[0], reading[0])
+            peak[0] = max(peak[0], reading[0])
         time.sleep(0.02)  # so that another one would come meanwhile
         with lock:
             reading[0] -= 1
@@ -343,7 +343,7 @@ def test_the_files_of_a_request_are_fetched_one_after_the_other(
     monkeypatch.setattr(media, "read_file", watched)
     with gateway() as base, httpx.Client(base_url=base, trust_env=False) as http:
         assert http.post("/v1/chat/completions", json=naming(folder, model, 8)).status_code == 200
-    assert most == [1]
+    assert peak == [1]
 
 
 async def test_the_files_of_all_requests_have_this_many_bytes_together(
@@ -356,12 +356,12 @@ async def test_the_files_of_all_requests_have_this_many_bytes_together(
     with gateway() as base:
         async with httpx.AsyncClient(base_url=base, trust_env=False) as http:
 
-            def ask() -> asyncio.Task[httpx.Response]:
+            def post() -> asyncio.Task[httpx.Response]:
                 return asyncio.create_task(http.post("/v1/chat/completions", json=naming(folder, model, 1)))
 
-            first = ask()
+            first = post()
             await eventually(lambda: len(triton.requests) == 1)
-            full = await ask()
+            full = await post()
             assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
             assert "retry-after" in full.headers
             first.cancel()
@@ -369,6 +369,6 @@ async def test_the_files_of_all_requests_have_this_many_bytes_together(
             triton.script = Script()
 
             async def served() -> bool:
-                return (await ask()).status_code == 200
+                return (await post()).status_code == 200
 
             await eventually(served)

@@ -47,7 +47,7 @@ def scrape(url: str) -> Metrics:
     return metrics_of(httpx.get(f"{url}/metrics", trust_env=False).text)
 
 
-def ask(url: str, **fields: Any) -> int:
+def post(url: str, **fields: Any) -> int:
     return httpx.post(f"{url}/v1/chat/completions", json={**BODY, **fields}, trust_env=False).status_code
 
 
@@ -55,13 +55,13 @@ def test_a_tally_says_what_single_observations_say() -> None:
     bounds = (1.0, 2.0, 5.0)
     tallied, observed = CollectorRegistry(), CollectorRegistry()
     tally = Tally(Histogram("x", "x", buckets=bounds, registry=tallied))
-    plain = Histogram("x", "x", buckets=bounds, registry=observed)
+    reference = Histogram("x", "x", buckets=bounds, registry=observed)
     dice = random.Random(1)
     for turn in range(300):
         value, times = dice.choice((*bounds, 0.0, 7.0, dice.randrange(12) / 2)), dice.randrange(1, 4)
         tally.add(value, times)
         for _ in range(times):
-            plain.observe(value)
+            reference.observe(value)
         if turn % 50 == 49:
             tally.hand_over()
             tally.hand_over()  # nothing twice
@@ -79,43 +79,43 @@ def test_times_are_measured_from_the_request_s_head_and_from_token_to_token(monk
     for clock[0], tokens, reason in ((10.5, 1, None), (10.75, 2, None), (11.75, 4, None), (12.0, 5, "length")):
         watch.see(GenerateChunk(generate_token_len=tokens, input_token_len=30, finish_reason=reason))
     metrics_page = metrics_of(metrics.text().decode())
-    own = "lmdeploy_gateway_"
-    assert metrics_page.one(f"{own}time_to_first_token_seconds_sum") == pytest.approx(0.5)
-    assert metrics_page.one(f"{own}inter_token_seconds_sum") == pytest.approx(1.5)
-    assert metrics_page.one(f"{own}inter_token_seconds_count") == 4
+    prefix = "lmdeploy_gateway_"
+    assert metrics_page.one(f"{prefix}time_to_first_token_seconds_sum") == pytest.approx(0.5)
+    assert metrics_page.one(f"{prefix}inter_token_seconds_sum") == pytest.approx(1.5)
+    assert metrics_page.one(f"{prefix}inter_token_seconds_count") == 4
     # Two tokens that came together took half of the time each.
-    assert metrics_page.one(f"{own}inter_token_seconds_bucket", le="0.5") == 4
-    assert metrics_page.one(f"{own}inter_token_seconds_bucket", le="0.4") == 2
-    assert metrics_page.one(f"{own}time_per_output_token_seconds_sum") == pytest.approx(1.5 / 4)
-    assert metrics_page.one(f"{own}request_latency_seconds_sum") == pytest.approx(2.0)
-    assert metrics_page.one(f"{own}prompt_tokens_sum") == 30
-    assert metrics_page.one(f"{own}generation_tokens_sum") == 5
-    assert metrics_page.one(f"{own}responses_total", finished_reason="length") == 1
+    assert metrics_page.one(f"{prefix}inter_token_seconds_bucket", le="0.5") == 4
+    assert metrics_page.one(f"{prefix}inter_token_seconds_bucket", le="0.4") == 2
+    assert metrics_page.one(f"{prefix}time_per_output_token_seconds_sum") == pytest.approx(1.5 / 4)
+    assert metrics_page.one(f"{prefix}request_latency_seconds_sum") == pytest.approx(2.0)
+    assert metrics_page.one(f"{prefix}prompt_tokens_sum") == 30
+    assert metrics_page.one(f"{prefix}generation_tokens_sum") == 5
+    assert metrics_page.one(f"{prefix}responses_total", finished_reason="length") == 1
 
 
 def test_every_response_is_counted_once_whatever_the_endpoint(fake: FakeTriton, url: str) -> None:
-    assert ask(url) == 200
-    assert ask(url, stream=False, n=2) == 200
+    assert post(url) == 200
+    assert post(url, stream=False, n=2) == 200
     with httpx.Client(base_url=url, trust_env=False) as http:
         prompts = {"model": MODEL, "prompt": ["one", "two"]}
         assert http.post("/v1/completions", json=prompts).status_code == 200
         assert http.post("/v1/responses", json={"model": MODEL, "input": "hi"}).status_code == 200
         assert http.post("/v1/chat/interactive", json={"prompt": "hi"}).status_code == 200
-    metrics_page, own = scrape(url), "lmdeploy_gateway_"
+    metrics_page, prefix = scrape(url), "lmdeploy_gateway_"
     # The fake engine streams three pieces of two tokens, counts two in a whole response, and seven in a prompt.
-    assert metrics_page.one(f"{own}responses_total", finished_reason="stop") == 7
-    assert metrics_page.one(f"{own}generation_tokens_sum") == 6 + 6 * 2
-    assert metrics_page.one(f"{own}prompt_tokens_sum") == 6 * 7
-    assert metrics_page.one(f"{own}request_latency_seconds_count") == 6
+    assert metrics_page.one(f"{prefix}responses_total", finished_reason="stop") == 7
+    assert metrics_page.one(f"{prefix}generation_tokens_sum") == 6 + 6 * 2
+    assert metrics_page.one(f"{prefix}prompt_tokens_sum") == 6 * 7
+    assert metrics_page.one(f"{prefix}request_latency_seconds_count") == 6
     # Of responses that do not stream, nobody sees the first token.
-    assert metrics_page.one(f"{own}time_to_first_token_seconds_count") == 1
-    assert metrics_page.one(f"{own}inter_token_seconds_count") == 4
-    assert metrics_page.one(f"{own}time_per_output_token_seconds_count") == 1
+    assert metrics_page.one(f"{prefix}time_to_first_token_seconds_count") == 1
+    assert metrics_page.one(f"{prefix}inter_token_seconds_count") == 4
+    assert metrics_page.one(f"{prefix}time_per_output_token_seconds_count") == 1
 
 
 async def test_responses_that_are_left_or_fail_are_separate(fake: FakeTriton, url: str) -> None:
     fake.script = Script(fail_after=1, error=(grpc.StatusCode.INTERNAL, "broken"))
-    ask(url)
+    post(url)
     fake.script = Script(hold_after=1)
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         leaving = asyncio.create_task(http.post("/v1/chat/completions", json={**BODY, "n": 2}))
@@ -141,7 +141,7 @@ def test_an_interactive_turn_that_begins_again_counts_once(fake: FakeTriton, url
 
 
 def test_the_same_is_reported_under_other_servers_names_in_one_series_each(url: str) -> None:
-    ask(url)
+    post(url)
     metrics_page = scrape(url)
     for native, reference in OTHER_NAMES.items():
         mine = metrics_page.of_family(native)

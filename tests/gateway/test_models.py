@@ -44,8 +44,8 @@ def test_a_gateway_serves_under_the_name_it_is_given_and_starts_before_triton() 
     ):
         assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
         assert http.get("/health").status_code == 503
-        asked = {"model": "mine", "messages": [{"role": "user", "content": "a"}], "stream": True}
-        response = http.post("/v1/chat/completions", json=asked)
+        body = {"model": "mine", "messages": [{"role": "user", "content": "a"}], "stream": True}
+        response = http.post("/v1/chat/completions", json=body)
         assert response.status_code == 503
         assert response.json()["error"]["type"] == "server_error"
 
@@ -68,10 +68,10 @@ class SlowEngine:
     """Says its length of context when it may, or nothing."""
 
     def __init__(self) -> None:
-        self.asked, self.may_say, self.says = 0, asyncio.Event(), 4096
+        self.requests, self.may_say, self.says = 0, asyncio.Event(), 4096
 
     async def context_len(self) -> int:
-        self.asked += 1
+        self.requests += 1
         await self.may_say.wait()
         if not self.says:
             raise TritonUnavailable("busy")
@@ -82,8 +82,8 @@ async def test_callers_at_one_time_and_after_an_error_get_the_context_length_the
     engine = SlowEngine()
     model = ServedModel("m", cast(TritonClient, engine), None, Traits())
     first, second = asyncio.create_task(model.context_len()), asyncio.create_task(model.context_len())
-    await eventually(lambda: engine.asked == 1)
+    await eventually(lambda: engine.requests == 1)
     engine.may_say.set()
-    assert (await first, await second, engine.asked) == (4096, 4096, 1)
+    assert (await first, await second, engine.requests) == (4096, 4096, 1)
     model._context_known_until = engine.says = 0
-    assert (await model.context_len(), engine.asked) == (4096, 2)
+    assert (await model.context_len(), engine.requests) == (4096, 2)

@@ -79,15 +79,15 @@ def test_cors_is_what_the_settings_say(fake: FakeTriton) -> None:
         allow_headers=("x-mine",),
         allow_credentials=True,
     )
-    ask = {"access-control-request-method": "POST", "access-control-request-headers": "x-mine"}
+    headers = {"access-control-request-method": "POST", "access-control-request-headers": "x-mine"}
     with running_gateway(settings) as url, connect(url) as http:
-        response = http.options("/v1/models", headers={"origin": "http://a.example", **ask})
+        response = http.options("/v1/models", headers={"origin": "http://a.example", **headers})
         assert response.headers["access-control-allow-origin"] == "http://a.example"
         assert response.headers["access-control-allow-credentials"] == "true"
         assert response.headers["access-control-allow-methods"] == "POST"
         assert (
             "access-control-allow-origin"
-            not in http.options("/v1/models", headers={"origin": "http://b", **ask}).headers
+            not in http.options("/v1/models", headers={"origin": "http://b", **headers}).headers
         )
 
 
@@ -205,13 +205,13 @@ async def test_users_have_priorities_and_quotas(fake: FakeTriton, tmp_path: Path
     with running_gateway(Settings(triton_address=fake.address, qos_config_path=policy)) as url:
         async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
 
-            def ask(user: str) -> asyncio.Task[httpx.Response]:
+            def post(user: str) -> asyncio.Task[httpx.Response]:
                 return asyncio.create_task(http.post("/v1/chat/completions", json={**BODY, "user": user}))
 
-            running = [ask("ann"), ask("ann"), ask("stranger")]
+            running = [post("ann"), post("ann"), post("stranger")]
             await eventually(lambda: len(fake.requests) == 3)
             assert sorted(request.inputs["priority"] for request in fake.requests) == [0, 0, 1]
-            rejected = await ask("another")
+            rejected = await post("another")
             assert (rejected.status_code, rejected.json()["error"]["param"]) == (429, "user")
             for task in running:
                 task.cancel()
@@ -219,7 +219,7 @@ async def test_users_have_priorities_and_quotas(fake: FakeTriton, tmp_path: Path
             fake.script = Script()
 
             async def served() -> bool:
-                return (await ask("another")).status_code == 200
+                return (await post("another")).status_code == 200
 
             await eventually(served)
 

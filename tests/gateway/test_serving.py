@@ -114,11 +114,11 @@ def test_workers_share_the_port_and_their_metrics(fake: FakeTriton) -> None:
     with gateway(fake, port, "--workers", "2") as command:
         command.wait_for(f"{url}/v1")
 
-        def ask(_: int) -> int:
+        def post(_: int) -> int:
             return httpx.post(f"{url}/v1/chat/completions", json=BODY, trust_env=False).status_code
 
         with ThreadPoolExecutor(4) as threads:
-            assert set(threads.map(ask, range(40))) == {200}
+            assert set(threads.map(post, range(40))) == {200}
         count = 'lmdeploy_gateway_requests_total{method="POST",path="/v1/chat/completions",status="200"} 40.0'
         page = httpx.get(f"{url}/metrics", trust_env=False).text
         assert count in page

@@ -87,8 +87,8 @@ async def test_no_key_cancels_what_another_runs(fake: FakeTriton) -> None:
         await eventually(lambda: len(fake.requests) == 2)
         await asyncio.to_thread(turn, url, "bob's", session_id=5, cancel=True)
         await asyncio.to_thread(turn, url, "ann's", session_id=5, cancel=True)
-        reference, own = [control["CORRID"] for control in fake.controls]
-        assert own == fake.requests[-1].inputs["session_id"] != reference
+        reference, other = [control["CORRID"] for control in fake.controls]
+        assert other == fake.requests[-1].inputs["session_id"] != reference
         await running
         await http.aclose()
 

@@ -199,11 +199,11 @@ def test_head_is_get_without_a_body(url: str, of_proxy: bool) -> None:
     with running_proxy(ProxySettings()) if of_proxy else nullcontext(url) as server:
         paths = [*PATHS, *(path for path, methods in description(server).items() if "get" in methods)]
         for path in [path.replace("{model}", MODEL) for path in paths]:
-            plain = httpx.get(server + path, trust_env=False)
+            reference = httpx.get(server + path, trust_env=False)
             with connected(server) as client:
                 client.sendall(b"HEAD %s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode())
                 head, _, body = all_of(client).partition(b"\r\n\r\n")
-            assert (head.split()[1], body) == (b"%d" % plain.status_code, b""), path
+            assert (head.split()[1], body) == (b"%d" % reference.status_code, b""), path
             assert b"content-length: " in head
         rejected = httpx.put(f"{server}/v1/models", trust_env=False)
         assert rejected.headers["allow"] == "GET, HEAD"

@@ -62,7 +62,7 @@ def served() -> Iterator[Served]:
 async def ask_many(url: str, count: int) -> list[str]:
     """Return the texts of `count` answers streamed at the same time."""
 
-    async def ask(http: httpx.AsyncClient) -> str:
+    async def post(http: httpx.AsyncClient) -> str:
         text = ""
         async with http.stream("POST", "/v1/chat/completions", json=BODY) as response:
             assert response.status_code == 200
@@ -74,7 +74,7 @@ async def ask_many(url: str, count: int) -> list[str]:
 
     limits = httpx.Limits(max_connections=count)
     async with httpx.AsyncClient(base_url=url, trust_env=False, limits=limits) as http:
-        return await asyncio.gather(*(ask(http) for _ in range(count)))
+        return await asyncio.gather(*(post(http) for _ in range(count)))
 
 
 @pytest.mark.slow

@@ -34,16 +34,16 @@ def fake() -> Iterator[FakeTriton]:
     made.stop()
 
 
-def ask(url: str, body: dict[str, Any], headers: dict[str, str] | None = None, path: str = "chat/completions") -> int:
+def post(url: str, body: dict[str, Any], headers: dict[str, str] | None = None, path: str = "chat/completions") -> int:
     response = httpx.post(f"{url}/v1/{path}", json=body, headers=headers, trust_env=False)
     return response.status_code
 
 
-def spans_of(fake: FakeTriton, file: Path, *asked: tuple[dict[str, Any], dict[str, str]]) -> list[dict[str, Any]]:
+def spans_of(fake: FakeTriton, file: Path, *requests: tuple[dict[str, Any], dict[str, str]]) -> list[dict[str, Any]]:
     """Ask a traced gateway, and return what it has written when it is over."""
     with running_gateway(Settings(triton_address=fake.address, trace_endpoint=f"file:{file}")) as url:
-        for body, headers in asked:
-            ask(url, body, headers)
+        for body, headers in requests:
+            post(url, body, headers)
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -132,9 +132,9 @@ def test_a_collector_that_is_away_costs_no_response_and_is_counted(
             )
 
         assert lost() == 0
-        assert ask(url, BODY) == 200
+        assert post(url, BODY) == 200
         eventually_sync(lambda: lost() >= 5)
-        assert ask(url, BODY | {"stream": True}) == 200
+        assert post(url, BODY | {"stream": True}) == 200
 
 
 def test_without_an_endpoint_nothing_is_imported_and_nothing_asked_of_triton(fake: FakeTriton) -> None:
@@ -144,7 +144,7 @@ def test_without_an_endpoint_nothing_is_imported_and_nothing_asked_of_triton(fak
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"
     with running_gateway(Settings(triton_address=fake.address)) as url:
-        assert ask(url, BODY, TRACED) == 200
+        assert post(url, BODY, TRACED) == 200
     (received,) = fake.requests
     assert "traceparent" not in received.metadata
     assert "engine_seconds" not in received.outputs
@@ -176,7 +176,7 @@ def test_each_line_of_a_json_log_is_an_object_with_its_requests_id(fake: FakeTri
     try:
         assert served.stdout is not None
         assert "OpenAI API" in served.stdout.readline()
-        assert ask(f"http://127.0.0.1:{port}", BODY, {"x-request-id": "mine"}) == 200
+        assert post(f"http://127.0.0.1:{port}", BODY, {"x-request-id": "mine"}) == 200
     finally:
         served.terminate()
         _, reported = served.communicate(timeout=180)

@@ -131,12 +131,12 @@ def test_wrong_json_and_wrong_types_are_reported_in_both_forms_with_422_where_on
 
 def test_openai_s_client_has_a_class_for_each_kind_of_refusal(client: openai.OpenAI) -> None:
     """B3, seen by the other kind of client."""
-    ask: Any = client.chat.completions.create
+    create: Any = client.chat.completions.create
     with pytest.raises(openai.BadRequestError) as mistyped:
-        ask(model=MODEL, messages=HELLO, temperature="hot")
+        create(model=MODEL, messages=HELLO, temperature="hot")
     assert (mistyped.value.param, mistyped.value.code) == ("temperature", "invalid_type")
     with pytest.raises(openai.BadRequestError) as rejected:
-        ask(model=MODEL, messages=HELLO, temperature=9)
+        create(model=MODEL, messages=HELLO, temperature=9)
     assert (rejected.value.param, rejected.value.code) == ("temperature", "invalid_value")
 
 

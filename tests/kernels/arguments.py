@@ -34,7 +34,7 @@ class AttentionRule:
     images: tuple[tuple[int, int], ...] = ()
     distance_biases: torch.Tensor | None = None
 
-    def sight(self, position: int) -> int:
+    def kv_len_of(self, position: int) -> int:
         """Return one past the last key that a row sees."""
         return next((end for begin, end in self.images if begin <= position < end), position + 1)
 

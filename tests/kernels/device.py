@@ -150,8 +150,8 @@ class Device:
     ) -> torch.Tensor:
         """Return ``x`` with each of the heads that begin in column ``first`` normed by ``weight`` ``[head_dim]``."""
         y = x.clone()
-        own = y[:, first : first + heads * len(weight)].unflatten(1, (heads, len(weight)))
-        self.native.norm((int(is_layer_norm), eps, weight, None), own, own)
+        head = y[:, first : first + heads * len(weight)].unflatten(1, (heads, len(weight)))
+        self.native.norm((int(is_layer_norm), eps, weight, None), head, head)
         return y
 
     def activate(self, x: torch.Tensor, activation: str, *, is_gated: bool) -> torch.Tensor:
@@ -312,7 +312,7 @@ class Attention:
         """
         cos, sin, factors, is_interleaved = rotation or (None, None, None, False)
         rule = self._rule
-        kv_lens = [rule.sight(first + i) for _, count, first, _ in spans for i in range(count)]
+        kv_lens = [rule.kv_len_of(first + i) for _, count, first, _ in spans for i in range(count)]
         seen = torch.tensor(kv_lens, dtype=torch.int32) if rule.images else None
         out = self._cache.attend(
             _array(q * rule.scale), _array(k), _array(v), spans, rule.softcap, rule.window, _array(rule.alibi_slopes),
@@ -333,8 +333,8 @@ class Attention:
 
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the content of the cache."""
-        held: np.ndarray[Any, np.dtype[np.uint8]] = self._cache.bytes()
-        return held
+        stored: np.ndarray[Any, np.dtype[np.uint8]] = self._cache.bytes()
+        return stored
 
 
 @contextmanager

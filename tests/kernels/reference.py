@@ -31,8 +31,8 @@ def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
     largest = 2**bits - 1
     scale = ((high - low) / largest).half().float()
     zero = (-low * (1 / scale)).round().clamp(0, largest)
-    codes = (x * (1 / scale) + zero).round().clamp(0, largest)
-    return (codes.double() - zero.double()) * scale.double()
+    quantized = (x * (1 / scale) + zero).round().clamp(0, largest)
+    return (quantized.double() - zero.double()) * scale.double()
 
 
 def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
@@ -49,7 +49,7 @@ def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule:
     if rule.distance_biases is not None:
         reach = rule.distance_biases.shape[1] // 2
         scores = scores + rule.distance_biases.double()[:, reach - behind.clamp(-reach, reach)]
-    kv_lens = torch.tensor([rule.sight(position) for position in range(rows)])
+    kv_lens = torch.tensor([rule.kv_len_of(position) for position in range(rows)])
     hidden = (torch.arange(rows)[None] >= kv_lens[:, None]) | ((behind >= rule.window) if rule.window else False)
     scores = scores.masked_fill(hidden, float("-inf"))
     if rule.sinks is not None:
@@ -95,7 +95,9 @@ def round_activations(x: torch.Tensor, group: int) -> torch.Tensor:
     return (scaled.round().double() * scale.double()).reshape(rows, -1)[:, :in_features]
 
 
-def scaled_values(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+def scaled_values(quantized: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     """Return the float64 values of codes ``[out, in]`` with a scale for each block of outputs and inputs."""
-    by_output = scales.double().repeat_interleave(min(block[0], codes.shape[0]), 0)[: codes.shape[0]]
-    return codes.double() * by_output.repeat_interleave(min(block[1], codes.shape[1]), 1)[:, : codes.shape[1]]
+    by_output = scales.double().repeat_interleave(min(block[0], quantized.shape[0]), 0)[: quantized.shape[0]]
+    return (
+        quantized.double() * by_output.repeat_interleave(min(block[1], quantized.shape[1]), 1)[:, : quantized.shape[1]]
+    )

@@ -39,7 +39,7 @@ class Sequences:
 
     def run(self, steps: list[list[Chunk]]) -> dict[int, torch.Tensor]:
         """Run steps through one new cache; return each sequence's rows."""
-        attend = self.new_cache()
+        attention = self.new_cache()
         pieces: dict[int, list[torch.Tensor]] = {}
         for step in steps:
             spans: list[Span] = []
@@ -48,7 +48,7 @@ class Sequences:
                 spans.append((first, count, start, self.blocks[sequence]))
                 first += count
             q, k, v = (torch.cat([x[s][p : p + n] for s, p, n in step]) for x in (self.q, self.k, self.v))
-            out = attend(q, k, v, spans)
+            out = attention(q, k, v, spans)
             for (sequence, _, _), part in zip(step, out.split([n for _, _, n in step]), strict=True):
                 pieces.setdefault(sequence, []).append(part)
         return {sequence: torch.cat(parts) for sequence, parts in pieces.items()}

@@ -102,11 +102,11 @@ class States:
     ) -> torch.Tensor:
         """Return the convolution of ``x`` ``[rows, channels]`` with ``weight`` ``[channels, kernel]``."""
         channels, kernel = weight.shape
-        wide = torch.nn.functional.pad(x, (0, 3), value=7.0)
+        padded = torch.nn.functional.pad(x, (0, 3), value=7.0)
         params = (self._memory(spans), channels, kernel, weight, bias, has_silu)
-        self._native.causal_conv(params, wide, len(x), wide)
-        self._are_results_whole &= bool((wide[:, channels:] == 7).all())
-        return wide[:, :channels]
+        self._native.causal_conv(params, padded, len(x), padded)
+        self._are_results_whole &= bool((padded[:, channels:] == 7).all())
+        return padded[:, :channels]
 
     def recur(self, rule: Recurrence, inputs: RecurrenceInputs, spans: Sequence[StateSpan]) -> torch.Tensor:
         """Return the recurrence's results ``[rows, heads, value_dim]``; those of rows of no span are NaN."""
@@ -125,10 +125,10 @@ class States:
     def scan(self, inputs: ScanInputs, spans: Sequence[StateSpan]) -> torch.Tensor:
         """Return the selective scan's results ``[rows, channels]``; those of rows of no span are NaN."""
         out = torch.full_like(inputs.x, torch.nan)
-        wide = torch.nn.functional.pad(torch.cat([inputs.keys, inputs.queries], dim=1), (0, 3), value=float("nan"))
+        padded = torch.nn.functional.pad(torch.cat([inputs.keys, inputs.queries], dim=1), (0, 3), value=float("nan"))
         size, channels = inputs.rates.shape
-        own = (self._memory(spans), channels, size, inputs.rates, inputs.skip)
-        self._native.selective_scan(*own, inputs.steps, wide, wide[:, size:], inputs.x, out)
+        arguments = (self._memory(spans), channels, size, inputs.rates, inputs.skip)
+        self._native.selective_scan(*arguments, inputs.steps, padded, padded[:, size:], inputs.x, out)
         return out
 
 
@@ -145,11 +145,11 @@ def recurrence_gates(
     With limits they are Mamba's. ``b`` ``[rows, heads]`` may be missing; then the betas are NaN but with limits.
     """
     rows, heads, width = a.shape
-    wide = torch.nn.functional.pad(a.flatten(1), (0, 3), value=float("nan"))
+    padded = torch.nn.functional.pad(a.flatten(1), (0, 3), value=float("nan"))
     strengths = None if b is None else torch.nn.functional.pad(b, (0, 2), value=float("nan"))
     params = (int(dt_limits is not None), heads, width, a_log, dt_bias, *(dt_limits or (0.0, 0.0)))
     decay, beta = torch.full_like(a, torch.nan), torch.full((rows, heads), torch.nan)
-    device.native.recurrence_gates(params, wide, strengths, rows, decay, beta)
+    device.native.recurrence_gates(params, padded, strengths, rows, decay, beta)
     return decay, beta
 
 
@@ -158,6 +158,6 @@ GATES = ("sigmoid", "silu", "linear")
 
 def gate_heads(device: Device, gate: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
     """Return ``x`` ``[rows, heads, head_dim]`` times a function of ``gate``."""
-    wide, y = torch.nn.functional.pad(gate, (0, 3), value=float("nan")), x.clone()
-    device.native.activate((*ACTIVATIONS, "sigmoid", "linear").index(kind), wide[..., : x.shape[2]], y, y)
+    padded, y = torch.nn.functional.pad(gate, (0, 3), value=float("nan")), x.clone()
+    device.native.activate((*ACTIVATIONS, "sigmoid", "linear").index(kind), padded[..., : x.shape[2]], y, y)
     return y

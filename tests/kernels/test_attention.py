@@ -81,7 +81,7 @@ def test_rows_rotated_as_they_are_cached_come_to_the_bits_of_those_rotated_befor
     (q,), (k,), (v,) = batch.q, batch.k, batch.v
     angles, factors = torch.rand(40, 24) * 6, torch.rand(40) + 0.5
     cos, sin = angles.cos(), angles.sin()
-    attend, attend_rotated = batch.new_cache(), batch.new_cache()
+    attention, rotated_attention = batch.new_cache(), batch.new_cache()
     steps = [(0, 33), (33, 6), (39, 1)]
     for first, count in steps:
         rows = slice(first, first + count)
@@ -89,9 +89,9 @@ def test_rows_rotated_as_they_are_cached_come_to_the_bits_of_those_rotated_befor
         rotation = cos[rows], sin[rows], factors[rows], is_interleaved
         turned_q = device.rope(q[rows], cos[rows], sin[rows], factors[rows], is_interleaved=is_interleaved)
         turned_k = device.rope(k[rows], cos[rows], sin[rows], is_interleaved=is_interleaved)
-        expected = attend(turned_q, turned_k, v[rows], spans)
-        assert torch.equal(attend_rotated(q[rows], k[rows], v[rows], spans, rotation), expected)
-    assert np.array_equal(attend_rotated.bytes(), attend.bytes())
+        expected = attention(turned_q, turned_k, v[rows], spans)
+        assert torch.equal(rotated_attention(q[rows], k[rows], v[rows], spans, rotation), expected)
+    assert np.array_equal(rotated_attention.bytes(), attention.bytes())
 
 
 @pytest.mark.alike
@@ -166,10 +166,10 @@ def test_rows_of_an_image_see_all_of_it(device: Device, window: int, bits: int) 
     pieces = batch.run([[(0, 0, 84)], [(0, 84, 46)], [(0, 130, 1)], [(0, 131, 501)], [(0, 632, 8)]])[0]
     batch.check(0, whole)
     batch.check(0, pieces)
-    attend = batch.new_cache()
+    attention = batch.new_cache()
     q, k, v = (x[0] for x in (batch.q, batch.k, batch.v))
-    attend(q[:632], k[:632], v[:632], [(0, 632, 0, batch.blocks[0])])
-    again = attend(q[629:632], k[629:632], v[629:632], [(0, 3, 629, batch.blocks[0])])  # all but 3 rows were cached
+    attention(q[:632], k[:632], v[:632], [(0, 632, 0, batch.blocks[0])])
+    again = attention(q[629:632], k[629:632], v[629:632], [(0, 3, 629, batch.blocks[0])])  # all but 3 rows were cached
     batch.check(0, torch.cat([whole[:629], again]))
     assert device.is_cuda or torch.equal(again, whole[629:632])
 
@@ -187,17 +187,17 @@ def test_attention_goes_into_its_linear_layer_in_bfloat16(cuda: Device, bits: in
     torch.manual_seed(bits)
     rows, sizes = length - 1, HeadSizes(4, 2, 32, 32)
     batch = Sequences(cuda, [length, 20], sizes, 16, bits, AttentionRule(0.25))
-    attend = batch.new_cache()
+    attention = batch.new_cache()
     q, k, v = (torch.cat(parts) for parts in (batch.q, batch.k, batch.v))
     spans = [(0, length, 0, batch.blocks[0]), (length, 20, 0, batch.blocks[1])]
-    attend(q, k, v, spans)
+    attention(q, k, v, spans)
     # The last row of the first sequence decodes; its prompt is a span too, as one of many rows.
     parts = [(0, rows, 0, batch.blocks[0]), (rows, 1, rows, batch.blocks[0]), (length, 20, 0, batch.blocks[1])]
-    expected = attend(q, k, v, parts).flatten(1)
+    expected = attention(q, k, v, parts).flatten(1)
     weight = weight_of_kind(cuda, torch.randn(48, expected.shape[1]), kind)
     if kind == "bfloat16" or len(q) >= MANY_ROWS:
         expected = expected.bfloat16().float()
-    assert torch.equal(attend.project(q, parts, weight), cuda.linear(weight, expected))
+    assert torch.equal(attention.project(q, parts, weight), cuda.linear(weight, expected))
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -219,12 +219,12 @@ def test_sequences_that_decode_together_do_not_depend_on_how_many_they_are(
 def test_blocks_outside_the_window_are_never_read(device: Device, bits: int, dim: int) -> None:
     torch.manual_seed(0)
     batch = Sequences(device, [300], HeadSizes(2, 1, dim, dim), 16, bits, AttentionRule(SCALE, window=40))
-    attend = batch.new_cache()
+    attention = batch.new_cache()
     q, k, v = (x[0] for x in (batch.q, batch.k, batch.v))
-    first = attend(q[:299], k[:299], v[:299], [(0, 299, 0, batch.blocks[0])])
+    first = attention(q[:299], k[:299], v[:299], [(0, 299, 0, batch.blocks[0])])
     seen = (299 - 39) // 16
     gone = [10**6] * seen + batch.blocks[0][seen:]  # reading one of these would be far outside the pool
-    out = attend(q[299:], k[299:], v[299:], [(0, 1, 299, gone)])
+    out = attention(q[299:], k[299:], v[299:], [(0, 1, 299, gone)])
     batch.check(0, torch.cat([first, out]))
 
 
@@ -274,9 +274,9 @@ def test_no_launch_needs_a_larger_workspace_than_the_largest(cuda: Device, sizes
     shape = (sizes.num_heads, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, 32)
     needed = 0
     for spans, rows, context in itertools.product(range(1, 260), (1, 2, 3, 17, 100, 1000), (512, 1000, 20000, 200000)):
-        own, most = cuda.native.attention_workspaces(bits, shape, spans, rows, context, 0)
-        needed = max(needed, own)
-    assert 0.4 * most < needed <= most
+        native, limit = cuda.native.attention_workspaces(bits, shape, spans, rows, context, 0)
+        needed = max(needed, native)
+    assert 0.4 * limit < needed <= limit
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -308,9 +308,9 @@ def test_long_contexts_of_one_decoding_sequence_agree_with_float64(
     assert cuda.native.decode_cut(bits, (*astuple(sizes), block_len), sizes.num_heads, 1, length)[1] > 1
     batch = Sequences(cuda, [length], sizes, block_len, bits, rule)
     (q,), (k,), (v,), blocks = batch.q, batch.k, batch.v, batch.blocks[0]
-    attend = batch.new_cache()
-    attend.write(k[:-1], v[:-1], [(0, length - 1, 0, blocks)])
-    out = attend(q[-1:], k[-1:], v[-1:], [(0, 1, length - 1, blocks)])
+    attention = batch.new_cache()
+    attention.write(k[:-1], v[:-1], [(0, length - 1, 0, blocks)])
+    out = attention(q[-1:], k[-1:], v[-1:], [(0, 1, length - 1, blocks)])
     exact, magnitude = decoded(q[-1], cached(k, bits), cached(v, bits), rule)
     assert ((out[0].double() - exact).abs() <= 4e-5 * (1 + magnitude) + 2**-8 * magnitude).all()
 
@@ -327,16 +327,16 @@ def test_codes_lie_token_by_token_and_scales_and_zeros_after_them(
 ) -> None:
     torch.manual_seed(bits)
     dim, block_len = 24, 16
-    attend = Attention(cuda, 2, HeadSizes(1, 1, dim, dim), block_len, bits, PLAIN)
+    attention = Attention(cuda, 2, HeadSizes(1, 1, dim, dim), block_len, bits, PLAIN)
     q, k, v = torch.randn(21, 1, dim), torch.randn(21, 1, dim), torch.randn(21, 1, dim)
-    attend(q, k, v, [(0, 21, 0, [1, 0])])
-    areas = attend.bytes().reshape(2, 2, -1)[[1, 0]]  # in the sequence's order: [block, key or value, bytes]
+    attention(q, k, v, [(0, 21, 0, [1, 0])])
+    areas = attention.bytes().reshape(2, 2, -1)[[1, 0]]  # in the sequence's order: [block, key or value, bytes]
     for x, area in ((k, areas[:, 0]), (v, areas[:, 1])):
         code_bytes = block_len * dim * bits // 8
-        codes = unpack(area[:, :code_bytes].reshape(2 * block_len, -1))[:21].astype(np.float64)
+        quantized = unpack(area[:, :code_bytes].reshape(2 * block_len, -1))[:21].astype(np.float64)
         scale = area[:, code_bytes : code_bytes + 2 * block_len].copy().view(np.float16).reshape(-1)[:21]
         zero = area[:, code_bytes + 2 * block_len :].reshape(-1)[:21]
-        values = (codes - zero[:, None]) * scale[:, None].astype(np.float64)
+        values = (quantized - zero[:, None]) * scale[:, None].astype(np.float64)
         assert np.array_equal(values, round_heads(x[:, 0], bits).numpy())
 
 

@@ -17,8 +17,8 @@ NORM_SIZES = [1, 2, 15, 16, 576, 1001, 1028, 2049]
 def test_rms_norm_agrees_with_float64(device: Device, size: int) -> None:
     torch.manual_seed(size)
     x, weight = torch.randn(5, size) * 3, torch.randn(size)
-    wide = x.double()
-    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    doubles = x.double()
+    exact = doubles / (doubles.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     out = device.rms_norm(x, weight, 1e-5)
     torch.testing.assert_close(out.double(), exact, rtol=size * EPS + 4 * EPS, atol=1e-30)
 
@@ -43,8 +43,8 @@ def test_heads_are_normed_one_by_one_and_what_lies_alongside_them_stays(
     torch.manual_seed(first)
     x, weight = torch.randn(6, first + heads * head_dim + 12), torch.randn(head_dim)
     end = first + heads * head_dim
-    own = x[:, first:end].double().view(6, heads, head_dim)
-    normed = own / (own.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    heads_of = x[:, first:end].double().view(6, heads, head_dim)
+    normed = heads_of / (heads_of.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
     out = device.norm_heads(x, first, heads, weight, 1e-6)
     torch.testing.assert_close(out[:, first:end].double(), normed.flatten(1), rtol=head_dim * EPS + 4 * EPS, atol=1e-30)
     assert torch.equal(out[:, :first], x[:, :first])
@@ -67,24 +67,24 @@ def test_activations_agree_with_float64_from_tiny_to_huge_values(device: Device,
     torch.manual_seed(size)
     gate_up = torch.randn(4, 2 * size) * torch.tensor([0.01, 1.0, 30.0, 200.0])[:, None]
     gate, up = gate_up.double().chunk(2, dim=-1)
-    plain = FUNCTIONS[activation](gate)
+    reference = FUNCTIONS[activation](gate)
     # exp is within 2 ulp; gelu's error is relative to v, not to the result, which vanishes for negative v.
-    bound = 20 * EPS * plain.abs() + (5e-7 * gate.abs() if "gelu" in activation else 0) + 1e-30
+    bound = 20 * EPS * reference.abs() + (5e-7 * gate.abs() if "gelu" in activation else 0) + 1e-30
     alone = device.activate(gate.float(), activation, is_gated=False)
-    assert ((alone.double() - plain).abs() <= bound).all()
+    assert ((alone.double() - reference).abs() <= bound).all()
     gated = device.activate(gate_up, activation, is_gated=True)
-    assert ((gated.double() - plain * up).abs() <= bound * up.abs() * 1.01 + 1e-30).all()
+    assert ((gated.double() - reference * up).abs() <= bound * up.abs() * 1.01 + 1e-30).all()
 
 
 @pytest.mark.parametrize("size", [1, 37, 1536])
 def test_xielu_agrees_with_float64(device: Device, size: int) -> None:
     torch.manual_seed(size)
     x = torch.randn(4, size) * torch.tensor([0.01, 1.0, 30.0, 200.0])[:, None]
-    wide, (positive, negative, linear) = x.double(), (0.8, 1.3, 0.5)
-    high, low = wide.clamp(min=0), wide.clamp(max=0)
-    exact = positive * high.square() + negative * (torch.expm1(low) - low) + linear * wide
+    doubles, (positive, negative, linear) = x.double(), (0.8, 1.3, 0.5)
+    high, low = doubles.clamp(min=0), doubles.clamp(max=0)
+    exact = positive * high.square() + negative * (torch.expm1(low) - low) + linear * doubles
     # Sums of terms, each of which is within some roundings; exp(n) - 1 is off by roundings of 1.
-    bound = 8 * EPS * (positive * high.square() + negative * (1 + low.abs()) + linear * wide.abs())
+    bound = 8 * EPS * (positive * high.square() + negative * (1 + low.abs()) + linear * doubles.abs())
     device.native.xielu((positive, negative, linear), x, 4, size, x)
     assert ((x.double() - exact).abs() <= bound).all()
 
@@ -119,8 +119,8 @@ def test_rope_rotates_a_part_of_a_head_and_scales_all_of_it(device: Device, pair
     torch.manual_seed(pairs)
     x, angle, factors = torch.randn(5, 3, 40), torch.rand(5, pairs) * 6, torch.rand(5)
     exact = rotate_part(x, angle, is_interleaved)
-    plain = device.rope(x, angle.cos(), angle.sin(), is_interleaved=is_interleaved)
-    torch.testing.assert_close(plain.double(), exact, rtol=1e-6, atol=1e-6)
+    reference = device.rope(x, angle.cos(), angle.sin(), is_interleaved=is_interleaved)
+    torch.testing.assert_close(reference.double(), exact, rtol=1e-6, atol=1e-6)
     scaled = device.rope(x, angle.cos(), angle.sin(), factors, is_interleaved=is_interleaved)
     torch.testing.assert_close(scaled.double(), exact * factors.double()[:, None, None], rtol=1e-6, atol=1e-6)
 
@@ -192,11 +192,11 @@ def test_rows_and_heads_are_copied(device: Device) -> None:
     x = torch.randn(9, 270)
     indices = torch.tensor([8, 0, 0, 4], dtype=torch.int32)
     assert torch.equal(device.gather_rows(x, indices), x[indices.long()])
-    places = torch.tensor([5, 0, 8], dtype=torch.int32)
-    scattered = device.scatter_rows(x[:3], places, torch.zeros(9, 270))
-    assert torch.equal(scattered, torch.zeros(9, 270).index_copy(0, places.long(), x[:3]))
-    added = device.scatter_rows(x[:3], places, x, accumulate=True)
-    assert torch.equal(added, x.index_add(0, places.long(), x[:3]))
+    rows_kept = torch.tensor([5, 0, 8], dtype=torch.int32)
+    scattered = device.scatter_rows(x[:3], rows_kept, torch.zeros(9, 270))
+    assert torch.equal(scattered, torch.zeros(9, 270).index_copy(0, rows_kept.long(), x[:3]))
+    added = device.scatter_rows(x[:3], rows_kept, x, accumulate=True)
+    assert torch.equal(added, x.index_add(0, rows_kept.long(), x[:3]))
     heads = x.view(9, 3, 90)
     y = device.copy_heads(heads, torch.zeros(9, 3, 100))
     assert torch.equal(y[..., :90], heads)

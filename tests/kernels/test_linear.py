@@ -128,9 +128,9 @@ def test_each_head_has_a_map_of_its_own(
     y = torch.empty(rows, heads, out_features)
     device.native.head_linear(weight.native, x[..., :in_features], y)
     for head in range(heads):
-        own = slice(head * out_features, (head + 1) * out_features)
+        head_rows = slice(head * out_features, (head + 1) * out_features)
         inputs = x[:, head, :in_features].contiguous()
-        check(device, y[:, head], inputs, Weight(None, weight.exact[own], weight.bias[own]), kind)
+        check(device, y[:, head], inputs, Weight(None, weight.exact[head_rows], weight.bias[head_rows]), kind)
         if not device.is_cuda:
             assert torch.equal(y[:, head], device.linear(make_weight(device, values[head], kind), inputs))
 
@@ -178,8 +178,8 @@ def bits_and_groups(*groups: int) -> pytest.MarkDecorator:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_codes_are_added_up_exactly(cpu: Device, sign: float, bits: int, group: int, rows: int) -> None:
     shape = (20, 4 * group)
-    codes = torch.full(shape, 2**bits - 1, dtype=torch.uint8)
-    weight, sizes = group_minima_weight(cpu, shape, bits, group, codes)
+    quantized = torch.full(shape, 2**bits - 1, dtype=torch.uint8)
+    weight, sizes = group_minima_weight(cpu, shape, bits, group, quantized)
     x = torch.full((rows, shape[1]), sign)  # each rounded to a code of 127
     exact = x.double() @ weight.exact.T
     error = (cpu.linear(weight, x).double() - exact).abs()

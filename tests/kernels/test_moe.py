@@ -29,8 +29,8 @@ def brute_force_route(logits: torch.Tensor, router: Router) -> tuple[torch.Tenso
         weights = scores[chosen]
         if router.normalize:
             weights = weights / weights.sum()
-        own = 1.0 if router.expert_scales is None else router.expert_scales.double()[chosen]
-        rows.append((chosen, weights * router.scale * own))
+        scales = 1.0 if router.expert_scales is None else router.expert_scales.double()[chosen]
+        rows.append((chosen, weights * router.scale * scales))
     return torch.tensor([chosen for chosen, _ in rows]), torch.stack([weights for _, weights in rows])
 
 

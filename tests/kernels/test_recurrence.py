@@ -155,8 +155,8 @@ def sequences_of(rule: Recurrence, seed: int) -> list[RecurrenceInputs]:
     torch.manual_seed(seed)
     inputs = [random_inputs(rule, length) for length in LENGTHS]
     # The layer's own tensors are the same for all.
-    own = {"skip": inputs[0].skip} | ({"decay": inputs[0].decay} if rule.decay_width == 0 else {})
-    return [replace(sequence, **own) for sequence in inputs]
+    inputs_of = {"skip": inputs[0].skip} | ({"decay": inputs[0].decay} if rule.decay_width == 0 else {})
+    return [replace(sequence, **inputs_of) for sequence in inputs]
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -318,6 +318,8 @@ def test_a_gate_that_is_not_a_number_stays_so_and_spoils_no_other(device: Device
 def test_heads_are_gated(device: Device, kind: str) -> None:
     torch.manual_seed(1)
     gate, x = torch.randn(6, 3, 37) * 8, torch.randn(6, 3, 37)
-    wide = gate.double()
-    exact = x.double() * {"silu": torch.nn.functional.silu(wide), "sigmoid": wide.sigmoid(), "linear": wide}[kind]
+    doubles = gate.double()
+    exact = (
+        x.double() * {"silu": torch.nn.functional.silu(doubles), "sigmoid": doubles.sigmoid(), "linear": doubles}[kind]
+    )
     torch.testing.assert_close(gate_heads(device, gate, x, kind).double(), exact, rtol=2e-6, atol=1e-30)

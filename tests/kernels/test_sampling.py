@@ -207,8 +207,8 @@ def test_a_row_draws_the_same_alone_and_among_others(cuda: Device, rule: Rule) -
 def test_tokens_are_noted(cuda: Device) -> None:
     tokens = np.array([3, 64, 3, -1, 99], np.int32)
     seen, counts = cuda.native.record_tokens(np.zeros(4, np.uint32), np.zeros(100, np.int32), tokens)
-    noted = np.unpackbits(seen.view(np.uint8), bitorder="little").nonzero()[0]
-    assert noted.tolist() == [3, 64, 99]
+    recorded = np.unpackbits(seen.view(np.uint8), bitorder="little").nonzero()[0]
+    assert recorded.tolist() == [3, 64, 99]
     assert counts.nonzero()[0].tolist() == [3, 64, 99]
     assert counts[[3, 64, 99]].tolist() == [2, 1, 1]
 
@@ -225,10 +225,14 @@ def test_log_probabilities_are_those_of_float64(cuda: Device, vocab: int, top: i
     chosen, ids, logprobs = cuda.native.log_probabilities(
         logits, tokens, np.empty(4, np.float32), np.empty((4, top), np.int32), np.empty((4, top), np.float32)
     )
-    wide = logits.astype(np.float64)
-    exact = wide - np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1, keepdims=True)) - wide.max(1, keepdims=True)
+    doubles = logits.astype(np.float64)
+    exact = (
+        doubles
+        - np.log(np.exp(doubles - doubles.max(1, keepdims=True)).sum(1, keepdims=True))
+        - doubles.max(1, keepdims=True)
+    )
     assert np.allclose(chosen, exact[range(4), tokens], rtol=2.0**-23, atol=1e-12)
-    expected = np.stack([np.lexsort((np.arange(vocab), -row))[:top] for row in wide])
+    expected = np.stack([np.lexsort((np.arange(vocab), -row))[:top] for row in doubles])
     assert (ids == expected).all()
     assert np.allclose(logprobs, np.take_along_axis(exact, expected, 1), rtol=2.0**-23, atol=1e-12)
 

@@ -48,15 +48,17 @@ def test_codes_over_the_whole_range_with_scales_of_several_magnitudes_are_multip
 def spread_float8(out_features: int, in_features: int, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes over the whole range, subnormal ones among them, and scales of several magnitudes."""
     size = torch.exp(2 * torch.randn(out_features, in_features))
-    codes = (torch.randn(out_features, in_features) * size).clamp(-448, 448).to(torch.float8_e4m3fn)
+    quantized = (torch.randn(out_features, in_features) * size).clamp(-448, 448).to(torch.float8_e4m3fn)
     grid = (-(-out_features // block[0]), -(-in_features // block[1]))
-    return codes, torch.exp(torch.randn(grid) * 2 - 8)
+    return quantized, torch.exp(torch.randn(grid) * 2 - 8)
 
 
 def test_every_float8_code_is_widened_exactly(device: Device) -> None:
-    codes = torch.arange(256).to(torch.uint8).repeat(8, 1)
-    codes[:, (codes[0] & 0x7F) == 0x7F] = 0
-    weight = codes_weight(device, codes.T.contiguous().view(torch.float8_e4m3fn), torch.full((256, 1), 0.25), (1, 8))
+    quantized = torch.arange(256).to(torch.uint8).repeat(8, 1)
+    quantized[:, (quantized[0] & 0x7F) == 0x7F] = 0
+    weight = codes_weight(
+        device, quantized.T.contiguous().view(torch.float8_e4m3fn), torch.full((256, 1), 0.25), (1, 8)
+    )
     assert torch.equal(device.linear(weight, torch.eye(8)).double(), weight.exact.T)
 
 
@@ -67,9 +69,9 @@ def test_a_code_that_is_no_number_spoils_its_output_alone(
     device: Device, rows: int, block: tuple[int, int], code: int
 ) -> None:
     torch.manual_seed(1)
-    codes, scales = spread_float8(40, 200, block)
-    codes.view(torch.uint8)[17, 111] = code
-    y = device.linear(codes_weight(device, codes, scales, block), torch.randn(rows, 200))
+    quantized, scales = spread_float8(40, 200, block)
+    quantized.view(torch.uint8)[17, 111] = code
+    y = device.linear(codes_weight(device, quantized, scales, block), torch.randn(rows, 200))
     assert y[:, 17].isnan().all()
     assert y[:, [n for n in range(40) if n != 17]].isfinite().all()
 
@@ -118,10 +120,10 @@ def test_an_int8_linear_is_the_product_with_rounded_activations(
 ) -> None:
     torch.manual_seed(rows)
     x, bias = torch.randn(rows, in_features) * torch.rand(rows, 1), torch.randn(out_features)
-    codes = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8)
+    quantized = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8)
     scales = torch.rand(out_features if block[0] == 1 else 1, 1) * 1e-6  # less than half precision could hold
-    y = cpu.linear(codes_weight(cpu, codes, scales, block, bias), x).double()
-    weight = scaled_values(codes, scales, block)
+    y = cpu.linear(codes_weight(cpu, quantized, scales, block, bias), x).double()
+    weight = scaled_values(quantized, scales, block)
     group = 32 if in_features == 32 else min(in_features, 64)
     rounded = round_activations(x, group)
     exact = rounded @ weight.T + bias.double()
@@ -134,9 +136,9 @@ def test_an_int8_linear_is_the_product_with_rounded_activations(
 def test_groups_of_activations_cost_no_more_than_a_scale_for_each_token(cpu: Device) -> None:
     """The bound of linear.h; and, on average, a row's error with one scale for the row, as W8A8 is defined."""
     torch.manual_seed(3)
-    x, codes = torch.randn(20, 1024), torch.randint(-127, 128, (200, 1024), dtype=torch.int8)
+    x, quantized = torch.randn(20, 1024), torch.randint(-127, 128, (200, 1024), dtype=torch.int8)
     x[:, 7] *= 30  # an outlier, as in a model
-    weight = codes_weight(cpu, codes, torch.rand(200, 1) * 0.01, (1, 1024))
+    weight = codes_weight(cpu, quantized, torch.rand(200, 1) * 0.01, (1, 1024))
     exact = x.double() @ weight.exact.T
     error = cpu.linear(weight, x).double() - exact
     groups = x.view(20, 8, 128).abs().amax(-1).double()
@@ -149,10 +151,10 @@ def test_groups_of_activations_cost_no_more_than_a_scale_for_each_token(cpu: Dev
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_a_row_is_bitwise_the_same_alone_and_among_others(cpu: Device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    codes, scales = spread_float8(50, 200, (1, 200))
+    quantized, scales = spread_float8(50, 200, (1, 200))
     if dtype == torch.int8:
-        codes = torch.randint(-128, 128, (50, 200), dtype=torch.int8)
-    check_rows_are_alone(cpu, codes_weight(cpu, codes, scales, (1, 200)), torch.randn(70, 200))
+        quantized = torch.randint(-128, 128, (50, 200), dtype=torch.int8)
+    check_rows_are_alone(cpu, codes_weight(cpu, quantized, scales, (1, 200)), torch.randn(70, 200))
 
 
 # ---- what CUDA promises beyond ----

@@ -30,21 +30,21 @@ def test_streams_agree_with_float64(device: Device, count: int, rows: int, size:
 def test_rows_get_the_root_mean_square_of_others(device: Device, size: int) -> None:
     torch.manual_seed(size)
     like, x = torch.randn(4, size), torch.randn(4, size) * torch.tensor([3.0, 1.0, 1e-4, 0.0])[:, None]
-    wide = x.double()
-    length = wide.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
+    exact = x.double()
+    length = exact.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
     device.native.match_rms(like, 4, size, x)
-    agree(x, wide * like.double().square().mean(-1, keepdim=True).sqrt() / length)
+    agree(x, exact * like.double().square().mean(-1, keepdim=True).sqrt() / length)
 
 
 @pytest.mark.parametrize(("size", "factor"), [(1, 1.0), (37, 1.6449), (4096, 1.6449)])
 def test_activations_are_cut_at_their_spread_and_nothing_else_is(device: Device, size: int, factor: float) -> None:
     torch.manual_seed(size)
     x = torch.randn(3, size + 5) * 2 + 0.5
-    own = x[:, :size].double()
-    cut = own.mean(-1, keepdim=True) + factor * own.std(-1, unbiased=False, keepdim=True)
+    stream = x[:, :size].double()
+    cut = stream.mean(-1, keepdim=True) + factor * stream.std(-1, unbiased=False, keepdim=True)
     rest = x[:, size:].clone()
     device.native.activation_sparsity(factor, 3, size, size + 5, x)
-    agree(x[:, :size], (own - cut).clamp(min=0))
+    agree(x[:, :size], (stream - cut).clamp(min=0))
     assert torch.equal(x[:, size:], rest)
 
 

@@ -109,9 +109,9 @@ def test_bfloat16_products_are_added_in_the_order_of_the_manual(tiles: str, rows
 def test_float8_products_are_those_of_the_numbers_as_bfloat16(tiles: str, rows: int, outs: int, ins: int) -> None:
     torch.manual_seed(ins)
     x = torch.randn(rows, ins).bfloat16()
-    codes = torch.randint(0, 256, (outs, ins), dtype=torch.uint8)
-    codes[codes % 128 == 127] = 0  # the two that are no numbers
-    numbers = codes.view(torch.float8_e4m3fn)
+    quantized = torch.randint(0, 256, (outs, ins), dtype=torch.uint8)
+    quantized[quantized % 128 == 127] = 0  # the two that are no numbers
+    numbers = quantized.view(torch.float8_e4m3fn)
     with opened(f"cpu-{tiles}") as device:
         y = device.linear(codes_weight(device, numbers, torch.ones(1, 1), (1 << 20, 1 << 20)), x.float())
     assert np.array_equal(y.numpy(), multiplied_by_steps(x, numbers.to(torch.bfloat16)))

@@ -59,8 +59,8 @@ def make_weight(
         native = device.native.weight(bits, FORMATS[kind], *weight.shape, bias=bias_array)
         return Weight(native, stored.double(), exact_bias)
     bits_per_code = int(kind.removeprefix("int"))
-    codes, scales = device.module.pack_quantized(weight.contiguous().numpy(), bits_per_code, group)
-    native = device.native.weight(codes, FORMATS[kind], *weight.shape, bias=bias_array, group=group, scales=scales)
+    quantized, scales = device.module.pack_quantized(weight.contiguous().numpy(), bits_per_code, group)
+    native = device.native.weight(quantized, FORMATS[kind], *weight.shape, bias=bias_array, group=group, scales=scales)
     return Weight(native, round_weight(weight, bits_per_code, group), exact_bias, group)
 
 
@@ -126,13 +126,13 @@ def group_codes_weight(
     """Return random codes with a scale and a zero point for each group, as AWQ and GPTQ checkpoints hold them."""
     out_features, in_features = shape
     groups, tiles = -(-in_features // group), -(-out_features // 16)
-    codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+    quantized = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
     scales = (torch.rand(tiles, groups, 16) * 0.02 + 0.001).half()
     # GPTQ's zero points go up to 2^bits, which is 16 for 4 bits.
     zeros = torch.randint(0, min(2**bits + 1, 256), (tiles, groups, 16), dtype=torch.uint8)
     order = torch.randperm(in_features).int() if shuffles_inputs else None
     native = device.native.weight(
-        device.module.pack_values(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
+        device.module.pack_values(quantized.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
         scales=scales.view(torch.int16).numpy().view(np.uint16), zeros=zeros.numpy(),
         input_order=None if order is None else order.numpy(),
     )  # fmt: skip
@@ -141,7 +141,7 @@ def group_codes_weight(
         by_output = x.permute(0, 2, 1).reshape(tiles * 16, groups)[:out_features]
         return by_output.double().repeat_interleave(group, dim=1)[:, :in_features]
 
-    exact = (codes.double() - of_each_code(zeros)) * of_each_code(scales)
+    exact = (quantized.double() - of_each_code(zeros)) * of_each_code(scales)
     if order is not None:
         in_place = torch.empty_like(exact)
         in_place[:, order.long()] = exact

@@ -40,7 +40,7 @@ async def test_no_request_is_lost_when_a_node_dies_and_returns() -> None:
         limits = httpx.Limits(max_connections=AT_A_TIME)
         async with httpx.AsyncClient(base_url=url, trust_env=False, limits=limits) as http:
 
-            async def ask(number: int) -> None:
+            async def post(number: int) -> None:
                 async with at_a_time:
                     body = {"model": "m", "messages": MESSAGES, "stream": number % 2 == 0}
                     response = await http.post("/v1/chat/completions", json=body)
@@ -64,7 +64,7 @@ async def test_no_request_is_lost_when_a_node_dies_and_returns() -> None:
 
             with node(first_port) as first, node(second_port):
                 await eventually(both_there)
-                asking = [asyncio.create_task(ask(number)) for number in range(REQUESTS)]
+                asking = [asyncio.create_task(post(number)) for number in range(REQUESTS)]
                 await eventually(lambda: len(outcomes) > REQUESTS // 5)
                 await asyncio.to_thread(first.end, signal.SIGKILL)
                 await eventually(one_there)

@@ -49,7 +49,7 @@ def test_only_nodes_in_service_with_the_model_are_chosen(strategy: str) -> None:
     table.add("http://a", ["m"], None)
     table.add("http://b", ["other"], None)
     table.add("http://c", ["m"], None)
-    (down,) = [each for each in table if each.url == "http://c"]
+    (down,) = [node for node in table if node.url == "http://c"]
     table.mark_down(down, "test")
     assert {table.choose("m").url for _ in range(20)} == {"http://a"}  # type: ignore[union-attr]
     assert table.choose("m", {"http://a"}) is None

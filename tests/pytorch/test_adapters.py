@@ -23,7 +23,7 @@ TARGETS = {"LlamaForCausalLM": (*ATTENTION, *MLP), "Olmo2ForCausalLM": ATTENTION
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_logits_are_those_of_the_merged_model_also_alongside_rows_of_others(tmp_path: Path, name: str) -> None:
-    plain = make(tmp_path / "model", name)
+    base = make(tmp_path / "model", name)
     one = make_adapter(tmp_path / "one", tmp_path / "model", targets=TARGETS[name])
     other = make_adapter(tmp_path / "other", tmp_path / "model", targets=TARGETS[name][:1], seed=5)
     merged = AutoModelForCausalLM.from_pretrained(
@@ -35,7 +35,7 @@ def test_logits_are_those_of_the_merged_model_also_alongside_rows_of_others(tmp_
     tokens = tokens_of(40)
     with_one, without, with_other = driver.step(Part(0, 0, tokens, 1), Part(1, 0, tokens), Part(2, 0, tokens, 2))
     assert off(with_one, reference(merged, tokens)) < 1e-4
-    assert off(without, reference(plain, tokens)) < 1e-4
+    assert off(without, reference(base, tokens)) < 1e-4
     assert off(with_other, without) > 1e-3
     driver.runner.drop_adapter(1)
     assert off(driver.step(Part(3, 0, tokens, 2))[0], with_other) < 1e-5
@@ -48,17 +48,17 @@ def test_both_engines_answer_the_same_and_a_lost_worker_gets_its_adapters_back(t
     adapters = {"own": str(make_adapter(tmp_path / "adapter", directory))}
     prompt = list(range(100, 140))
     with TokenEngine(directory, adapters=adapters) as native:
-        want = [native.generate(prompt, 16, adapter=name)[0] for name in ("own", None)]
-    assert want[0] != want[1]
+        expected = [native.generate(prompt, 16, adapter=name)[0] for name in ("own", None)]
+    assert expected[0] != expected[1]
     config = PytorchEngineConfig(
         dtype="float32", block_size=16, num_gpu_blocks=64, session_len=256, enable_prefix_caching=True,
         adapters=adapters,
     )  # fmt: skip
     with TokenEngine(directory, config=config) as engine:
-        assert [engine.generate(prompt, 16, adapter=name)[0] for name in ("own", None)] == want
+        assert [engine.generate(prompt, 16, adapter=name)[0] for name in ("own", None)] == expected
         os.kill(worker(), signal.SIGKILL)
         eventually_sync(lambda: takes_requests(engine.engine), timeout=RESTART)
-        assert [engine.generate(prompt, 16, adapter=name)[0] for name in ("own", None)] == want
+        assert [engine.generate(prompt, 16, adapter=name)[0] for name in ("own", None)] == expected
         wider = make_tiny_llama(tmp_path / "wider", hidden_size=64)
         with pytest.raises(ValueError, match="it was trained for another base"):
             engine.engine.load_adapter("wide", str(make_adapter(tmp_path / "wide", wider)))

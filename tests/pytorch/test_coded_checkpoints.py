@@ -28,7 +28,7 @@ WIDE = {"intermediate_size": 128, "head_dim": 32, "num_attention_heads": 4, "num
 # How the tools store them. 8-bit activations cost up to a hundredth of the largest logit of a tiny random model.
 FORMS: dict[str, Any] = {
     "awq": Scheme("awq"),
-    "awq sym": Scheme("awq", sym=True, plain=("lm_head", "down_proj")),
+    "awq sym": Scheme("awq", sym=True, unquantized=("lm_head", "down_proj")),
     "gptq": Scheme("gptq", sym=True),
     "gptq act-order": Scheme("gptq", desc_act=True),
     "gptq 8 bits": Scheme("gptq", bits=8),
@@ -53,7 +53,7 @@ def write(source: Path, target: Path, form: Any, *linear: Callable[[str], bool])
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unquantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("plain")
     make(directory, "LlamaForCausalLM", **WIDE)
     return directory
@@ -65,10 +65,12 @@ def logits_of(directory: Path, **options: Any) -> "np.ndarray[Any, Any]":
     return logits
 
 
-def with_values(plain: Path, target: Path, values: dict[str, torch.Tensor]) -> Path:
+def with_values(unquantized: Path, target: Path, values: dict[str, torch.Tensor]) -> Path:
     target.mkdir()
-    (target / "config.json").write_text((plain / "config.json").read_text())
-    tensors = load_file(plain / "model.safetensors") | {name: value.contiguous() for name, value in values.items()}
+    (target / "config.json").write_text((unquantized / "config.json").read_text())
+    tensors = load_file(unquantized / "model.safetensors") | {
+        name: value.contiguous() for name, value in values.items()
+    }
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     return target
 
@@ -94,7 +96,11 @@ def test_experts_are_codes_too(with_experts: Path, tmp_path: Path, form: str) ->
 
 def test_an_expert_that_is_no_code_is_named(tmp_path: Path) -> None:
     make(tmp_path / "plain", "Qwen3MoeForCausalLM", **WIDE, moe_intermediate_size=64)
-    write(tmp_path / "plain", tmp_path / "coded", Scheme("awq", plain=("lm_head", "layers.1.mlp.experts.2.down_proj")))
+    write(
+        tmp_path / "plain",
+        tmp_path / "coded",
+        Scheme("awq", unquantized=("lm_head", "layers.1.mlp.experts.2.down_proj")),
+    )
     for by_transformers, reason in (
         (True, r"experts\.2\.down_proj\.weight is not stored as codes"),
         (False, "3 of 4 matrices"),
@@ -104,52 +110,52 @@ def test_an_expert_that_is_no_code_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_logits_are_those_of_what_the_codes_stand_for(plain: Path, tmp_path: Path, form: str) -> None:
-    values = write(plain, tmp_path / "coded", FORMS[form])
-    expected = logits_of(with_values(plain, tmp_path / "numbers", values))
-    own = logits_of(tmp_path / "coded")
+def test_logits_are_those_of_what_the_codes_stand_for(unquantized: Path, tmp_path: Path, form: str) -> None:
+    values = write(unquantized, tmp_path / "coded", FORMS[form])
+    expected = logits_of(with_values(unquantized, tmp_path / "numbers", values))
+    logits = logits_of(tmp_path / "coded")
     reference = logits_of(tmp_path / "coded", by_transformers=True)
-    assert off(own, expected) < 0.02
+    assert off(logits, expected) < 0.02
     assert off(reference, expected) < 0.02
-    coded = coded_weights(tmp_path / "coded")
-    assert coded is not None
-    assert coded.shapes.keys() == {name.removesuffix(".weight") for name in values}
+    layers = coded_weights(tmp_path / "coded")
+    assert layers is not None
+    assert layers.shapes.keys() == {name.removesuffix(".weight") for name in values}
 
 
-def test_the_kernels_multiply_with_the_codes_themselves(plain: Path, tmp_path: Path) -> None:
-    write(plain, tmp_path / "coded", Scheme("awq"))
-    coded = coded_weights(tmp_path / "coded")
-    assert coded is not None
+def test_the_kernels_multiply_with_the_codes_themselves(unquantized: Path, tmp_path: Path) -> None:
+    write(unquantized, tmp_path / "coded", Scheme("awq"))
+    layers = coded_weights(tmp_path / "coded")
+    assert layers is not None
     layer = "model.layers.0.self_attn"
-    rows = [(f"{layer}.{name}_proj", slice(0, coded.shapes[f"{layer}.{name}_proj"][0])) for name in "qkv"]
-    assert coded.matrix(rows).is_packed
-    assert coded.matrix(rows[:1], slice(32, 64)).is_packed
-    assert not coded.matrix(rows[:1], slice(8, 24)).is_packed  # no whole group
+    rows = [(f"{layer}.{name}_proj", slice(0, layers.shapes[f"{layer}.{name}_proj"][0])) for name in "qkv"]
+    assert layers.matrix(rows).is_packed
+    assert layers.matrix(rows[:1], slice(32, 64)).is_packed
+    assert not layers.matrix(rows[:1], slice(8, 24)).is_packed  # no whole group
 
 
 @pytest.mark.parametrize("form", [Scheme("awq"), Scheme("gptq", desc_act=True), FORMS["fp8 block"]], ids=str)
-def test_a_rank_multiplies_with_its_part_of_the_codes(plain: Path, tmp_path: Path, form: Any) -> None:
-    values = write(plain, tmp_path / "coded", form)
-    coded = coded_weights(tmp_path / "coded")
-    assert coded is not None
+def test_a_rank_multiplies_with_its_part_of_the_codes(unquantized: Path, tmp_path: Path, form: Any) -> None:
+    values = write(unquantized, tmp_path / "coded", form)
+    layers = coded_weights(tmp_path / "coded")
+    assert layers is not None
     layer = "model.layers.0.mlp.down_proj"  # [64, 128]
     weight, x = values[f"{layer}.weight"], torch.randn(3, 128, generator=torch.Generator().manual_seed(1))
     bias = torch.arange(32.0)
     for outputs, inputs in ((slice(32, 64), slice(0, 128)), (slice(0, 32), slice(64, 128))):
-        matrix = coded.matrix([(layer, outputs)], inputs, bias)
+        matrix = layers.matrix([(layer, outputs)], inputs, bias)
         got = kernels().linear(matrix.native, matrix.out_features, x[:, inputs])
         product = x[:, inputs].double() @ weight[outputs, inputs].double().T
         # Inputs are rounded to 8 bits in groups, or to bfloat16 on some machines.
         torch.testing.assert_close(got.double() - bias, product, rtol=0, atol=0.02 * float(product.abs().max()))
 
 
-def test_numbers_of_a_layer_are_those_that_its_codes_stand_for(plain: Path, tmp_path: Path) -> None:
+def test_numbers_of_a_layer_are_those_that_its_codes_stand_for(unquantized: Path, tmp_path: Path) -> None:
     for number, form in enumerate((Scheme("awq"), Form("smooth_quant", torch.int8, "channel", "scale"), RowForm())):
-        values = write(plain, tmp_path / str(number), form)
-        coded = coded_weights(tmp_path / str(number))
-        assert coded is not None
-        for layer in coded.shapes:
-            torch.testing.assert_close(coded.numbers(layer), values[f"{layer}.weight"], rtol=1e-6, atol=0)
+        values = write(unquantized, tmp_path / str(number), form)
+        layers = coded_weights(tmp_path / str(number))
+        assert layers is not None
+        for layer in layers.shapes:
+            torch.testing.assert_close(layers.numbers(layer), values[f"{layer}.weight"], rtol=1e-6, atol=0)
 
 
 def change(directory: Path, edit: Callable[[dict[str, torch.Tensor], dict[str, Any]], object]) -> None:
@@ -183,22 +189,24 @@ BAD: dict[str, tuple[Any, Callable[[Any, Any], object], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_checkpoint_that_is_not_whole_is_refused_with_the_tensor(plain: Path, tmp_path: Path, case: str) -> None:
+def test_a_checkpoint_that_is_not_whole_is_refused_with_the_tensor(
+    unquantized: Path, tmp_path: Path, case: str
+) -> None:
     form, edit, reason = BAD[case]
-    write(plain, tmp_path / "coded", form)
+    write(unquantized, tmp_path / "coded", form)
     change(tmp_path / "coded", edit)
     with pytest.raises((CheckpointError, UnsupportedModelError), match=reason):
         logits_of(tmp_path / "coded", by_transformers=True)
 
 
 @pytest.mark.parametrize("by_transformers", [False, True])
-def test_layers_that_mix_codes_and_numbers(plain: Path, tmp_path: Path, by_transformers: bool) -> None:
-    values = write(plain, tmp_path / "coded", Scheme("awq", plain=("lm_head", "layers.1.mlp.gate_proj")))
+def test_layers_that_mix_codes_and_numbers(unquantized: Path, tmp_path: Path, by_transformers: bool) -> None:
+    values = write(unquantized, tmp_path / "coded", Scheme("awq", unquantized=("lm_head", "layers.1.mlp.gate_proj")))
     if not by_transformers:  # gate and up are one layer there
         with pytest.raises(CheckpointError, match=r"mlp.gate_up_proj: 128 of a layer's 256 outputs are codes"):
             logits_of(tmp_path / "coded")
         return
-    expected = logits_of(with_values(plain, tmp_path / "numbers", values))
+    expected = logits_of(with_values(unquantized, tmp_path / "numbers", values))
     assert off(logits_of(tmp_path / "coded", by_transformers=True), expected) < 0.02
 
 
@@ -222,8 +230,8 @@ def test_a_stack_without_scales_is_refused_with_the_tensor(tmp_path: Path) -> No
         logits_of(tmp_path / "coded")
 
 
-def test_the_spec_of_a_coded_checkpoint(plain: Path, tmp_path: Path) -> None:
-    write(plain, tmp_path / "coded", Scheme("awq"))
+def test_the_spec_of_a_coded_checkpoint(unquantized: Path, tmp_path: Path) -> None:
+    write(unquantized, tmp_path / "coded", Scheme("awq"))
     spec = describe_for_worker(tmp_path / "coded", "m")
     assert (spec.num_layers, spec.hidden_size) == (2, HIDDEN)
     change(tmp_path / "coded", lambda _, config: config.update(quant_method="hqq"))

@@ -82,11 +82,11 @@ def test_the_kernels_of_cpus_gate_and_rotate_as_pytorch_does(random: torch.Gener
     x = torch.randn(2, 5, 2 * 37, generator=random)[:, 1:]
     query, key = (torch.randn(4, heads, DIM, generator=random) for heads in (4, 2))
     cos, sin = build_rotary_embedding(DIM, LENGTH, BASE)(query, torch.tensor([[0, 4, 50, 7]]))
-    plain = SiluAndMul()(x.clone())
+    original = SiluAndMul()(x.clone())
     turned = [ApplyRotaryEmb(is_interleaved=way)(query, key, cos[0], sin[0], inplace=False) for way in (False, True)]
     with building(BuildContext(kernels=kernels())):
         gate, ways = SiluAndMul(), [ApplyRotaryEmb(is_interleaved=way) for way in (False, True)]
-    assert gate(x) == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    assert gate(x) == pytest.approx(original, rel=1e-5, abs=1e-6)
     assert torch.equal(gate(x)[1, 2], gate(x[1, 2]))
     assert gate(x[:, :0]).shape == (2, 0, 37)
     for apply, expected in zip(ways, turned, strict=True):
@@ -146,7 +146,7 @@ def test_other_scalings_are_refused_by_name() -> None:
 
 def test_a_long_sequence_stretches_its_own_angles_alone() -> None:
     rope = build_rotary_embedding(DIM, LENGTH, BASE, 2.0, emb_type=RopeType.DynamicNTKScaling)
-    plain = build_rotary_embedding(DIM, LENGTH, BASE)
+    original = build_rotary_embedding(DIM, LENGTH, BASE)
     positions = torch.tensor([[10, 11, 99]])
 
     def angles(kv_seqlens: list[int]) -> torch.Tensor:
@@ -164,9 +164,9 @@ def test_a_long_sequence_stretches_its_own_angles_alone() -> None:
         with get_step_ctx_manager().context(step):
             return rope(torch.zeros(1), positions)[0]
 
-    assert torch.equal(angles([12, 64]), plain(torch.zeros(1), positions)[0])
+    assert torch.equal(angles([12, 64]), original(torch.zeros(1), positions)[0])
     beyond = angles([12, 100])
-    assert beyond[:, :2] == pytest.approx(plain(torch.zeros(1), positions)[0][:, :2], abs=1e-6)
+    assert beyond[:, :2] == pytest.approx(original(torch.zeros(1), positions)[0][:, :2], abs=1e-6)
     base = BASE * (2 * 100 / LENGTH - 1) ** (DIM / (DIM - 2))  # Peng, bloc97: NTK by the length that is there
     assert beyond[:, 2] == pytest.approx(build_rotary_embedding(DIM, LENGTH, base)(None, positions)[0][:, 2], abs=1e-5)
 

@@ -104,28 +104,30 @@ def logits_of(directory: Path, **options: Any) -> Any:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_of_the_table(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
-    plain = tmp_path / "plain"
+    unquantized = tmp_path / "plain"
     # All experts of a layer, so that no rounding chooses others.
-    make(plain, row.architecture, **{"num_experts_per_tok": 4, "moe_k": 4} | row.more)
-    fill_biases(plain)
-    expected = logits_of(plain, dtype="float32")
+    make(unquantized, row.architecture, **{"num_experts_per_tok": 4, "moe_k": 4} | row.more)
+    fill_biases(unquantized)
+    expected = logits_of(unquantized, dtype="float32")
     lost = {
-        FLOAT: off(logits_of(plain, dtype="bfloat16"), expected),
-        KV8: off(logits_of(plain, quant_policy=8), expected),
-        KV4: off(logits_of(plain, quant_policy=4), expected),
+        FLOAT: off(logits_of(unquantized, dtype="bfloat16"), expected),
+        KV8: off(logits_of(unquantized, quant_policy=8), expected),
+        KV4: off(logits_of(unquantized, quant_policy=4), expected),
     }
     for column in row.columns[3:]:
-        coded, numbers = tmp_path / column, tmp_path / f"numbers of {column}"
+        quantized, numbers = tmp_path / column, tmp_path / f"numbers of {column}"
         if column == W8A8:
             form = Form("smooth_quant", torch.int8, "channel", "scale")
-            values = scaled_checkpoints.quantize_checkpoint(plain, coded, form, is_linear)
+            values = scaled_checkpoints.quantize_checkpoint(unquantized, quantized, form, is_linear)
         else:
-            values = quantized_checkpoints.quantize_checkpoint(plain, coded, Scheme("awq"), is_linear)
+            values = quantized_checkpoints.quantize_checkpoint(unquantized, quantized, Scheme("awq"), is_linear)
         numbers.mkdir()
-        (numbers / "config.json").write_text((plain / "config.json").read_text())
-        tensors = load_file(plain / "model.safetensors") | {key: value.contiguous() for key, value in values.items()}
+        (numbers / "config.json").write_text((unquantized / "config.json").read_text())
+        tensors = load_file(unquantized / "model.safetensors") | {
+            key: value.contiguous() for key, value in values.items()
+        }
         save_file(tensors, numbers / "model.safetensors", metadata={"format": "pt"})
-        lost[column] = off(logits_of(coded), logits_of(numbers))
+        lost[column] = off(logits_of(quantized), logits_of(numbers))
     assert {column: loss for column, loss in lost.items() if not loss < LOSSES[column]} == {}
 
 

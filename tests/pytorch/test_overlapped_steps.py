@@ -11,7 +11,7 @@ import pytest
 
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 from lmdeploy.turbomind.engine import EngineOutput
-from tests.engine.test_cuda_sampling import PROMPTS, SETTINGS, wanted
+from tests.engine.test_cuda_sampling import PROMPTS, SETTINGS, sampled
 from tests.support.both_engines import PLAIN
 from tools.bench import random_model
 
@@ -42,7 +42,7 @@ def pair(directory: Path) -> Iterator[Pair]:
 
 
 def all_requests() -> tuple[list[str], list[GenerationConfig]]:
-    kinds = [(prompt, wanted(name, 3 * seed)) for seed, prompt in enumerate(PROMPTS) for name in SETTINGS]
+    kinds = [(prompt, sampled(name, 3 * seed)) for seed, prompt in enumerate(PROMPTS) for name in SETTINGS]
     return [prompt for prompt, _ in kinds], [chosen for _, chosen in kinds]
 
 
@@ -71,7 +71,7 @@ def test_a_crowd_that_is_preempted_gets_what_each_gets_alone(directory: Path, pa
 
 def test_two_ranks_go_on_with_the_first_ones_tokens(directory: Path) -> None:
     prompts = PROMPTS[:2] * len(SETTINGS)
-    chosen = [wanted(name, seed) for name in SETTINGS for seed in range(2)]
+    chosen = [sampled(name, seed) for name in SETTINGS for seed in range(2)]
     tokens = []
     for chooser in ("worker", "engine"):
         with opened(directory, chooser, tp=2) as pipe:
@@ -80,8 +80,8 @@ def test_two_ranks_go_on_with_the_first_ones_tokens(directory: Path) -> None:
 
 
 def test_the_step_after_a_stop_word_was_under_way_and_leaves_nothing_behind(pair: Pair) -> None:
-    plain = GenerationConfig(max_new_tokens=12, ignore_eos=True)
-    text = pair[1](PROMPTS[1], gen_config=plain).text
+    greedy = GenerationConfig(max_new_tokens=12, ignore_eos=True)
+    text = pair[1](PROMPTS[1], gen_config=greedy).text
     stop = next(character for character in text[3:] if character != "\ufffd")  # which stands for broken bytes
     stops = GenerationConfig(max_new_tokens=12, ignore_eos=True, stop_words=[stop])
     responses, steps = [], []
@@ -92,7 +92,7 @@ def test_the_step_after_a_stop_word_was_under_way_and_leaves_nothing_behind(pair
     assert responses[0].text == responses[1].text
     assert responses[0].finish_reason == responses[1].finish_reason == "stop"
     assert steps[0] == steps[1] + 1
-    assert pair[0](PROMPTS[1], gen_config=plain).text == text
+    assert pair[0](PROMPTS[1], gen_config=greedy).text == text
 
 
 def test_drafts_from_the_text_leave_tokens_as_they_are(directory: Path, pair: Pair) -> None:

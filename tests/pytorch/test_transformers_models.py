@@ -121,11 +121,11 @@ def test_only_the_rows_that_are_asked_for_come_back(tmp_path: Path, name: str) -
     model = make(tmp_path, name)
     tokens = tokens_of(20)
     driver = StepDriver(tmp_path, VOCAB, HIDDEN, by_transformers=True)
-    last, whole = driver.step(Part(0, 0, tokens, wants_all=False), Part(1, 0, tokens[:9]))
-    want = reference(model, tokens)
+    last, whole = driver.step(Part(0, 0, tokens, needs_all_logits=False), Part(1, 0, tokens[:9]))
+    expected = reference(model, tokens)
     assert last.shape == (1, VOCAB)
-    assert off(last, want[-1:]) < 1e-4
-    assert off(whole, want[:9]) < 1e-4
+    assert off(last, expected[-1:]) < 1e-4
+    assert off(whole, expected[:9]) < 1e-4
 
 
 @pytest.mark.parametrize(("quant_policy", "bound"), [(8, 0.03), (4, 0.4)])
@@ -181,15 +181,15 @@ def test_replaced_modules_keep_what_modelling_code_knows_of_them(
     native = runner._model._model
     replaced = 0
     for path, module in hf_model.named_modules():
-        own = native.get_submodule(path)
-        if type(own) is type(module):
+        layer = native.get_submodule(path)
+        if type(layer) is type(module):
             continue
         replaced += 1
         for attribute, value in vars(module).items():
             if isinstance(value, (bool, int, float, str)) and attribute[0] != "_" and attribute != "training":
-                assert getattr(own, attribute) == value, f"{path}.{attribute}"
+                assert getattr(layer, attribute) == value, f"{path}.{attribute}"
         for attribute, value in module.named_parameters(recurse=False):
-            assert torch.equal(getattr(own, attribute) * 1, value), f"{path}.{attribute}"
+            assert torch.equal(getattr(layer, attribute) * 1, value), f"{path}.{attribute}"
     assert replaced > 5
 
 

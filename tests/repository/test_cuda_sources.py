@@ -89,11 +89,11 @@ def test_kernels_compile_for_the_architectures_of_a_build(architecture: str, all
     every = sorted(SOURCES.glob("kernels/cuda/*/*.cu"))
     sources = every if all_cases else [SOURCES / "kernels/cuda" / name for name in KERNELS]
 
-    def refusal(source: Path) -> str:
+    def error_of(source: Path) -> str:
         return complaint([*command, "-o", str(tmp_path / f"{source.parent.name}-{source.stem}.ptx")], source)
 
     with ThreadPoolExecutor(2) as compilers:
-        rejected = [text for text in compilers.map(refusal, sources) if text]
+        rejected = [text for text in compilers.map(error_of, sources) if text]
     assert not rejected, "\n".join(rejected)
     assert len(every) > 30
 

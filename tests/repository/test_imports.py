@@ -91,8 +91,10 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 def includes() -> dict[str, set[str]]:
     """Return the files of ``backend_cpp`` that each of them includes."""
     files = [path for suffix in ("h", "cc", "cu", "cuh") for path in SOURCES.rglob(f"*.{suffix}")]
-    own = {path.relative_to(SOURCES).as_posix(): path for path in files}
-    return {name: set(INCLUDE.findall(path.read_text(encoding="utf-8"))) & own.keys() for name, path in own.items()}
+    sources = {path.relative_to(SOURCES).as_posix(): path for path in files}
+    return {
+        name: set(INCLUDE.findall(path.read_text(encoding="utf-8"))) & sources.keys() for name, path in sources.items()
+    }
 
 
 @cache
@@ -103,13 +105,13 @@ def imports(*, is_running: bool) -> dict[str, set[str]]:
     """
     packages = sorted({name.split(".")[0] for floor in PYTHON_FLOORS for name in floor})
     files = [path for package in packages for suffix in ("py", "pyi") for path in (ROOT / package).rglob(f"*.{suffix}")]
-    own = {module_of(path): path for path in files}
+    sources = {module_of(path): path for path in files}
     result = {}
-    for name, path in own.items():
+    for name, path in sources.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if is_running:
             tree = WithoutTypes().visit(tree)
-        result[name] = set(imported_by(tree, own.keys())) - {name}
+        result[name] = set(imported_by(tree, sources.keys())) - {name}
     return result
 
 

@@ -251,10 +251,12 @@ def test_overlays_are_put_together_to_manifests_that_kubernetes_takes(tmp_path: 
     assert re.fullmatch(r"lmdeploy:\d+\.\d+\.\d+", container["image"])
     assert make_parser().parse_args(container["args"]).model_name == "my-model"
 
-    own = tmp_path / "kustomization.yaml"
+    overlay = tmp_path / "kustomization.yaml"
     parts = {"resources": [path_from(tmp_path, "base")], "components": []}
     parts["components"] = [path_from(tmp_path, f"components/{name}") for name in ("gpu", "weights")]
-    own.write_text(yaml.safe_dump({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **parts}))
+    overlay.write_text(
+        yaml.safe_dump({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **parts})
+    )
     (with_gpu,) = (document for document in build(tmp_path) if document["kind"] == "Deployment")
     validate(with_gpu)
     (job,) = (document for document in build(tmp_path) if document["kind"] == "Job")

@@ -74,9 +74,9 @@ def test_every_pinned_release_is_one_that_the_wheel_allows() -> None:
                 package, _, version = line.partition("==")
                 pins[canonicalize_name(package)] = version
     requested = [Requirement(text) for text in requirements_of(PROJECT, USERS)]
-    held = [requirement for requirement in requested if canonicalize_name(requirement.name) in pins]
-    assert len(held) > 25
-    for requirement in held:
+    pinned = [requirement for requirement in requested if canonicalize_name(requirement.name) in pins]
+    assert len(pinned) > 25
+    for requirement in pinned:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
@@ -98,11 +98,11 @@ def test_a_missing_extra_is_recognized_by_modules_of_its_own_packages(extra: str
         name for requirement in direct(extra) if requirement.name == PROJECT["name"] for name in requirement.extras
     }
     assert included == set(extras.INCLUDED.get(extra, ()))
-    own = {canonicalize_name(requirement.name) for requirement in direct(extra)}
+    extra_names = {canonicalize_name(requirement.name) for requirement in direct(extra)}
     base = others(PROJECT["dependencies"])
     for module in extras.MODULES[extra]:
         brought_by = {canonicalize_name(name) for name in DISTRIBUTIONS.get(module.partition(".")[0], [module])}
-        assert brought_by & own, f"{module} is of {brought_by}, which {extra} does not name"
+        assert brought_by & extra_names, f"{module} is of {brought_by}, which {extra} does not name"
         assert not brought_by & base, f"{module} is there without {extra}"
 
 
@@ -152,7 +152,7 @@ def test_a_wheel_asks_pip_for_an_extra_and_a_checkout_asks_make(tmp_path: Path) 
         installed = {
             canonicalize_name(line.partition("==")[0]) for file in files for line in file.open() if "==" in line
         }
-        assert {canonicalize_name(each.name) for each in direct(extra)} - {distribution.NAME} <= installed
+        assert {canonicalize_name(requirement.name) for requirement in direct(extra)} - {distribution.NAME} <= installed
 
 
 def test_two_distributions_in_one_folder_are_refused_at_import(tmp_path: Path) -> None:

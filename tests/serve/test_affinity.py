@@ -70,7 +70,7 @@ def test_what_is_remembered_is_bounded_and_the_latest_stays() -> None:
     assert preferred(affinity, (1,), None, IDLE) == (None, 0)
 
 
-def ask(**body: object) -> tuple[int | None, tuple[int, ...]]:
+def route(**body: object) -> tuple[int | None, tuple[int, ...]]:
     request = with_routing(RoutedRequest("POST", "/v1/chat/completions", "", (), json.dumps(body).encode()), None)
     return request.session, request.keys
 
@@ -78,16 +78,16 @@ def ask(**body: object) -> tuple[int | None, tuple[int, ...]]:
 def test_a_longer_conversation_has_the_keys_of_the_shorter_one() -> None:
     first = [{"role": "user", "content": "x" * 3 * PIECE}]
     later = [*first, {"role": "assistant", "content": "y" * 2 * PIECE}, {"role": "user", "content": "z"}]
-    keys = ask(model="m", messages=first)[1]
+    keys = route(model="m", messages=first)[1]
     assert len(keys) == 3
-    assert ask(model="m", messages=later)[1][:3] == keys
-    assert not set(ask(model="m", messages=first, tools=[{"type": "function"}])[1]) & set(keys)
+    assert route(model="m", messages=later)[1][:3] == keys
+    assert not set(route(model="m", messages=first, tools=[{"type": "function"}])[1]) & set(keys)
 
 
 def test_sessions_are_known_by_header_and_field_and_bad_bodies_have_none() -> None:
-    assert ask(session_id=5)[0] == session_key("5")
+    assert route(session_id=5)[0] == session_key("5")
     assert with_routing(RoutedRequest("POST", "/", "", (), b"{}"), "5").session == session_key("5")
-    assert ask(session_id=-1)[0] is None
+    assert route(session_id=-1)[0] is None
     for body in (b"", b"{", b"[1]", b'"x"', b'{"messages": 5, "session_id": []}', b"\xff", b"[" * 30_000):
         request = with_routing(RoutedRequest("POST", "/", "", (), body), None)
         assert (request.session, request.keys, request.body) == (None, (), body)

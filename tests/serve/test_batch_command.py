@@ -95,8 +95,8 @@ def test_a_killed_command_goes_on_where_it_was_and_answers_as_the_pipeline_does(
                 body = answered[text]["response"]["body"]
                 assert body["choices"][0]["message"]["content"] == response.text
                 assert body["usage"]["completion_tokens"] == response.generate_token_len
-        plain = answered["plain"]["response"]["body"]["choices"][0]["text"]
-        assert plain == pipe("Once", greedy, do_preprocess=False).text
+        answer = answered["plain"]["response"]["body"]["choices"][0]["text"]
+        assert answer == pipe("Once", greedy, do_preprocess=False).text
 
     again = subprocess.run(words, capture_output=True, text=True, check=False)
     assert again.returncode == 1
@@ -150,10 +150,10 @@ def test_rows_have_vectors_and_scores(tmp_path: Path) -> None:
     assert bodies.keys() == {"vectors", "ranks", "scores"}
     with pipeline(str(embedder)) as pipe:
         vectors, scores = pipe.embed(texts), pipe.score([(query, text) for text in texts])
-    assert (np.array([each["embedding"] for each in bodies["vectors"]["data"]], np.float32) == vectors).all()
-    found = {each["index"]: each["relevance_score"] for each in bodies["ranks"]["results"]}
-    assert [found[place] for place in range(len(texts))] == pytest.approx(scores, rel=1e-6)
-    assert [each["score"] for each in bodies["scores"]["data"]] == pytest.approx(scores, rel=1e-6)
+    assert (np.array([entry["embedding"] for entry in bodies["vectors"]["data"]], np.float32) == vectors).all()
+    found = {entry["index"]: entry["relevance_score"] for entry in bodies["ranks"]["results"]}
+    assert [found[index] for index in range(len(texts))] == pytest.approx(scores, rel=1e-6)
+    assert [entry["score"] for entry in bodies["scores"]["data"]] == pytest.approx(scores, rel=1e-6)
 
 
 def test_results_are_of_one_model_with_one_set_of_settings(

@@ -15,11 +15,11 @@ def test_a_page_that_cannot_start_ends_the_command_with_its_reason(monkeypatch: 
     ended = threading.Event()
     signals: list[tuple[int, int]] = []
 
-    def note(pid: int, signum: int) -> None:
+    def record(pid: int, signum: int) -> None:
         signals.append((pid, signum))
         ended.set()
 
-    monkeypatch.setattr(chat_page.os, "kill", note)
+    monkeypatch.setattr(chat_page.os, "kill", record)
     page = ChatPage(
         "localhost:1", "", "no address", free_ports(1)[0], ["key"], on_ready=lambda: pytest.fail("it is not ready")
     )

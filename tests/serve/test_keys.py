@@ -67,9 +67,9 @@ def test_a_server_that_was_to_have_keys_does_not_start_without(
 ) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
-    places = {"folder": tmp_path, "empty": keys_file(tmp_path, " \n\n"), "binary": binary}
+    paths = {"folder": tmp_path, "empty": keys_file(tmp_path, " \n\n"), "binary": binary}
     with pytest.raises(SystemExit):
-        parse("api_server", *(word.format(**places) for word in words))
+        parse("api_server", *(word.format(**paths) for word in words))
     assert reason in capsys.readouterr().err
 
 

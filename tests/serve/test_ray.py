@@ -107,18 +107,18 @@ def test_whatever_the_path_its_url_is_one_of_the_replica_s_own_server(path: str)
     assert "\r" not in str(made)
 
 
-def asked(body: bytes) -> RoutedRequest:
+def routed(body: bytes) -> RoutedRequest:
     return with_routing(RoutedRequest("POST", "/v1/chat/completions", "", (), body), None)
 
 
 def test_a_body_that_cannot_be_routed_by_is_for_the_replica_to_refuse() -> None:
     for body in (b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}", b"[" * 10_000, b'{"messages": "\\ud800"}', b"\xff"):
-        assert asked(body).keys == ()
+        assert routed(body).keys == ()
 
 
 def test_a_body_of_more_values_than_the_gateway_takes_is_not_parsed() -> None:
     with pytest.raises(ApiError, match="at most"):
-        asked(b'{"messages":[' + b"[]," * 2_700_000 + b"[]]}")
+        routed(b'{"messages":[' + b"[]," * 2_700_000 + b"[]]}")
 
 
 @pytest.mark.parametrize(
@@ -211,13 +211,13 @@ class Replicas:
     """Ray's handle of replicas that respond when they may."""
 
     def __init__(self) -> None:
-        self.asked, self.may_respond = 0, asyncio.Event()
+        self.requests, self.may_respond = 0, asyncio.Event()
 
     def options(self, **options: Any) -> "Replicas":
         return self
 
-    def remote(self, asked: RoutedRequest) -> "Replicas":
-        self.asked += 1
+    def remote(self, request: RoutedRequest) -> "Replicas":
+        self.requests += 1
         return self
 
     def cancel(self) -> None:
@@ -242,10 +242,10 @@ async def test_long_bodies_wait_for_others_and_short_ones_for_nobody(monkeypatch
     handle = cast(DeploymentHandle, replicas)
     front = ingress.Ingress(handle, (), 2 * SHORT, 2 * SHORT, ())  # of unknown length: room for one
     first = asyncio.create_task(front(posted(long)))
-    await eventually(lambda: replicas.asked == 1)
+    await eventually(lambda: replicas.requests == 1)
     short = asyncio.create_task(front(posted(SHORT)))
-    await eventually(lambda: replicas.asked == 2)
+    await eventually(lambda: replicas.requests == 2)
     assert (await front(posted(long))).status_code == 503
     replicas.may_respond.set()
-    assert [(await each).status_code for each in (first, short)] == [200, 200]
+    assert [(await task).status_code for task in (first, short)] == [200, 200]
     assert (await front(posted(long))).status_code == 200

@@ -137,6 +137,6 @@ def test_the_keys_on_the_command_line_open_nothing(server: TritonServer) -> None
     assert shown
     assert key not in shown
     with httpx.Client(base_url=f"http://{server.http_address}/v2/", trust_env=False) as client:
-        for tried, status in [*((each, 403) for each in shown), (key, 200)]:
+        for tried, status in [*((secret, 403) for secret in shown), (key, 200)]:
             requested = client.get("systemsharedmemory/status", headers={"lmdeploy-admin": tried})
             assert requested.status_code == status

@@ -117,8 +117,8 @@ def test_a_server_that_other_machines_reach_is_warned_of(workspace: Path, capsys
 
 
 def test_older_clients_get_a_template_they_know_and_others_the_models_name(workspace: Path) -> None:
-    own = reported("").parameters
-    assert (own["model_name"], own["served_model_name"]) == ("qwen-7b", "SmolLM2-135M-Instruct")
+    parameters = reported("").parameters
+    assert (parameters["model_name"], parameters["served_model_name"]) == ("qwen-7b", "SmolLM2-135M-Instruct")
     converted = reported(str(workspace)).parameters
     assert (converted["model_name"], converted["served_model_name"]) == ("vicuna", "mine")
     named = reported("", "--model-name", "internlm2-chat-7b").parameters

@@ -45,26 +45,26 @@ class Scripted:
 class Waits(threading.Event):
     """Notes for how long somebody wanted to wait, and does not."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_waits: int) -> None:
         super().__init__()
-        self.noted: list[float] = []
-        self._most = most
+        self.seconds: list[float] = []
+        self._max_waits = max_waits
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.noted.append(timeout or 0.0)
-        if len(self.noted) >= self._most:
+        self.seconds.append(timeout or 0.0)
+        if len(self.seconds) >= self._max_waits:
             self.set()
         return self.is_set()
 
 
 def supervise(server: Any, policy: RestartPolicy, monkeypatch: pytest.MonkeyPatch, waits: int) -> list[float]:
-    noted = Waits(waits)
+    waited = Waits(waits)
     supervisor = Supervisor(server, policy)
-    monkeypatch.setattr(supervisor, "_stopping", noted)
+    monkeypatch.setattr(supervisor, "_stopping", waited)
     supervisor.start()
-    eventually_sync(noted.is_set)
+    eventually_sync(waited.is_set)
     supervisor.stop()
-    return noted.noted
+    return waited.seconds
 
 
 def test_the_first_failure_is_mended_at_once_and_later_ones_ever_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:

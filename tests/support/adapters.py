@@ -45,10 +45,10 @@ def make_adapter(
         layer, _, kind = name.rpartition(".")
         if kind != "weight" or tensor.dim() != 2 or layer.rpartition(".")[2] not in targets:
             continue
-        own = next((value for end, value in ranks.items() if layer.endswith(end)), rank)
+        layer_rank = next((value for end, value in ranks.items() if layer.endswith(end)), rank)
         outputs, inputs = tensor.shape
-        down = torch.randn(own, inputs, generator=generator) / inputs**0.5
-        up = torch.randn(outputs, own, generator=generator) * 0.2
+        down = torch.randn(layer_rank, inputs, generator=generator) / inputs**0.5
+        up = torch.randn(outputs, layer_rank, generator=generator) * 0.2
         tensors[f"base_model.model.{layer}.lora_A.weight"] = down.to(dtype)
         tensors[f"base_model.model.{layer}.lora_B.weight"] = up.to(dtype)
     directory.mkdir(parents=True)

@@ -133,7 +133,7 @@ class ChatPage:
         self._one("#question textarea").click()
         self._driver.execute_cdp_cmd("Input.insertText", {"text": text})
 
-    def ask(self, question: str) -> None:
+    def send(self, question: str) -> None:
         """Type a question and send it with Enter, again what a busy page has lost of either."""
 
         def is_typed() -> bool:

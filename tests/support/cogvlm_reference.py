@@ -64,8 +64,8 @@ class CogVlmReference(Glm4vReference):
     def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> Tensor:
         # As the authors' mask: a token of an image, but the one that another kind follows.
         count = sum(self.token == token for token in ids) // max(1, len(images))
-        places = [place for place, token in enumerate(ids) if token == self.token]
-        self._images.places = [place for number, place in enumerate(places) if (number + 1) % count]
+        positions = [position for position, token in enumerate(ids) if token == self.token]
+        self._images.positions = [position for number, position in enumerate(positions) if (number + 1) % count]
         return super().__call__(ids, images)
 
     def rows(self, image: Image.Image) -> Tensor:

@@ -71,7 +71,7 @@ class Index:
     """Content of an engine's cache, from its events alone; missed ones are asked for at the replay socket."""
 
     def __init__(self, endpoint: str, replay_endpoint: str) -> None:
-        self.held: dict[int, set[str | None]] = {}
+        self.media: dict[int, set[str | None]] = {}
         """Media by hash."""
         self.hashes_checked = 0
         self.clears = 0
@@ -105,14 +105,14 @@ class Index:
 
     def count(self, medium: str) -> int:
         """Return how many blocks a medium holds."""
-        return sum(medium in media for media in self.held.values())
+        return sum(medium in media for media in self.media.values())
 
     def found(self, prompt: list[int], block_size: int, lora_name: str | None = None) -> int:
         """Return how many of a prompt's tokens the engine need not compute: whole blocks, never the last token."""
         parent, extra = None, [lora_name] if lora_name else None
         for begin in range(0, len(prompt) - block_size, block_size):
             parent = block_hash(parent, prompt[begin : begin + block_size], extra)
-            if not self.held.get(parent):
+            if not self.media.get(parent):
                 return begin
         return (len(prompt) - 1) // block_size * block_size
 
@@ -142,23 +142,23 @@ class Index:
                 self._store(event)
             elif isinstance(event, BlockRemoved):
                 for removed in event.block_hashes:
-                    self.held[removed].remove(event.medium)
-                    if not self.held[removed]:
-                        del self.held[removed]
+                    self.media[removed].remove(event.medium)
+                    if not self.media[removed]:
+                        del self.media[removed]
             else:
-                self.held.clear()
+                self.media.clear()
                 self.clears += 1
 
     def _store(self, event: BlockStored) -> None:
         parent, size = event.parent_block_hash, event.block_size
-        assert event.medium == "DISK" or parent is None or parent in self.held
+        assert event.medium == "DISK" or parent is None or parent in self.media
         assert len(event.token_ids) == size * len(event.block_hashes)
         extra_keys = event.extra_keys or [None] * len(event.block_hashes)
         blocks = [event.token_ids[i : i + size] for i in range(0, len(event.token_ids), size)]
         for reported, tokens, extra in zip(event.block_hashes, blocks, extra_keys, strict=True):
             assert extra == ([event.lora_name] if event.lora_name else None)
             assert reported == block_hash(parent, tokens, extra)
-            assert event.medium not in self.held.setdefault(reported, set())
-            self.held[reported].add(event.medium)
+            assert event.medium not in self.media.setdefault(reported, set())
+            self.media[reported].add(event.medium)
             self.hashes_checked += 1
             parent = reported

@@ -44,7 +44,7 @@ class FakeHub:
     wrong: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    requests: list[tuple[str, int]] = field(default_factory=list)
     url: str = ""
 
     def described(self, repository: str) -> dict[str, Any]:
@@ -119,23 +119,23 @@ def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
 
         def send_file(self, name: str, content: bytes, *, with_body: bool) -> None:
             digest = digest_of(name, content)
-            own = {"ETag": f'"{digest}"', "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
+            headers = {"ETag": f'"{digest}"', "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
             if name.endswith(LARGE):
-                own |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
-            own |= hub.headers.get(name, {})
-            if "Location" in own and with_body:
-                self.respond(b"", own, 302)
+                headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
+            headers |= hub.headers.get(name, {})
+            if "Location" in headers and with_body:
+                self.respond(b"", headers, 302)
                 return
-            asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            begin = int(asked[1]) if asked else 0
-            if asked:
-                own["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+            range_header = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            begin = int(range_header[1]) if range_header else 0
+            if range_header:
+                headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
             if with_body:
-                hub.asked.append((name, begin))
+                hub.requests.append((name, begin))
             body = hub.wrong.get(name, content)[begin:]
             cuts = hub.cut_after.get(name) if with_body else None
             cut = cuts.pop(0) if cuts else None
-            self.respond(body, own, 206 if asked else 200, with_body=with_body, cut=cut)
+            self.respond(body, headers, 206 if range_header else 200, with_body=with_body, cut=cut)
 
         def respond(
             self,
@@ -173,7 +173,7 @@ def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
         thread.join()
 
 
-def ask(hub: FakeHub, patch: pytest.MonkeyPatch) -> None:
+def use_hub(hub: FakeHub, patch: pytest.MonkeyPatch) -> None:
     """Have ``huggingface_hub``, which reads its environment when it is imported, ask a hub of ours, without waiting."""
     from huggingface_hub import constants, file_download
 

@@ -68,7 +68,7 @@ class Sender:
 class Request:
     """A request: arrays as they are, texts as ``[1, n]`` tensors, as Triton hands them over for max_batch_size 1."""
 
-    wanted: list[str] = ["STOP_WORDS", "IMAGES"]  # noqa: RUF012 (set on a request, never changed in place)
+    output_names: list[str] = ["STOP_WORDS", "IMAGES"]  # noqa: RUF012 (set on a request, never changed in place)
     id = "test"
     reported: dict[str, str] = {}  # noqa: RUF012 (likewise): its parameters
 
@@ -80,7 +80,7 @@ class Request:
         return self.sender
 
     def requested_output_names(self) -> list[str]:
-        return self.wanted
+        return self.output_names
 
     def request_id(self) -> str:
         return self.id

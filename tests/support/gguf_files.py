@@ -200,8 +200,8 @@ def _factors(config: Any) -> dict[str, Sequence[float]]:
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-        plain = rope["rope_theta"] ** -(torch.arange(0, 2 * len(slowed), 2).double() / (2 * len(slowed)))
-        return {"rope_freqs.weight": (plain / slowed.double()).tolist()}
+        unscaled = rope["rope_theta"] ** -(torch.arange(0, 2 * len(slowed), 2).double() / (2 * len(slowed)))
+        return {"rope_freqs.weight": (unscaled / slowed.double()).tolist()}
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{kind}.weight": rope[f"{kind}_factor"] for kind in ("long", "short")}
     return {}
@@ -256,8 +256,8 @@ def _gated_delta(
         if kind == "out_proj.weight":
             return whole.unflatten(1, (first, second, size)).transpose(1, 2).flatten(1).contiguous()
         begin = keys if kind in ("in_proj_qkv.weight", "conv1d.weight") else 0
-        each = size if begin or kind == "in_proj_z.weight" else 1
-        rows = whole[begin:].unflatten(0, (first, second, each)).transpose(0, 1).flatten(0, 2)
+        head_size = size if begin or kind == "in_proj_z.weight" else 1
+        rows = whole[begin:].unflatten(0, (first, second, head_size)).transpose(0, 1).flatten(0, 2)
         return torch.cat([whole[:begin], rows])
 
     def back(stored: torch.Tensor) -> torch.Tensor:

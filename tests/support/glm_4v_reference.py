@@ -65,17 +65,17 @@ class Glm4vReference(PlainLayers):
     def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
         embeddings = self.text.model.embed_tokens.weight[torch.tensor(ids)].detach().clone()
         rows = [self.rows(image) for image in images]
-        positions, place, shown = [], 0, 0
+        positions, position, shown = [], 0, 0
         while len(positions) < len(ids):
             at = len(positions)
             if ids[at] != self.token:
-                positions.append(place)
-                place += 1
+                positions.append(position)
+                position += 1
                 continue
             count = len(rows[shown])
             embeddings[at : at + count] = rows[shown]
-            positions += [place, *[place + 1] * (count - 2), place + 2]
-            place, shown = place + 3, shown + 1
+            positions += [position, *[position + 1] * (count - 2), position + 2]
+            position, shown = position + 3, shown + 1
         assert shown == len(images)
         with torch.inference_mode():
             logits: torch.Tensor = self.text(

@@ -65,7 +65,7 @@ def accepts_value(grammar: xgrammar.CompiledGrammar, value: Any) -> bool:
     return accepts(grammar, json.dumps(value, ensure_ascii=False))
 
 
-def walk(grammar: xgrammar.CompiledGrammar, chance: random.Random, most: int = 1500) -> bytes | None:
+def walk(grammar: xgrammar.CompiledGrammar, chance: random.Random, max_tokens: int = 1500) -> bytes | None:
     """Return a random text of the grammar; None: it continued for more than this many bytes.
 
     What closes a value is likelier than the rest, and grows likelier, so that most walks end.
@@ -73,7 +73,7 @@ def walk(grammar: xgrammar.CompiledGrammar, chance: random.Random, most: int = 1
     matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=[_END])
     mask = torch.zeros((1, (_SIZE + 31) // 32), dtype=torch.int32)
     text = bytearray()
-    for step in range(most):
+    for step in range(max_tokens):
         mask.fill_(-1)
         matcher.fill_next_token_bitmask(mask, 0)
         bits = np.unpackbits(mask.numpy().view(np.uint8).reshape(-1), bitorder="little")[:_SIZE]
@@ -81,7 +81,7 @@ def walk(grammar: xgrammar.CompiledGrammar, chance: random.Random, most: int = 1
         assert allowed, f"nothing may follow {bytes(text)!r}"
         if _END in allowed and (len(allowed) == 1 or chance.random() < 0.3):
             return bytes(text)
-        byte = _chosen([each for each in allowed if each != _END], chance, step / most)
+        byte = _chosen([each for each in allowed if each != _END], chance, step / max_tokens)
         assert matcher.accept_token(byte)
         text.append(byte)
     return None

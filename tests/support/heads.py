@@ -114,8 +114,8 @@ def _attention(x: Tensor, w: Mapping[str, Tensor], prefix: str) -> Tensor:
 
     scores = turned(q) @ turned(k).repeat_interleave(2, 0).transpose(1, 2) / size**0.5
     later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
-    attended = scores.masked_fill(later, float("-inf")).softmax(-1) @ v.repeat_interleave(2, 0)
-    return attended.transpose(0, 1).reshape(len(x), -1) @ w[f"{prefix}self_attn.o_proj.weight"].T
+    attention = scores.masked_fill(later, float("-inf")).softmax(-1) @ v.repeat_interleave(2, 0)
+    return attention.transpose(0, 1).reshape(len(x), -1) @ w[f"{prefix}self_attn.o_proj.weight"].T
 
 
 def _mlp(x: Tensor, w: Mapping[str, Tensor], prefix: str) -> Tensor:

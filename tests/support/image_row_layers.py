@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class ImageRows:
     """Which tokens of the text that is run are of images."""
 
-    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
 
 
 class SplitLinear(nn.Module):  # type: ignore[misc]
@@ -23,9 +23,9 @@ class SplitLinear(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs of a batch of one text ``[1, tokens, outputs]``."""
         y: Tensor = self.text(x).clone()
-        places = self.rows.places
-        if places:
-            y[0, places] = self.change(x[0, places], y[0, places])
+        positions = self.rows.positions
+        if positions:
+            y[0, positions] = self.change(x[0, positions], y[0, positions])
         return y
 
 

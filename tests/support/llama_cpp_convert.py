@@ -28,11 +28,11 @@ WITH_OWN = ("BertModel", "JinaBertV2Model", "NomicBertModel", "XLMRobertaModel")
 def set_vocab(self: Any) -> None:
     """Write a byte-level tokenizer, whatever the architecture is published with; it needs a merge to be one."""
     tokens, kinds, pre = self.get_vocab_base()
-    for place, text in enumerate(
+    for index, text in enumerate(
         ("ab", "<unk>", "<s>", "<|endoftext|>", "a", "b"), start=1
     ):  # some are looked up by llama.cpp
         if text not in tokens:
-            tokens[-place], kinds[-place] = text, base.gguf.TokenType.NORMAL
+            tokens[-index], kinds[-index] = text, base.gguf.TokenType.NORMAL
     writer = self.gguf_writer
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
@@ -63,9 +63,9 @@ baichuan.BaichuanModel.modify_tensors = lambda self, data, name, bid: (
 minimax.MiniMaxText01Model._get_suppress_tokens = lambda self: []
 classes = [base.TextModel]
 while classes:
-    each = classes.pop()
-    classes += each.__subclasses__()
-    if each.__name__ not in WITH_OWN:
-        each.set_vocab = set_vocab
+    converter = classes.pop()
+    classes += converter.__subclasses__()
+    if converter.__name__ not in WITH_OWN:
+        converter.set_vocab = set_vocab
 sys.argv = ["convert_hf_to_gguf.py", model, "--outfile", out, "--outtype", outtype, *options]
 runpy.run_path(str(Path(sources) / "convert_hf_to_gguf.py"), run_name="__main__")

@@ -25,7 +25,7 @@ from transformers import (
 from tests.support import tiny_vision_models as tiny
 from tests.support.plain_layers import PlainLayers, attention, seeing_logits, tensors_below
 
-_SIDE, _PATCH, _MOST, _QUERIES, _TABLE = 28, 7, 4, 4, 10
+_SIDE, _PATCH, _MAX_SLICES, _QUERIES, _TABLE = 28, 7, 4, 4, 10
 _HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _TOWER_MLP, _TOWER_LAYERS = 256, 2, 16, 2, 32, 2
 _EPS = 1e-6
 _SPECIAL = ["<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"]
@@ -72,7 +72,11 @@ def make_tiny_minicpmv(directory: Path, version: float = 2.6) -> Path:
         },
     }
     (directory / "config.json").write_text(json.dumps(config))
-    data = {"image_processor_type": "MiniCPMVImageProcessor", "image_feature_size": _QUERIES, "max_slice_nums": _MOST}
+    data = {
+        "image_processor_type": "MiniCPMVImageProcessor",
+        "image_feature_size": _QUERIES,
+        "max_slice_nums": _MAX_SLICES,
+    }
     data |= {"norm_mean": [0.5, 0.5, 0.5], "norm_std": [0.5, 0.5, 0.5], "patch_size": _PATCH, "version": version}
     data |= {"scale_resolution": _SIDE, "slice_mode": True, "use_image_id": version > 2.5}
     (directory / "preprocessor_config.json").write_text(json.dumps(data))
@@ -102,8 +106,8 @@ class MiniCpmReference(PlainLayers):
 
     def rows(self, view: np.ndarray, longest: int) -> torch.Tensor:
         """Return the rows of one view, line, column, colour, of an image whose largest has ``longest`` patches."""
-        high, wide = view.shape[0] // _PATCH, view.shape[1] // _PATCH
-        grid = [(row, column) for row in range(high) for column in range(wide)]
+        patch_rows, patch_columns = view.shape[0] // _PATCH, view.shape[1] // _PATCH
+        grid = [(row, column) for row in range(patch_rows) for column in range(patch_columns)]
         squares = [
             view[row * _PATCH : (row + 1) * _PATCH, column * _PATCH : (column + 1) * _PATCH].transpose(2, 0, 1)
             for row, column in grid
@@ -111,7 +115,7 @@ class MiniCpmReference(PlainLayers):
         if self.version == 2.5:  # the published code does not mask what fills up the shorter views of an image
             squares += [np.zeros((3, _PATCH, _PATCH))] * (longest - len(squares))
         states = self.linear(torch.from_numpy(np.stack(squares)).flatten(1), "vpm.embeddings.patch_embedding")
-        table = [_place(row, high) * _TABLE + _place(column, wide) for row, column in grid]
+        table = [_place(row, patch_rows) * _TABLE + _place(column, patch_columns) for row, column in grid]
         if self.version == 2.5:  # nor does it report the tower where lines end
             table = [_place(i, longest) for i in range(longest)]
         states = states + self["vpm.embeddings.position_embedding.weight"][table]
@@ -155,12 +159,12 @@ def _wave(position: int) -> list[float]:
 def _views(image: Image.Image) -> list[np.ndarray]:
     """Return the views of an image: the whole, then its slices in reading order."""
     width, height = image.size
-    expected = min(math.ceil(width * height / _SIDE**2), _MOST)
+    expected = min(math.ceil(width * height / _SIDE**2), _MAX_SLICES)
     if expected <= 1:
         return [_pixels(image.resize(_fitting(width, height), Image.Resampling.BICUBIC))]
     best, error = (1, 1), math.inf
     for count in (expected - 1, expected, expected + 1):
-        if count == 1 or count > _MOST:
+        if count == 1 or count > _MAX_SLICES:
             continue
         for columns in range(1, count + 1):
             if count % columns == 0:
@@ -171,10 +175,13 @@ def _views(image: Image.Image) -> list[np.ndarray]:
     size = _fitting(width, height) if is_large else (_rounded(width, _PATCH), _rounded(height, _PATCH))
     views = [_pixels(image.resize(size, Image.Resampling.BICUBIC))]
     columns, rows = best
-    wide, high = _fitting(_rounded(width, columns) / columns, _rounded(height, rows) / rows)
-    pixels = _pixels(image.resize((wide * columns, high * rows), Image.Resampling.BICUBIC))
+    tile_width, tile_height = _fitting(_rounded(width, columns) / columns, _rounded(height, rows) / rows)
+    pixels = _pixels(image.resize((tile_width * columns, tile_height * rows), Image.Resampling.BICUBIC))
     for row in range(rows):
-        views += [pixels[row * high : (row + 1) * high, i * wide : (i + 1) * wide] for i in range(columns)]
+        views += [
+            pixels[row * tile_height : (row + 1) * tile_height, i * tile_width : (i + 1) * tile_width]
+            for i in range(columns)
+        ]
     return views
 
 

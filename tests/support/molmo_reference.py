@@ -14,7 +14,7 @@ from tests.support import published
 from tests.support import tiny_vision_models as tiny
 from tests.support.plain_layers import PlainLayers, attention, seeing_logits, tensors_below
 
-_PATCHES, _PATCH, _MARGIN, _MOST = 6, 7, 2, 4
+_PATCHES, _PATCH, _MARGIN, _MAX_CROPS = 6, 7, 2, 4
 _SIDE, _STEP = _PATCHES * _PATCH, (_PATCHES - 2 * _MARGIN) * _PATCH
 _HIDDEN, _TOWER, _HEADS, _MLP, _LAYERS, _INNER = 32, 128, 2, 48, 9, 40
 _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -58,7 +58,7 @@ def make_tiny_molmo(directory: Path, kind: str = "7B-D") -> Path:
     tensors[f"{_TABLE}new_embedding"] = torch.randn(128, _HIDDEN, generator=random) * 0.3
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     settings = {"base_image_input_size": [_SIDE, _SIDE], "image_padding_mask": True, "image_patch_size": _PATCH}
-    settings |= {"image_token_length_h": _PATCHES // 2, "image_token_length_w": _PATCHES // 2, "max_crops": _MOST}
+    settings |= {"image_token_length_h": _PATCHES // 2, "image_token_length_w": _PATCHES // 2, "max_crops": _MAX_CROPS}
     settings |= {"overlap_margins": [_MARGIN, _MARGIN], "image_processor_type": "MolmoImageProcessor"}
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return directory
@@ -91,8 +91,8 @@ class MolmoReference(PlainLayers):
         # The published masks are those of the crops from the first on, the whole's being in front; the last has -1.
         pooled = [self._pooled(crop, part) for crop, part in zip(crops, [*masks, -np.ones_like(masks[0])], strict=True)]
         half, margin = _PATCHES // 2, _MARGIN // 2
-        high, wide = (count * (half - 2 * margin) + 2 * margin for count in (down, across))
-        lines = [[torch.empty(0)] * wide for _ in range(high)]
+        patch_rows, patch_columns = (count * (half - 2 * margin) + 2 * margin for count in (down, across))
+        lines = [[torch.empty(0)] * patch_columns for _ in range(patch_rows)]
         for i in range(down * across):
             row, column = divmod(i, across)
             for y in range(margin if row else 0, half - (margin if row < down - 1 else 0)):
@@ -152,8 +152,8 @@ def _tiling(image: Image.Image) -> tuple[int, int]:
     """Return rows and columns of crops: those enlarged for least, or, if none is, shrunk for least."""
     margins = 2 * _MARGIN * _PATCH
     found: list[tuple[float, int, int, int]] = []
-    for down in range(1, _MOST + 1):
-        for across in range(1, _MOST // down + 1):
+    for down in range(1, _MAX_CROPS + 1):
+        for across in range(1, _MAX_CROPS // down + 1):
             sides = ((down * _STEP, image.height - margins), (across * _STEP, image.width - margins))
             scale = min(a / b if b else np.inf for a, b in sides)
             found.append((scale, down * across, down, across))
@@ -166,14 +166,17 @@ def _tiling(image: Image.Image) -> tuple[int, int]:
 def _fitted(image: Image.Image, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return an image in the middle of black, line, column, colour, and where it is."""
     scale = min(np.float32(height) / np.float32(image.height), np.float32(width) / np.float32(image.width))
-    high, wide = (max(int(np.float32(length) * scale), 1) for length in (image.height, image.width))
+    new_height, new_width = (max(int(np.float32(length) * scale), 1) for length in (image.height, image.width))
     pixels = np.einsum(
-        "ry,yxc,sx->rsc", _triangles(image.height, high), np.asarray(image) / 255.0, _triangles(image.width, wide)
+        "ry,yxc,sx->rsc",
+        _triangles(image.height, new_height),
+        np.asarray(image) / 255.0,
+        _triangles(image.width, new_width),
     )
-    top, left = (height - high) // 2, (width - wide) // 2
+    top, left = (height - new_height) // 2, (width - new_width) // 2
     canvas, mask = np.zeros((height, width, 3)), np.zeros((height, width))
-    canvas[top : top + high, left : left + wide] = np.clip(pixels, 0, 1)
-    mask[top : top + high, left : left + wide] = 1
+    canvas[top : top + new_height, left : left + new_width] = np.clip(pixels, 0, 1)
+    mask[top : top + new_height, left : left + new_width] = 1
     return (canvas - np.array(_MEAN)) / np.array(_STD), mask
 
 
@@ -192,7 +195,7 @@ def _shapes() -> dict[str, list[int]]:
     def biased(name: str, outputs: int, inputs: int) -> dict[str, list[int]]:
         return {f"{name}.weight": [outputs, inputs], f"{name}.bias": [outputs]}
 
-    def attended(name: str, inputs: int) -> dict[str, list[int]]:
+    def attention_spec(name: str, inputs: int) -> dict[str, list[int]]:
         shapes = biased(f"{name}.wo", _TOWER, _TOWER)
         for part in "qkv":
             shapes |= biased(f"{name}.w{part}", _TOWER, inputs)
@@ -207,11 +210,11 @@ def _shapes() -> dict[str, list[int]]:
         "image_projector.w2.weight": [_HIDDEN, _INNER],
         "image_projector.w3.weight": [_INNER, _TOWER],
     }
-    shapes |= attended("image_pooling_2d", 2 * _TOWER)
+    shapes |= attention_spec("image_pooling_2d", 2 * _TOWER)
     norms = ["image_vit.pre_ln"]
     for layer in range(_LAYERS):
         at = f"image_vit.transformer.resblocks.{layer}."
-        shapes |= attended(f"{at}attention", _TOWER)
+        shapes |= attention_spec(f"{at}attention", _TOWER)
         shapes |= biased(f"{at}feed_forward.w1", _MLP, _TOWER) | biased(f"{at}feed_forward.w2", _TOWER, _MLP)
         norms += [f"{at}attention_norm", f"{at}ffn_norm"]
     return shapes | {f"{name}.{kind}": [_TOWER] for name in norms for kind in ("weight", "bias")}

@@ -55,7 +55,7 @@ class MonoInternVlReference:
 
     def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
         """Return the logits [tokens, vocab] of a text with images."""
-        self._rows.places = [place for place, token in enumerate(ids) if token == self._token]
+        self._rows.positions = [position for position, token in enumerate(ids) if token == self._token]
         shown = {}
         if images:
             tiles = [self._processor(images=one, crop_to_patches=True, return_tensors="pt") for one in images]

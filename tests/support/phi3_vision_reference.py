@@ -16,7 +16,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, Phi3Config, Phi3ForC
 from tests.support import tiny_vision_models as tiny
 from tests.support.plain_layers import seeing_logits
 
-_SIDE, _PATCH, _MOST, _HIDDEN, _TOWER_HIDDEN = 28, 7, 4, 32, 16
+_SIDE, _PATCH, _MAX_TILES, _HIDDEN, _TOWER_HIDDEN = 28, 7, 4, 32, 16
 _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _PREFIX = "model.vision_embed_tokens."
 _TRAINED = 256
@@ -61,7 +61,12 @@ def make_tiny_phi3_vision(directory: Path) -> Path:
         "embd_layer": {"hd_transform_order": "sub_glb", "use_hd_transform": True, "with_learnable_separator": True},
     }
     (directory / "config.json").write_text(json.dumps(config))
-    data = {"image_mean": _MEAN, "image_std": _STD, "num_crops": _MOST, "image_processor_type": "Phi3VImageProcessor"}
+    data = {
+        "image_mean": _MEAN,
+        "image_std": _STD,
+        "num_crops": _MAX_TILES,
+        "image_processor_type": "Phi3VImageProcessor",
+    }
     (directory / "preprocessor_config.json").write_text(json.dumps(data))
     shutil.rmtree(text)
     return directory
@@ -89,8 +94,10 @@ class Phi3VisionReference:
     def rows(self, image: Image.Image) -> torch.Tensor:
         """Return an image's rows."""
         pixels = canvas(image)
-        high, wide = pixels.shape[1] // _SIDE, pixels.shape[2] // _SIDE
-        lines = self._lines([[self._patches(tile_of(pixels, y, x)) for x in range(wide)] for y in range(high)])
+        tile_rows, tile_columns = pixels.shape[1] // _SIDE, pixels.shape[2] // _SIDE
+        lines = self._lines(
+            [[self._patches(tile_of(pixels, y, x)) for x in range(tile_columns)] for y in range(tile_rows)]
+        )
         whole = self._lines([[self._patches(shrunk(pixels))]])
         separator = self.seeing["glb_GN"].flatten()
         return self._projected(torch.stack([*lines, separator, *whole]))
@@ -126,7 +133,7 @@ def canvas(image: Image.Image) -> np.ndarray:
     if is_upright:
         image = image.transpose(Image.Transpose.TRANSPOSE)
     ratio = image.width / image.height
-    scale = max(n for n in range(1, _MOST + 1) if n * math.ceil(n / ratio) <= _MOST)
+    scale = max(n for n in range(1, _MAX_TILES + 1) if n * math.ceil(n / ratio) <= _MAX_TILES)
     height = int(scale * _SIDE / ratio)
     shown = np.asarray(image.resize((scale * _SIDE, height), Image.Resampling.BILINEAR))
     padding = -height % _SIDE

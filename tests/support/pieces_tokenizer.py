@@ -58,24 +58,24 @@ def make_pieces(directory: Path, vocab_size: int) -> list[str]:
 
 def _member(message: bytes, number: int) -> bytes:
     """Return the last bytes field of this number in a message of Protocol Buffers."""
-    found, place = b"", 0
+    found, begin = b"", 0
 
     def varint() -> int:
-        nonlocal place
+        nonlocal begin
         value = shift = 0
         while True:
-            byte = message[place]
-            value, place, shift = value | (byte & 127) << shift, place + 1, shift + 7
+            byte = message[begin]
+            value, begin, shift = value | (byte & 127) << shift, begin + 1, shift + 7
             if byte < 128:
                 return value
 
-    while place < len(message):
+    while begin < len(message):
         key = varint()
         size = {0: 0, 1: 8, 5: 4}.get(key & 7)
         if key & 7 == 0:
             varint()
         size = varint() if size is None else size
         if key >> 3 == number:
-            found = message[place : place + size]
-        place += size
+            found = message[begin : begin + size]
+        begin += size
     return found

@@ -41,10 +41,10 @@ def tensors_below(directory: Path, prefix: str) -> dict[str, Tensor]:
 def seeing_logits(text: Any, ids: Sequence[int], token: int, rows: Iterable[Tensor]) -> Tensor:
     """Return a text model's logits [tokens, vocab], ``rows`` in place of the embeddings of one of its tokens."""
     embeddings = text.model.embed_tokens.weight[torch.tensor(ids)].detach().clone()
-    places = [position for position, other in enumerate(ids) if other == token]
+    positions = [position for position, other in enumerate(ids) if other == token]
     with torch.inference_mode():
-        for place, row in zip(places, rows, strict=True):
-            embeddings[place] = row
+        for index, row in zip(positions, rows, strict=True):
+            embeddings[index] = row
         logits: Tensor = text(inputs_embeds=embeddings[None]).logits[0]
     return logits
 

@@ -119,8 +119,8 @@ def olmo_hybrid(directory: Path) -> None:
             parts = [f"{layer}.linear_attn.{part}" for part in "qkv"]
             whole = torch.cat([tensors[f"{part}_conv1d.weight"] for part in parts])
             rows = [len(tensors[f"{part}_proj.weight"]) for part in parts]
-            for part, own in zip(parts, whole.split(rows), strict=True):
-                tensors[f"{part}_conv1d.weight"] = own
+            for part, part_rows in zip(parts, whole.split(rows), strict=True):
+                tensors[f"{part}_conv1d.weight"] = part_rows
         for layer in {name.split(".self_attn.")[0] for name in tensors if ".self_attn." in name}:
             tensors[f"{layer}.post_attention_layernorm.weight"] = tensors.pop(f"{layer}.feedforward_layer_norm.weight")
         return tensors
@@ -583,8 +583,8 @@ def mxfp4(directory: Path) -> None:
     config = old_config(directory) | {"quantization_config": {"quant_method": "mxfp4"}}
     tensors = load_file(directory / _WEIGHTS)
     for name in [name for name in tensors if name.endswith(_STACKS)]:
-        codes, scales = _codes(name, tensors.pop(name).shape)
-        tensors |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+        quantized, scales = _codes(name, tensors.pop(name).shape)
+        tensors |= {f"{name}_blocks": quantized, f"{name}_scales": scales}
     save_file(tensors, directory / _WEIGHTS)
     (directory / "config.json").write_text(json.dumps(config))
 
@@ -605,8 +605,8 @@ def _codes(name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     experts, inputs, outputs = shape
     blocks = (experts, outputs, inputs // 32)
-    codes = torch.randint(0, 256, (*blocks, 16), generator=generator, dtype=torch.uint8)
-    return codes, torch.randint(121, 126, blocks, generator=generator, dtype=torch.uint8)
+    quantized = torch.randint(0, 256, (*blocks, 16), generator=generator, dtype=torch.uint8)
+    return quantized, torch.randint(121, 126, blocks, generator=generator, dtype=torch.uint8)
 
 
 def alibi_forward(model: Any, ids: list[int]) -> Tensor:

@@ -25,7 +25,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a checkpoint is quantized; ``plain`` names layers (by ending) that stay numbers."""
+    """How a checkpoint is quantized; ``unquantized`` names layers (by ending) that stay numbers."""
 
     method: str = "awq"
     bits: int = 4
@@ -33,7 +33,7 @@ class Scheme:
     sym: bool = False
     desc_act: bool = False
     checkpoint_format: str = "gptq"
-    plain: tuple[str, ...] = ("lm_head",)
+    unquantized: tuple[str, ...] = ("lm_head",)
     scales: torch.dtype = torch.float16
 
     def config(self) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 0) -> Codes:
         zeros.append(np.full_like(scale, (top + 1) // 2) if scheme.sym else np.round(-low / scale))
     stored = torch.tensor(np.array(scales)).to(scheme.scales)
     zero = np.array(zeros).astype(np.int64)
-    codes = np.round(values / stored.double().numpy()[groups]) + zero[groups]
-    return Codes(codes.clip(0, top).astype(np.int64), zero, stored, groups)
+    quantized = np.round(values / stored.double().numpy()[groups]) + zero[groups]
+    return Codes(quantized.clip(0, top).astype(np.int64), zero, stored, groups)
 
 
 def pack(values: np.ndarray, bits: int, axis: int, order: tuple[int, ...] | None = None) -> np.ndarray:
@@ -137,11 +137,11 @@ def quantize_checkpoint(
     ends = ("_proj.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
     for name in [name for name in tensors if (linear(name) if linear else name.endswith(ends))]:
         layer = name.removesuffix(".weight")
-        if layer.endswith(scheme.plain):
+        if layer.endswith(scheme.unquantized):
             continue
-        codes = quantize(tensors.pop(name), scheme, seeds.get(layer.rpartition(".")[2], 3))
-        values[name] = codes.dequantized()
-        tensors |= {f"{layer}.{part}": tensor for part, tensor in tensors_of(codes, scheme).items()}
+        quantized = quantize(tensors.pop(name), scheme, seeds.get(layer.rpartition(".")[2], 3))
+        values[name] = quantized.dequantized()
+        tensors |= {f"{layer}.{part}": tensor for part, tensor in tensors_of(quantized, scheme).items()}
     save_quantized(source, target, tensors, scheme.config())
     return values
 
@@ -159,9 +159,9 @@ def decode_awq(directory: Path, group_size: int) -> dict[str, torch.Tensor]:
     """Return a checkpoint's tensors with the numbers ``X.weight`` in place of AWQ codes."""
     tensors = stored_tensors(directory)
     for layer in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
-        codes, zeros = (_unpack_awq(tensors.pop(f"{layer}.{part}").numpy()) for part in ("qweight", "qzeros"))
-        groups = np.arange(len(codes)) // (len(codes) if group_size == -1 else group_size)
-        stored = Codes(codes, zeros, tensors.pop(f"{layer}.scales"), groups)
+        quantized, zeros = (_unpack_awq(tensors.pop(f"{layer}.{part}").numpy()) for part in ("qweight", "qzeros"))
+        groups = np.arange(len(quantized)) // (len(quantized) if group_size == -1 else group_size)
+        stored = Codes(quantized, zeros, tensors.pop(f"{layer}.scales"), groups)
         tensors[f"{layer}.weight"] = stored.dequantized()
     return tensors
 
@@ -178,11 +178,11 @@ def decode_gptq(directory: Path, bits: int = 4) -> dict[str, torch.Tensor]:
     quantization = json.loads((directory / "config.json").read_text())["quantization_config"]
     tensors = stored_tensors(directory)
     for layer in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
-        codes = _unpack_plain(tensors.pop(f"{layer}.qweight").T.contiguous().numpy(), bits).T
+        quantized = _unpack_plain(tensors.pop(f"{layer}.qweight").T.contiguous().numpy(), bits).T
         zeros = _unpack_plain(tensors.pop(f"{layer}.qzeros").numpy(), bits)
         if quantization["checkpoint_format"] == "gptq":
             zeros = zeros + 1
-        stored = Codes(codes, zeros, tensors.pop(f"{layer}.scales"), tensors.pop(f"{layer}.g_idx").numpy())
+        stored = Codes(quantized, zeros, tensors.pop(f"{layer}.scales"), tensors.pop(f"{layer}.g_idx").numpy())
         tensors[f"{layer}.weight"] = stored.dequantized()
     return tensors
 

@@ -85,12 +85,12 @@ class QwenVlReference(PlainLayers):
             inner = self.linear(self.norm(states, f"{at}ln_2", _EPS), f"{at}mlp.c_fc")
             inner = 0.5 * inner * (1 + torch.erf(inner / math.sqrt(2)))
             states = states + self.linear(inner, f"{at}mlp.c_proj")
-        places = self["attn_pool.pos_embed"]
+        embedding = self["attn_pool.pos_embed"]
         values = self.norm(self.linear(states, "attn_pool.kv_proj"), "attn_pool.ln_kv", _EPS)
-        queries = self.norm(self["attn_pool.query"], "attn_pool.ln_q", _EPS) + places
+        queries = self.norm(self["attn_pool.query"], "attn_pool.ln_q", _EPS) + embedding
         weights = self["attn_pool.attn.in_proj_weight"].chunk(3)
         biases = self["attn_pool.attn.in_proj_bias"].chunk(3)
-        inputs = (queries, values + _stretched(places, side), values)
+        inputs = (queries, values + _stretched(embedding, side), values)
         q, k, v = (x @ w.T + b for x, w, b in zip(inputs, weights, biases, strict=True))
         found = self.linear(attention(q, k, v, _HEADS), "attn_pool.attn.out_proj")
         return self.norm(found, "ln_post", _EPS) @ self["proj"]
@@ -100,10 +100,10 @@ def _stretched(table: torch.Tensor, side: int) -> torch.Tensor:
     """Return a square table in another size, by cubic convolution along rows and columns."""
     before = math.isqrt(len(table))
     weights = torch.zeros(side, before, dtype=torch.float64)
-    for place in range(side):
-        at = (place + 0.5) * before / side - 0.5
+    for index in range(side):
+        at = (index + 0.5) * before / side - 0.5
         for tap in range(math.floor(at) - 1, math.floor(at) + 3):
-            weights[place, min(max(tap, 0), before - 1)] += _cubic(abs(at - tap))
+            weights[index, min(max(tap, 0), before - 1)] += _cubic(abs(at - tap))
     square = table.view(before, before, -1)
     return torch.einsum("ra,cb,abx->rcx", weights, weights, square).flatten(0, 1)
 

@@ -107,11 +107,11 @@ class RandomSchemas:
 
     def _string(self, _: int) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "string"}
-        least = self._some(0, 1, 2, 5)
+        minimum = self._some(0, 1, 2, 5)
         if self._chance.random() < 0.35:
-            schema["minLength"] = least
+            schema["minLength"] = minimum
         if self._chance.random() < 0.35:
-            schema["maxLength"] = least + self._some(0, 2, 10, 200)
+            schema["maxLength"] = minimum + self._some(0, 2, 10, 200)
         if self._chance.random() < 0.4:
             schema["pattern"] = self._some(*_PATTERNS)
         elif self._chance.random() < 0.3:
@@ -124,11 +124,11 @@ class RandomSchemas:
             schema["prefixItems"] = [self._below(depth) for _ in range(self._some(1, 2, 3))]
         if self._chance.random() < 0.7:
             schema["items"] = self._below(depth)
-        least = self._some(0, 0, 1, 2)
+        minimum = self._some(0, 0, 1, 2)
         if self._chance.random() < 0.4:
-            schema["minItems"] = least
+            schema["minItems"] = minimum
         if self._chance.random() < 0.5:
-            schema["maxItems"] = least + self._some(0, 1, 2, 5)
+            schema["maxItems"] = minimum + self._some(0, 1, 2, 5)
         if self._chance.random() < 0.2:
             schema["uniqueItems"] = self._some(True, True, False)
         if self._chance.random() < 0.2:

@@ -33,7 +33,7 @@ _INT8_INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "to
 
 @dataclass(frozen=True)
 class RowForm:
-    """How layers are stored; ``group`` -1 is a whole row, ``plain`` names layers (by ending) that stay numbers."""
+    """How layers are stored; ``group`` -1 is a whole row, ``unquantized`` names layers (endings) that stay numbers."""
 
     stored: str = "pack-quantized"
     bits: int = 4
@@ -42,7 +42,7 @@ class RowForm:
     is_ordered: bool = False
     has_int8_inputs: bool = False
     tool: str = "compressed-tensors"
-    plain: tuple[str, ...] = ("lm_head",)
+    unquantized: tuple[str, ...] = ("lm_head",)
     others: "dict[str, RowForm]" = field(default_factory=dict)  # of layers whose name ends so
 
     @property
@@ -103,8 +103,8 @@ def quantize_layer(weight: torch.Tensor, form: RowForm) -> tuple[Tensors, torch.
         back = order.argsort()
         groups = (torch.arange(weight.shape[1]) // form.group)[back].int()
         scheme.weights.strategy = "channel"  # codes in the order of the inputs, whatever their groups
-        codes = _unpacked(stored["weight_packed"], form.bits)[:, back]
-        stored |= {"weight_packed": _packed(codes, form.bits), "weight_g_idx": groups}
+        quantized = _unpacked(stored["weight_packed"], form.bits)[:, back]
+        stored |= {"weight_packed": _packed(quantized, form.bits), "weight_g_idx": groups}
         values = values[:, back]
     return _renamed(stored, form), values.contiguous()
 
@@ -145,10 +145,10 @@ def _float4_scales(weight: torch.Tensor, form: RowForm) -> Tensors:
 def _float4_values(stored: Tensors) -> torch.Tensor:
     packed, scale = stored["weight_packed"], stored["weight_scale"]
     steps = unpack_fp4_from_uint8(packed, len(packed), 2 * packed.shape[1], torch.float64)
-    each = 2.0 ** (scale.double() - 127) if scale.dtype == torch.uint8 else scale.double()
+    factors = 2.0 ** (scale.double() - 127) if scale.dtype == torch.uint8 else scale.double()
     if "weight_global_scale" in stored:
-        each = each / stored["weight_global_scale"].double()
-    return (steps.view(*scale.shape, -1) * each[..., None]).flatten(1).float()
+        factors = factors / stored["weight_global_scale"].double()
+    return (steps.view(*scale.shape, -1) * factors[..., None]).flatten(1).float()
 
 
 def _renamed(stored: Tensors, form: RowForm) -> Tensors:
@@ -168,10 +168,10 @@ def quantize_checkpoint(
     tensors, values = copy_files(source, target), {}
     for name in [name for name in tensors if is_linear(name)]:
         layer = name.removesuffix(".weight")
-        if layer.endswith(form.plain):
+        if layer.endswith(form.unquantized):
             continue
-        own = next((other for end, other in form.others.items() if layer.endswith(end)), form)
-        stored, values[name] = quantize_layer(tensors.pop(name), own)
+        layer_form = next((other for end, other in form.others.items() if layer.endswith(end)), form)
+        stored, values[name] = quantize_layer(tensors.pop(name), layer_form)
         tensors |= {f"{layer}.{part}": tensor for part, tensor in stored.items()}
     change(tensors)
     save_quantized(source, target, tensors, form.config())

@@ -33,9 +33,9 @@ def covering(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
     return sorted(chosen)
 
 
-def spread(sample: Sequence[int], most: int) -> list[int]:
+def spread(sample: Sequence[int], max_cases: int) -> list[int]:
     """Return at most this many of a sample, from all over it."""
-    count = min(most, len(sample))
+    count = min(max_cases, len(sample))
     return [sample[number * len(sample) // count] for number in range(count)]
 
 
@@ -78,7 +78,7 @@ def left_out_alike(alike: Iterable[pytest.Item]) -> set[pytest.Item]:
     for group in groups.values():
         sample = covering([values_of(item) for item in group])
         mark = group[0].get_closest_marker("alike")
-        most = len(sample) if mark is None else mark.kwargs.get("most", len(sample))
-        kept = set(spread(sample, most))
+        max_cases = len(sample) if mark is None else mark.kwargs.get("most", len(sample))
+        kept = set(spread(sample, max_cases))
         left_out.update(item for number, item in enumerate(group) if number not in kept)
     return left_out

@@ -21,7 +21,7 @@ FLOAT8 = torch.float8_e4m3fn
 class Form:
     """How a checkpoint's layers are stored.
 
-    ``strategy`` is ``tensor``, ``channel`` or ``block``; ``plain`` names layers (by ending) that stay numbers.
+    ``strategy`` is ``tensor``, ``channel`` or ``block``; ``unquantized`` names layers (by ending) that stay numbers.
     """
 
     method: str
@@ -32,7 +32,7 @@ class Form:
     scales: torch.dtype = torch.float32
     static_activations: bool = False
     block: tuple[int, int] = (128, 128)
-    plain: tuple[str, ...] = ("lm_head",)
+    unquantized: tuple[str, ...] = ("lm_head",)
 
     def config(self) -> dict[str, Any]:
         """Return ``quantization_config`` as the tools of that method write it."""
@@ -76,11 +76,13 @@ def quantize(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tens
     blocks = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
     largest = 448.0 if form.dtype == FLOAT8 else 127.0
     scales = (blocks.abs().amax((1, 3)) / largest).clamp(min=1e-12).to(form.scales)
-    each = scales.float()[:, None, :, None]
-    steps = blocks / each
-    codes = steps.clamp(-448, 448).to(FLOAT8) if form.dtype == FLOAT8 else steps.round().clamp(-128, 127).to(torch.int8)
-    values = (codes.float() * each).reshape(padded.shape)[: weight.shape[0], : weight.shape[1]]
-    flat = codes.view(torch.uint8).reshape(padded.shape)[: weight.shape[0], : weight.shape[1]].contiguous()
+    factors = scales.float()[:, None, :, None]
+    steps = blocks / factors
+    quantized = (
+        steps.clamp(-448, 448).to(FLOAT8) if form.dtype == FLOAT8 else steps.round().clamp(-128, 127).to(torch.int8)
+    )
+    values = (quantized.float() * factors).reshape(padded.shape)[: weight.shape[0], : weight.shape[1]]
+    flat = quantized.view(torch.uint8).reshape(padded.shape)[: weight.shape[0], : weight.shape[1]].contiguous()
     return flat.view(form.dtype), scales, values.contiguous()
 
 
@@ -121,10 +123,10 @@ def quantize_checkpoint(
     tensors, values = copy_files(source, target), {}
     for name in [name for name in tensors if (linear or is_linear)(name)]:
         layer = name.removesuffix(".weight")
-        if layer.endswith(form.plain):
+        if layer.endswith(form.unquantized):
             continue
-        codes, scales, values[name] = quantize(tensors[name], form)
-        tensors[name] = codes
+        quantized, scales, values[name] = quantize(tensors[name], form)
+        tensors[name] = quantized
         tensors[f"{layer}.{form.scale_name}"] = stored_scales(scales, form)
         if form.static_activations:
             tensors[f"{layer}.input_scale"] = torch.tensor([0.02])

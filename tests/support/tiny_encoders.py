@@ -60,14 +60,14 @@ class JinaBert:
         yield "embeddings.token_type_embeddings.weight", (2, hidden)
         yield from norm("embeddings.LayerNorm")
         for i in range(self.layers):
-            own = f"encoder.layer.{i}"
+            prefix = f"encoder.layer.{i}"
             for name in ("query", "key", "value"):
-                yield from layer(f"{own}.attention.self.{name}", hidden, hidden)
-            yield from layer(f"{own}.attention.output.dense", hidden, hidden)
-            yield from norm(f"{own}.attention.output.LayerNorm")
-            yield f"{own}.mlp.gated_layers.weight", (2 * inner, hidden)
-            yield from layer(f"{own}.mlp.wo", hidden, inner)
-            yield from norm(f"{own}.mlp.layernorm")
+                yield from layer(f"{prefix}.attention.self.{name}", hidden, hidden)
+            yield from layer(f"{prefix}.attention.output.dense", hidden, hidden)
+            yield from norm(f"{prefix}.attention.output.LayerNorm")
+            yield f"{prefix}.mlp.gated_layers.weight", (2 * inner, hidden)
+            yield from layer(f"{prefix}.mlp.wo", hidden, inner)
+            yield from norm(f"{prefix}.mlp.layernorm")
         yield from layer("pooler.dense", hidden, hidden)
         if self.has_head:
             yield from layer("classifier", 1, hidden)
@@ -81,25 +81,25 @@ class JinaBert:
             + self._of("embeddings.token_type_embeddings")[types[0]],
         )
         for i in range(self.layers):
-            own = f"encoder.layer.{i}"
-            states = self._normed(f"{own}.attention.output.LayerNorm", states + self._attention(own, states))
-            gate, up = linear(states, self._of(f"{own}.mlp.gated_layers")).split(self.inner, dim=1)
-            states = self._normed(f"{own}.mlp.layernorm", states + self._linear(f"{own}.mlp.wo", gelu(gate) * up))
+            prefix = f"encoder.layer.{i}"
+            states = self._normed(f"{prefix}.attention.output.LayerNorm", states + self._attention(prefix, states))
+            gate, up = linear(states, self._of(f"{prefix}.mlp.gated_layers")).split(self.inner, dim=1)
+            states = self._normed(f"{prefix}.mlp.layernorm", states + self._linear(f"{prefix}.mlp.wo", gelu(gate) * up))
         if not self.has_head:
             return SimpleNamespace(last_hidden_state=states[None])
         return SimpleNamespace(logits=self._linear("classifier", torch.tanh(self._linear("pooler.dense", states[:1]))))
 
-    def _attention(self, own: str, states: torch.Tensor) -> torch.Tensor:
+    def _attention(self, prefix: str, states: torch.Tensor) -> torch.Tensor:
         count = len(states)
         q, k, v = (
-            self._linear(f"{own}.attention.self.{name}", states).view(count, self.heads, -1).transpose(0, 1)
+            self._linear(f"{prefix}.attention.self.{name}", states).view(count, self.heads, -1).transpose(0, 1)
             for name in ("query", "key", "value")
         )
         slopes = 2.0 ** (-8.0 * torch.arange(1, self.heads + 1, dtype=torch.float64) / self.heads)
         apart = (torch.arange(count)[:, None] - torch.arange(count)).abs()
         scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]) - slopes[:, None, None] * apart
         found = (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1)
-        return self._linear(f"{own}.attention.output.dense", found)
+        return self._linear(f"{prefix}.attention.output.dense", found)
 
     def _of(self, name: str, part: str = "weight") -> torch.Tensor:
         return self.tensors[f"{name}.{part}"].double()

@@ -46,7 +46,7 @@ def make_tiny_internvl_chat(
     config = json.loads((native / "config.json").read_text())
     decoder, decoder_config = _text_alone(directory, tensors, config["text_config"], text)
     vision = config["vision_config"]
-    own = {
+    fields = {
         "architectures": ["InternVLChatModel"],
         "model_type": "internvl_chat",
         "auto_map": {"AutoModel": "modeling_internvl_chat.InternVLChatModel"},
@@ -92,7 +92,7 @@ def make_tiny_internvl_chat(
         r"multi_modal_projector\.linear_2": "mlp1.3",
     }
     decoder = {f"language_model.{name}": values for name, values in decoder.items()}
-    return _write(directory, native, own, _renamed(tower, names) | decoder)
+    return _write(directory, native, fields, _renamed(tower, names) | decoder)
 
 
 def make_tiny_llava_original(
@@ -111,7 +111,7 @@ def make_tiny_llava_original(
     folder = directory.with_name("clip")
     _write_tower(folder, native, tower)
     text = {name: value for name, value in config["text_config"].items() if name not in ("architectures", "dtype")}
-    own = text | {
+    fields = text | {
         "architectures": ["LlavaMistralForCausalLM" if kind == "mistral" else "LlavaLlamaForCausalLM"],
         "model_type": "llava_mistral" if kind == "mistral" else "llava",
         "image_aspect_ratio": "anyres" if tiles else "pad",
@@ -125,7 +125,7 @@ def make_tiny_llava_original(
         "mm_vision_tower": str(folder),
     }
     if tiles:
-        own["image_grid_pinpoints"] = [[width, height] for height, width in config["image_grid_pinpoints"]]
+        fields["image_grid_pinpoints"] = [[width, height] for height, width in config["image_grid_pinpoints"]]
     kept = {name: values for name, values in tensors.items() if not name.startswith(prefix)}
     if tiles:
         vision = load_file(folder / "model.safetensors")
@@ -139,17 +139,17 @@ def make_tiny_llava_original(
     }
     if normed:
         random = torch.Generator().manual_seed(3)
-        for place in (1, 4):
+        for index in (1, 4):
             for part, middle in (("weight", 1.0), ("bias", 0.0)):
                 noise = torch.randn(config["text_config"]["hidden_size"], generator=random)
-                kept[f"model.mm_projector.{place}.{part}"] = middle + 0.3 * noise
-    return _write(directory, native, own, _renamed(kept, names))
+                kept[f"model.mm_projector.{index}.{part}"] = middle + 0.3 * noise
+    return _write(directory, native, fields, _renamed(kept, names))
 
 
 def make_tiny_deepseek_vl_original(directory: Path, *, has_two: bool = False) -> Path:
     """Make a DeepSeek-VL in its authors' layout, with one tower as the 1.3B or two as the 7B."""
     vision = {"hidden_size": 64, "num_attention_heads": 1, "hidden_act": "gelu", "vision_use_head": False}
-    plain: dict[str, Any] = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    processor: dict[str, Any] = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
     large = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
     if has_two:
         native = tiny.make_tiny_deepseek_vl_hybrid(
@@ -159,19 +159,19 @@ def make_tiny_deepseek_vl_original(directory: Path, *, has_two: bool = False) ->
             high_res_image_mean=large["image_mean"],
             high_res_image_std=large["image_std"],
             resample=PILImageResampling.BILINEAR,
-            **plain,
+            **processor,
         )
     else:
-        native = tiny.make_tiny_deepseek_vl(native_of(directory), vision=vision, **plain)
+        native = tiny.make_tiny_deepseek_vl(native_of(directory), vision=vision, **processor)
     tensors = load_file(native / "model.safetensors")
     config = json.loads((native / "config.json").read_text())
     low = "vision_model.vision_tower_low.vision_tower." if has_two else "vision_model.vision_tower."
     high = "vision_model.vision_tower_high.vision_tower."
     side = config["high_res_vision_config" if has_two else "vision_config"]["image_size"]
     low_config = {"model_name": "siglip_large_patch16_384", "image_size": config["vision_config"]["image_size"]}
-    low_config |= {"pixel_mean": plain["image_mean"], "pixel_std": plain["image_std"]} if has_two else {}
+    low_config |= {"pixel_mean": processor["image_mean"], "pixel_std": processor["image_std"]} if has_two else {}
     params = {"high_res_cfg": {"model_name": "sam_b_downsample", "image_size": side}, "low_res_cfg": low_config}
-    own = {
+    fields = {
         "architectures": ["MultiModalityCausalLM"],
         "model_type": "multi_modality",
         "language_config": config["text_config"],
@@ -185,8 +185,8 @@ def make_tiny_deepseek_vl_original(directory: Path, *, has_two: bool = False) ->
         for kind in ("weight", "bias"):
             parts = [tensors.pop(f"{block}{part}_proj.{kind}") for part in "qkv"]
             tensors[f"{block}qkv.{kind}"] = torch.cat(parts)
-    place = "model.vision_model.embeddings.position_embedding.weight"
-    tensors[place] = tensors[place][None]
+    name = "model.vision_model.embeddings.position_embedding.weight"
+    tensors[name] = tensors[name][None]
     names = {
         r"^model\.vision_model\.embeddings\.position_embedding\.weight": f"{low}pos_embed",
         r"^model\.vision_model\.embeddings\.patch_embedding": f"{low}patch_embed.proj",
@@ -214,9 +214,9 @@ def make_tiny_deepseek_vl_original(directory: Path, *, has_two: bool = False) ->
         r"^model\.language_model": "language_model.model",
         r"^lm_head": "language_model.lm_head",
     }
-    _write(directory, native, own, _renamed(tensors, names))
+    _write(directory, native, fields, _renamed(tensors, names))
     settings = {"image_processor_type": "VLMImageProcessor", "image_size": side, "min_size": 14}
-    settings |= large if has_two else plain
+    settings |= large if has_two else processor
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return directory
 

@@ -320,8 +320,8 @@ def make_tiny_qwen_vl(
     transformers.Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
     ).save_pretrained(directory)
-    most = 28 * 28 * (40 if is_third else 6)  # of all frames, or of one
-    settings = {"size": {"shortest_edge": 28 * 28, "longest_edge": most}}
+    max_pixels = 28 * 28 * (40 if is_third else 6)  # of all frames, or of one
+    settings = {"size": {"shortest_edge": 28 * 28, "longest_edge": max_pixels}}
     (directory / "video_preprocessor_config.json").write_text(json.dumps(settings))
     save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
     if kind == "Qwen3VLMoe":

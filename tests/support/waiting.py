@@ -19,8 +19,8 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout: f
     """Return once `condition()` holds; fail after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     for pause in _pauses():
-        held = condition()
-        if held if isinstance(held, bool) else await held:
+        outcome = condition()
+        if outcome if isinstance(outcome, bool) else await outcome:
             return
         assert time.monotonic() < deadline, f"not so within {timeout} s"
         await asyncio.sleep(pause)

@@ -36,7 +36,7 @@ class Part:
     begin: int
     tokens: list[int]
     adapter: int = 0
-    wants_all: bool = True
+    needs_all_logits: bool = True
     prompt: int = 0
 
 
@@ -85,7 +85,7 @@ class StepDriver:
                 table.append(self._free.pop())
             count = len(part.tokens)
             self.tokens[row : row + count] = part.tokens
-            logit_rows.append(count if part.wants_all else 1)
+            logit_rows.append(count if part.needs_all_logits else 1)
             self.spans[index] = [
                 row, count, part.begin, part.prompt or end, used, len(table), count - logit_rows[-1], part.adapter
             ]  # fmt: skip

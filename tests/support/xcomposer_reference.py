@@ -79,7 +79,7 @@ class XComposerReference:
         )
 
     def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> Tensor:
-        self._rows.places = [place for place, token in enumerate(ids) if token == self._token]
+        self._rows.positions = [position for position, token in enumerate(ids) if token == self._token]
         with torch.inference_mode():
             return seeing_logits(self._text, ids, self._token, [row for image in images for row in self._seen(image)])
 
@@ -90,10 +90,8 @@ class XComposerReference:
         if part.startswith("self_attn.") and part != "self_attn.o_proj":
             heads, keys = tiny.TEXT["num_attention_heads"], tiny.TEXT["num_key_value_heads"]
             size, group = _HIDDEN // heads, heads // keys
-            places = {"q": range(group), "k": [group], "v": [group + 1]}[part.split(".")[1][0]]
-            rows = [
-                (key * (group + 2) + place) * size + i for key in range(keys) for place in places for i in range(size)
-            ]
+            slots = {"q": range(group), "k": [group], "v": [group + 1]}[part.split(".")[1][0]]
+            rows = [(key * (group + 2) + slot) * size + i for key in range(keys) for slot in slots for i in range(size)]
             up = up[rows]
         return added(down, up)
 
@@ -104,8 +102,8 @@ class XComposerReference:
             pixels = ((pixels - np.array(_MEAN)) / np.array(_STD)).transpose(2, 0, 1)
             return self._projected(self._patches(pixels).flatten(0, 1))
         pixels = canvas(image)
-        high, wide = pixels.shape[1] // _SIDE, pixels.shape[2] // _SIDE
-        tiles = [[self._patches(tile_of(pixels, y, x)) for x in range(wide)] for y in range(high)]
+        tile_rows, tile_columns = pixels.shape[1] // _SIDE, pixels.shape[2] // _SIDE
+        tiles = [[self._patches(tile_of(pixels, y, x)) for x in range(tile_columns)] for y in range(tile_rows)]
         separator = self._tensors["plora_glb_GN"].flatten()
         return self._projected(
             torch.stack([*self._lines([[self._patches(shrunk(pixels))]]), separator, *self._lines(tiles)])

@@ -129,10 +129,10 @@ def test_the_command_writes_a_table_and_fails_where_more_is_lost(
         evaluate.main([str(tiny_model), *flags])
     shown.append(capsys.readouterr())
     assert re.search(r"strict: KL divergence \S+ > 0", str(stopped.value))
-    rows = [line for each in shown for line in each.out.splitlines() if line.startswith("|")]
+    rows = [line for output in shown for line in output.out.splitlines() if line.startswith("|")]
     assert [row.split(" | ")[0] for row in rows] == ["| format", "| ---", "| float32", "| strict", "| again"]
     assert ["| float32 |" in shown[1].out, "| strict |" in shown[2].out] == [True, True]  # before the next one
-    assert "strict:   0%" in "".join(each.err for each in shown[1:])
+    assert "strict:   0%" in "".join(output.err for output in shown[1:])
     found = json.loads(report.read_text())
     assert found["strict"]["divergence"] > 0
     assert found["again"]["divergence"] == 0

@@ -112,9 +112,9 @@ def test_headers_of_libraries_are_found_where_the_environment_says(
 
 @pytest.mark.parametrize("what", SECONDS)
 def test_what_is_expected_of_a_call_fits_into_its_time(what: str) -> None:
-    each = steps_of(what, [Path("old.so"), Path("new.so")] if what == "compare" else [], is_dry_run=False)
-    assert sum(step.seconds for step in each) <= SECONDS[what]
-    names = [step.name for step in each]
+    steps = steps_of(what, [Path("old.so"), Path("new.so")] if what == "compare" else [], is_dry_run=False)
+    assert sum(step.seconds for step in steps) <= SECONDS[what]
+    names = [step.name for step in steps]
     assert len(names) > 6
     files = [name for name in names if name.startswith("tests/")]
     assert all((ROOT / name).exists() for name in files)
@@ -122,9 +122,9 @@ def test_what_is_expected_of_a_call_fits_into_its_time(what: str) -> None:
 
 
 def test_two_builds_take_turns() -> None:
-    each = steps_of("compare", [Path("a.so"), Path("b.so")], is_dry_run=False)
-    sides = [(step.environment["GPU_CHECK_SIDE"], step.environment["GPU_CHECK_MODULE"]) for step in each]
-    assert sides == [("old", "a.so"), ("new", "b.so")] * (len(each) // 2)
+    steps = steps_of("compare", [Path("a.so"), Path("b.so")], is_dry_run=False)
+    sides = [(step.environment["GPU_CHECK_SIDE"], step.environment["GPU_CHECK_MODULE"]) for step in steps]
+    assert sides == [("old", "a.so"), ("new", "b.so")] * (len(steps) // 2)
 
 
 def test_a_step_that_hangs_is_interrupted_then_killed_with_all_it_started(
@@ -169,9 +169,9 @@ def test_a_file_of_whose_tests_none_ran_is_not_called_right(tmp_path: Path) -> N
         "not found": ("12 deselected in 0.1s", 5),
         "wrong": ("1 failed, 12 passed in 0.1s", 1),
     }
-    each = [a_step(name, f"print({text!r}); exit({status})", runs_tests=True) for name, (text, status) in ends.items()]
+    steps = [a_step(name, f"print({text!r}); exit({status})", runs_tests=True) for name, (text, status) in ends.items()]
     none = "left out: none of its tests ran"
-    assert run(tmp_path, each) == {"right": "ok", "skipped": none, "not found": none, "wrong": "FAILED: exit status 1"}
+    assert run(tmp_path, steps) == {"right": "ok", "skipped": none, "not found": none, "wrong": "FAILED: exit status 1"}
 
 
 # ---- the report ----

@@ -88,9 +88,9 @@ def test_a_step_multiplies_with_the_matrices_of_the_checkpoint(name: str) -> Non
 def test_a_step_reads_weights_of_every_format_and_the_cache() -> None:
     sizes = Sizes.of_config(SHAPES["llama-8b"].config)
     bits = {"llama-8b": 16, "awq-8b": 4 + 20 / 128, "fp8-8b": 8}
-    for name, each in bits.items():
+    for name, count in bits.items():
         cost = ModelCost.of(sizes, SHAPES[name].weight_bytes, 2, 2)
-        assert cost.weight_bytes() == pytest.approx(sizes.dense * each / 8 + 128256 * 4096 * 2)
+        assert cost.weight_bytes() == pytest.approx(sizes.dense * count / 8 + 128256 * 4096 * 2)
         assert cost.cache_bytes == 2 * 32 * 8 * 128 * 2
 
 

@@ -67,10 +67,10 @@ def as_written(pipe: AsyncEngine, text: str, adapter: str | None) -> str:
 
 
 def test_each_adapter_is_asked_in_its_own_words(pipe: AsyncEngine, directory: Path) -> None:
-    base, own = written(directory), written(directory, OWN_TEMPLATE)
-    for adapter, text in ((None, base), ("plain", base), ("file", own)):
+    base, adapted = written(directory), written(directory, OWN_TEMPLATE)
+    for adapter, text in ((None, base), ("plain", base), ("file", adapted)):
         assert pipe(MESSAGES, GREEDY, adapter_name=adapter).text == as_written(pipe, text, adapter)
-    assert as_written(pipe, base, "file") != as_written(pipe, own, "file")
+    assert as_written(pipe, base, "file") != as_written(pipe, adapted, "file")
 
 
 def test_sessions_are_asked_so_too(pipe: AsyncEngine, directory: Path) -> None:
@@ -83,8 +83,8 @@ def test_an_adapter_that_is_loaded_later_brings_its_own_and_takes_it_along(
     pipe: AsyncEngine, directory: Path, adapters: dict[str, str]
 ) -> None:
     pipe.load_adapter("late", adapters["settings"])
-    own = written(directory, OWN_TEMPLATE)
-    assert pipe(MESSAGES, GREEDY, adapter_name="late").text == as_written(pipe, own, "late")
+    adapted = written(directory, OWN_TEMPLATE)
+    assert pipe(MESSAGES, GREEDY, adapter_name="late").text == as_written(pipe, adapted, "late")
     pipe.unload_adapter("late")
     pipe.load_adapter("late", adapters["plain"])
     assert pipe(MESSAGES, GREEDY, adapter_name="late").text == as_written(pipe, written(directory), "plain")
@@ -127,25 +127,25 @@ def control(model: Any, key: str, **inputs: str) -> str:
 
 def test_a_server_writes_messages_for_the_adapter_that_they_name(model: Any, directory: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    base, own = tokenizer.encode(written(directory)), tokenizer.encode(written(directory, OWN_TEMPLATE))
+    base, adapted = tokenizer.encode(written(directory)), tokenizer.encode(written(directory, OWN_TEMPLATE))
     assert ids_of(model) == ids_of(model, lora_name="unknown") == base
-    assert ids_of(model, lora_name="file") == own
+    assert ids_of(model, lora_name="file") == adapted
     by_parameter = Request(messages=json.dumps(MESSAGES))
     by_parameter.reported = {"lora_name": "file"}
     [response] = model.execute([by_parameter])
-    assert response.array("INPUT_ID")[0].tolist() == own
+    assert response.array("INPUT_ID")[0].tolist() == adapted
 
 
 def test_a_server_is_reported_of_adapters_with_its_key_alone(
     model: Any, directory: Path, adapters: dict[str, str], broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_CONTROL_KEY", "secret")
-    base, own = ids_of(model), ids_of(model, lora_name="file")
+    base, adapted = ids_of(model), ids_of(model, lora_name="file")
     load = {"lora_control": "load", "lora_name": "late", "lora_path": adapters["settings"]}
     assert "control_key" in control(model, "predicted", **load)
     assert ids_of(model, lora_name="late") == base
     assert control(model, "secret", **load) == ""
-    assert ids_of(model, lora_name="late") == own
+    assert ids_of(model, lora_name="late") == adapted
     assert control(model, "secret", lora_control="unload", lora_name="late") == ""
     assert ids_of(model, lora_name="late") == base
     assert "line 2: " in control(model, "secret", **load | {"lora_path": str(broken)})

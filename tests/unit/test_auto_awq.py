@@ -195,10 +195,10 @@ def test_a_model_that_is_code_is_refused_and_the_code_not_run(tmp_path: Path) ->
 def test_layers_that_are_another_function_than_their_groups_say_are_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = scaled_groups.Producer
+    producer = scaled_groups.Producer
 
     def shifted(name: str, source: Any = None, offset: float = 0.0) -> scaled_groups.Producer:
-        return plain(name, source, offset + 1.0)  # as if norms added one to their weights
+        return producer(name, source, offset + 1.0)  # as if norms added one to their weights
 
     monkeypatch.setattr(scaled_groups, "Producer", shifted)
     with pytest.raises(UnsupportedModelError, match="dividing its norms and weights changes what layer 0 computes"):
@@ -357,11 +357,11 @@ def test_the_command_searches_where_it_is_asked_to(
 ) -> None:
     requested: list[Any] = []
 
-    def note(model_dir: Path, work_dir: Path, settings: Any, **_: Any) -> Path:
+    def record(model_dir: Path, work_dir: Path, settings: Any, **_: Any) -> Path:
         requested.append(settings)
         return work_dir
 
-    monkeypatch.setattr(f"lmdeploy.lite.{method}.{method}", note)
+    monkeypatch.setattr(f"lmdeploy.lite.{method}.{method}", record)
     for options in ([], ["--search-scale"]):
         assert run_cli(["lite", method, str(source), "--work-dir", str(tmp_path / "out"), *options]) == 0
     assert [settings.search_scale for settings in requested] == [False, True]

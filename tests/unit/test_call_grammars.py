@@ -63,12 +63,12 @@ def compiled(compiler: xgrammar.GrammarCompiler, grammar: dict[str, Any]) -> xgr
     return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": read["structural_tag"]}))
 
 
-def babbled(grammar: xgrammar.CompiledGrammar, rng: random.Random, most: int = 4000) -> str | None:
-    """Return a text that the grammar allows, chosen at random; None: it continued for more than `most` characters."""
+def babbled(grammar: xgrammar.CompiledGrammar, rng: random.Random, max_characters: int = 4000) -> str | None:
+    """Return a text that the grammar allows, chosen at random; None: it continued for more than `max_characters`."""
     matcher = xgrammar.GrammarMatcher(grammar)
     mask = torch.zeros((1, END // 32 + 1), dtype=torch.int32)
     written = ""
-    while len(written) < most:
+    while len(written) < max_characters:
         mask.fill_(-1)
         matcher.fill_next_token_bitmask(mask)
         words = mask[0].tolist()
@@ -125,9 +125,9 @@ def test_calls_in_text_are_held_to_their_schemas(compiler: xgrammar.GrammarCompi
 def test_a_response_is_a_text_that_is_held_or_a_call(compiler: xgrammar.GrammarCompiler, name: str) -> None:
     calls = FORMATS[name].grammar(FUNCTIONS).calls(several=False)
     requested = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}}
-    held = or_calls(requested, calls, None)
-    assert held is not None
-    either = compiled(compiler, held["structural_tag"])
+    grammar = or_calls(requested, calls, None)
+    assert grammar is not None
+    either = compiled(compiler, grammar["structural_tag"])
     call = babbled(compiled(compiler, calls), random.Random(3))
     for text, is_taken in (('"yes"', True), (call, True), ('"maybe"', False), ("Well", False)):
         assert text is not None
@@ -162,8 +162,8 @@ def test_calls_of_functions_with_random_schemas_fit_them_or_the_schemas_are_refu
         validator = jsonschema.Draft202012Validator(
             function.parameters, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
         )
-        for each in range(3):
-            written = babbled(allowed, random.Random(seed * 100 + each), 1200)
+        for attempt in range(3):
+            written = babbled(allowed, random.Random(seed * 100 + attempt), 1200)
             if written is None:
                 counts["endless"] += 1
                 continue

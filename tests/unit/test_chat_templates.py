@@ -48,14 +48,14 @@ TALKING = [name for name in MODELS.names() if MODELS.get(name)().capability == "
 def test_a_conversation_in_pieces_is_the_whole_prompt_and_ends_once(default_model_dir: Path, name: str) -> None:
     template = chat_template_for(str(default_model_dir), name)
     generated = template.assistant.removeprefix(template.generation_prompt) if name else ""  # white space
-    for held in ([{"role": "system", "content": "Be brief."}, USER], [USER]):
-        pieces = template.render(held)
+    for messages in ([{"role": "system", "content": "Be brief."}, USER], [USER]):
+        pieces = template.render(messages)
         for turn in range(1, 4):
             new = [{"role": "user", "content": f"and <now {turn}>?"}, {"role": "assistant", "content": "x"}, USER]
-            held += [{"role": "assistant", "content": "Hello!"}, *new]
-            responses = sum(message["role"] == "assistant" for message in held[: -len(new)])
+            messages += [{"role": "assistant", "content": "Hello!"}, *new]
+            responses = sum(message["role"] == "assistant" for message in messages[: -len(new)])
             pieces += generated + "Hello!" + template.render_continuation(new, False, responses)
-            assert pieces == template.render(held)
+            assert pieces == template.render(messages)
     cut_off = template.render_continuation([USER], is_turn_closed=False)
     assert cut_off == (template.eoa if name else "<|im_end|>") + template.render_continuation([USER])
 
@@ -207,9 +207,9 @@ def test_the_documented_json_file_makes_the_documented_prompt(tmp_path: Path) ->
 
 
 def test_the_default_models_template_is_built_in_too(default_model_dir: Path) -> None:
-    own = chat_template_for(str(default_model_dir))
+    template = chat_template_for(str(default_model_dir))
     for messages in CONVERSATIONS.values():
-        assert MODELS.get("smollm2")().render(messages) == own.render(messages)
+        assert MODELS.get("smollm2")().render(messages) == template.render(messages)
 
 
 @pytest.mark.parametrize("name", ["internlm2", "vicuna", "llama2", "gemma", "llama3_1"])

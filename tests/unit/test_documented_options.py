@@ -60,7 +60,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 REASONS = (" is refused: ", "not supported", "no code for")
 
 
-def refusal(arguments: list[str]) -> str:
+def error_of(arguments: list[str]) -> str:
     """Return the error where arguments are refused; empty: they are taken."""
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
@@ -81,7 +81,7 @@ def test_a_documented_option_is_accepted_or_refused_with_a_reason(
     command = row["command"].split()
     for spelling in spellings(row):
         arguments = [*command, *POSITIONALS.get(row["command"], []), spelling, *values_for(row)]
-        problem = refusal(arguments)
+        problem = error_of(arguments)
         assert problem == "" or any(reason in problem for reason in REASONS), problem
         capsys.readouterr()
 

@@ -232,11 +232,11 @@ def test_what_is_cached_depends_on_all_code_that_decides_it(monkeypatch: pytest.
     read: list[str] = []
     content = Path.read_bytes
 
-    def noted(path: Path) -> bytes:
+    def recorded(path: Path) -> bytes:
         read.append(path.name)
         return content(path)
 
-    monkeypatch.setattr(Path, "read_bytes", noted)
+    monkeypatch.setattr(Path, "read_bytes", recorded)
     engine_dir.writer_hash.__wrapped__()
     assert {"manifest.py", "llama.py", "token_bytes.py", "tokenizer.py", "qwen.py", "ranks.py"} <= set(read)
 

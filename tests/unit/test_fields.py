@@ -139,8 +139,8 @@ READERS = {
 
 @pytest.mark.parametrize("config", READERS)
 def test_code_reads_every_field_that_has_an_effect(config: type) -> None:
-    places = [ROOT / place for place in READERS[config]]
-    files = [path for place in places for path in (place.rglob("*.*") if place.is_dir() else [place])]
+    paths = [ROOT / path_name for path_name in READERS[config]]
+    files = [path for path_name in paths for path in (path_name.rglob("*.*") if path_name.is_dir() else [path_name])]
     written = {ROOT / name for name in HEADERS}
     sources = "\n".join(
         path.read_text(encoding="utf-8")

@@ -37,9 +37,9 @@ def random_blocks(kind: str, rows: int, seed: int = 0) -> np.ndarray:
     generator = np.random.default_rng(seed)
     _, in_block, size = next(entry for entry in TYPES.values() if entry[0] == kind)
     blocks = generator.integers(0, 256, (rows, INPUTS // in_block, size), np.uint8)
-    for place in HALVES[kind]:
+    for offset in HALVES[kind]:
         halves = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
-        blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
+        blocks[..., offset : offset + 2] = halves[..., None].view(np.uint8)
     if kind == "MXFP4":
         blocks[..., 0] = generator.integers(115, 128, blocks.shape[:2])  # powers of two of a usual size
     if kind == "NVFP4":

@@ -19,7 +19,7 @@ from lmdeploy.hub.names import HubName, hub_name
 from lmdeploy.hub.pull import Progress, pull
 from lmdeploy.hub.pulled import find, pulled_models, remove, snapshot_of_others
 from lmdeploy.paths import locate_model, pulled_records
-from tests.support.fake_hub import FakeHub, ask, digest_of, running_hub
+from tests.support.fake_hub import FakeHub, digest_of, running_hub, use_hub
 
 SMALL = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "README.md": b"# hello", "model.py": b"import os"}
 WEIGHTS = bytes(range(256)) * 1000
@@ -36,7 +36,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     with running_hub(REPOSITORIES) as hub:
-        ask(hub, monkeypatch)
+        use_hub(hub, monkeypatch)
         yield hub
 
 
@@ -47,8 +47,8 @@ def pulled(name: HubName = PLAIN, **options: Any) -> Path:
 def test_a_model_is_pulled_whole_and_then_found_without_the_hub(hub: FakeHub) -> None:
     steps: list[Progress] = []
     path = pulled(report=steps.append)
-    held = {file.name: file.read_bytes() for file in path.iterdir()}
-    assert held == {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "model.safetensors": WEIGHTS}
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    assert files == {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "model.safetensors": WEIGHTS}
     assert [step.status for step in steps if not step.file] == [
         "pulling manifest",
         "verifying sha256 digest",
@@ -61,23 +61,23 @@ def test_a_model_is_pulled_whole_and_then_found_without_the_hub(hub: FakeHub) ->
     hub.files.clear()
     assert locate_model("owner/plain") == path
     assert [(str(model.name), model.size) for model in pulled_models(pulled_records())] == [
-        ("owner/plain", sum(map(len, held.values())))
+        ("owner/plain", sum(map(len, files.values())))
     ]
 
 
 def test_what_is_there_is_not_fetched_again(hub: FakeHub) -> None:
     pulled()
-    requested = len(hub.asked)
+    requested = len(hub.requests)
     hub.commit = "b" * 40
     hub.files["owner/plain"]["config.json"] = b'{"new": true}'
     assert (pulled() / "config.json").read_bytes() == b'{"new": true}'
-    assert [name for name, _ in hub.asked[requested:]] == ["config.json"]
+    assert [name for name, _ in hub.requests[requested:]] == ["config.json"]
 
 
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: FakeHub) -> None:
     hub.cut_after["model.safetensors"] = [100_000]
     assert (pulled() / "model.safetensors").read_bytes() == WEIGHTS
-    assert [begin for name, begin in hub.asked if name == "model.safetensors"] == [0, 100_000]
+    assert [begin for name, begin in hub.requests if name == "model.safetensors"] == [0, 100_000]
 
 
 def test_a_download_that_was_broken_off_leaves_no_model_and_is_continued(hub: FakeHub, tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_a_download_that_was_broken_off_leaves_no_model_and_is_continued(hub: Fa
     assert pulled_models(pulled_records()) == []
     assert not list((tmp_path / "hub").rglob("snapshots/*/*"))
     hub.cut_after.clear()
-    hub.asked.clear()
+    hub.requests.clear()
     assert (pulled() / "model.safetensors").read_bytes() == WEIGHTS
-    assert hub.asked == [("model.safetensors", 70_000)]
+    assert hub.requests == [("model.safetensors", 70_000)]
 
 
 def test_a_file_with_another_checksum_is_never_used(hub: FakeHub, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_redirect_into_a_private_network_is_refused(hub: FakeHub) -> None:
         }
         with pytest.raises(HubError, match=r"redirects to 127\.0\.0\.1, which is in a private network"):
             pulled()
-        assert other.asked == []
+        assert other.requests == []
 
 
 def test_a_file_that_was_damaged_in_the_cache_is_found(hub: FakeHub) -> None:
@@ -178,12 +178,12 @@ def test_what_the_hub_does_not_have_is_said(hub: FakeHub, name: str, revision: s
     assert str(caught.value) == message
     with pytest.raises(CheckpointError, match="the download from Hugging Face failed"):
         locate_model(name, revision)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_hub_that_cannot_be_reached_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.url = "http://127.0.0.1:9"
-    ask(hub, monkeypatch)
+    use_hub(hub, monkeypatch)
     with pytest.raises(CheckpointError, match="the hub cannot be reached"):
         locate_model("owner/plain")
 
@@ -206,9 +206,9 @@ def test_a_name_is_looked_up_path_first_then_cached_pulled_and_the_cache_of_the_
     with pytest.raises(CheckpointError, match=r"^plain: no such directory, and no model of this name; .*looked at "):
         locate_model("plain")
     snapshot = Path(snapshot_download("owner/plain", cache_dir=tmp_path / "hub", ignore_patterns="*.md"))
-    hub.asked.clear()
+    hub.requests.clear()
     assert locate_model("owner/plain") == snapshot  # what another program downloaded
-    assert hub.asked == []
+    assert hub.requests == []
     path = pulled()
     assert locate_model("plain") == locate_model("owner/plain") == path
     made = tmp_path / "cache/models/plain"
@@ -262,8 +262,8 @@ def test_a_name_of_nothing_is_refused_with_where_was_looked_and_what_is_there(
     if name == "several":
         hub.files |= {f"{owner}/several": hub.files["owner/plain"] for owner in "ab"}
         correct = [HubName("a/several"), HubName("b/several")]
-    for each in correct:
-        pulled(each)
+    for file in correct:
+        pulled(file)
     with pytest.raises(CheckpointError) as caught:
         locate_model(name)
     assert str(caught.value) == message.format(cache=tmp_path / "cache", hub=tmp_path / "hub")
@@ -275,7 +275,7 @@ def test_a_model_larger_than_the_disk_is_refused_before_a_byte_of_it_comes(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))  # type: ignore[attr-defined]
     with pytest.raises(HubError, match=r"0\.00 GB are missing of it, and .* has 0\.00 GB free"):
         pulled()
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_disk_that_fills_up_gets_its_space_back(
@@ -408,7 +408,7 @@ def test_the_command_line_pulls_lists_and_removes(hub: FakeHub, capsys: pytest.C
 def test_serve_says_what_is_not_there_and_pulls_it_when_asked(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "api_server", "owner/plain", "--server-port", "1"]) == 1
     assert "--pull downloads it from the hub now" in capsys.readouterr().err
-    assert hub.asked == []
+    assert hub.requests == []
     args = argparse.Namespace(pull=True, hf_file="*Q8*")
     assert pulled_or_rejected("owner/quantized", args, {}) == "owner/quantized:*Q8*"
     hub.files.clear()

@@ -75,6 +75,6 @@ def test_check_env_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "scales=own")
     report = collect()
     lines = {key: report[f"GPU kernels, {key[0]} {key[1]}"] for key in OPERATORS}
-    plain = "library, else own (compared with our kernel at start)"
-    assert lines["turbomind", "latents"] == plain
-    assert lines["turbomind", "scales"] == f"own, as LMDEPLOY_CUDA_KERNELS says; otherwise {plain}"
+    order = "library, else own (compared with our kernel at start)"
+    assert lines["turbomind", "latents"] == order
+    assert lines["turbomind", "scales"] == f"own, as LMDEPLOY_CUDA_KERNELS says; otherwise {order}"

@@ -42,8 +42,10 @@ def test_a_later_prompt_begins_with_the_former_and_its_response_in_whatever_toke
     prompt = preparer.prepare(second_turn(text, reported)).ids
     beginning = preparer.prepare(FIRST).ids + ids
     assert prompt[: len(beginning)] == beginning
-    plain = preparer.prepare(second_turn(text)).ids
-    assert tokenizer.decode(prompt, skip_special_tokens=False) == tokenizer.decode(plain, skip_special_tokens=False)
+    retokenized = preparer.prepare(second_turn(text)).ids
+    assert tokenizer.decode(prompt, skip_special_tokens=False) == tokenizer.decode(
+        retokenized, skip_special_tokens=False
+    )
     following = tokenizer.encode("<|im_end|>\n", add_bos=False)
     assert prompt[len(beginning) :][: len(following)] == following
 
@@ -53,12 +55,12 @@ def test_tokens_that_stand_nowhere_change_nothing(
 ) -> None:
     text = "the moons"
     odd = [token for letter in text for token in tokenizer.encode(letter, add_bos=False)]
-    plain = preparer.prepare(second_turn(text)).ids
-    assert preparer.prepare(second_turn(text, odd)).ids != plain
+    retokenized = preparer.prepare(second_turn(text)).ids
+    assert preparer.prepare(second_turn(text, odd)).ids != retokenized
     other = tokenizer.encode("Mars", add_bos=False)
     starts = tokenizer.ids_of(["<|im_start|>"])
     for ids in ([], other, odd[:-1], [*odd, *other * 9], [*starts, *odd], [2**31 - 1]):
-        assert preparer.prepare(second_turn(text, ids)).ids == plain
+        assert preparer.prepare(second_turn(text, ids)).ids == retokenized
     # Not the assistant's; a template that puts no token after responses; texts that must stay text.
     assert preparer.prepare(second_turn(text, odd, "user")).ids == preparer.prepare(second_turn(text, role="user")).ids
     for other_way in (

@@ -115,10 +115,10 @@ def test_the_engine_is_reported_the_pytorch_engines_settings_by_its_own_names() 
         eager_mode=True,
     )  # fmt: skip
     reported = engine_settings(config)
-    want = {
+    expected = {
         "cache_block_seq_len": 32, "cache_max_entry_count": 7, "num_cpu_blocks": 9, "device": "cpu", "eager_mode": True,
     }  # fmt: skip
-    assert {name: reported[name] for name in want} == want
+    assert {name: reported[name] for name in expected} == expected
     assert json.loads(reported["custom_module_map"]) == {"A": "b.C"}
     assert engine_settings(PytorchEngineConfig(custom_module_map="/a/map.py"))["custom_module_map"] == "/a/map.py"
 

@@ -27,12 +27,12 @@ def write_manifest(directory: Path, codes: torch.Tensor, scales: torch.Tensor) -
 
 
 def test_every_code_with_every_scale(tmp_path: Path) -> None:
-    codes = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(256, 16, 16).contiguous()
+    quantized = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(256, 16, 16).contiguous()
     scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 16).contiguous()
-    write_manifest(tmp_path, codes, scales)
+    write_manifest(tmp_path, quantized, scales)
     found = device.read_tensor(tmp_path, "x", [256, 512])
     lut = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], dtype=torch.float64)
-    values = torch.stack([lut[codes.long() & 15], lut[codes.long() >> 4]], -1).view(256, 512)
+    values = torch.stack([lut[quantized.long() & 15], lut[quantized.long() >> 4]], -1).view(256, 512)
     exact = values * 2.0 ** (torch.arange(256, dtype=torch.float64)[:, None] - 127)
     assert torch.equal(found[:255], exact[:255].to(torch.bfloat16).float())
     assert found[255].isnan().all()

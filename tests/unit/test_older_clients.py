@@ -40,8 +40,8 @@ def test_a_model_of_a_known_family_gets_that_familys_template(name: str) -> None
 def test_a_template_that_a_checkpoint_brings_along_is_compared_by_what_it_writes(
     published: str, names: set[str]
 ) -> None:
-    own = (DATA / f"{published}.jinja").read_text(encoding="utf-8")
-    template = JinjaChatTemplate(own, {"bos_token": "<s>", "eos_token": "</s>"})
+    source = (DATA / f"{published}.jinja").read_text(encoding="utf-8")
+    template = JinjaChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     assert older_client_template(template) in names
 
 

@@ -40,14 +40,14 @@ def test_no_text_has_a_special_token_and_none_is_lost(tokenizer: Tokenizer, part
 
 def test_texts_without_special_tokens_are_tokenized_as_ever(tokenizer: Tokenizer) -> None:
     text = "if a < b: print('|end|')  # 你好 🙂"
-    plain = PlainText(tokenizer.added_tokens)
-    assert pieces_of(plain.cut(text)) == [text]
+    escaper = PlainText(tokenizer.added_tokens)
+    assert pieces_of(escaper.cut(text)) == [text]
     assert tokenizer.encode_joined([text]) == tokenizer.encode(text)
     assert PlainText([]).cut("<s>") == "<s>"
 
 
 def test_all_of_a_conversation_is_cut_but_what_says_how_to_read_it() -> None:
-    plain, cut = PlainText(["<s>"]), f"<{CUT}s>"
+    escaper, cut = PlainText(["<s>"]), f"<{CUT}s>"
     url = {"url": "data:<s>"}
     message = {
         "role": "<s>",  # which is refused later
@@ -57,7 +57,7 @@ def test_all_of_a_conversation_is_cut_but_what_says_how_to_read_it() -> None:
             {"id": "<s>", "type": "function", "function": {"name": "<s>", "arguments": {"<s>": 1}, "type": "<s>"}}
         ],
     }
-    assert plain.cut_messages([message, "<s>"]) == [
+    assert escaper.cut_messages([message, "<s>"]) == [
         {
             "role": "<s>",
             "name": cut,
@@ -69,13 +69,13 @@ def test_all_of_a_conversation_is_cut_but_what_says_how_to_read_it() -> None:
         cut,
     ]
     schema = {"type": "<s>", "properties": {"role": "<s>", "image_url": "<s>"}}
-    assert plain.cut_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}]) == [
+    assert escaper.cut_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}]) == [
         {
             "type": "function",
             "function": {"name": "f", "parameters": {"type": cut, "properties": {"role": cut, "image_url": cut}}},
         }
     ]
-    assert plain.cut_options({"a": ["<s>"], "b": True}) == {"a": [cut], "b": True}
+    assert escaper.cut_options({"a": ["<s>"], "b": True}) == {"a": [cut], "b": True}
 
 
 @pytest.mark.parametrize(

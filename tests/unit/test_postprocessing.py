@@ -24,7 +24,7 @@ def reference(default_model_dir: Path) -> Any:
     return AutoTokenizer.from_pretrained(default_model_dir)
 
 
-def ask(tokens: list[int], shown: int, skip: int | None = None) -> Request:
+def request_of(tokens: list[int], shown: int, skip: int | None = None) -> Request:
     inputs = {
         "TOKENS_BATCH": np.array(tokens, dtype=np.uint32).reshape(1, 1, -1),
         "sequence_length": np.array([[shown]], dtype=np.uint32),
@@ -42,14 +42,14 @@ def text_of(response: Any) -> str:
 
 def test_whole_text_is_what_transformers_decodes(model: Any, reference: Any) -> None:
     ids = reference.encode(TEXT)
-    [response] = model.execute([ask(ids, 0)])
+    [response] = model.execute([request_of(ids, 0)])
     assert text_of(response) == reference.decode(ids) == TEXT
 
 
 def test_a_client_that_holds_back_broken_characters_shows_the_whole_text(model: Any, reference: Any) -> None:
     ids, shown, pieces, held_back = reference.encode(TEXT), 0, [], 0
     for count in range(len(ids) + 1):
-        [response] = model.execute([ask(ids[:count], shown)])
+        [response] = model.execute([request_of(ids[:count], shown)])
         piece = text_of(response)
         if piece.endswith("\N{REPLACEMENT CHARACTER}"):
             held_back += 1
@@ -77,17 +77,22 @@ def test_a_client_may_have_the_bytes_of_every_token(model: Any, reference: Any) 
 def test_special_tokens_are_shown_only_when_asked_for(
     model: Any, reference: Any, skip: int | None, expected: str
 ) -> None:
-    [response] = model.execute([ask(reference.encode("Hi<|im_end|>"), 0, skip)])
+    [response] = model.execute([request_of(reference.encode("Hi<|im_end|>"), 0, skip)])
     assert text_of(response) == expected
 
 
 def test_nothing_new_is_the_empty_text(model: Any) -> None:
-    assert [text_of(response) for response in model.execute([ask([], 0), ask([504], 1)])] == ["", ""]
+    assert [text_of(response) for response in model.execute([request_of([], 0), request_of([504], 1)])] == ["", ""]
 
 
 def test_a_bad_request_is_refused_and_its_neighbours_are_answered(model: Any) -> None:
     first, unknown, short, last = model.execute(
-        [ask([504], 0), ask([4_000_000_000], 0), Request(TOKENS_BATCH=np.ones((1, 1, 1), np.uint32)), ask([504], 0)]
+        [
+            request_of([504], 0),
+            request_of([4_000_000_000], 0),
+            Request(TOKENS_BATCH=np.ones((1, 1, 1), np.uint32)),
+            request_of([504], 0),
+        ]
     )
     assert "must be in [0, 49152), got 4000000000" in str(unknown.error)
     assert "must both be given" in str(short.error)

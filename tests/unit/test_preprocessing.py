@@ -90,8 +90,8 @@ def test_messages_of_a_session_that_goes_on_are_only_what_follows_the_last_respo
     model: Any, default_model_dir: Path, start: bool | None
 ) -> None:
     reference = AutoTokenizer.from_pretrained(default_model_dir)
-    held = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Red."}]
-    whole = reference.apply_chat_template([*held, *MESSAGES], add_generation_prompt=True, tokenize=False)
+    history = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Red."}]
+    whole = reference.apply_chat_template([*history, *MESSAGES], add_generation_prompt=True, tokenize=False)
     inputs = {} if start is None else {"sequence_start": array(start, np.bool_)}
     request = Request(messages=json.dumps(MESSAGES), session_id=array(0, np.uint64), **inputs)
     [response] = model.execute([request])
@@ -113,29 +113,29 @@ def test_rounds_of_a_session_are_numbered_as_in_its_whole_conversation(model: An
     numbering.initialize(arguments(model_path=str(default_model_dir), chat_template="chatglm"))
     reference = AutoTokenizer.from_pretrained(default_model_dir)
     template = MODELS.get("chatglm")()
-    held: dict[int, list[dict[str, str]]] = {}
+    history: dict[int, list[dict[str, str]]] = {}
 
-    def ask(session: int, contents: list[str], start: bool) -> None:
+    def prepare(session: int, contents: list[str], start: bool) -> None:
         turns = [{"role": role, "content": content} for role, content in zip(ROLES, contents, strict=False)]
         if start:
-            held[session] = []
-        before = template.render(held[session], add_generation_prompt=False).rstrip() if held[session] else ""
-        held[session] = [*held[session], *turns]
+            history[session] = []
+        before = template.render(history[session], add_generation_prompt=False).rstrip() if history[session] else ""
+        history[session] = [*history[session], *turns]
         inputs = {"session_id": array(session, np.uint64), "sequence_start": array(start, np.bool_)}
         [response] = numbering.execute([Request(messages=json.dumps(turns), **inputs)])
-        text = template.render(held[session]).removeprefix(before)
+        text = template.render(history[session]).removeprefix(before)
         assert reference.decode(response.array("INPUT_ID")[0]) == text
-        held[session].append({"role": "assistant", "content": "yes"})
+        history[session].append({"role": "assistant", "content": "yes"})
 
-    ask(1, ["one"], True)
-    ask(2, ["one", "yes", "two"], True)
-    ask(1, ["two"], False)
-    ask(2, ["three"], False)
-    ask(1, ["three", "yes", "four"], False)
-    ask(1, ["five"], False)
-    ask(2, ["one"], True)
-    ask(2, ["two"], False)
-    assert template.render(held[1]).count("[Round 5]") == 1
+    prepare(1, ["one"], True)
+    prepare(2, ["one", "yes", "two"], True)
+    prepare(1, ["two"], False)
+    prepare(2, ["three"], False)
+    prepare(1, ["three", "yes", "four"], False)
+    prepare(1, ["five"], False)
+    prepare(2, ["one"], True)
+    prepare(2, ["two"], False)
+    assert template.render(history[1]).count("[Round 5]") == 1
 
 
 def test_a_session_that_is_not_known_here_is_in_its_second_round(model: Any, default_model_dir: Path) -> None:

@@ -100,9 +100,9 @@ def write_codes(directory: Path, scheme: Scheme, expression: Expression) -> dict
     torch.manual_seed(7)
     tensors, numbers = {}, {}
     for name, shape in SHAPES.items():
-        codes = quantize(torch.randn(shape) + 0.1, scheme)
-        numbers[f"{name}.weight"] = codes.dequantized()
-        tensors |= {f"{name}.{part}": tensor for part, tensor in tensors_of(codes, scheme).items()}
+        quantized = quantize(torch.randn(shape) + 0.1, scheme)
+        numbers[f"{name}.weight"] = quantized.dequantized()
+        tensors |= {f"{name}.{part}": tensor for part, tensor in tensors_of(quantized, scheme).items()}
     quantization = Quantization.from_config({"quantization_config": scheme.config()})
     assert quantization is not None
     write_manifest(directory, tensors, lambda index: with_codes({"x": expression}, quantization, index))
@@ -228,7 +228,7 @@ PLACES: dict[str, tuple[Scheme, dict[str, Any] | None, dict[str, Any]]] = {
     "gptq unsaid": (Scheme("gptq", sym=True), GPTQ, {}),
     "awq unsaid": (Scheme(), {"bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, {}),
     "exclusions": (
-        Scheme("gptq", sym=True, plain=("lm_head", "up_proj")),
+        Scheme("gptq", sym=True, unquantized=("lm_head", "up_proj")),
         GPTQ | {"quant_method": "gptq", "dynamic": {r"-:.*\.up_proj": {}}, "meta": {"quantizer": ["gptqmodel:2.2.0"]}},
         {},
     ),

@@ -65,8 +65,8 @@ def test_the_engine_reads_and_multiplies_the_numbers_that_codes_stand_for(form: 
     found = device.multiply_quantized(tmp_path, "x", list(weight.shape), x)
     assert (found is not None) == (name != "inputs cut")
     if found is not None and not FORMS[form].is_ordered:  # which mixes the two inputs' groups
-        exact, most = x.double() @ weight.double().T, x.double() @ weight.double().abs().T
-        assert ((found.double() - exact).abs() <= (limit + 4 * 2.0**-24) * most).all()
+        exact, magnitude = x.double() @ weight.double().T, x.double() @ weight.double().abs().T
+        assert ((found.double() - exact).abs() <= (limit + 4 * 2.0**-24) * magnitude).all()
 
 
 # ---- what is refused ----
@@ -84,10 +84,10 @@ INSTEAD = r"serve the model it was made from with --weight-bits 4 or 8, or make 
 
 def group(*path: str, value: object) -> Change:
     def change(config: dict, _: object) -> None:
-        place = config["config_groups"]["group_0"]
+        group = config["config_groups"]["group_0"]
         for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = value
+            group = group[key]
+        group[path[-1]] = value
 
     return change
 

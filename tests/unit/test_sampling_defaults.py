@@ -40,9 +40,9 @@ def test_published_recommendations_are_those_that_transformers_reads(name: str, 
     model = write(tmp_path, PUBLISHED[name])
     # vLLM's rule: values that differ from the defaults of transformers.
     reference = transformers.GenerationConfig.from_pretrained(model).to_diff_dict()
-    want = NEUTRAL | {field: reference[field] for field in NEUTRAL if reference.get(field) is not None}
-    assert sampling_defaults(AUTO, model) == want
-    assert sampling_defaults(str(model), None) == want
+    expected = NEUTRAL | {field: reference[field] for field in NEUTRAL if reference.get(field) is not None}
+    assert sampling_defaults(AUTO, model) == expected
+    assert sampling_defaults(str(model), None) == expected
     assert sampling_defaults(NONE, model) == {}
 
 

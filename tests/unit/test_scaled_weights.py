@@ -41,8 +41,8 @@ def write_codes(directory: Path, form: Form, expression: Expression) -> dict[str
     torch.manual_seed(7)
     tensors, numbers = {}, {}
     for name, shape in SHAPES.items():
-        codes, scales, numbers[f"{name}.weight"] = quantize(torch.randn(shape), form)
-        tensors |= {f"{name}.weight": codes, f"{name}.{form.scale_name}": stored_scales(scales, form)}
+        quantized, scales, numbers[f"{name}.weight"] = quantize(torch.randn(shape), form)
+        tensors |= {f"{name}.weight": quantized, f"{name}.{form.scale_name}": stored_scales(scales, form)}
     weights = ScaledWeights.from_config({"quantization_config": form.config()})
     assert weights is not None
     write_manifest(directory, tensors, lambda index: with_scales({"x": expression}, weights, index))

@@ -41,14 +41,14 @@ def test_it_is_gone_after_the_block_even_if_that_fails(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_fills_is_not(tmp_path: Path) -> None:
     killed, left = holder(tmp_path)
-    living, held = holder(tmp_path)
+    living, folder = holder(tmp_path)
     try:
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
         assert (left / "half").is_file()
         with Scratch(tmp_path, ".writing-") as scratch:
-            assert set(tmp_path.iterdir()) == {held, scratch}
-        assert (held / "half").is_file()
+            assert set(tmp_path.iterdir()) == {folder, scratch}
+        assert (folder / "half").is_file()
     finally:
         living.kill()
         living.wait()

@@ -26,7 +26,7 @@ async def test_keys_have_turns_however_many_requests_they_have() -> None:
 
     await asyncio.gather(*map(work, [*["ann"] * 20, "bob", "cid", "bob"]))
     assert served.index("cid") <= 5
-    assert [place for place, key in enumerate(served) if key == "bob"][-1] <= 8
+    assert [index for index, key in enumerate(served) if key == "bob"][-1] <= 8
 
 
 async def test_a_large_request_is_not_overtaken_and_a_full_share_is_in_nobodys_way() -> None:
@@ -58,19 +58,19 @@ async def test_nothing_is_lost_whoever_stops_waiting(seed: int) -> None:
     generator = random.Random(seed)
     total = 12
     shares = Shares(total, total // 2)
-    held = 0
+    reserved = 0
 
     async def work() -> None:
-        nonlocal held
+        nonlocal reserved
         key, amount = generator.choice("abc"), generator.randint(1, 9)
         with suppress(TimeoutError):
             await shares.take(key, amount, generator.choice([0, 0.001, None]))
-            held += amount
-            assert held <= total
+            reserved += amount
+            assert reserved <= total
             try:
                 await asyncio.sleep(0)
             finally:
-                held -= amount
+                reserved -= amount
                 shares.release(key, amount)
 
     tasks = [asyncio.ensure_future(work()) for _ in range(60)]
@@ -78,8 +78,8 @@ async def test_nothing_is_lost_whoever_stops_waiting(seed: int) -> None:
     for task in generator.sample(tasks, 10):
         task.cancel()
     ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
-    assert not [each for each in ended if isinstance(each, AssertionError)]
-    assert held == 0
+    assert not [result for result in ended if isinstance(result, AssertionError)]
+    assert reserved == 0
     await asyncio.wait_for(shares.take("d", total), 60)  # all of it is there
 
 
@@ -88,14 +88,14 @@ def test_a_long_body_waits_for_those_before_it_and_not_forever(monkeypatch: pyte
     taken: list[tuple[str | None, int]] = []
     take = Shares.take
 
-    async def noted(self: Shares, key: str | None, amount: int = 1, seconds: float | None = None) -> None:
+    async def recorded(self: Shares, key: str | None, amount: int = 1, seconds: float | None = None) -> None:
         if seconds == body_limit.MAX_WAIT_SECONDS:
             taken.append((key, amount))
             if len(taken) > 1:
                 raise TimeoutError
         await take(self, key, amount, seconds)
 
-    monkeypatch.setattr(Shares, "take", noted)
+    monkeypatch.setattr(Shares, "take", recorded)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         for length, status in ((10, 400), (body_limit.SHORT, 400), (body_limit.SHORT, 503)):
             body = b'{"a": "' + length * b"a" + b'"}'

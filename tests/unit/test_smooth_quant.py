@@ -51,12 +51,14 @@ def test_the_checkpoint_is_the_model_but_for_the_rounding(name: str, tmp_path: P
     scales = {key: tensors.pop(key) for key in list(tensors) if key.endswith(".scale")}
     assert len(scales) == 2 * 7
     for key, scale in scales.items():
-        codes = tensors[key.replace(".scale", ".weight")]
-        assert codes.dtype == QUANT_DTYPES[quant_dtype][0]
+        quantized = tensors[key.replace(".scale", ".weight")]
+        assert quantized.dtype == QUANT_DTYPES[quant_dtype][0]
         assert scale.dtype == torch.float32
-        assert scale.shape == (codes.shape[0], 1)
-        assert (codes.float().abs().amax(1) == QUANT_DTYPES[quant_dtype][1]).all()  # every output uses its whole range
-        tensors[key.replace(".scale", ".weight")] = codes.float() * scale
+        assert scale.shape == (quantized.shape[0], 1)
+        assert (
+            quantized.float().abs().amax(1) == QUANT_DTYPES[quant_dtype][1]
+        ).all()  # every output uses its whole range
+        tensors[key.replace(".scale", ".weight")] = quantized.float() * scale
     missing, unknown = model.load_state_dict({key: value.float() for key, value in tensors.items()}, strict=False)
     assert set(missing) <= {"lm_head.weight"}
     assert not unknown

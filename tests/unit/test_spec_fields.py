@@ -104,7 +104,10 @@ def test_layers_have_the_sizes_of_their_kind() -> None:
         mlp=MlpSpec(sizes=(8, 8, 4, 4)),
     )
     assert ModelSpec.from_json(spec.to_json()) == spec
-    sizes = [(own.num_heads, own.num_kv_heads, own.head_dim) for own in map(spec.attention_of, range(4))]
+    sizes = [
+        (attention.num_heads, attention.num_kv_heads, attention.head_dim)
+        for attention in map(spec.attention_of, range(4))
+    ]
     assert sizes == [(2, 1, 8), (4, 2, 16)] * 2
     assert [spec.keys_of(layer) for layer in range(4)] == [-1, -1, -1, 1]
     assert [spec.mlp_size(layer) for layer in range(4)] == [8, 8, 4, 4]

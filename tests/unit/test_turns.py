@@ -43,13 +43,13 @@ def template(name: str) -> JinjaChatTemplate:
     ids=["reminder last", "reminder within", "user twice", "assistant twice"],
 )
 def test_all_is_written_in_the_order_in_which_it_was_said(messages: list[dict[str, Any]]) -> None:
-    begins = next(place for place, message in enumerate(messages) if message["role"] != "system")
+    begins = next(index for index, message in enumerate(messages) if message["role"] != "system")
     for name in INDEX:
         prompt = template(name).render(messages)
         texts = [str(message["content"]) for message in messages[begins if name in LOSING else 0 :]]
-        places = [prompt.find(text) for text in texts]
-        assert -1 not in places, name
-        assert places == sorted(places), name
+        offsets = [prompt.find(text) for text in texts]
+        assert -1 not in offsets, name
+        assert offsets == sorted(offsets), name
 
 
 @pytest.mark.parametrize("name", ["mistral-v3", "mistral-nemo", "gemma3", "llama3_1", "qwen2d5"])

@@ -148,8 +148,8 @@ def test_what_looks_like_scans_elsewhere_in_a_jpeg_does_not_count() -> None:
     image = make_image(64, 48)
     expected = np.asarray(decode(scanned(image, 40), LIMITS))
     content = scanned(image, 40)
-    noted = content[:2] + b"\xff\xef" + struct.pack(">H", 2 + 400) + b"\xff\xda" * 200 + content[2:]
-    for more in (noted, content + b"\xff\xda" * 200):
+    scans = content[:2] + b"\xff\xef" + struct.pack(">H", 2 + 400) + b"\xff\xda" * 200 + content[2:]
+    for more in (scans, content + b"\xff\xda" * 200):
         assert np.array_equal(np.asarray(decode(more, LIMITS)), expected)
 
 

@@ -26,29 +26,29 @@ def encoder(directory: Path, cache_bytes: int) -> VisionEncoder:
     return VisionEncoder(found[1], seeing_part(directory), cache_bytes)
 
 
-def look(seeing: VisionEncoder, seed: int) -> np.ndarray:
+def encode(seeing: VisionEncoder, seed: int) -> np.ndarray:
     image = make_image(30, 30, seed)
     return seeing.rows(image, {}, digest_of(image, {})).values
 
 
 def test_an_image_is_looked_at_once_while_there_is_room(directory: Path) -> None:
     seeing = encoder(directory, 2 * ROW_BYTES)
-    first = look(seeing, 0)
-    assert np.array_equal(look(seeing, 0), first)
+    first = encode(seeing, 0)
+    assert np.array_equal(encode(seeing, 0), first)
     assert seeing.computed == 1
-    look(seeing, 1)
-    look(seeing, 0)  # used last
-    look(seeing, 2)  # the second one goes
+    encode(seeing, 1)
+    encode(seeing, 0)  # used last
+    encode(seeing, 2)  # the second one goes
     assert seeing.computed == 3
-    assert np.array_equal(look(seeing, 0), first)
+    assert np.array_equal(encode(seeing, 0), first)
     assert seeing.computed == 3
-    look(seeing, 1)
+    encode(seeing, 1)
     assert seeing.computed == 4
 
 
 def test_an_image_larger_than_the_room_is_not_kept(directory: Path) -> None:
     seeing = encoder(directory, ROW_BYTES - 1)
-    assert np.array_equal(look(seeing, 0), look(seeing, 0))
+    assert np.array_equal(encode(seeing, 0), encode(seeing, 0))
     assert seeing.computed == 2
 
 

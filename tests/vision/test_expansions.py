@@ -27,10 +27,10 @@ SIZES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("most", [9, 4])
-def test_llava_onevision_counts_as_its_processor(most: int) -> None:
+@pytest.mark.parametrize("max_tiles", [9, 4])
+def test_llava_onevision_counts_as_its_processor(max_tiles: int) -> None:
     processor = LlavaOnevisionImageProcessorPil()
-    config = LlavaOnevisionConfig(vision_aspect_ratio=f"anyres_max_{most}")
+    config = LlavaOnevisionConfig(vision_aspect_ratio=f"anyres_max_{max_tiles}")
     part = VisionPart(config, processor)
     reference = SimpleNamespace(
         image_processor=processor, num_image_tokens=729, vision_aspect_ratio=config.vision_aspect_ratio
@@ -48,17 +48,17 @@ def test_pixtral_writes_a_token_a_patch_and_a_mark_a_row() -> None:
     assert part.config.vision_config.patch_size == 16
     for width, height in SIZES:
         pixels = np.broadcast_to(np.uint8(0), (height, width, 3))
-        high, wide = get_resize_output_image_size(pixels, size=(1024, 1024), patch_size=(16, 16))
-        expected = "[IMG_BREAK]".join(["[IMG]" * (wide // 16)] * (high // 16)) + "[IMG_END]"
+        new_height, new_width = get_resize_output_image_size(pixels, size=(1024, 1024), patch_size=(16, 16))
+        expected = "[IMG_BREAK]".join(["[IMG]" * (new_width // 16)] * (new_height // 16)) + "[IMG_END]"
         assert mistral3.PIXTRAL.expansion(part, (width, height), {}) == expected, (width, height)
 
 
 @pytest.mark.parametrize(
-    ("most", "size", "rows", "columns"),
+    ("max_tiles", "size", "rows", "columns"),
     [(4, (1000, 1000), 2, 2), (16, (1024, 768), 3, 4), (16, (300, 1000), 6, 2), (4, (30, 4000), 4, 1)],
 )
-def test_phi3_vision_writes_tiles_and_the_whole(most: int, size: tuple[int, int], rows: int, columns: int) -> None:
-    part = VisionPart(LlavaConfig(), phi3_vision.Tiler(336, most, (0, 0, 0), (1, 1, 1)))
+def test_phi3_vision_writes_tiles_and_the_whole(max_tiles: int, size: tuple[int, int], rows: int, columns: int) -> None:
+    part = VisionPart(LlavaConfig(), phi3_vision.Tiler(336, max_tiles, (0, 0, 0), (1, 1, 1)))
     expected = (rows * columns + 1) * 144 + 1 + (rows + 1) * 12  # the published formula: 757 for the first
     assert phi3_vision.expansion(part, size, {}) == "<|image|>" * expected
 
@@ -116,10 +116,10 @@ def test_glm_4v_writes_1602_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "high", "wide"),
+    ("size", "rows", "columns"),
     [((336, 336), 12, 12), ((1024, 768), 28, 36), ((100, 90), 12, 12), ((6000, 1000), 12, 60)],
 )
-def test_molmo_writes_the_whole_and_its_crops_line_by_line(size: tuple[int, int], high: int, wide: int) -> None:
+def test_molmo_writes_the_whole_and_its_crops_line_by_line(size: tuple[int, int], rows: int, columns: int) -> None:
     part = VisionPart(LlavaConfig(), molmo.Cropper(336, 14, 12, (4, 4)))
-    whole, crops = 12 * (12 + 1) + 2, high * (wide + 1) + 2
+    whole, crops = 12 * (12 + 1) + 2, rows * (columns + 1) + 2
     assert molmo.expansion(part, size, {}) == "|<EXTRA_TOKENS_0>|" * (whole + crops)

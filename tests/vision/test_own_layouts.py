@@ -23,7 +23,7 @@ from lmdeploy.turbomind.unsupported import reject_unsupported
 from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import ANYTHING
 from lmdeploy.vl.tower import counting_part, family_in, seeing_part
-from tests.support.fake_hub import ask, running_hub
+from tests.support.fake_hub import running_hub, use_hub
 from tests.support.images import make_image
 from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.molmo_reference import make_tiny_molmo
@@ -52,7 +52,7 @@ def test_a_tower_that_is_elsewhere_is_fetched_or_asked_for_by_name(
     expected = found[1].features(seeing_part(directory), make_image(40, 60), {})
     change(directory, mm_vision_tower=CLIP_LARGE)
     with running_hub({}) as hub:
-        ask(hub, monkeypatch)
+        use_hub(hub, monkeypatch)
         with pytest.raises(UnsupportedModelError, match=rf"another repository, {CLIP_LARGE}; name a folder .*llava-hf"):
             counting_part(directory)
         hub.files[CLIP_LARGE] = {file.name: file.read_bytes() for file in (tmp_path / "clip").iterdir()}

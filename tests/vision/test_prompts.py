@@ -73,8 +73,8 @@ def test_a_template_of_texts_gets_images_in_front(directory: Path) -> None:
 
 @pytest.mark.parametrize("template", [None, PLAIN, LISTED])
 def test_users_may_say_where_images_are(directory: Path, template: Any) -> None:
-    ask = shown("is <IMAGE_TOKEN> larger than <IMAGE_TOKEN>?", ("", RED), ("", OTHER))
-    assert "is [0:4] larger than [1:4]?" in reading(preparer(directory, template).prepare(ask), directory)
+    question = shown("is <IMAGE_TOKEN> larger than <IMAGE_TOKEN>?", ("", RED), ("", OTHER))
+    assert "is [0:4] larger than [1:4]?" in reading(preparer(directory, template).prepare(question), directory)
 
 
 @pytest.mark.parametrize("splits", [False, True])

@@ -31,7 +31,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        self.server.requests.append(self.path)  # type: ignore[attr-defined]
         if path == "/slow":
             self.server.released.wait(20)  # type: ignore[attr-defined]
         if path.startswith("/to"):
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def host() -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.released = [], threading.Event()  # type: ignore[attr-defined]
+    server.requests, server.released = [], threading.Event()  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -107,12 +107,12 @@ def test_data_urls_are_read_as_clients_write_them(source: str) -> None:
 def test_a_redirect_is_followed_as_far_as_the_rules_allow(host: ThreadingHTTPServer) -> None:
     assert fetch(url(host, f"/to?{url(host, '/image')}"), FROM_HERE) == PNG
     assert fetch(url(host, "/to?/image"), FROM_HERE) == PNG
-    for place in ("http://example.com/x.png", "file:///etc/passwd", "ftp://127.0.0.1/x"):
+    for address in ("http://example.com/x.png", "file:///etc/passwd", "ftp://127.0.0.1/x"):
         with pytest.raises(ValueError, match=r"not among the allowed hosts|must begin with http"):
-            fetch(url(host, f"/to?{place}"), FROM_HERE)
+            fetch(url(host, f"/to?{address}"), FROM_HERE)
     with pytest.raises(ValueError, match="elsewhere more than 3 times"):
         fetch(url(host, "/to?/to?/to?/to?/to?"), FROM_HERE)
-    assert len(host.asked) < 15  # type: ignore[attr-defined]
+    assert len(host.requests) < 15  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -43,14 +43,14 @@ def prepared(directory: Path) -> dict[str, Any]:
         [response] = model.execute([Request(messages=json.dumps(ASK))])
         assert response.error is None, response.error
         tensors = {tensor.name: tensor.array for tensor in response.output_tensors}
-        [plain] = model.execute([Request(messages=json.dumps([{"role": "user", "content": "a text"}]))])
-        assert {tensor.name for tensor in plain.output_tensors} == {"INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS"}
+        [text_only] = model.execute([Request(messages=json.dumps([{"role": "user", "content": "a text"}]))])
+        assert {tensor.name for tensor in text_only.output_tensors} == {"INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS"}
         rejected = Request(messages=json.dumps(ASK))
-        rejected.wanted = ["INPUT_ID", "STOP_WORDS"]
+        rejected.output_names = ["INPUT_ID", "STOP_WORDS"]
         [reply] = model.execute([rejected])
         assert "ensemble_vision" in str(reply.error)
         counted = Request(messages=json.dumps(ASK))
-        counted.wanted = ["INPUT_ID"]
+        counted.output_names = ["INPUT_ID"]
         [reply] = model.execute([counted])
         assert reply.array("INPUT_ID").tolist() == tensors["INPUT_ID"].tolist()
     return tensors

@@ -45,7 +45,7 @@ def part(url: str, **options: Any) -> dict[str, Any]:
     return {"type": "video_url", "video_url": {"url": url, **options}}
 
 
-def asked(*parts: Any) -> list[dict[str, Any]]:
+def messages_of(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "x"}]}]
 
 
@@ -121,11 +121,11 @@ def contained(kind: str, codec: str, count: int = 40, size: tuple[int, int] = (6
 def test_frames_of_a_container_are_those_of_their_times(kind: str, codec: str) -> None:
     for correct in (1, 5, 40):
         video = load_frames(data_url(contained(kind, codec), f"video/{kind}"), Sampling(correct), DATA_ONLY)
-        places = Sampling(correct).chosen(40)
-        assert [round(10 * time) for time in video.times] == places
-        for place, frame in zip(places, video.frames, strict=True):
+        indices = Sampling(correct).chosen(40)
+        assert [round(10 * time) for time in video.times] == indices
+        for index, frame in zip(indices, video.frames, strict=True):
             assert frame.size == (64, 48)
-            assert abs(float(np.asarray(frame).mean()) - 6 * place) < 3  # half the way to the next
+            assert abs(float(np.asarray(frame).mean()) - 6 * index) < 3  # half the way to the next
 
 
 def test_frames_of_a_container_are_those_that_transformers_reads(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_videos_are_bounded_before_they_are_unpacked() -> None:
 def test_videos_and_images_stand_where_the_message_has_them(qwen: Path) -> None:
     clip = data_url(animated("PNG", FRAMES[:4]))
     image = {"type": "image_url", "image_url": {"url": data_url(FRAMES[0])}}
-    prepared = preparer(qwen).prepare(asked(part(clip), image, part(clip, num_frames=2)))
+    prepared = preparer(qwen).prepare(messages_of(part(clip), image, part(clip, num_frames=2)))
     lengths = [sum(length for _, length in one.runs) for one in prepared.images]
     assert lengths == [2 * 2, 2, 1 * 2]
     begins = [one.runs[0][0] for one in prepared.images]
@@ -235,18 +235,18 @@ def test_words_that_stand_for_videos_are_text_when_users_type_them(qwen: Path) -
 )
 def test_a_bad_video_is_named(qwen: Path, given: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        preparer(qwen).prepare(asked(given))
+        preparer(qwen).prepare(messages_of(given))
 
 
 def test_a_model_that_sees_images_alone_refuses_videos(tmp_path: Path) -> None:
     directory = tiny.make_tiny_llava(tmp_path / "model")
     with pytest.raises(ValueError, match=r"messages\[0\]\.content\[0\]: this model sees images, not videos"):
-        preparer(directory).prepare(asked(part(data_url(FRAMES[0]))))
+        preparer(directory).prepare(messages_of(part(data_url(FRAMES[0]))))
 
 
 def test_nobody_else_says_when_frames_are_shown(qwen: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": data_url(FRAMES[0]), "times": [0, 1]}}
-    assert sum(length for _, length in preparer(qwen).prepare(asked(image)).images[0].runs) == 2
+    assert sum(length for _, length in preparer(qwen).prepare(messages_of(image)).images[0].runs) == 2
 
 
 def test_qwen3_writes_times_as_its_processor_does(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_model_name_is_the_title(page: ChatPage) -> None:
 
 
 def test_question_is_answered_with_token_count_and_speed_below(page: ChatPage) -> None:
-    page.ask("What is the capital of France?")
+    page.send("What is the capital of France?")
     page.wait_for_response(1)
     assert page.questions == ["What is the capital of France?"]
     response, summary = page.responses
@@ -59,7 +59,7 @@ def test_question_is_answered_with_token_count_and_speed_below(page: ChatPage) -
 
 def test_response_shows_while_it_is_generated(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=2)
-    page.ask("Hello")
+    page.send("Hello")
     page.wait(lambda: page.responses == ["The capital of France"])
     assert page.is_generating
     fake_triton.release.set()
@@ -68,7 +68,7 @@ def test_response_shows_while_it_is_generated(page: ChatPage, fake_triton: FakeT
 
 def test_stop_cancels_in_the_engine_and_keeps_what_was_said(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=2)
-    page.ask("Hello")
+    page.send("Hello")
     page.wait(lambda: page.responses == ["The capital of France"])
     page.press("stop")
     page.wait_for_response(1)
@@ -81,7 +81,7 @@ def test_stop_cancels_in_the_engine_and_keeps_what_was_said(page: ChatPage, fake
 
 def test_stop_works_before_the_first_token(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=0)
-    page.ask("Hello")
+    page.send("Hello")
     page.wait(lambda: len(fake_triton.requests) == 1)
     page.press("stop")
     page.wait_for_response(1)
@@ -97,7 +97,7 @@ def test_closed_tab_cancels_in_the_engine(
 ) -> None:
     fake_triton.script = Script(hold_after=1)
     leaving = ChatPage(driver, page_url)
-    leaving.ask("Hello")
+    leaving.send("Hello")
     leaving.wait(lambda: leaving.responses == ["The capital"])
     monkeypatch.setattr("webui.page.LEFT_SECONDS", 0.5)  # now that the page follows
     leaving.close()
@@ -105,9 +105,9 @@ def test_closed_tab_cancels_in_the_engine(
 
 
 def test_earlier_turns_are_sent_along(page: ChatPage, fake_triton: FakeTriton) -> None:
-    page.ask("First")
+    page.send("First")
     page.wait_for_response(1)
-    page.ask("Second")
+    page.send("Second")
     page.wait_for_response(2)
     assert messages(fake_triton) == [("user", "First"), ("assistant", REPLY), ("user", "Second")]
 
@@ -121,7 +121,7 @@ def test_images_go_with_the_next_question_and_stay_in_the_conversation(
     driver.find_element(By.CSS_SELECTOR, "#question input[type=file]").send_keys("\n".join(map(str, files)))
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 2)
     assert driver.find_elements(By.CSS_SELECTOR, "#question .upload-button")
-    page.ask("What is this?")
+    page.send("What is this?")
     page.wait(lambda: page.responses[:1] == [REPLY] and not page.is_generating)
     assert fake_triton.requests[-1].model == "ensemble_vision"
     (message,) = json.loads(fake_triton.requests[-1].inputs["messages"])
@@ -129,7 +129,7 @@ def test_images_go_with_the_next_question_and_stay_in_the_conversation(
     assert [base64.b64decode(url) for url in sent] == [file.read_bytes() for file in files]
     assert message["content"][-1] == {"type": "text", "text": "What is this?"}
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat img")) == 2)
-    page.ask("And now?")
+    page.send("And now?")
     page.wait(lambda: len(fake_triton.requests) == 2 and not page.is_generating)
     first, _, last = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert first == message
@@ -157,7 +157,7 @@ def test_images_may_be_pasted_and_dropped(
     field = driver.find_element(By.CSS_SELECTOR, "#question textarea")
     driver.execute_script(_HAND_OVER, field, kind, base64.b64encode(content).decode())
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 1)
-    page.ask("What is this?")
+    page.send("What is this?")
     page.wait(lambda: page.responses[:1] == [REPLY] and not page.is_generating)
     (message,) = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert base64.b64decode(message["content"][0]["image_url"]["url"].partition(",")[2]) == content
@@ -173,7 +173,7 @@ def test_a_long_text_that_is_pasted_is_the_question(page: ChatPage, fake_triton:
 
 
 def test_retry_replaces_the_last_response(page: ChatPage, fake_triton: FakeTriton) -> None:
-    page.ask("Hello")
+    page.send("Hello")
     page.wait_for_response(1)
     fake_triton.script = Script(texts=["Another", " one"])
     page.press("retry")
@@ -183,11 +183,11 @@ def test_retry_replaces_the_last_response(page: ChatPage, fake_triton: FakeTrito
 
 
 def test_clear_starts_a_new_conversation(page: ChatPage, fake_triton: FakeTriton) -> None:
-    page.ask("Before")
+    page.send("Before")
     page.wait_for_response(1)
     page.press("clear")
     page.wait(lambda: page.questions == [])
-    page.ask("After")
+    page.send("After")
     page.wait_for_response(1)
     assert messages(fake_triton) == [("user", "After")]
 
@@ -197,7 +197,7 @@ def test_every_browser_has_its_own_history(open_page: Callable[[], ChatPage], fa
     one, other = open_page(), open_page()
     for page, question in ((one, "from one"), (other, "from the other")):
         page.focus()
-        page.ask(question)
+        page.send(question)
         page.wait_for_response(1)
         assert page.questions == [question]
         assert page.responses[0] == "seen 1"
@@ -207,7 +207,7 @@ def test_two_browsers_are_answered_at_once(open_page: Callable[[], ChatPage], fa
     fake_triton.script = Script(hold_after=1)
     for page in (open_page(), open_page()):
         page.focus()
-        page.ask("Hello")
+        page.send("Hello")
         page.wait(lambda page=page: page.responses == ["The capital"])
     assert len(fake_triton.requests) == 2
 
@@ -215,7 +215,7 @@ def test_two_browsers_are_answered_at_once(open_page: Callable[[], ChatPage], fa
 def test_server_away_is_said_and_recovered_from_without_reload(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.stop()
     try:
-        page.ask("Hello")
+        page.send("Hello")
         page.wait_for_response(1)
         assert page.responses == ["The model server is away. Press Retry when it is back."]
         page.wait(lambda: page.status == "The model server is away")
@@ -230,15 +230,15 @@ def test_server_away_is_said_and_recovered_from_without_reload(page: ChatPage, f
 def test_refusal_of_the_engine_is_shown(page: ChatPage, fake_triton: FakeTriton) -> None:
     import grpc
 
-    refusal = (grpc.StatusCode.INVALID_ARGUMENT, "the prompt has 9000 tokens, expected at most 8192")
-    fake_triton.script = Script(fail_after=0, error=refusal)
-    page.ask("Hello")
+    error = (grpc.StatusCode.INVALID_ARGUMENT, "the prompt has 9000 tokens, expected at most 8192")
+    fake_triton.script = Script(fail_after=0, error=error)
+    page.send("Hello")
     page.wait_for_response(1)
-    assert page.responses == [f"The model server refused this: {refusal[1]}"]
+    assert page.responses == [f"The model server refused this: {error[1]}"]
 
 
 def test_page_asks_no_other_host(page: ChatPage, driver: webdriver.Chrome) -> None:
-    page.ask("Hello")
+    page.send("Hello")
     page.wait_for_response(1)
     assert requested_hosts(driver) <= {"127.0.0.1"}
 
@@ -247,10 +247,10 @@ def test_an_adapter_is_chosen_where_there_are_some(page: ChatPage, fake_triton: 
     assert page.models == []
     fake_triton.adapters |= {"pirate": "", "secret": '["digest of a key"]'}
     page.wait(lambda: page.models == ["fake-model", "pirate"])  # the page looks every few seconds
-    page.ask("Who are you?")
+    page.send("Who are you?")
     page.wait_for_response(1)
     assert "lora_name" not in fake_triton.requests[-1].inputs
     page.choose_model("pirate")
-    page.ask("And now?")
+    page.send("And now?")
     page.wait_for_response(2)
     assert fake_triton.requests[-1].inputs["lora_name"] == "pirate"

@@ -44,11 +44,11 @@ def page(open_page: Callable[[], ChatPage], driver: webdriver.Chrome) -> ChatPag
 def test_conversations_are_listed_opened_and_outlive_the_page(page: ChatPage, driver: webdriver.Chrome) -> None:
     page.open_settings()
     page.set(system="Rhyme.", top_k=3)
-    page.ask("First")
+    page.send("First")
     page.wait_for_response(1)
     page.press("clear")
     page.wait(lambda: page.questions == [])
-    page.ask("Second")
+    page.send("Second")
     page.wait_for_response(1)
     page.wait(lambda: page.conversations == ["Second", "First"])
     page.in_list(1).click()
@@ -62,13 +62,13 @@ def test_conversations_are_listed_opened_and_outlive_the_page(page: ChatPage, dr
 
 
 def test_a_conversation_is_renamed_and_deleted(page: ChatPage, driver: webdriver.Chrome) -> None:
-    page.ask("First")
+    page.send("First")
     page.wait_for_response(1)
     page.wait(lambda: page.conversations == ["First"])
     page.click(page.in_list(0, "rename"))
     driver.switch_to.active_element.send_keys(Keys.CONTROL + "a" + Keys.NULL + "Capitals" + Keys.ENTER)
     page.wait(lambda: page.conversations == ["Capitals"])
-    page.ask("More")
+    page.send("More")
     page.wait_for_response(2)
     assert page.conversations == ["Capitals"]
     page.click(page.in_list(0, "delete"))
@@ -79,16 +79,16 @@ def test_a_conversation_is_renamed_and_deleted(page: ChatPage, driver: webdriver
 
 def test_open_pages_do_not_lose_each_others_conversations(open_page: Callable[[], ChatPage], page: ChatPage) -> None:
     other = open_page()
-    for each, question in ((page, "from one"), (other, "from the other"), (page, "again")):
-        each.focus()
-        each.ask(question)
-        each.wait(lambda each=each, question=question: question in each.questions and not each.is_generating)
+    for tab, question in ((page, "from one"), (other, "from the other"), (page, "again")):
+        tab.focus()
+        tab.send(question)
+        tab.wait(lambda tab=tab, question=question: question in tab.questions and not tab.is_generating)
     page.wait(lambda: sorted(page.conversations) == ["from one", "from the other"])
 
 
 def test_a_question_in_other_words_begins_a_branch(page: ChatPage, fake_triton: FakeTriton) -> None:
     for number, question in enumerate(("One", "Two"), 1):
-        page.ask(question)
+        page.send(question)
         page.wait_for_response(number)
     page.rewrite(0, "Uno")
     page.wait_for_response(1)
@@ -106,7 +106,7 @@ def test_a_question_in_other_words_begins_a_branch(page: ChatPage, fake_triton: 
 def test_responses_stand_alongside_each_other(
     page: ChatPage, fake_triton: FakeTriton, driver: webdriver.Chrome
 ) -> None:
-    page.ask("Hello")
+    page.send("Hello")
     page.wait_for_response(1)
     fake_triton.script = Script(texts=["Another", " one"])
     page.press("retry")
@@ -114,7 +114,7 @@ def test_responses_stand_alongside_each_other(
     assert "2 of 2" in page.responses[1]
     driver.find_element(By.CSS_SELECTOR, "#chat .place .by-1").click()
     page.wait(lambda: page.responses[:1] == [FIRST])
-    page.ask("And?")
+    page.send("And?")
     page.wait_for_response(2)
     assert json.loads(fake_triton.requests[-1].inputs["messages"])[1]["content"] == FIRST
 
@@ -123,7 +123,7 @@ def test_a_response_goes_on_while_another_chat_is_shown_and_over_a_reload(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     fake_triton.script = Script(hold_after=2, resume=True)
-    page.ask("Hello")
+    page.send("Hello")
     page.wait(lambda: page.responses == ["The capital of France"])
     page.press("clear")
     page.wait(lambda: page.questions == [] and page.conversations == ["Hello"] and not page.is_generating)
@@ -143,13 +143,13 @@ def test_a_response_goes_on_while_another_chat_is_shown_and_over_a_reload(
 
 def test_a_response_that_ends_behind_another_chat_is_kept(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=1, resume=True)
-    page.ask("Hello")
+    page.send("Hello")
     page.wait(lambda: page.responses == ["The capital"])
     page.press("clear")
     page.wait(lambda: page.questions == [])
     fake_triton.release.set()
     fake_triton.script = Script(texts=[OTHER])
-    page.ask("And?")
+    page.send("And?")
     page.wait_for_response(1)
     page.wait(lambda: sorted(page.conversations) == ["And?", "Hello"])
     assert page.questions == ["And?"]
@@ -161,7 +161,7 @@ def test_a_response_that_the_limit_cut_is_continued(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     fake_triton.script = Script(texts=["The capital", " of"], finish_reason="length")
-    page.ask("Hello")
+    page.send("Hello")
     page.wait_for_response(1)
     fake_triton.script = Script(texts=[" France."])
     page.click(driver.find_element(By.CSS_SELECTOR, "#chat .by9999"))
@@ -174,7 +174,7 @@ def test_a_response_that_the_limit_cut_is_continued(
 
 def test_chats_are_found_by_what_was_said_in_them(page: ChatPage, driver: webdriver.Chrome) -> None:
     for question in ("First", "Second"):
-        page.ask(question)
+        page.send(question)
         page.wait_for_response(1)
         page.press("clear")
         page.wait(lambda: page.questions == [])
@@ -186,15 +186,15 @@ def test_chats_are_found_by_what_was_said_in_them(page: ChatPage, driver: webdri
 
 
 def test_two_tabs_with_one_chat_lose_nothing_of_it(open_page: Callable[[], ChatPage], page: ChatPage) -> None:
-    page.ask("One")
+    page.send("One")
     page.wait_for_response(1)
     other = open_page()
     other.in_list(0).click()
     other.wait(lambda: other.questions == ["One"])
-    other.ask("Two")
+    other.send("Two")
     other.wait_for_response(2)
     page.focus()
-    page.ask("Three")
+    page.send("Three")
     page.wait_for_response(3)
     assert page.questions == ["One", "Two", "Three"]
     other.focus()
@@ -212,7 +212,7 @@ def test_escape_stops_and_shift_enter_begins_a_line(page: ChatPage, fake_triton:
 
 def test_what_is_exported_can_be_imported(page: ChatPage, driver: webdriver.Chrome, tmp_path: Path) -> None:
     driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
-    page.ask("First of all")
+    page.send("First of all")
     page.wait_for_response(1)
     page.press("export-json")
     page.press("export-markdown")

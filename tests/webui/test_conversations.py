@@ -62,13 +62,13 @@ def test_what_a_browser_reports_is_not_trusted() -> None:
 def test_a_browser_can_name_no_file_but_uploads(tmp_path: Path) -> None:
     uploads = tmp_path / "uploads"
     uploads.mkdir()
-    own, secret = uploads / "a.png", tmp_path / "secret"
-    own.touch()
+    upload, secret = uploads / "a.png", tmp_path / "secret"
+    upload.touch()
     secret.touch()
     (uploads / "link").symlink_to(secret)
-    named = [str(own), str(secret), f"{uploads}/../secret", f"{uploads}/link", f"{uploads}/gone", "\0", 5]
+    named = [str(upload), str(secret), f"{uploads}/../secret", f"{uploads}/link", f"{uploads}/gone", "\0", 5]
     reported = {"turns": [{"question": "?", "images": named}]}
-    assert conversation_of(reported, uploads).turns[0].images == (str(own),)
+    assert conversation_of(reported, uploads).turns[0].images == (str(upload),)
     assert conversation_of(reported).turns[0].images == ()
 
 

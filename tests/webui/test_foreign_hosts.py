@@ -77,7 +77,7 @@ def test_no_host_hears_of_what_a_model_writes(
     page = ChatPage(driver, page_url)
     try:
         fake_triton.script = Script(texts=[WRITTEN.format(url)])
-        page.ask("Hello")
+        page.send("Hello")
         page.wait_for_response(1)
         time.sleep(2)  # in which a browser asks for what it shows
     finally:
@@ -103,7 +103,7 @@ def test_a_key_is_shown_in_a_browser_and_nothing_on_the_page_is_missing(
         driver.switch_to.window(driver.window_handles[0])
         page = ChatPage(driver, url)
         try:
-            page.ask("Hello")
+            page.send("Hello")
             page.wait_for_response(1)
         finally:
             page.close()

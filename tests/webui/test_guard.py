@@ -51,7 +51,7 @@ def http(page_url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-async def ask(app: ASGIApp, path: str, headers: dict[str, str], body: bytes | None, method: str = "POST") -> int:
+async def post(app: ASGIApp, path: str, headers: dict[str, str], body: bytes | None, method: str = "POST") -> int:
     """Send a request and return the status of its response; ``body`` None: it must not be asked for."""
     sent = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http"}
@@ -73,7 +73,7 @@ async def ask(app: ASGIApp, path: str, headers: dict[str, str], body: bytes | No
 @pytest.mark.parametrize("path", [*EVENT_PATHS, f"{API}/upload", f"{API}/component_server", f"{API}/cancel"])
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
 async def test_a_body_is_not_read_before_a_key_is_shown(app: ASGIApp, path: str, kind: str) -> None:
-    assert await ask(app, path, {"content-type": kind}, None) == 401
+    assert await post(app, path, {"content-type": kind}, None) == 401
 
 
 @pytest.mark.parametrize("name", floods())
@@ -84,7 +84,7 @@ async def test_a_body_costs_bounded_memory_and_time(open_app: ASGIApp, path: str
     begin = time.thread_time()
     tracemalloc.start()
     try:
-        status = await ask(open_app, path, headers, body)
+        status = await post(open_app, path, headers, body)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -162,8 +162,8 @@ def test_routes_that_the_page_does_not_need_are_closed(http: httpx.Client, metho
 def test_an_offered_upgrade_leaves_an_event_whole(http: httpx.Client) -> None:
     """The JDK's HttpClient offers one with each POST."""
     offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEAAEAA"}
-    plain, offering = (http.post(EVENT_PATHS[0], json={"data": []}, headers=headers) for headers in ({}, offer))
-    assert (plain.status_code, plain.json()) == (offering.status_code, offering.json()) == (422, plain.json())
+    bare, offering = (http.post(EVENT_PATHS[0], json={"data": []}, headers=headers) for headers in ({}, offer))
+    assert (bare.status_code, bare.json()) == (offering.status_code, offering.json()) == (422, bare.json())
 
 
 def test_a_page_is_not_made_of_what_was_uploaded(http: httpx.Client) -> None:

@@ -61,13 +61,13 @@ def test_a_response_is_found_in_the_cache_in_the_tokens_it_was_written_in(url: s
 async def test_the_page_s_later_turns_find_all_that_was_said(url: str) -> None:
     client = OpenAIClient(url)
     turns: list[Turn] = []
-    held = 0
+    cached = 0
     for question in ("Write a table of planets.", "Now of animals.", "And 12 numbers, please."):
         turns.append(Turn(question))
         await generate_last(client, turns, PageSettings(temperature=1.5, max_new_tokens=48))
         response = turns[-1].response
-        assert not held or response.cached_count == found(held, BLOCK)
+        assert not cached or response.cached_count == found(cached, BLOCK)
         assert response.prompt_count is not None
         # Of a response that ended by itself the last token was computed, for the mark of its end.
-        held = response.prompt_count + response.token_count - (response.outcome == Outcome.LENGTH)
+        cached = response.prompt_count + response.token_count - (response.outcome == Outcome.LENGTH)
     await client.close()

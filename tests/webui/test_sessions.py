@@ -20,7 +20,7 @@ class Kept:
         self.forgotten: list[str] = []
         self.sessions = Sessions(lambda name: self.sizes.get(name, 0), self.forgotten.append)
 
-    def ask(self, name: str, size: int = 1, event: int = 0) -> None:
+    def event(self, name: str, size: int = 1, event: int = 0) -> None:
         with self.sessions.request(name, event, size):
             assert name in self.sessions
 
@@ -33,38 +33,38 @@ def kept() -> Kept:
 def test_the_oldest_sessions_without_a_page_are_forgotten(kept: Kept) -> None:
     with kept.sessions.page("open"):
         for number in range(module.MAX_ORPHANED + 2):
-            kept.ask(str(number))
-        kept.ask("2")
-        kept.ask("new")
+            kept.event(str(number))
+        kept.event("2")
+        kept.event("new")
         assert kept.forgotten == ["0", "1", "3"]
         assert "open" in kept.sessions
-    kept.ask("other")
+    kept.event("other")
     assert kept.forgotten == ["0", "1", "3", "4", "5"]
 
 
 def test_long_bodies_leave_room_for_fewer_sessions(kept: Kept) -> None:
     for name in "abc":
-        kept.ask(name, 7 * MIB)
+        kept.event(name, 7 * MIB)
     assert kept.forgotten == ["a"]
-    kept.ask("b", MIB)  # the last body of an event is what is kept of it
-    kept.ask("d", 7 * MIB)
+    kept.event("b", MIB)  # the last body of an event is what is kept of it
+    kept.event("d", 7 * MIB)
     assert kept.forgotten == ["a"]
 
 
 def test_a_conversation_counts_as_what_it_has_grown_to(kept: Kept) -> None:
-    kept.ask("a")
+    kept.event("a")
     kept.sizes["b"] = module.MAX_ORPHANED_BYTES - 1
-    kept.ask("b")
+    kept.event("b")
     assert kept.forgotten == ["a"]
 
 
 def test_a_session_takes_no_more_than_its_part(kept: Kept) -> None:
     with kept.sessions.page("a"):
         for event in range(4):
-            kept.ask("a", 8 * MIB, event)
+            kept.event("a", 8 * MIB, event)
         with pytest.raises(SessionsFull):
-            kept.ask("a", 8 * MIB, 4)
-        kept.ask("a", 8 * MIB, 3)
+            kept.event("a", 8 * MIB, 4)
+        kept.event("a", 8 * MIB, 3)
 
 
 def test_open_sessions_that_take_all_leave_small_ones_their_place(kept: Kept) -> None:
@@ -72,12 +72,12 @@ def test_open_sessions_that_take_all_leave_small_ones_their_place(kept: Kept) ->
         for number in range(8):
             stack.enter_context(kept.sessions.page(str(number)))
             for event in range(4):
-                kept.ask(str(number), 8 * MIB, event)
+                kept.event(str(number), 8 * MIB, event)
         with pytest.raises(SessionsFull):
-            kept.ask("late", MIB)
-        kept.ask("late", 100_000)
+            kept.event("late", MIB)
+        kept.event("late", 100_000)
     assert kept.forgotten
-    kept.ask("late", MIB)
+    kept.event("late", MIB)
 
 
 def test_this_many_pages_may_be_open(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +85,6 @@ def test_this_many_pages_may_be_open(kept: Kept, monkeypatch: pytest.MonkeyPatch
     with kept.sessions.page("a"), kept.sessions.page("b"):
         with pytest.raises(SessionsFull), kept.sessions.page("c"):
             pass
-        kept.ask("c")
+        kept.event("c")
     with kept.sessions.page("c"):
         pass

@@ -32,7 +32,7 @@ def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> N
     reported |= {"repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -0.5}
     page.set(**reported, seed=11, system="Answer in verse.", stop_words="END", json_schema='{"type": "object"}')
     page.choose("thinking", "off")
-    page.ask("Hello")
+    page.send("Hello")
     page.wait_for_response(1)
     inputs = fake_triton.requests[0].inputs
     assert {name: inputs[name] for name in reported} == pytest.approx(reported)
@@ -84,11 +84,11 @@ def test_a_new_chat_has_the_settings_that_the_model_recommends(
         page = ChatPage(driver, url)
         page.open_settings()
         page.wait(lambda: (page.value("temperature"), page.value("top_p"), page.value("top_k")) == ("0.25", "0.9", "0"))
-        page.ask("Hello")
+        page.send("Hello")
         page.wait_for_response(1)
         sent = fake_triton.requests[-1].inputs
-        want = {"temperature": 0.25, "top_p": 0.9, "top_k": 0, "repetition_penalty": 1.1}
-        assert {name: sent[name] for name in want} == pytest.approx(want)
+        expected = {"temperature": 0.25, "top_p": 0.9, "top_k": 0, "repetition_penalty": 1.1}
+        assert {name: sent[name] for name in expected} == pytest.approx(expected)
         page.choose("preset", "Precise")
         page.wait(lambda: page.value("temperature") == "0.2")
         page.choose("preset", "Default")

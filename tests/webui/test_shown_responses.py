@@ -52,7 +52,7 @@ def page(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton) -> Iterato
 
 
 def shown(driver: webdriver.Chrome, selector: str) -> list[str]:
-    return [each.text for each in driver.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
+    return [element.text for element in driver.find_elements(By.CSS_SELECTOR, selector) if element.is_displayed()]
 
 
 def test_reasoning_is_open_while_it_comes_and_folded_then(
@@ -60,7 +60,7 @@ def test_reasoning_is_open_while_it_comes_and_folded_then(
 ) -> None:
     texts = ["<think>", "Let me look.", "</think>", "Yes."]
     fake_triton.script = Script(texts=texts, hold_after=2, resume=True, input_token_len=40, cached_token_len=32)
-    page.ask("Well?")
+    page.send("Well?")
     page.wait(lambda: "Let me look." in " ".join(page.responses))
     fake_triton.release.set()
     page.wait_for_response(1)
@@ -69,7 +69,7 @@ def test_reasoning_is_open_while_it_comes_and_folded_then(
     assert "prompt 40, 32 cached" in page.responses[2]
     driver.find_element(By.CSS_SELECTOR, "#chat .thought-group .title").click()
     page.wait(lambda: "Let me look." in " ".join(page.responses))
-    page.ask("And?")
+    page.send("And?")
     page.wait_for_response(2)
     sent = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert [message["content"] for message in sent] == ["Well?", "Yes.", "And?"]
@@ -79,11 +79,11 @@ def test_a_call_is_shown_and_answered_by_what_is_said_next(page: ChatPage, fake_
     fake_triton.script = Script(texts=['<tool_call>\n{"name": "look", ', '"arguments": {"at": "sea"}}\n</tool_call>'])
     page.open_settings()
     page.set(tools=json.dumps(TOOLS))
-    page.ask("Well?")
+    page.send("Well?")
     page.wait_for_response(1)
     page.wait(lambda: "Calls look" in " ".join(page.responses))
     fake_triton.script = Script()
-    page.ask("Waves")
+    page.send("Waves")
     page.wait_for_response(2)
     *_, call, result = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert call["tool_calls"][0]["function"]["name"] == "look"
@@ -94,7 +94,7 @@ def test_responses_stand_alongside_each_other_and_one_is_taken(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     fake_triton.script = Script(texts=["The **first**.\n```\ncut"])
-    page.ask("Well?")
+    page.send("Well?")
     page.wait_for_response(1)
     fake_triton.script = Script(texts=["The second.\n\n- a\n- b"])
     page.press("retry")
@@ -110,7 +110,7 @@ def test_responses_stand_alongside_each_other_and_one_is_taken(
     page.wait(lambda: shown(driver, "#chat .alongside .taken")[0].startswith("Response 1\nThe first."))
     driver.find_element(By.CSS_SELECTOR, "#chat small .by0").click()
     page.wait(lambda: not shown(driver, "#chat .alongside") and page.responses[0].startswith("The first."))
-    page.ask("And?")
+    page.send("And?")
     page.wait_for_response(2)
     sent = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert [message["content"] for message in sent] == ["Well?", "The **first**.\n```\ncut", "And?"]
@@ -120,7 +120,7 @@ def test_formulas_tables_and_code_are_set_and_nothing_is_fetched(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     fake_triton.script = Script(texts=[TEXT])
-    page.ask("Show me")
+    page.send("Show me")
     page.wait_for_response(1)
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
     assert shown(driver, "#chat td")[:2] == ["alpha", "1.5"]
@@ -160,12 +160,12 @@ def test_an_answer_makes_nothing_but_what_markdown_does(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     fake_triton.script = Script(texts=[MARKUP])
-    page.ask("Hello")
+    page.send("Hello")
     page.wait_for_response(1)
     assert driver.execute_script(_MADE) == []
     for tag in ("<form action=", '<form id="c"><input>', "<form id='d'", '<em id="e">kept</em>', "<https://x/style"):
         assert tag in page.responses[0]
-    links = [each.get_attribute("href") for each in driver.find_elements(By.CSS_SELECTOR, "#chat .prose a")]
+    links = [link.get_attribute("href") for link in driver.find_elements(By.CSS_SELECTOR, "#chat .prose a")]
     assert links == ["https://x/style=position:fixed"]
     assert len(driver.find_elements(By.CSS_SELECTOR, "#chat .language-html .token.tag")) >= 2
 
@@ -181,11 +181,11 @@ def test_dollars_and_boxes_are_read_as_on_github(
         '```sh\necho "$A:$" # - [x] <b>\n- [x] $a$\n```': 'echo "$A:$" # - [x] <b>\n- [x] $a$',
     }
     fake_triton.script = Script(texts=["\n\n".join([*shown_as, "It is $2^n$, or \\[a < b\\]."])])
-    page.ask("Hello")
+    page.send("Hello")
     page.wait_for_response(1)
     for text in shown_as.values():
         assert text in page.responses[0]
-    assert [each.text for each in driver.find_elements(By.CSS_SELECTOR, "#chat .katex-display")] != []
+    assert [element.text for element in driver.find_elements(By.CSS_SELECTOR, "#chat .katex-display")] != []
     assert len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2
 
 
@@ -209,7 +209,7 @@ def test_a_question_is_shown_edited_and_copied_as_it_was_written(page: ChatPage,
 def test_who_reads_further_up_is_left_there(page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton) -> None:
     lines = [f"Line {number}\n\n" for number in range(80)]
     fake_triton.script = Script(texts=["".join(lines), "More\n\n" * 20, "and the end."], hold_after=1, resume=True)
-    page.ask("Hello")
+    page.send("Hello")
     left = (
         "const e = document.querySelector('#chat .bubble-wrap'); return e.scrollHeight - e.scrollTop - e.clientHeight"
     )
@@ -220,7 +220,7 @@ def test_who_reads_further_up_is_left_there(page: ChatPage, driver: webdriver.Ch
     time.sleep(0.5)  # Gradio scrolled 0.3 seconds later
     assert driver.execute_script(left) > 200
     fake_triton.script = Script()
-    page.ask("And?")
+    page.send("And?")
     page.wait_for_response(2)
     page.wait(lambda: driver.execute_script(left) < 5)
 
@@ -232,11 +232,11 @@ def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str
     try:
         page.close_list()
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        page.ask("Show me " + "a-very-long-word" * 20)
+        page.send("Show me " + "a-very-long-word" * 20)
         page.wait_for_response(1)
         page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
-        wide = "return [...document.querySelectorAll('html, body, #chat .bubble-wrap')].map(e => e.scrollWidth)"
-        assert max(driver.execute_script(wide)) <= 390
+        overflowing = "return [...document.querySelectorAll('html, body, #chat .bubble-wrap')].map(e => e.scrollWidth)"
+        assert max(driver.execute_script(overflowing)) <= 390
         table, cells = (
             "#chat table:last-of-type",
             "return [...document.querySelectorAll('#chat td')].map(e => e.clientHeight)",
@@ -259,7 +259,7 @@ def test_axe_finds_nothing_serious(driver: webdriver.Chrome, url: str, fake_trit
     try:
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         page.close_list()
-        page.ask("Hello")
+        page.send("Hello")
         page.wait_for_response(1)
         driver.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
         steps = [lambda: None, page.open_list, page.close_list, page.open_settings, page.close_settings]
@@ -287,7 +287,7 @@ def test_everybody_can_read_and_press_what_is_shown(
     fake_triton.script = Script(texts=["<think>Well.</think>Yes: `a`\n\n```python\n", CODE, "\n```"])
     driver.execute_script("document.body.classList.toggle('dark', arguments[0])", is_dark)
     try:
-        page.ask("Hello")
+        page.send("Hello")
         page.wait_for_response(1)
         assert driver.find_element(By.CSS_SELECTOR, ".thought-group .title").get_attribute("aria-expanded") == "false"
         page.open_list()

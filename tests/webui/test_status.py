@@ -62,7 +62,7 @@ def test_a_plot_ends_at_the_right_and_begins_at_the_bottom() -> None:
 class Server(ThreadingHTTPServer):
     """A server with models and metrics, that counts who asks for the latter."""
 
-    asked = 0
+    requests = 0
     reported = PAGE
 
 
@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if is_metrics := self.path == "/metrics":
-            self.server.asked += 1
+            self.server.requests += 1
         described = {"modalities": {"vision": False}} if self.path == "/props" else MODELS
         body = (self.server.reported if is_metrics else json.dumps(described)).encode()
         self.send_response(200)
@@ -98,7 +98,7 @@ async def test_the_server_is_asked_once_for_all_who_look(server: Server) -> None
     watch = Watch(f"http://127.0.0.1:{server.server_port}/metrics", every=60)
     assert "Running requests" in await status_html(watch)
     assert "5 of 20 blocks" in await status_html(watch)
-    assert server.asked == 1
+    assert server.requests == 1
     await watch.close()
 
 
@@ -117,19 +117,21 @@ def test_metrics_are_asked_for_while_their_tab_is_open(server: Server, driver: w
         try:
             page.wait(lambda: page.status == "ready")
             page.wait(lambda: not driver.find_elements(By.CSS_SELECTOR, "#question .upload-button"))  # text alone
-            assert server.asked == 0
+            assert server.requests == 0
             page.open_tab("Status")
             page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#status svg")) == 6)
-            page.wait(lambda: server.asked >= 3)
+            page.wait(lambda: server.requests >= 3)
             tiles = ["3", "0", "0.0 tokens/s", "0.0 tokens/s", "25.0%", "25.0%"]  # 5 of 20 blocks; 75 of 300 tokens
-            page.wait(lambda: [each.text for each in driver.find_elements(By.CSS_SELECTOR, "#status .now")] == tiles)
+            page.wait(
+                lambda: [element.text for element in driver.find_elements(By.CSS_SELECTOR, "#status .now")] == tiles
+            )
             page.open_tab("Chat")
-            settled = -1
+            previous = -1
             for _ in range(5):  # what was under way comes to its end; then nobody asks
-                settled, before = server.asked, settled
-                if settled == before:
+                previous, before = server.requests, previous
+                if previous == before:
                     break
                 time.sleep(2 * LOOK_SECONDS)
-            assert server.asked == before
+            assert server.requests == before
         finally:
             page.close()

@@ -28,7 +28,7 @@ def client(triton: FakeTriton, **settings: Any) -> TestClient:
     return TestClient(create_app(Settings(triton_address=triton.address, **(defaults | settings))), headers=ADMIN)
 
 
-def asked(triton: FakeTriton) -> list[dict[str, Any]]:
+def controls(triton: FakeTriton) -> list[dict[str, Any]]:
     """Return the engine's requests about its cache."""
     kept = ("cache_control", "input_ids", "cache_salt", "lora_name")
     return [{name: inputs[name] for name in kept if name in inputs} for inputs in triton.cache_controls]
@@ -37,7 +37,7 @@ def asked(triton: FakeTriton) -> list[dict[str, Any]]:
 def test_what_the_cache_holds_is_shown_by_tier(triton: FakeTriton) -> None:
     with client(triton) as gateway:
         assert gateway.get("/v1/cache").json() == {"object": "list", "data": [HELD]}
-    assert asked(triton) == [{"cache_control": "report"}]
+    assert controls(triton) == [{"cache_control": "report"}]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_tier_is_dropped(triton: FakeTriton, body: dict[str, Any], actions: li
         assert gateway.post(DROP_CACHE, json=body).json() == HELD
         assert gateway.post(DROP_CACHE, json={"tier": "host"}).status_code == 400
         assert gateway.post(DROP_CACHE, json={"model": "other"}).status_code == 404
-    assert [control["cache_control"] for control in asked(triton)] == actions
+    assert [control["cache_control"] for control in controls(triton)] == actions
 
 
 def test_a_prompt_is_computed_and_then_pinned_as_its_requests_have_it(triton: FakeTriton) -> None:
@@ -65,14 +65,14 @@ def test_a_prompt_is_computed_and_then_pinned_as_its_requests_have_it(triton: Fa
         assert gateway.post(UNPIN_PROMPT, json=body).json() == HELD
         assert len(triton.requests) == 1
     of_prompt = {"input_ids": ids, "cache_salt": "s", "lora_name": "sql"}
-    assert asked(triton) == [{"cache_control": name} | of_prompt for name in ("pin", "unpin")]
+    assert controls(triton) == [{"cache_control": name} | of_prompt for name in ("pin", "unpin")]
 
 
 def test_messages_are_pinned_with_the_template(triton: FakeTriton) -> None:
     messages = [{"role": "system", "content": "Be brief."}]
     with client(triton) as gateway:
         assert gateway.post(PIN_PROMPT, json={"messages": messages}).status_code == 200
-    assert asked(triton) == [{"cache_control": "pin", "input_ids": token_ids("<system>Be brief.")}]
+    assert controls(triton) == [{"cache_control": "pin", "input_ids": token_ids("<system>Be brief.")}]
 
 
 def test_where_keys_have_salts_a_prompt_is_pinned_for_one_of_them(triton: FakeTriton) -> None:
@@ -81,7 +81,7 @@ def test_where_keys_have_salts_a_prompt_is_pinned_for_one_of_them(triton: FakeTr
             rejected = gateway.post(PIN_PROMPT, json={"prompt": "Hi"} | body)
             assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "api_key")
         assert gateway.post(PIN_PROMPT, json={"prompt": "Hi", "api_key": "ann"}).status_code == 200
-    assert asked(triton)[0]["cache_salt"] == salt_of_key("ann", None)
+    assert controls(triton)[0]["cache_salt"] == salt_of_key("ann", None)
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, {"prompt": 5}])

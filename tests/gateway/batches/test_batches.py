@@ -140,9 +140,9 @@ def test_a_cancelled_batch_keeps_what_was_answered_and_cancels_what_runs(
     assert results(ann, done.output_file_id).keys() == {"a", "b"}
     assert done.request_counts is not None
     assert (done.request_counts.completed, done.request_counts.failed) == (2, 0)
-    held = [received for received in triton.requests if "hold" in received.inputs["messages"]]
-    eventually_sync(lambda: all(received.cancelled.is_set() for received in held))
-    assert len(held) < 60
+    pending = [received for received in triton.requests if "hold" in received.inputs["messages"]]
+    eventually_sync(lambda: all(received.cancelled.is_set() for received in pending))
+    assert len(pending) < 60
     with pytest.raises(openai.ConflictError, match="is cancelled; there is nothing to cancel"):
         ann.batches.cancel(made.id)
     ann.files.delete(made.input_file_id)

@@ -78,13 +78,13 @@ async def run(store: Store, owned: Owned, batch_id: str) -> Counter[str]:
     """Run a batch to its end; return what was asked how often."""
     requested = Counter[str]()
 
-    async def ask(request: BatchRequest) -> httpx.Response:
+    async def respond(request: BatchRequest) -> httpx.Response:
         await asyncio.sleep(0)
         requested[request.custom_id] += 1
         return httpx.Response(200, content=b'{"object":"chat.completion"}')
 
     def asking(key: str | None) -> Dispatch:
-        return ask
+        return respond
 
     runner = BatchRunner(store, (), Slots(4, OpenRequests()), asking, MIB)
     runner.start()

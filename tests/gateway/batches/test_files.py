@@ -100,7 +100,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "marked"
     for text in (line, codecs.BOM_UTF8 + line):
         path.write_bytes(text)
-        assert [getattr(each, "url", each) for each in BatchRequests(path, None, 1000)] == ["/v1/completions"]
+        assert [getattr(line, "url", line) for line in BatchRequests(path, None, 1000)] == ["/v1/completions"]
 
 
 def test_a_file_may_be_longer_than_a_body_and_is_refused_when_it_is_longer_than_a_file(

@@ -27,7 +27,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
 
 
-def ask(http: httpx.Client, **fields: Any) -> Any:
+def complete(http: httpx.Client, **fields: Any) -> Any:
     response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO} | fields)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]
@@ -54,14 +54,14 @@ def events(http: httpx.Client, **fields: Any) -> list[Any]:
 def test_the_tools_of_a_choice_reach_the_engine(
     http: httpx.Client, triton: FakeTriton, fields: dict[str, Any], names: list[str], holds_a_call: bool
 ) -> None:
-    ask(http, **fields)
+    complete(http, **fields)
     inputs = triton.requests[-1].inputs
     shown = [tool["function"]["name"] for tool in json.loads(inputs.get("tools") or "[]")]
-    held = inputs.get("response_format") or ""
-    assert ("structural_tag" in held) == holds_a_call
+    format_sent = inputs.get("response_format") or ""
+    assert ("structural_tag" in format_sent) == holds_a_call
     assert set(names) <= set(shown)
     for name in ("get_weather", "get_date"):
-        assert (name in held) == (holds_a_call and name in names)
+        assert (name in format_sent) == (holds_a_call and name in names)
 
 
 def test_text_format_of_responses_goes_with_a_forced_call(http: httpx.Client, triton: FakeTriton) -> None:
@@ -83,24 +83,24 @@ def test_text_format_of_responses_goes_with_a_forced_call(http: httpx.Client, tr
 def test_functions_are_answered_in_their_own_form(http: httpx.Client, triton: FakeTriton) -> None:
     triton.script = Script(texts=[CALL[:30], CALL[30:]])
     fields: Any = {"functions": [WEATHER], "function_call": {"name": "get_weather"}}
-    choice = ask(http, **fields)
+    choice = complete(http, **fields)
     assert choice["finish_reason"] == "function_call"
     called = choice["message"]["function_call"]
     assert (called["name"], json.loads(called["arguments"])) == ("get_weather", {"location": "Boston"})
     assert choice["message"]["tool_calls"] is None
     streamed = [event["choices"][0] for event in events(http, **fields)]
-    parts = [each["delta"]["function_call"] for each in streamed if "function_call" in each["delta"]]
+    parts = [choice["delta"]["function_call"] for choice in streamed if "function_call" in choice["delta"]]
     assert parts[0]["name"] == "get_weather"
     assert json.loads("".join(part["arguments"] for part in parts)) == {"location": "Boston"}
     assert streamed[-1]["finish_reason"] == "function_call"
-    assert not any("tool_calls" in each["delta"] for each in streamed)
+    assert not any("tool_calls" in choice["delta"] for choice in streamed)
 
 
 def test_calls_of_functions_and_their_results_are_read(http: httpx.Client, triton: FakeTriton) -> None:
     call = {"name": "get_weather", "arguments": '{"location": "Boston"}'}
     messages = [{"role": "assistant", "content": None, "function_call": call}]
     messages.append({"role": "function", "name": "get_weather", "content": "Rain."})
-    ask(http, messages=[*HELLO, *messages])
+    complete(http, messages=[*HELLO, *messages])
     _, called, result = json.loads(triton.requests[-1].inputs["messages"])
     assert called["tool_calls"][0]["function"] == call
     assert (result["role"], result["tool_call_id"]) == ("tool", called["tool_calls"][0]["id"])
@@ -118,12 +118,14 @@ def test_calls_of_functions_and_their_results_are_read(http: httpx.Client, trito
 def test_an_assistant_s_message_needs_no_content(
     http: httpx.Client, triton: FakeTriton, message: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    ask(http, messages=[*HELLO, {"role": "assistant"} | message, *HELLO])
+    complete(http, messages=[*HELLO, {"role": "assistant"} | message, *HELLO])
     assert json.loads(triton.requests[-1].inputs["messages"])[1] == {"role": "assistant"} | expected
 
 
 def of_chat(*messages: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return "/v1/chat/completions", {"messages": [*HELLO, *({"role": "assistant"} | each for each in messages), *HELLO]}
+    return "/v1/chat/completions", {
+        "messages": [*HELLO, *({"role": "assistant"} | message for message in messages), *HELLO]
+    }
 
 
 def of_messages(content: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
@@ -176,8 +178,10 @@ def test_what_the_assistant_said_may_have_any_api_s_empty_form(
     path, body = requested
     response = http.post(path, json={"model": MODEL} | body)
     assert response.status_code == 200, response.text
-    messages = [each for each in json.loads(triton.requests[-1].inputs["messages"]) if each["role"] == "assistant"]
-    assert [each["content"] for each in messages] == ([] if content is None else [content])
+    messages = [
+        message for message in json.loads(triton.requests[-1].inputs["messages"]) if message["role"] == "assistant"
+    ]
+    assert [message["content"] for message in messages] == ([] if content is None else [content])
     if arguments is not None:
         (call,) = messages[0]["tool_calls"]
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("f", arguments)
@@ -231,7 +235,7 @@ def test_sampling_values_that_turn_a_filter_off(
 def test_who_speaks_next_is_said_at_the_top_or_to_the_template(
     http: httpx.Client, triton: FakeTriton, fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    ask(http, messages=BEGUN, **fields)
+    complete(http, messages=BEGUN, **fields)
     given = json.loads(triton.requests[-1].inputs["messages"])["chat_template_kwargs"]
     assert given.items() >= expected.items()
 
@@ -249,16 +253,16 @@ def test_a_stop_string_is_part_of_the_text_where_that_is_asked_for(
         parts = [event["choices"][0]["delta"].get("content") or "" for event in events(http, **fields)]
         assert "".join(parts) == expected
     else:
-        assert ask(http, **fields)["message"]["content"] == expected
+        assert complete(http, **fields)["message"]["content"] == expected
     response = http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"} | fields)
     assert response.json()["choices"][0]["text"] == expected
     assert ("stop_string" in triton.requests[-1].outputs) == shown  # each output costs time at every token
 
 
 def test_allowed_tokens_are_a_grammar(http: httpx.Client, triton: FakeTriton) -> None:
-    ask(http, allowed_token_ids=[5, 9, 5])
+    complete(http, allowed_token_ids=[5, 9, 5])
     tag = json.loads(triton.requests[-1].inputs["response_format"])["structural_tag"]
-    assert [each["token"] for each in tag["content"]["elements"]] == [5, 9]
+    assert [element["token"] for element in tag["content"]["elements"]] == [5, 9]
 
 
 EBNF = 'root ::= "yes" | "no"'
@@ -278,7 +282,7 @@ EBNF = 'root ::= "yes" | "no"'
 def test_the_same_format_may_come_twice(
     http: httpx.Client, triton: FakeTriton, fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    ask(http, **fields)
+    complete(http, **fields)
     assert json.loads(triton.requests[-1].inputs["response_format"]) == expected
 
 

@@ -135,8 +135,8 @@ def test_ollama_s_bodies_are_json_whatever_they_are_said_to_be_and_openai_s_are_
 def test_a_body_without_a_type_still_needs_its_key_and_its_length(triton: FakeTriton) -> None:
     settings = Settings(triton_address=triton.address, api_keys=("k",), max_body_bytes=1000)
     with running_gateway(settings) as url:
-        ask = {"url": f"{url}/api/chat", "trust_env": False}
-        assert httpx.post(**ask, content=b"{}").status_code == 401
+        options = {"url": f"{url}/api/chat", "trust_env": False}
+        assert httpx.post(**options, content=b"{}").status_code == 401
         headers = {"authorization": "Bearer k"}
-        assert httpx.post(**ask, content=b" " * 2000, headers=headers).status_code == 413
-        assert httpx.post(**ask, content=b"{", headers=headers).status_code == 400
+        assert httpx.post(**options, content=b" " * 2000, headers=headers).status_code == 413
+        assert httpx.post(**options, content=b"{", headers=headers).status_code == 400

@@ -210,8 +210,8 @@ def test_reasoning_has_blocks_of_its_own_and_can_be_left_out(claude: anthropic.A
 def test_a_budget_of_thinking_reaches_the_engine(triton: FakeTriton, default_model_dir: Path) -> None:
     settings = Settings(triton_address=triton.address, engine_dir=default_model_dir, reasoning_parser="qwen3")
     with running_gateway(settings) as url:
-        own = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
-        own.messages.create(
+        client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+        client.messages.create(
             model=MODEL, max_tokens=2048, messages=ASKED, thinking={"type": "enabled", "budget_tokens": 1024}
         )
     inputs = triton.requests[0].inputs
@@ -406,7 +406,7 @@ def test_events_are_those_of_the_published_protocol(triton: FakeTriton, url: str
 def schemas_in(grammar: Any) -> list[Any]:
     """Return the schemas that a structural tag has content of."""
     if isinstance(grammar, list):
-        return [schema for each in grammar for schema in schemas_in(each)]
+        return [schema for part in grammar for schema in schemas_in(part)]
     if not isinstance(grammar, dict):
         return []
     if grammar.get("type") == "json_schema":
@@ -429,9 +429,9 @@ def test_a_json_schema_holds_the_response(claude: anthropic.Anthropic, triton: F
         (text,) = claude.messages.create(**request, extra_body=body).content
         assert text.type == "text"
         assert text.text == '{"location": "Boston"}'
-    (held,) = schemas_in(json.loads(triton.requests[-1].inputs["response_format"]))
-    assert (list(held["properties"]), held["required"]) == (["location"], ["location"])
-    assert held == SCHEMA or place == "parse"
+    (schema,) = schemas_in(json.loads(triton.requests[-1].inputs["response_format"]))
+    assert (list(schema["properties"]), schema["required"]) == (["location"], ["location"])
+    assert schema == SCHEMA or place == "parse"
 
 
 UNIQUE: Any = {"type": "array", "uniqueItems": True}
@@ -468,6 +468,6 @@ def test_forced_calls_are_held_to_what_is_enforced(claude: anthropic.Anthropic, 
     for tool in (WEATHER | {"strict": True}, loose):
         choice: Any = {"type": "any"}
         claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, tools=[tool], tool_choice=choice)
-        (held,) = schemas_in(json.loads(triton.requests[-1].inputs["response_format"]))
-        assert (held["required"], held["properties"]["location"]) == (["location"], {"type": "string"})
-    assert held["properties"]["days"] == {"type": "array"}
+        (schema,) = schemas_in(json.loads(triton.requests[-1].inputs["response_format"]))
+        assert (schema["required"], schema["properties"]["location"]) == (["location"], {"type": "string"})
+    assert schema["properties"]["days"] == {"type": "array"}

@@ -111,10 +111,10 @@ def test_calls_come_whole_and_go_back(client: ollama.Client, triton: FakeTriton,
 def test_reasoning_is_separate(triton: FakeTriton) -> None:
     triton.script = Script(texts=["<think>Hm", "m.</think>", "Paris."])
     with running_gateway(Settings(triton_address=triton.address, reasoning_parser="qwen3")) as url:
-        own = ollama.Client(url, trust_env=False)
-        whole = own.chat(MODEL, HELLO, think=True)
+        client = ollama.Client(url, trust_env=False)
+        whole = client.chat(MODEL, HELLO, think=True)
         assert (whole.message.thinking, whole.message.content) == ("Hmm.", "Paris.")
-        pieces = list(own.generate(MODEL, "Hello", stream=True))
+        pieces = list(client.generate(MODEL, "Hello", stream=True))
     assert "".join(piece.thinking or "" for piece in pieces) == "Hmm."
     assert "".join(piece.response for piece in pieces) == "Paris."
     options = json.loads(triton.requests[0].inputs["messages"])["chat_template_kwargs"]
@@ -124,17 +124,17 @@ def test_reasoning_is_separate(triton: FakeTriton) -> None:
 def test_generate_asks_a_question_or_goes_on(client: ollama.Client, triton: FakeTriton) -> None:
     assert client.generate(MODEL, "Hello", system="Be brief.").response == REPLY
     assert client.generate(MODEL, "Once upon", raw=True).response == REPLY
-    question, plain = (request.inputs for request in triton.requests)
+    question, unformatted = (request.inputs for request in triton.requests)
     assert [message["content"] for message in json.loads(question["messages"])] == ["Be brief.", "Hello"]
-    assert plain["text_input"] == "Once upon"
+    assert unformatted["text_input"] == "Once upon"
     with pytest.raises(ollama.ResponseError, match="fills in no middles"):
         client.generate(MODEL, "def f():", suffix="return 1")
 
 
 def test_a_middle_is_asked_for_and_ended_as_the_model_does_it(triton: FakeTriton) -> None:
     with running_gateway(Settings(triton_address=triton.address, chat_template="codellama")) as url:
-        own = ollama.Client(url, trust_env=False)
-        own.generate(MODEL, "def f():", suffix="return 1", options={"stop": ["x"]})
+        client = ollama.Client(url, trust_env=False)
+        client.generate(MODEL, "def f():", suffix="return 1", options={"stop": ["x"]})
     inputs = triton.requests[0].inputs
     assert (inputs["text_input"], inputs["stop_words"]) == ("<PRE> def f(): <SUF>return 1 <MID>", ["x", "<EOT>"])
 
@@ -223,9 +223,9 @@ def test_keep_alive_reaches_the_engine(
 def test_keep_alive_reaches_an_embedder(triton: FakeTriton, tmp_path: Path) -> None:
     write_pooling(write_modules(tmp_path), tmp_path)
     with running_gateway(Settings(triton_address=triton.address, engine_dir=tmp_path)) as url:
-        own = ollama.Client(url, trust_env=False)
-        own.embed(MODEL, ["one", "two"], keep_alive="2m")
-        own.embeddings(MODEL, "one", keep_alive=0)
+        client = ollama.Client(url, trust_env=False)
+        client.embed(MODEL, ["one", "two"], keep_alive="2m")
+        client.embeddings(MODEL, "one", keep_alive=0)
     assert [request.inputs["keep_alive"] for request in triton.requests] == [120, 120, 0]
 
 
@@ -273,8 +273,8 @@ def test_log_probabilities_come_with_their_tokens(
     assert [entry.logprob for entry in entries] == [-0.5, -0.25] * (3 if is_streamed else 1)
     assert [len(entry.top_logprobs) for entry in entries] == [2] * len(entries)
     assert entries[0].token == "<pad>"
-    plain: Any = client.generate(MODEL, "Hello")
-    assert plain.logprobs is None
+    generated: Any = client.generate(MODEL, "Hello")
+    assert generated.logprobs is None
 
 
 @pytest.mark.parametrize(

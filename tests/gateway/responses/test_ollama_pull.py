@@ -95,7 +95,7 @@ def test_no_name_becomes_a_path_or_an_address(url: str, hub: FakeHub, name: str)
         answer = httpx.request(method, url + path, json={"model": name}, headers=BOSS, trust_env=False)
         assert answer.status_code == 400
         assert "must be the name of a hub's repository" in answer.json()["error"]
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_only_administrators_pull_and_delete(url: str, triton: FakeTriton, hub: FakeHub) -> None:
@@ -107,7 +107,7 @@ def test_only_administrators_pull_and_delete(url: str, triton: FakeTriton, hub: 
         rejected = httpx.post(f"{open_url}/api/pull", json=body, trust_env=False)
         assert rejected.status_code == 403
         assert "--admin-keys" in rejected.json()["error"]
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_model_that_is_served_is_not_deleted(client: ollama.Client, tmp_path: Path) -> None:

@@ -89,8 +89,11 @@ def test_the_tokens_of_reasoning_and_of_the_cache_are_counted(client: openai.Ope
     assert usage.completion_tokens_details.reasoning_tokens == response.output_tokens_details.reasoning_tokens == 10
     assert usage.prompt_tokens_details.cached_tokens == response.input_tokens_details.cached_tokens == 4
     triton.script = Script(texts=("Four.",))
-    plain: Any = client.chat.completions.create(**requested).usage
-    assert (plain.completion_tokens_details.reasoning_tokens, plain.prompt_tokens_details.cached_tokens) == (0, 0)
+    without_reasoning: Any = client.chat.completions.create(**requested).usage
+    assert (
+        without_reasoning.completion_tokens_details.reasoning_tokens,
+        without_reasoning.prompt_tokens_details.cached_tokens,
+    ) == (0, 0)
     triton.script = Script(texts=("<think>Tw", "o", " and"), finish_reason="length")
     cut: Any = client.chat.completions.create(**requested).usage
     assert cut.completion_tokens_details.reasoning_tokens == cut.completion_tokens == 6
@@ -134,11 +137,11 @@ def test_reasoning_of_earlier_responses_reach_the_template(client: openai.OpenAI
 
 def test_who_does_not_want_reasoning_gets_the_response_alone(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=THOUGHT)
-    unwanted = {"include_reasoning": False}
-    message: Any = client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=unwanted)
+    hidden = {"include_reasoning": False}
+    message: Any = client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=hidden)
     assert message.choices[0].message.content == "Four."
     assert "reasoning_content" not in message.choices[0].message.model_dump(exclude_none=True)
-    assert streamed(client, extra_body=unwanted)[:2] == ("", "Four.")
+    assert streamed(client, extra_body=hidden)[:2] == ("", "Four.")
 
 
 def test_calls_of_tools_after_reasoning_are_found(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -313,10 +316,10 @@ def test_marks_are_those_that_the_template_knows() -> None:
 
 def test_built_in_qwen3_finds_its_reasoning_done_where_they_are_not_wanted() -> None:
     template = MODELS.get("qwen3")()
-    plain = template.render(ASKED)
-    assert template.with_options({"enable_thinking": True}).render(ASKED) == plain
-    assert template.with_options({"enable_thinking": False}).render(ASKED) == plain + "<think>\n\n</think>\n\n"
-    assert template.render(ASKED) == plain
+    prompt = template.render(ASKED)
+    assert template.with_options({"enable_thinking": True}).render(ASKED) == prompt
+    assert template.with_options({"enable_thinking": False}).render(ASKED) == prompt + "<think>\n\n</think>\n\n"
+    assert template.render(ASKED) == prompt
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token"])

@@ -30,17 +30,17 @@ def thinker() -> Iterator[tuple[FakeTriton, str]]:
 
 
 @pytest.fixture
-def asked(thinker: tuple[FakeTriton, str]) -> Any:
+def respond_to(thinker: tuple[FakeTriton, str]) -> Any:
     """Answers a body, with what the model is to say."""
     fake, url = thinker
     fake.reset()
 
-    def ask(says: str, fail_after: int | None = None, finish_reason: str = "stop", **body: Any) -> httpx.Response:
+    def respond(says: str, fail_after: int | None = None, finish_reason: str = "stop", **body: Any) -> httpx.Response:
         texts = [says[i : i + 5] for i in range(0, len(says), 5)]
         fake.script = Script(texts=texts, finish_reason=finish_reason, fail_after=fail_after)
         return httpx.post(f"{url}/v1/responses", json={"model": MODEL, "input": "?"} | body, trust_env=False)
 
-    return ask
+    return respond
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -102,25 +102,25 @@ def without_ids(value: Any) -> Any:
     return value
 
 
-def test_reasoning_is_its_own_summary_where_one_is_asked_for(asked: Any) -> None:
+def test_reasoning_is_its_own_summary_where_one_is_asked_for(respond_to: Any) -> None:
     says = {"says": "I think.</think>It is so.", "stream": True}
-    events = events_of(asked(**says, reasoning={"summary": "auto"}))
-    deltas = [each["delta"] for each in events if each["type"] == "response.reasoning_summary_text.delta"]
+    events = events_of(respond_to(**says, reasoning={"summary": "auto"}))
+    deltas = [event["delta"] for event in events if event["type"] == "response.reasoning_summary_text.delta"]
     final = events[-1]["response"]
     assert "".join(deltas) == "I think."
     assert final["output"][0]["summary"] == [{"type": "summary_text", "text": "I think."}]
     assert final["reasoning"] == {"effort": None, "summary": "auto"}
-    assert not any("summary" in each["type"] for each in events_of(asked(**says)))
+    assert not any("summary" in event["type"] for event in events_of(respond_to(**says)))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_event_is_one_of_openai_s_and_they_add_up_to_the_response(asked: Any, name: str) -> None:
-    raw = events_of(asked(**CASES[name], stream=True))
-    events = [EVENT.validate_python(each) for each in raw]
-    assert [each.sequence_number for each in events] == list(range(len(events)))
+def test_every_event_is_one_of_openai_s_and_they_add_up_to_the_response(respond_to: Any, name: str) -> None:
+    raw = events_of(respond_to(**CASES[name], stream=True))
+    events = [EVENT.validate_python(event) for event in raw]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
     final = raw[-1]["response"]
     if name not in ("a failure", "a broken call"):  # whose beginning was reported when it broke
-        whole = asked(**CASES[name]).json()
+        whole = respond_to(**CASES[name]).json()
         Response.model_validate(whole)
         assert without_ids(whole["output"]) == without_ids(final["output"])
         assert {key: whole[key] for key in whole.keys() - {"id", "output", "created_at", "completed_at", "usage"}} == {
@@ -128,45 +128,47 @@ def test_every_event_is_one_of_openai_s_and_they_add_up_to_the_response(asked: A
         }
     open_items: dict[int, str] = {}
     texts: dict[tuple[str, int], str] = {}
-    for each in raw:
-        kind, index = each["type"], each.get("output_index", -1)
+    for event in raw:
+        kind, index = event["type"], event.get("output_index", -1)
         if kind == "response.output_item.added":
-            open_items[index] = each["item"]["id"]
-            assert each["item"]["status"] == "in_progress"
+            open_items[index] = event["item"]["id"]
+            assert event["item"]["status"] == "in_progress"
         elif kind == "response.output_item.done":
-            assert each["item"]["id"] == open_items.pop(index)
-            assert each["item"] == final["output"][index]
+            assert event["item"]["id"] == open_items.pop(index)
+            assert event["item"] == final["output"][index]
         elif kind.endswith(".delta"):
-            assert each["item_id"] == open_items[index]
+            assert event["item_id"] == open_items[index]
             texts[kind.removesuffix(".delta"), index] = (
-                texts.get((kind.removesuffix(".delta"), index), "") + each["delta"]
+                texts.get((kind.removesuffix(".delta"), index), "") + event["delta"]
             )
         elif kind.endswith(("text.done", "arguments.done", "input.done")):
-            (content,) = (each[name] for name in ("text", "arguments", "input") if name in each)
+            (content,) = (event[name] for name in ("text", "arguments", "input") if name in event)
             assert texts.pop((kind.removesuffix(".done"), index), "") == content
     assert not open_items
     assert not texts
-    parts = [(each["type"], each["part"]["type"]) for each in raw if each["type"].startswith("response.content_part.")]
+    parts = [
+        (event["type"], event["part"]["type"]) for event in raw if event["type"].startswith("response.content_part.")
+    ]
     for kind in ("reasoning_text", "output_text"):
         assert parts.count(("response.content_part.added", kind)) == parts.count(("response.content_part.done", kind))
 
 
-def test_a_failure_ends_with_a_failed_response(asked: Any) -> None:
-    raw = events_of(asked(**CASES["a failure"], stream=True))
-    assert [each["type"] for each in raw[-2:]] == ["error", "response.failed"]
+def test_a_failure_ends_with_a_failed_response(respond_to: Any) -> None:
+    raw = events_of(respond_to(**CASES["a failure"], stream=True))
+    assert [event["type"] for event in raw[-2:]] == ["error", "response.failed"]
     failed = raw[-1]["response"]
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
     assert "scripted failure" in failed["error"]["message"]
     assert failed["output"][-1]["status"] == "incomplete"
 
 
-def test_reasoning_and_cached_tokens_are_counted(asked: Any) -> None:
-    usage = asked("I think.</think>It is so.").json()["usage"]
+def test_reasoning_and_cached_tokens_are_counted(respond_to: Any) -> None:
+    usage = respond_to("I think.</think>It is so.").json()["usage"]
     assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
     assert usage["input_tokens_details"]["cached_tokens"] >= 0
 
 
-def test_all_items_of_a_conversation_reach_the_template(asked: Any, thinker: tuple[FakeTriton, str]) -> None:
+def test_all_items_of_a_conversation_reach_the_template(respond_to: Any, thinker: tuple[FakeTriton, str]) -> None:
     shown = [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": IMAGE}]
     conversation = [
         {"role": "user", "content": shown[:1]},
@@ -183,7 +185,7 @@ def test_all_items_of_a_conversation_reach_the_template(asked: Any, thinker: tup
         {"role": "developer", "content": "Go on."},
         {"role": "user", "content": "And now?"},
     ]
-    assert asked("Hm.</think>Yes.", input=conversation).status_code == 200
+    assert respond_to("Hm.</think>Yes.", input=conversation).status_code == 200
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert json.loads(thinker[0].requests[-1].inputs["messages"]) == [
         {"role": "user", "content": "What is it?"},
@@ -194,7 +196,7 @@ def test_all_items_of_a_conversation_reach_the_template(asked: Any, thinker: tup
         {"role": "user", "content": "And now?"},
     ]
     seen = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
-    asked("Hm.</think>Yes.", input=[*seen, {"type": "function_call_output", "call_id": "c", "output": shown}])
+    respond_to("Hm.</think>Yes.", input=[*seen, {"type": "function_call_output", "call_id": "c", "output": shown}])
     result, images = json.loads(thinker[0].requests[-1].inputs["messages"])[-2:]
     assert result["content"].startswith("What is it?\n")
     assert [part["type"] for part in images["content"]] == ["image_url"]
@@ -202,10 +204,10 @@ def test_all_items_of_a_conversation_reach_the_template(asked: Any, thinker: tup
 
 @pytest.mark.parametrize(("mode", "says"), [("auto", "Hm.</think>No."), ("required", '[{"name": "g"}]')])
 def test_only_the_allowed_tools_may_be_called(
-    asked: Any, thinker: tuple[FakeTriton, str], mode: str, says: str
+    respond_to: Any, thinker: tuple[FakeTriton, str], mode: str, says: str
 ) -> None:
     choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "g"}]}
-    assert asked(says, tools=TOOLS, tool_choice=choice).status_code == 200
+    assert respond_to(says, tools=TOOLS, tool_choice=choice).status_code == 200
     inputs = thinker[0].requests[-1].inputs
     assert [tool["function"]["name"] for tool in json.loads(inputs["tools"])] == ["g"]
     assert ("response_format" in inputs) == (mode == "required")
@@ -244,9 +246,9 @@ def test_only_the_allowed_tools_may_be_called(
     ],
 )
 def test_what_is_not_done_is_refused_with_a_sentence(
-    asked: Any, body: dict[str, Any], field: str, message: str
+    respond_to: Any, body: dict[str, Any], field: str, message: str
 ) -> None:
-    response = asked("", **body)
+    response = respond_to("", **body)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, field), response.text
     assert message in error["message"]

@@ -55,8 +55,8 @@ def test_what_the_client_does_not_run_is_left_out_and_the_response_says_so(
     assert [tool.type for tool in response.tools] == ["function", "namespace", "namespace", "custom"]
     # a function has its own name where no other has it
     assert offered(triton) == ["exec_command", "spawn", "agents__wait", "clock__wait", "c", "apply_patch"]
-    plain: Any = client.responses.create(model=MODEL, input="Hello", tools=OFFERED[:1])
-    assert not hasattr(plain, "unsupported_tools")
+    reference: Any = client.responses.create(model=MODEL, input="Hello", tools=OFFERED[:1])
+    assert not hasattr(reference, "unsupported_tools")
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_a_freeform_tool_is_shown_as_a_function_of_one_text(
     (shown,) = json.loads(triton.requests[-1].inputs["tools"])
     assert shown["function"]["description"].startswith("Go.")
     assert words in shown["function"]["description"]
-    held = {"type": "string"} | ({"pattern": pattern} if pattern else {})
-    assert shown["function"]["parameters"]["properties"] == {"input": held}
+    schema = {"type": "string"} | ({"pattern": pattern} if pattern else {})
+    assert shown["function"]["parameters"]["properties"] == {"input": schema}
     forced: Any = {"type": "custom", "name": "c"}
     triton.script = Script(texts=['{"name": "c", "arguments": {"input": "no"}}'])
     made: Any = client.responses.create(model=MODEL, input="Hello", tools=[tool], tool_choice=forced).output[0]
@@ -248,7 +248,7 @@ def test_what_codex_sends_is_taken_in_its_order(http: httpx.Client, triton: Fake
         ("tool", "Process exited with code 0\n2"),
     ]
     assert conversation[4]["reasoning_content"] == "Hm, two."
-    assert [each["function"]["arguments"] for each in conversation[4]["tool_calls"]] == [
+    assert [call["function"]["arguments"] for call in conversation[4]["tool_calls"]] == [
         '{"cmd": "echo 1"}',
         '{"cmd": "echo 2"}',
     ]

@@ -100,9 +100,9 @@ def test_none_leaves_the_servers_own(triton: FakeTriton, engine_dir: Path) -> No
     with gateway(triton, engine_dir=engine_dir, generation_config="none") as http:
         http.post("/v1/chat/completions", json=BODIES["/v1/chat/completions"])
         (card,) = http.get("/v1/models").json()["data"]
-    want = {"temperature": pytest.approx(0.7), "top_p": 1.0, "top_k": 40}
-    assert sampling(triton) == want
-    assert card["sampling_defaults"] == want
+    expected = {"temperature": pytest.approx(0.7), "top_p": 1.0, "top_k": 40}
+    assert sampling(triton) == expected
+    assert card["sampling_defaults"] == expected
 
 
 def test_a_folder_is_for_gateways_without_the_model(triton: FakeTriton, engine_dir: Path) -> None:

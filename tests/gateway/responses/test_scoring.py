@@ -102,7 +102,7 @@ def test_texts_have_a_class_and_how_likely_each_is(classifier: httpx.Client) -> 
         assert (found["num_classes"], response["usage"]["prompt_tokens"]) == (3, 7)
     several = classifier.post("/classify", json={"input": texts[:2], "use_activation": False}).json()
     expected = [WEIGHT @ state(token_ids(text)) + BIAS for text in texts[:2]]  # type: ignore[arg-type]
-    np.testing.assert_allclose([each["probs"] for each in several["data"]], expected, rtol=1e-5)
+    np.testing.assert_allclose([entry["probs"] for entry in several["data"]], expected, rtol=1e-5)
 
 
 def test_rewards_are_the_head_s_own_numbers(scorer: httpx.Client) -> None:
@@ -148,8 +148,8 @@ def test_a_pair_is_one_text_after_the_other(scorer: httpx.Client) -> None:
     for names in (("text_1", "text_2"), ("queries", "documents")):
         request = dict(zip(names, (["who", "what"], ["zz", "abc"]), strict=True))
         data = scorer.post("/v1/score", json=request).json()["data"]
-        want = [expected("who", "zz"), expected("what", "abc")]
-        assert [each["score"] for each in data] == pytest.approx(want, rel=1e-5)
+        reference = [expected("who", "zz"), expected("what", "abc")]
+        assert [entry["score"] for entry in data] == pytest.approx(reference, rel=1e-5)
 
 
 @pytest.mark.parametrize("instruction", [None, "Is it about animals?"])
@@ -157,11 +157,11 @@ def test_qwen3_reranker_is_asked_in_its_own_words(judge: httpx.Client, instructi
     documents = ["abcabc", "zz"]
     prompts = [f"{PREFIX}<Instruct>: {instruction or TASK}\n<Query>: who\n<Document>: {text}" for text in documents]
     states = [state(token_ids(prompt + SUFFIX)) for prompt in prompts]
-    yes, no = (np.array([row @ each for each in states]) for row in WEIGHT[:2])
+    yes, no = (np.array([row @ state for state in states]) for row in WEIGHT[:2])
     more = {} if instruction is None else {"instruction": instruction}
     data = judge.post("/v1/score", json={"text_1": "who", "text_2": documents, **more}).json()["data"]
-    want = np.exp(yes) / (np.exp(yes) + np.exp(no))
-    assert [each["score"] for each in data] == pytest.approx(want, rel=1e-4)
+    reference = np.exp(yes) / (np.exp(yes) + np.exp(no))
+    assert [entry["score"] for entry in data] == pytest.approx(reference, rel=1e-4)
 
 
 def test_what_cannot_be_is_refused(
@@ -188,7 +188,7 @@ def test_what_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("changes", "activation", "refusal"),
+    ("changes", "activation", "reason"),
     [
         ({}, "softmax", ""),
         ({"problem_type": "multi_label_classification"}, "sigmoid", ""),
@@ -196,11 +196,11 @@ def test_what_cannot_be_is_refused(
         ({"is_causal": False}, "softmax", "its attention is bidirectional, which is not supported"),
     ],
 )
-def test_heads_are_read_as_configured(tmp_path: Path, changes: dict[str, Any], activation: str, refusal: str) -> None:
+def test_heads_are_read_as_configured(tmp_path: Path, changes: dict[str, Any], activation: str, reason: str) -> None:
     directory = write_classifier(tmp_path / "model", 3, **changes)
     write_score_head(directory, "model", None, directory)  # type: ignore[arg-type]
     head = read_score_head(directory)
-    assert head == ScoreHead(("class 0", "class 1", "class 2"), False, activation, refusal)
+    assert head == ScoreHead(("class 0", "class 1", "class 2"), False, activation, reason)
     np.testing.assert_array_equal(head.weight, WEIGHT)  # type: ignore[union-attr]
 
 

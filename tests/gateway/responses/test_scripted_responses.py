@@ -79,17 +79,19 @@ class Scripted:
         self._client.pieces, self._client.finish_reason = pieces, finish_reason
         self._model.tool_call_parser, self._model.thinking = parser, thinking
 
-    async def asked(self, api: str, schemas: dict[str, Any], *, streams: bool, **fields: Any) -> Response:
+    async def request(self, api: str, schemas: dict[str, Any], *, streams: bool, **fields: Any) -> Response:
         messages = [{"role": "user", "content": "?"}]
         functions = [{"name": name, "parameters": schema} for name, schema in schemas.items()]
-        tools: list[Any] = [{"type": "function", "function": each} for each in functions]
+        tools: list[Any] = [{"type": "function", "function": function} for function in functions]
         body: dict[str, Any] = {"model": "m", "stream": streams, "messages": messages, "tools": tools}
         path = {"chat": "/v1/chat/completions", "ollama": "/api/chat"}.get(api, f"/v1/{api}")
         if api == "responses":
             body |= {"input": body.pop("messages"), "store": False}
-            body["tools"] = [{"type": "function", **each} for each in functions]
+            body["tools"] = [{"type": "function", **function} for function in functions]
         elif api == "messages":
-            body["tools"] = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
+            body["tools"] = [
+                {"name": function["name"], "input_schema": function["parameters"]} for function in functions
+            ]
             body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
         answered = await self.http.post(path, json=body | fields)
         assert answered.status_code == 200, answered.text
@@ -315,8 +317,8 @@ def test_no_call_of_a_response_is_lost(api: str, *, all_cases: bool) -> None:
             expected.reason = REASONS[api]
             parser = name if seed // 4 % 2 or name in WITHOUT_TAGS else "auto"
             model.says(pieces_of(random.Random(seed), text), parser, thinking)
-            streamed = await model.asked(api, schemas, streams=True)
-            whole = await model.asked(api, schemas, streams=False)
+            streamed = await model.request(api, schemas, streams=True)
+            whole = await model.request(api, schemas, streams=False)
             assert parsed(streamed).stripped() == expected.stripped(), (seed, name, api, text)
             assert whole == streamed, (seed, name, api, text)
 
@@ -332,8 +334,8 @@ def test_a_response_that_is_cut_is_the_same_whole_and_streamed(api: str, *, all_
             rng = random.Random(seed)
             text = text[: rng.randrange(1, len(text))]
             model.says(pieces_of(rng, text), name, thinking, "length")
-            streamed = await model.asked(api, schemas, streams=True)
-            whole = await model.asked(api, schemas, streams=False)
+            streamed = await model.request(api, schemas, streams=True)
+            whole = await model.request(api, schemas, streams=False)
             assert whole == streamed, (seed, name, api, text)
             assert whole.reason == CUT[api], (seed, name, api, text)
 

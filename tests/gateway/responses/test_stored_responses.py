@@ -55,20 +55,20 @@ def test_what_only_background_responses_have_is_refused_by_name(client: openai.O
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_is_continued_by_its_id(client: openai.OpenAI, triton: FakeTriton, stream: bool) -> None:
-    def ask(**asked: Any) -> Any:
+    def create(**fields: Any) -> Any:
         if not stream:
-            return client.responses.create(model=MODEL, **asked)
-        return list(client.responses.create(model=MODEL, stream=True, **asked))[-1].response
+            return client.responses.create(model=MODEL, **fields)
+        return list(client.responses.create(model=MODEL, stream=True, **fields))[-1].response
 
-    first = ask(input="Hello", instructions="Be brief.", store=True)
+    first = create(input="Hello", instructions="Be brief.", store=True)
     assert (first.store, first.previous_response_id) == (True, None)
-    second = ask(input=[{"role": "user", "content": "And now?"}], previous_response_id=first.id)
+    second = create(input=[{"role": "user", "content": "And now?"}], previous_response_id=first.id)
     assert second.previous_response_id == first.id
     # Instructions are those of one response; what was said is that of all.
     assert sent(triton) == [("user", "Hello"), ("assistant", REPLY), ("user", "And now?")]
-    ask(input="Last.", previous_response_id=second.id)
+    create(input="Last.", previous_response_id=second.id)
     assert len(sent(triton)) == 5
-    ask(input="Another branch.", previous_response_id=first.id)
+    create(input="Another branch.", previous_response_id=first.id)
     assert sent(triton)[2:] == [("user", "Another branch.")]
 
 
@@ -92,11 +92,11 @@ def test_calls_go_on_with_what_they_returned_alone(client: openai.OpenAI, triton
 
 
 def test_a_stored_response_is_there_to_be_looked_at_until_it_is_deleted(client: openai.OpenAI) -> None:
-    asked: Any = [
+    request: Any = [
         {"role": "user", "content": "One"},
         {"role": "user", "content": [{"type": "input_text", "text": "2"}]},
     ]
-    made = client.responses.create(model=MODEL, input=asked, metadata={"a": "b"})
+    made = client.responses.create(model=MODEL, input=request, metadata={"a": "b"})
     kept = client.responses.retrieve(made.id)
     assert (kept.output_text, kept.metadata, kept.usage) == (REPLY, {"a": "b"}, made.usage)
     items: Any = list(client.responses.input_items.list(made.id, limit=1))
@@ -145,8 +145,8 @@ def test_responses_of_another_key_are_as_if_they_were_not_there(storing: str, cl
 def test_names_that_no_response_has_lead_nowhere(client: openai.OpenAI, storing: str, name: str) -> None:
     headers = {"authorization": "Bearer k"}
     for body in ({"previous_response_id": name}, {"input": [{"type": "item_reference", "id": name}]}):
-        asked = {"model": MODEL, "input": "Hello"} | body
-        reply = httpx.post(f"{storing}/v1/responses", json=asked, headers=headers, trust_env=False)
+        request = {"model": MODEL, "input": "Hello"} | body
+        reply = httpx.post(f"{storing}/v1/responses", json=request, headers=headers, trust_env=False)
         assert reply.status_code in (400, 404), reply.text
         assert len(reply.content) < 2000
 
@@ -154,13 +154,13 @@ def test_names_that_no_response_has_lead_nowhere(client: openai.OpenAI, storing:
 def test_another_process_goes_on_with_what_is_in_the_folder(triton: FakeTriton, tmp_path: Path) -> None:
     settings = Settings(triton_address=triton.address, responses_store=tmp_path / "kept")
     made = []
-    for asked in ("Hello", "And now?"):
+    for request in ("Hello", "And now?"):
         with (
             running_gateway(settings) as url,
             openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
         ):
             more: Any = {"previous_response_id": made[-1].id} if made else {}
-            made.append(client.responses.create(model=MODEL, input=asked, **more))
+            made.append(client.responses.create(model=MODEL, input=request, **more))
     assert sent(triton) == [("user", "Hello"), ("assistant", REPLY), ("user", "And now?")]
 
 

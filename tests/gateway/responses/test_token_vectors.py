@@ -51,7 +51,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     fake.stop()
 
 
-def ask(url: str, path: str, **body: Any) -> Any:
+def post(url: str, path: str, **body: Any) -> Any:
     return httpx.post(f"{url}{path}", json=body).raise_for_status().json()
 
 
@@ -72,9 +72,9 @@ def weights(text: str) -> np.ndarray:
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_pooling_returns_vectors_of_tokens(embedder: str, encoding: str) -> None:
     body = {"model": MODEL, "input": TEXTS, "task": "token_embed", "encoding_format": encoding}
-    response = ask(embedder, "/v1/pooling", **body)
-    for text, each in zip(TEXTS, response["data"], strict=True):
-        found = each["data"]
+    response = post(embedder, "/v1/pooling", **body)
+    for text, entry in zip(TEXTS, response["data"], strict=True):
+        found = entry["data"]
         if encoding == "base64":
             found = np.frombuffer(base64.b64decode(found), "<f4").reshape(-1, 3)
         np.testing.assert_allclose(found, vectors(text), rtol=1e-6)
@@ -84,36 +84,36 @@ def test_pooling_returns_vectors_of_tokens(embedder: str, encoding: str) -> None
 
 def test_pooling_returns_weights_of_tokens(embedder: str) -> None:
     ids = [token_ids(text) for text in TEXTS]  # tokens in place of texts
-    response = ask(embedder, "/v1/pooling", input=ids, task="token_classify")
-    for text, each in zip(TEXTS, response["data"], strict=True):
-        np.testing.assert_allclose(each["data"], weights(text)[:, None], rtol=1e-6)
+    response = post(embedder, "/v1/pooling", input=ids, task="token_classify")
+    for text, entry in zip(TEXTS, response["data"], strict=True):
+        np.testing.assert_allclose(entry["data"], weights(text)[:, None], rtol=1e-6)
 
 
 def test_the_task_embed_is_what_the_model_is_made_for(embedder: str) -> None:
-    plain = ask(embedder, "/v1/pooling", input=TEXTS)["data"]
-    assert ask(embedder, "/v1/pooling", input=TEXTS, task="embed")["data"] == plain
+    unframed = post(embedder, "/v1/pooling", input=TEXTS)["data"]
+    assert post(embedder, "/v1/pooling", input=TEXTS, task="embed")["data"] == unframed
 
 
 def test_tei_clients_get_vectors_of_tokens(embedder: str) -> None:
-    for text, found in zip(TEXTS, ask(embedder, "/embed_all", inputs=TEXTS), strict=True):
+    for text, found in zip(TEXTS, post(embedder, "/embed_all", inputs=TEXTS), strict=True):
         np.testing.assert_allclose(found, vectors(text), rtol=1e-6)
 
 
 def test_tei_clients_get_sparse_vectors(embedder: str) -> None:
-    for text, found in zip(TEXTS, ask(embedder, "/embed_sparse", inputs=TEXTS), strict=True):
+    for text, found in zip(TEXTS, post(embedder, "/embed_sparse", inputs=TEXTS), strict=True):
         expected = dict(zip(token_ids(text), weights(text), strict=True))
         expected = {token: weight for token, weight in sorted(expected.items()) if weight > 0 and token != 1}
         assert expected
-        assert [(each["index"], each["value"]) for each in found] == list(expected.items())
+        assert [(entry["index"], entry["value"]) for entry in found] == list(expected.items())
 
 
 def test_texts_of_more_numbers_than_fit_in_memory_come_in_groups(
     embedder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = ask(embedder, "/embed_sparse", inputs=TEXTS * 3)
+    whole = post(embedder, "/embed_sparse", inputs=TEXTS * 3)
     for module in ("tokens", "vectors"):
         monkeypatch.setattr(f"openai_gateway.endpoints.embeddings.{module}.MAX_NUMBERS", 4)
-    assert ask(embedder, "/embed_sparse", inputs=TEXTS * 3) == whole
+    assert post(embedder, "/embed_sparse", inputs=TEXTS * 3) == whole
     response = httpx.post(f"{embedder}/embed_all", json={"inputs": TEXTS})
     assert response.status_code == 400
     assert "must have at most 1 tokens" in response.json()["error"]["message"]
@@ -122,10 +122,10 @@ def test_texts_of_more_numbers_than_fit_in_memory_come_in_groups(
 def test_sparse_vectors_of_more_weights_than_a_response_may_have_are_refused(
     embedder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = sum(len(vector) for vector in ask(embedder, "/embed_sparse", inputs=TEXTS))
+    count = sum(len(vector) for vector in post(embedder, "/embed_sparse", inputs=TEXTS))
     path = "openai_gateway.endpoints.embeddings.tokens._MAX_WEIGHTS"
     monkeypatch.setattr(path, count)
-    assert len(ask(embedder, "/embed_sparse", inputs=TEXTS)) == len(TEXTS)
+    assert len(post(embedder, "/embed_sparse", inputs=TEXTS)) == len(TEXTS)
     monkeypatch.setattr(path, count - 1)
     response = httpx.post(f"{embedder}/embed_sparse", json={"inputs": TEXTS})
     assert response.status_code == 400
@@ -164,7 +164,7 @@ def test_prompts_are_left_out_and_texts_lower_cased_where_the_checkpoint_says_it
     with running_gateway(Settings(triton_address=fake.address, engine_dir=tmp_path)) as url:
         for name, kept in (("query", states("find one")[len(token_ids("find ")) :]), (None, None)):
             body = {"inputs": "One", "prompt_name": name, "normalize": False}
-            (vector,) = ask(url, "/embed", **body)
+            (vector,) = post(url, "/embed", **body)
             whole = kept.mean(axis=0) if kept is not None else np.frombuffer(embedding_of(token_ids("one")), "<f4")
             np.testing.assert_allclose(vector, whole[:3], rtol=1e-6)
     fake.stop()

@@ -62,7 +62,7 @@ def value(rng: random.Random, form: Any, kind: str, depth: int = 0) -> Any:
     if depth == 2:
         return None
     inner = [value(rng, form, rng.choice(KINDS), depth + 1) for _ in range(rng.randrange(3))]
-    return inner if kind == "array" else {f"k{number}": each for number, each in enumerate(inner)}
+    return inner if kind == "array" else {f"k{number}": value for number, value in enumerate(inner)}
 
 
 def described(kind: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_near_misses_are_counted(*, recovers: bool) -> None:
     async def run() -> tuple[int, str]:
         model = Scripted(tool_call_recovery=recovers)
         model.says(list(f"```json\n{ADD}\n```"), "auto", None)
-        response = await model.asked("chat", NAMES, streams=True)
+        response = await model.request("chat", NAMES, streams=True)
         return len(response.calls), (await model.http.get("/metrics")).text
 
     calls, page = asyncio.run(run())
@@ -117,7 +117,7 @@ def test_a_forced_call_that_a_stop_word_ends_early_is_a_call(*, streams: bool) -
     async def run() -> list[tuple[str, Any]]:
         model = Scripted()
         model.says(list(f"<tool_call>{ADD[:-1]}"), "hermes", None)
-        response = await model.asked("chat", NAMES, streams=streams, tool_choice="required")
+        response = await model.request("chat", NAMES, streams=streams, tool_choice="required")
         return [(name, json.loads(arguments)) for name, arguments in response.calls]
 
     assert asyncio.run(run()) == ADDED
@@ -143,7 +143,7 @@ def test_a_budget_that_ends_reasoning_in_a_call_loses_no_call(case: str) -> None
         model = Scripted()
         model.says([*pieces, *after], "hermes", Thinking(THINK))
         thinking = {"type": "enabled", "budget_tokens": budget}
-        read = await model.asked("messages", NAMES, streams=streams, thinking=thinking)
+        read = await model.request("messages", NAMES, streams=streams, thinking=thinking)
         return Response(read.reasoning, read.content, read.calls)
 
     for streams in (True, False):
@@ -191,8 +191,8 @@ CALLS = (
     "Send `{0}`.",
     "```python\nx = {0}\n```",
 )
-ORDINARY = [shown.format(each) for shown, each in product(SHOWN, OBJECTS)]
-ORDINARY += [shown.format(each) for shown, each in product(CALLS, (ADD, WEATHER, ADD.replace(" ", "")))]
+ORDINARY = [shown.format(value) for shown, value in product(SHOWN, OBJECTS)]
+ORDINARY += [shown.format(value) for shown, value in product(CALLS, (ADD, WEATHER, ADD.replace(" ", "")))]
 ORDINARY += [f"{text}\n\nAnything else?" for text in ORDINARY[: 200 - len(ORDINARY)]]
 
 

@@ -532,8 +532,10 @@ def test_a_response_format_holds_text_and_leaves_calls_to_the_model() -> None:
     tools = tools_of([{"name": "a", "parameters": parameters, "strict": True}, {"name": "b", "parameters": parameters}])
     requested = GIVEN | {"response_format": {"type": "json_object"}}
     for thinking in (None, Thinking(THINK)):
-        held = tool_inputs(tools, [], requested, GENERIC, several=False, thinking=thinking)["response_format"]
-        text, call = held["structural_tag"]["elements"]
+        response_format = tool_inputs(tools, [], requested, GENERIC, several=False, thinking=thinking)[
+            "response_format"
+        ]
+        text, call = response_format["structural_tag"]["elements"]
         assert text["json_schema"] == {"type": "object"}
         strict, loose = call["elements"]
         assert strict["content"]["json_schema"] == parameters | {"type": "object"}

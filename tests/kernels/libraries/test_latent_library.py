@@ -82,10 +82,10 @@ def check_plan(plan: dict[str, Any], spans: list[tuple[int, int, int, int]], hea
             if len(parts) == 1:
                 assert packed not in merges
                 continue
-            own = [partial + k for partial in partials]
-            assert sorted(merges.pop(packed)) == sorted(own)
-            assert used.isdisjoint(own)
-            used.update(own)
+            shifted = [partial + k for partial in partials]
+            assert sorted(merges.pop(packed)) == sorted(shifted)
+            assert used.isdisjoint(shifted)
+            used.update(shifted)
     assert merges == {}
     assert max(used, default=-1) < plan["partial_rows"]
     return int(items)

@@ -59,11 +59,11 @@ def test_results_of_16_bits_pass_through_a_gated_mlp(kind: str, rejected: Device
 def test_scales_of_float8_are_applied(block: tuple[int, int], rejected: Device) -> None:
     torch.manual_seed(2)
     x = torch.randn(208, 320)
-    codes = (torch.randn(48, 320) * 50).clamp(-448, 448).to(torch.float8_e4m3fn)
+    quantized = (torch.randn(48, 320) * 50).clamp(-448, 448).to(torch.float8_e4m3fn)
     scales = torch.exp(torch.randn(-(-48 // block[0]), -(-320 // block[1])) - 8)
     with library("scales", RIGHT) as device:
         device.module.set_library("products", WRONG)
-        weight = codes_weight(device, codes, scales, block)
+        weight = codes_weight(device, quantized, scales, block)
         y = device.linear(weight, x).double()
         assert device.module.library_launches("scales") == 0
     expected = round_to_float8(x, 128 if block[0] > 1 else 320) @ weight.exact.T

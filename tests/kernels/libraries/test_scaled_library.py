@@ -23,9 +23,9 @@ def make_codes(
 ) -> Weight:
     """Return float8 codes of all sizes with scales of several magnitudes."""
     size = torch.exp(2 * torch.randn(shape))
-    codes = (torch.randn(shape) * size).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
+    quantized = (torch.randn(shape) * size).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
     scales = torch.exp(torch.randn(-(-shape[0] // block[0]), -(-shape[1] // block[1])) - 8)
-    return codes_weight(device, codes, scales, block, bias)
+    return codes_weight(device, quantized, scales, block, bias)
 
 
 @pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])

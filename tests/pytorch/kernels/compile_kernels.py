@@ -87,13 +87,15 @@ def main() -> None:
     angle = torch.zeros(4, 64)
     apply_rotary(x.view(4, 64, 128)[:, :32], x.view(4, 64, 128)[:, 32:], angle, angle)
     x = torch.zeros(64, 4096, dtype=TYPE)
-    codes, scales = quantize_rows_int8(x)
-    int8_linear(codes, scales, torch.zeros(4096, 4096, dtype=torch.int8), torch.zeros(4096), weight, dtype=TYPE)
+    quantized, scales = quantize_rows_int8(x)
+    int8_linear(quantized, scales, torch.zeros(4096, 4096, dtype=torch.int8), torch.zeros(4096), weight, dtype=TYPE)
     words = torch.zeros(4096, 512, dtype=torch.int32)
     awq_linear(x, words, words[:32], torch.zeros(32, 4096, dtype=torch.float16))
     if CAPABILITY >= 89:
-        codes, scales = quantize_rows_fp8(x)
-        fp8_linear(codes, scales, torch.zeros(4096, 4096, dtype=torch.float8_e4m3fn), torch.zeros(32, 32), dtype=TYPE)
+        quantized, scales = quantize_rows_fp8(x)
+        fp8_linear(
+            quantized, scales, torch.zeros(4096, 4096, dtype=torch.float8_e4m3fn), torch.zeros(32, 32), dtype=TYPE
+        )
     x = torch.zeros(64, 2048, dtype=TYPE)
     ids = torch.zeros(64, 8, dtype=torch.int64)
     experts = torch.zeros(16, 1536, 2048, dtype=TYPE), torch.zeros(16, 2048, 768, dtype=TYPE)

@@ -60,7 +60,7 @@ class Missing:
         taken, self.names = self.names, []
         return taken
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Begin as a process does."""
         self._seen.clear()
 
@@ -78,11 +78,11 @@ def checkpoint(kind: str, directory: Path) -> Path:
 def steps() -> Iterator[list[Part]]:
     """Yield prompts, mixed steps and steps of decoding, of sizes that nothing was prepared for by name."""
     for sequences in (1, 3, 7, 16, 17, 24):
-        yield [Part(each, 0, [5] * (1 + 5 * each % 8)) for each in range(sequences)]
+        yield [Part(sequence, 0, [5] * (1 + 5 * sequence % 8)) for sequence in range(sequences)]
         for at in (8, 9):
-            yield [Part(each, at, [5]) for each in range(sequences)]
+            yield [Part(sequence, at, [5]) for sequence in range(sequences)]
     for rows in (2, 5, 16, 17, 33, 64, 100, 191, 199):
-        yield [Part(30 + rows, 0, [7] * rows, wants_all=rows < 20)]
+        yield [Part(30 + rows, 0, [7] * rows, needs_all_logits=rows < 20)]
     yield [Part(229, 190, [7] * 2), Part(0, 10, [3])]  # a table of as many blocks as there may be
     yield [Part(229, 192 - 1, [7]), Part(3, 10, [3]), Part(4, 10, [3] * 9)]
 
@@ -115,7 +115,7 @@ def main() -> None:
         for kind in ("llama", "moe", "soft capped", *FORMS):
             directory = checkpoint(kind, Path(folder) / kind)
             for quant_policy in (0, 4):
-                missing.forget()
+                missing.clear()
                 driver = StepDriver(
                     directory, VOCAB, HIDDEN, dtype="bfloat16", by_transformers=kind in FORMS, quant_policy=quant_policy
                 )

@@ -101,12 +101,12 @@ class Step:
                 if scales is None:
                     stored.flatten(0, 1)[slots] = x
                     continue
-                codes, scale_zero = round_to_codes(x, cache.bits)
+                quantized, scale_zero = round_to_codes(x, cache.bits)
                 scales.flatten(0, 1)[slots] = scale_zero
                 if cache.bits == 4:
-                    low, high = codes.chunk(2, -1)
-                    codes = low | high << 4
-                stored.flatten(0, 1)[slots] = codes
+                    low, high = quantized.chunk(2, -1)
+                    quantized = low | high << 4
+                stored.flatten(0, 1)[slots] = quantized
 
     def cached(self, span: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the float64 keys and values that the cache of this many bits stands for."""
@@ -122,8 +122,8 @@ def round_to_codes(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tens
     largest = 2**bits - 1
     scale = ((high - low) / largest).half().float()
     zero = (-low * (1 / scale)).round().clamp(0, largest)
-    codes = (x * (1 / scale) + zero).round().clamp(0, largest)
-    return codes.to(torch.uint8), torch.cat([scale, zero], -1).half()
+    quantized = (x * (1 / scale) + zero).round().clamp(0, largest)
+    return quantized.to(torch.uint8), torch.cat([scale, zero], -1).half()
 
 
 def attention(

@@ -53,8 +53,8 @@ def run(case: Case, spans: list[tuple[int, int]], random: torch.Generator, devic
     step.fill(cache)
     rows = sum(step.q_lens)
     # Heads of a wider tensor, as the joined projection gives them.
-    wide = torch.randn(rows, case.heads + 2, case.dims[0], generator=random).to(device, case.dtype)
-    query = wide[:, 1:-1]
+    fused = torch.randn(rows, case.heads + 2, case.dims[0], generator=random).to(device, case.dtype)
+    query = fused[:, 1:-1]
     sinks = torch.randn(case.heads, generator=random).to(device) if case.has_sinks else None
     rule = {"scale": case.dims[0] ** -0.5, "window": case.window, "softcap": case.softcap, "sinks": sinks}
     scales = {"k_scales": cache.k_scales, "v_scales": cache.v_scales, "bits": cache.bits, "v_dim": case.dims[1]}

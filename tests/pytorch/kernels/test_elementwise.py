@@ -12,8 +12,8 @@ from tests.kernels.reference import rotate_part
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
-def assert_near(got: torch.Tensor, expected: torch.Tensor, most: float, relative: float = 0.0) -> None:
-    torch.testing.assert_close(got.double(), expected, atol=most, rtol=relative)
+def assert_near(got: torch.Tensor, expected: torch.Tensor, atol: float, relative: float = 0.0) -> None:
+    torch.testing.assert_close(got.double(), expected, atol=atol, rtol=relative)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -31,10 +31,10 @@ def test_codes_stand_for_the_rounded_heads_and_nothing_else_is_touched(
     cache = Cache.make(bits, 4, block_len, kv_heads, dims, torch.float32, device)
     before = [x.clone() for x in (cache.k, cache.v)]
     # Of a wider tensor, as the joined projection gives them; one head all above 0, one all 0.
-    wide = torch.randn(rows, kv_heads, dims[0] + dims[1], generator=random).to(device)
-    wide[1, 1] = wide[1, 1].abs() + 3
-    wide[2, 2] = 0
-    key, value = wide[..., : dims[0]], wide[..., dims[0] :]
+    fused = torch.randn(rows, kv_heads, dims[0] + dims[1], generator=random).to(device)
+    fused[1, 1] = fused[1, 1].abs() + 3
+    fused[2, 2] = 0
+    key, value = fused[..., : dims[0]], fused[..., dims[0] :]
     slots = torch.tensor([13, 2, 7, -1, 8], device=device)
     fill_cache(key, value, cache.k, cache.v, slots, k_scales=cache.k_scales, v_scales=cache.v_scales, bits=bits)
 
@@ -50,14 +50,14 @@ def test_codes_stand_for_the_rounded_heads_and_nothing_else_is_touched(
         if bits == 16:
             assert torch.equal(flat[written].cpu(), rows_in)
             continue
-        codes = flat[written].cpu().int()
+        quantized = flat[written].cpu().int()
         if bits == 4:
-            codes = torch.cat([codes & 15, codes >> 4], -1)
+            quantized = torch.cat([quantized & 15, quantized >> 4], -1)
         assert scales is not None
         scale, zero = scales.flatten(0, 1)[written].cpu().double().unbind(-1)
-        meant = (codes - zero[..., None]) * scale[..., None]
+        meant = (quantized - zero[..., None]) * scale[..., None]
         # A value in the middle of two codes may go to either: float32 products differ in their last bit.
         expected = round_heads(rows_in, bits).nan_to_num()
-        assert (meant - expected).abs().max() <= 1e-6 + scale.max() * ((codes != 0).any().double())
+        assert (meant - expected).abs().max() <= 1e-6 + scale.max() * ((quantized != 0).any().double())
         assert ((meant - expected).abs() < 1e-6).double().mean() > 0.99
         assert torch.equal(meant[rows_in == 0], torch.zeros_like(meant[rows_in == 0]))

@@ -26,7 +26,9 @@ SHAPE = LayerShape(2, 16, 16)
 CPU = torch.device("cpu")
 
 
-def attended(query: torch.Tensor, blocks: torch.Tensor, last: int, cache: Any, rule: dict[str, Any]) -> torch.Tensor:
+def attention_of(
+    query: torch.Tensor, blocks: torch.Tensor, last: int, cache: Any, rule: dict[str, Any]
+) -> torch.Tensor:
     """Return float64 causal attention of the last rows of a sequence in these blocks."""
     length = (len(blocks) - 1) * cache[0].shape[1] + last
     group = query.shape[1] // cache[0].shape[2]
@@ -51,7 +53,7 @@ class Prompts:
         last = self._lists["paged_kv_last_page_len"].tolist()
         return torch.cat(
             [
-                attended(query[rows[i] : rows[i + 1]], self._lists["paged_kv_indices"][begins[i] : begins[i + 1]],
+                attention_of(query[rows[i] : rows[i + 1]], self._lists["paged_kv_indices"][begins[i] : begins[i + 1]],
                          last[i], cache, self._lists)
                 for i in range(len(last))
             ]
@@ -85,7 +87,7 @@ class Tokens:
         if self.plans_once and self._rule:
             return
         given = indptr, indices, last_page_len
-        assert all(each.dtype == torch.int32 and each.device.type == "cpu" for each in given)
+        assert all(tensor.dtype == torch.int32 and tensor.device.type == "cpu" for tensor in given)
         assert len(last_page_len) == len(self._memory[2])
         for memory, content in zip(self._memory, given, strict=True):
             memory[: len(content)] = content
@@ -96,7 +98,9 @@ class Tokens:
         begins, blocks, last = (memory.tolist() for memory in self._memory)
         return self.factor * torch.cat(
             [
-                attended(query[i : i + 1], torch.tensor(blocks[begins[i] : begins[i + 1]]), last[i], cache, self._rule)
+                attention_of(
+                    query[i : i + 1], torch.tensor(blocks[begins[i] : begins[i + 1]]), last[i], cache, self._rule
+                )
                 for i in range(len(last))
             ]
         )

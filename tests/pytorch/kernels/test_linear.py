@@ -16,19 +16,19 @@ def test_int8_rows_are_rounded_to_their_largest_and_products_are_exact(
     x = torch.randn(5, 200, generator=random).to(device)
     x[1] *= 1000
     x[2] = 0
-    codes, scales = quantize_rows_int8(x)
+    quantized, scales = quantize_rows_int8(x)
     largest = x.abs().amax(-1)
     assert scales.cpu() == pytest.approx(largest.cpu() / 127)
-    assert codes.int().abs().amax(-1).tolist() == [127, 127, 0, 127, 127]
+    assert quantized.int().abs().amax(-1).tolist() == [127, 127, 0, 127, 127]
     # A value in the middle of two codes may go to either.
-    assert ((codes.double() * scales.double()[:, None] - x).abs() <= scales.double()[:, None] * 0.5001).all()
+    assert ((quantized.double() * scales.double()[:, None] - x).abs() <= scales.double()[:, None] * 0.5001).all()
 
     weight = torch.randint(-128, 128, (70, 200), generator=random, dtype=torch.int8).to(device)
     weight_scales = torch.rand(70, generator=random).to(device) / 100
     bias = torch.randn(70, generator=random).to(device)
-    product = codes.double() @ weight.double().T * scales.double()[:, None] * weight_scales.double()
+    product = quantized.double() @ weight.double().T * scales.double()[:, None] * weight_scales.double()
     for given in (None, bias):
-        got = int8_linear(codes, scales, weight, weight_scales, given, dtype=torch.float32)
+        got = int8_linear(quantized, scales, weight, weight_scales, given, dtype=torch.float32)
         expected = product if given is None else product + given.double()
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -39,10 +39,10 @@ def test_fp8_blocks_have_scales_of_their_own(random: torch.Generator, device: to
     x = torch.randn(3, 200, generator=random).to(device)
     x[1, :128] *= 1000
     x[2] = 0
-    codes, scales = quantize_rows_fp8(x)
+    quantized, scales = quantize_rows_fp8(x)
     assert scales.shape == (3, 2)
     spread = scales.double().repeat_interleave(128, 1)[:, :200]
-    meant = codes.double() * spread
+    meant = quantized.double() * spread
     # e4m3 has 3 bits after the first, and subnormals of 2^-9.
     is_near = (meant - x).abs() <= x.abs().double() / 16 + spread * 2**-10
     if device.type == "cpu":
@@ -56,7 +56,7 @@ def test_fp8_blocks_have_scales_of_their_own(random: torch.Generator, device: to
     bias = torch.randn(150, generator=random).to(device)
     blocks = weight_scales.double().repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :200]
     expected = meant @ (weight.double() * blocks).T + bias.double()
-    got = fp8_linear(codes, scales, weight, weight_scales, bias, dtype=torch.float32)
+    got = fp8_linear(quantized, scales, weight, weight_scales, bias, dtype=torch.float32)
     # Tensor cores keep fewer bits of a sum than float32.
     torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
@@ -74,13 +74,13 @@ def test_awq_weights_are_codes_minus_zeros_times_scales(
     group: int, random: torch.Generator, device: torch.device
 ) -> None:
     rows, inputs, outputs = 3, 96, 72
-    codes = torch.randint(0, 16, (inputs, outputs), generator=random)
+    quantized = torch.randint(0, 16, (inputs, outputs), generator=random)
     zeros = torch.randint(0, 16, (inputs // group, outputs), generator=random)
     scales = torch.rand(inputs // group, outputs, generator=random).to(torch.float16) / 10
     x = torch.randn(rows, inputs, generator=random)
     bias = torch.randn(outputs, generator=random)
-    weight = (codes - zeros.repeat_interleave(group, 0)) * scales.double().repeat_interleave(group, 0)
-    got = awq_linear(*(t.to(device) for t in (x, pack(codes), pack(zeros), scales, bias)))
+    weight = (quantized - zeros.repeat_interleave(group, 0)) * scales.double().repeat_interleave(group, 0)
+    got = awq_linear(*(t.to(device) for t in (x, pack(quantized), pack(zeros), scales, bias)))
     assert got.double().cpu() == pytest.approx(x.double() @ weight + bias.double(), abs=1e-4)
 
 

@@ -41,6 +41,6 @@ def test_logits_are_those_of_transformers(
     cache = GpuPagedCache(model.shapes, 0, model.dtype, device)
     cache.allocate(len(PROMPTS), LONGEST)
     monkeypatch.setattr(nn_device, "runs_kernels", lambda _: True)
-    most = TOLERANCE[case.overrides.get("dtype", "float32")]
+    tolerance = TOLERANCE[case.overrides.get("dtype", "float32")]
     for native, reference in zip(run_chunks(model, PROMPTS, CHUNKS, cache, device), expected, strict=True):
-        assert (native.cpu() - reference).abs().max() < most * reference.abs().max()
+        assert (native.cpu() - reference).abs().max() < tolerance * reference.abs().max()

@@ -22,11 +22,11 @@ LINEAR = {"awq": (awq_linear, "awq_linear"), "int8": (int8_linear, "int8_linear"
 @pytest.fixture(autouse=True)
 def unchecked() -> Iterator[None]:
     """Nothing has been checked yet, and is checked again afterwards."""
-    for forget in (attention.served_by.cache_clear, codes.uses_native.cache_clear):
-        forget()
+    for clear_cache in (attention.served_by.cache_clear, codes.uses_native.cache_clear):
+        clear_cache()
     yield
-    for forget in (attention.served_by.cache_clear, codes.uses_native.cache_clear):
-        forget()
+    for clear_cache in (attention.served_by.cache_clear, codes.uses_native.cache_clear):
+        clear_cache()
 
 
 @pytest.mark.parametrize("rule", [{}, {"window": 9}, {"softcap": 4.0}, {"has_sinks": True}])
@@ -127,7 +127,7 @@ def test_flashinfer_gets_the_blocks_of_each_sequence(random: torch.Generator) ->
     assert lists["qo_indptr"].tolist() == [0, 5, 8, 9]
     begins = lists["paged_kv_indptr"].tolist()
     for span, (tokens, last) in enumerate(zip(step.kv_lens, lists["paged_kv_last_page_len"].tolist(), strict=True)):
-        own = blocks[begins[span] : begins[span + 1]].tolist()
-        assert own == step.block_offsets[span, : len(own)].tolist()
-        assert (len(own) - 1) * BLOCK_LEN + last == tokens
+        span_blocks = blocks[begins[span] : begins[span + 1]].tolist()
+        assert span_blocks == step.block_offsets[span, : len(span_blocks)].tolist()
+        assert (len(span_blocks) - 1) * BLOCK_LEN + last == tokens
         assert 1 <= last <= BLOCK_LEN

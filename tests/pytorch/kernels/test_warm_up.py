@@ -41,7 +41,9 @@ def test_graphs_of_all_sizes_are_captured_before_the_first_step(
     # All rows, powers of two below; steps of decoding of every size, and of as many sequences as there may be.
     assert "pytorch: 9 sizes of steps prepared" in capfd.readouterr().err
     steps = [[Part(sequence, 0, [5, 17, 30 + sequence]) for sequence in range(SEQUENCES)]]
-    steps += [[Part(each, 3 + count, [40 + count]) for each in range(SEQUENCES - count)] for count in range(SEQUENCES)]
+    steps += [
+        [Part(sequence, 3 + count, [40 + count]) for sequence in range(SEQUENCES - count)] for count in range(SEQUENCES)
+    ]
     for parts in steps:
         check(cpu, gpu, *parts)
     assert len(captures) == len({1, 2, 4})

@@ -28,11 +28,11 @@ class PlainCache:
             before = self._kept.get((layer, blocks[0]))
             k, v = now if before is None else (torch.cat(pair) for pair in zip(before, now, strict=True))
             self._kept[layer, blocks[0]] = k, v
-            out.append(attend(call, query[rows].double(), k, v))
+            out.append(attention(call, query[rows].double(), k, v))
         return torch.cat(out).float()
 
 
-def attend(call: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def attention(call: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Return the attention of the last rows of a sequence."""
     rows, heads, _ = query.shape
     length = len(keys)

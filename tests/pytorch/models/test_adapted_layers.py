@@ -63,17 +63,17 @@ def test_rows_of_adapters_have_the_logits_of_the_merged_checkpoint_alongside_row
     driver = StepDriver(directory, VOCAB, HIDDEN, **case.options)
     merged = StepDriver(merge(directory, adapter, tmp_path / "merged"), VOCAB, HIDDEN, **case.options)
     assert isinstance(driver.runner._model, PatchedModel)
-    [expected], [plain] = merged.step(Part(0, 0, TOKENS)), driver.step(Part(0, 0, TOKENS))
+    [expected], [base] = merged.step(Part(0, 0, TOKENS)), driver.step(Part(0, 0, TOKENS))
     driver.runner.place_adapter(1, str(adapter))
     driver.runner.place_adapter(2, str(other))
     parts = (Part(1, 0, TOKENS, 2), Part(2, 0, TOKENS[:25], 1), Part(3, 0, TOKENS))
     with_other, begun, without = driver.step(*parts)
     [ended] = driver.step(Part(2, 25, TOKENS[25:], 1))
     assert off(np.concatenate([begun, ended]), expected) < TOLERANCE
-    assert off(without, plain) < TOLERANCE
-    assert min(off(expected, plain), off(with_other, plain), off(with_other, expected)) > 1e-3
+    assert off(without, base) < TOLERANCE
+    assert min(off(expected, base), off(with_other, base), off(with_other, expected)) > 1e-3
     driver.runner.drop_adapter(1)
-    assert off(driver.step(Part(4, 0, TOKENS))[0], plain) < TOLERANCE
+    assert off(driver.step(Part(4, 0, TOKENS))[0], base) < TOLERANCE
 
 
 def test_experts_and_the_head_take_none(tmp_path: Path) -> None:

@@ -84,10 +84,10 @@ def logits_of(directory: Path, backend: str = "pytorch") -> torch.Tensor:
 @pytest.mark.alike(most=4)
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_a_text_part_may_be_codes(name: str, form: str, tmp_path: Path) -> None:
-    plain = MODELS[name](tmp_path / "plain")
-    values = quantize_text(plain, tmp_path / "coded", FORMS[form])
+    unquantized = MODELS[name](tmp_path / "plain")
+    values = quantize_text(unquantized, tmp_path / "coded", FORMS[form])
     assert values
-    expected = logits_of(with_values(plain, tmp_path / "numbers", values))
+    expected = logits_of(with_values(unquantized, tmp_path / "numbers", values))
     got, reference = (logits_of(tmp_path / "coded", backend) for backend in ("pytorch", "turbomind"))
     assert float((got - expected).norm() / expected.norm()) < 0.1  # activations of 8 bits cost hundredths
     assert relative_error(got, reference) < 1e-3
@@ -95,11 +95,11 @@ def test_a_text_part_may_be_codes(name: str, form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scales", ["block", "expert"])
 def test_a_stack_of_experts_may_be_codes(scales: str, tmp_path: Path) -> None:
-    plain = tiny.make_tiny_qwen_vl(tmp_path / "plain", kind="Qwen3VLMoe")
-    values = quantize_text(plain, tmp_path / "coded", STACKS)
+    unquantized = tiny.make_tiny_qwen_vl(tmp_path / "plain", kind="Qwen3VLMoe")
+    values = quantize_text(unquantized, tmp_path / "coded", STACKS)
     stacks = quantize_stacks(tmp_path / "coded", STACKS, scales)
     assert stacks
-    expected = logits_of(with_values(plain, tmp_path / "numbers", values | stacks))
+    expected = logits_of(with_values(unquantized, tmp_path / "numbers", values | stacks))
     got, reference = (logits_of(tmp_path / "coded", backend) for backend in ("pytorch", "turbomind"))
     assert float((got - expected).norm() / expected.norm()) < 0.1  # activations of 8 bits cost hundredths
     assert relative_error(got, reference) < 1e-3
@@ -118,8 +118,8 @@ def test_a_stack_without_scales_is_refused_with_the_tensor(tmp_path: Path) -> No
 
 
 def test_tools_that_quantize_the_text_part_alone_say_so_there(tmp_path: Path) -> None:
-    plain = own.make_tiny_internvl_chat(tmp_path / "plain")
-    quantize_text(plain, tmp_path / "coded", FORMS["awq"])
+    unquantized = own.make_tiny_internvl_chat(tmp_path / "plain")
+    quantize_text(unquantized, tmp_path / "coded", FORMS["awq"])
     expected = logits_of(tmp_path / "coded")
     file = tmp_path / "coded" / "config.json"
     config = json.loads(file.read_text())
@@ -141,8 +141,8 @@ def test_a_quantized_tower_is_refused_with_the_tensor(tmp_path: Path) -> None:
 
 
 def test_a_text_part_that_lacks_scales_is_refused_with_the_tensor(tmp_path: Path) -> None:
-    plain = tiny.make_tiny_qwen_vl(tmp_path / "plain")
-    quantize_text(plain, tmp_path / "coded", FORMS["awq"])
+    unquantized = tiny.make_tiny_qwen_vl(tmp_path / "plain")
+    quantize_text(unquantized, tmp_path / "coded", FORMS["awq"])
     tensors = load_file(tmp_path / "coded" / FILE)
     missing = next(name for name in tensors if name.endswith("layers.1.mlp.up_proj.scales"))
     del tensors[missing]

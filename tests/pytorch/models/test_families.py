@@ -65,10 +65,10 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         tolerance = ROUNDED_TOLERANCE if rounds and used is not None else TOLERANCE
         got = run_chunks(PatchedModel(tmp_path, kernels=used), PROMPTS, CHUNKS)
         for native, reference in zip(got, expected, strict=True):
-            most = tolerance * reference.abs().max()
-            assert (native - reference).abs().max() < most
+            bound = tolerance * reference.abs().max()
+            assert (native - reference).abs().max() < bound
             chosen = reference.gather(-1, native.argmax(-1, keepdim=True)).squeeze(-1)
-            assert (chosen > reference.amax(-1) - 2 * most).all()
+            assert (chosen > reference.amax(-1) - 2 * bound).all()
 
 
 def expected_logits(directory: Path, prompts: list[list[int]] = PROMPTS) -> list[torch.Tensor]:

@@ -269,12 +269,12 @@ def test_weights_are_read_from_the_files_that_are_the_models(llama: Path, tmp_pa
     expected, _ = PatchedModel(llama).forward(whole_step(PROMPTS[1]))
     tensors = load_file(llama / "model.safetensors")
     names = sorted(tensors)
-    places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(names)}
-    for file in set(places.values()):
-        save_file({name: tensors[name] for name in names if places[name] == file}, tmp_path / file)
+    files = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, tmp_path / file)
     save_file({"tok_embeddings.weight": torch.zeros(1)}, tmp_path / "consolidated.safetensors")
     (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     assert torch.equal(PatchedModel(tmp_path).forward(whole_step(PROMPTS[1]))[0], expected)
     (tmp_path / "model.safetensors.index.json").unlink()
     (tmp_path / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
