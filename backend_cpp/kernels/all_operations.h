@@ -4,14 +4,16 @@
 #include "kernels/activation.h"
 #include "kernels/head_linear.h"
 #include "kernels/lora.h"
+#include "kernels/ngrams.h"
 #include "kernels/recurrence.h"
 #include "kernels/sparse_attention.h"
 #include "kernels/streams.h"
 
 namespace turbomind {
 
-using AllOperations = OperationList<CausalConv, ChooseKeys, AltupCorrect, ActivationSparsity, HeadLinear, LoraExpand,
-                                    LoraGather, LoraShrink, MatchRms, AltupPredict, Recurrence, RecurrenceGates,
-                                    ScaledSum, SelectiveScan, SparseAttention, Xielu>;
+using AllOperations =
+    OperationList<CausalConv, ChooseBlocks, ChooseKeys, AltupCorrect, ActivationSparsity, AddToParts, EmbedNgrams,
+                  GateNgrams, HeadLinear, LoraExpand, LoraGather, LoraShrink, MatchRms, MeanOfParts, AltupPredict,
+                  Recurrence, RecurrenceGates, ScaledSum, SelectiveScan, SparseAttention, WriteBlockKeys, Xielu>;
 
 }  // namespace turbomind

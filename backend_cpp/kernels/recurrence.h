@@ -59,7 +59,7 @@ struct StridedRows {
   constexpr float* row(size_t index) const { return first + index * stride; }
 };
 
-inline constexpr int kMaxConvKernel = 8;
+inline constexpr int kMaxConvKernel = 10;
 
 // Depthwise causal convolution, then SiLU where asked:
 //

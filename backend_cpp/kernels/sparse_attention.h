@@ -5,6 +5,9 @@
 // one index key k a token. Index keys are a cache of their own: CacheLayout with one head and value_dim 0, float32 or
 // bfloat16.
 //
+// Where blocks of tokens are chosen (Qwen 4, 2026), a block's index key is the mean of its tokens' keys, normed, and
+// rotated as its first token. A token sees its own, incomplete block besides those chosen.
+//
 // A row's choice depends on nothing but its own numbers and the keys, so it is the same alone, in a batch and in
 // chunks.
 #pragma once
@@ -14,6 +17,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/heads_view.h"
+#include "kernels/norm.h"
 #include "kernels/operation.h"
 #include "kernels/paged_attention.h"
 
@@ -32,16 +36,48 @@ struct ChooseKeys {
   void run(ThreadPool& pool) const;
 };
 
-// paged_attention of rows that see the chosen tokens alone, or, of up to `top_k`, all. One key/value head; no window,
-// slopes or kv_lens. Of what a row does not see nothing is read.
+// Writes the index keys of a step's tokens, and of the blocks that end with one. Each is a vector of key_dim numbers in
+// the place of a token; a block's takes that of its last token.
+struct WriteBlockKeys {
+  static constexpr std::string_view kName = "write_block_keys";
+
+  AttentionParams params;  // layout, with one head and value_dim 0, float32 or bfloat16; pool, layer and spans
+  int block = 0;           // tokens of one
+  HeadsView k;             // [rows, 1, key_dim]
+  NormWeight norm;
+  const float* frequencies = nullptr;  // [pairs]
+  int pairs = 0;
+  float scale = 1;  // of cosines and sines
+  bool is_interleaved = false;
+
+  void run(ThreadPool& pool) const;
+};
+
+// Chooses budget / block blocks for each row that sees more, by the sum over heads of relu(q_h . k). Of equal scores
+// the earlier block's is taken.
+struct ChooseBlocks {
+  static constexpr std::string_view kName = "choose_blocks";
+
+  AttentionParams params;  // as of WriteBlockKeys
+  int budget = 0;          // tokens; a multiple of `block`
+  int block = 0;
+  HeadsView q;                // [rows, heads, key_dim], rotated
+  int32_t* chosen = nullptr;  // [rows, budget + block - 1]: positions, ascending: the blocks', then all after the last
+
+  void run(ThreadPool& pool) const;
+};
+
+// paged_attention of rows that see the chosen tokens alone, or, of up to `top_k`, all. No window, slopes or kv_lens. Of
+// what a row does not see nothing is read.
 struct SparseAttention {
   static constexpr std::string_view kName = "sparse_attention";
 
   AttentionParams params;
-  int top_k = 0;
+  int top_k = 0;  // of a row of `chosen`
   const int32_t* chosen = nullptr;
   HeadsView q;
   float* out = nullptr;
+  int block = 1;  // a row that sees n tokens has top_k - block + 1 + n % block chosen ones
 
   void run(ThreadPool& pool) const;
 };

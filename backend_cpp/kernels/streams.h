@@ -1,4 +1,5 @@
-// Residual streams of AltUp (Baykal et al., 2023, arXiv 2301.13310) and activation sparsity. Sums go from the first
+// Residual streams of AltUp (Baykal et al., 2023, arXiv 2301.13310) and of hyper-connections (Zhu et al., 2024, arXiv
+// 2409.19606), and activation sparsity. Sums go from the first
 // element on; a row's result depends on that row alone.
 #pragma once
 
@@ -65,6 +66,33 @@ struct MatchRms {
 
   void run(ThreadPool& pool) const;
   void run(CudaStream stream) const;
+};
+
+// y = the mean of a row's parts, added up in order
+struct MeanOfParts {
+  static constexpr std::string_view kName = "mean_of_parts";
+
+  int count = 0;
+  int rows = 0;
+  int size = 0;
+  const float* x = nullptr;  // [rows, count, size]
+  float* y = nullptr;        // [rows, size]
+
+  void run(ThreadPool& pool) const;
+};
+
+// x[row, i] += 2 sigmoid(weights[row, i] / count) made[row]
+struct AddToParts {
+  static constexpr std::string_view kName = "add_to_parts";
+
+  int count = 0;
+  int rows = 0;
+  int size = 0;
+  const float* weights = nullptr;  // [rows, count]
+  const float* made = nullptr;     // [rows, size]
+  float* x = nullptr;              // [rows, count, size]
+
+  void run(ThreadPool& pool) const;
 };
 
 // x = max(x - mean - factor deviation, 0), with mean and standard deviation (of a whole population) of the row

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/cpu/for_rows.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/running_softmax.h"
 
@@ -100,6 +102,83 @@ void select_highest(const float* scores, int count, int top_k, int32_t* chosen) 
   }
 }
 
+// ---- index keys of blocks ----
+
+// Rows of a sequence that share what is read of its blocks' keys.
+constexpr int kRunRows = 16;
+// Blocks whose keys are next to each other: a multiple of the lanes.
+constexpr int kKeysAtOnce = 64;
+
+// The index key of a token, or of the block that ends with it.
+std::byte* index_key(const AttentionParams& index, const AttentionSpan& span, int position) {
+  const CacheLayout& layout = index.layout;
+  const size_t bytes = static_cast<size_t>(layout.key_dim) * static_cast<size_t>(bits_of(layout.type) / 8);
+  std::byte* keys = const_cast<std::byte*>(block_of(index, span, position)) + layout.key_offset(index.layer, 0);
+  return keys + static_cast<size_t>(position % layout.block_len) * bytes;
+}
+
+void write_index_key(CacheType type, const float* from, int size, std::byte* to) {
+  if (type == CacheType::kFloat32) {
+    std::copy_n(from, size, reinterpret_cast<float*>(to));
+  } else {
+    std::transform(from, from + size, reinterpret_cast<bf16*>(to), to_bf16);
+  }
+}
+
+// Calls add(d, number d of the key).
+template <class Add>
+void read_index_key(CacheType type, const std::byte* from, int size, Add&& add) {
+  for (int d = 0; d < size; ++d) {
+    add(d, type == CacheType::kFloat32 ? reinterpret_cast<const float*>(from)[d]
+                                       : to_float(reinterpret_cast<const bf16*>(from)[d]));
+  }
+}
+
+// Writes the key of the block that ends at `last`.
+void pool_block(const WriteBlockKeys& op, const AttentionSpan& span, int last) {
+  static thread_local std::vector<float> key;
+  static thread_local std::vector<float> turns;
+  const CacheLayout& layout = op.params.layout;
+  key.assign(static_cast<size_t>(layout.key_dim), 0);
+  const int first = last + 1 - op.block;
+  for (int position = first; position <= last; ++position) {
+    read_index_key(layout.type, index_key(op.params, span, position), layout.key_dim,
+                   [&](int d, float value) { key[static_cast<size_t>(d)] += value; });
+  }
+  for (float& number : key) number /= static_cast<float>(op.block);
+  kernels().norm_row(op.norm, key.data(), layout.key_dim, key.data());
+  const auto pairs = static_cast<size_t>(op.pairs);
+  turns.resize(2 * pairs);
+  for (size_t i = 0; i < pairs; ++i) {
+    const float angle = static_cast<float>(first) * op.frequencies[i];
+    turns[i] = std::cos(angle) * op.scale;
+    turns[pairs + i] = std::sin(angle) * op.scale;
+  }
+  rope_row({turns.data(), turns.data() + pairs, op.pairs, op.is_interleaved}, 0,
+           rows_view(key.data(), 1, layout.key_dim), nullptr);
+  write_index_key(layout.type, key.data(), layout.key_dim, index_key(op.params, span, last));
+}
+
+// The scores of the blocks that the run's last row sees, of each of its rows: [row_count, padded blocks].
+void score_blocks(const ChooseBlocks& op, const Run& run, int blocks, size_t stride, float* scores) {
+  static thread_local std::vector<float> keys;
+  const std::vector<float> weights(static_cast<size_t>(op.q.heads), 1.0F);
+  const CacheLayout& layout = op.params.layout;
+  for (int begin = 0; begin < blocks; begin += kKeysAtOnce) {
+    keys.assign(static_cast<size_t>(layout.key_dim) * kKeysAtOnce, 0);
+    for (int i = 0; i < std::min(kKeysAtOnce, blocks - begin); ++i) {
+      const std::byte* key = index_key(op.params, *run.span, (begin + i + 1) * op.block - 1);
+      read_index_key(layout.type, key, layout.key_dim,
+                     [&](int d, float value) { keys[static_cast<size_t>(d * kKeysAtOnce + i)] = value; });
+    }
+    for (int r = 0; r < run.row_count; ++r) {
+      const auto row = static_cast<size_t>(run.span->first_row + run.first_row + r);
+      kernels().index_scores(keys.data(), kKeysAtOnce, layout.key_dim, op.q.head(row, 0), op.q.head_stride, op.q.heads,
+                             weights.data(), scores + static_cast<size_t>(r) * stride + begin);
+    }
+  }
+}
+
 // ---- the chosen keys and values, next to each other ----
 
 // Where the elements of a token are in a block of one layer and head.
@@ -110,8 +189,8 @@ struct TokenSlot {
   size_t block_len;
 };
 
-TokenSlot slot_of(const CacheLayout& layout, int layer, std::byte* block, int slot) {
-  return {block + layout.key_offset(layer, 0), block + layout.value_offset(layer, 0), static_cast<size_t>(slot),
+TokenSlot slot_of(const CacheLayout& layout, int layer, int head, std::byte* block, int slot) {
+  return {block + layout.key_offset(layer, head), block + layout.value_offset(layer, head), static_cast<size_t>(slot),
           static_cast<size_t>(layout.block_len)};
 }
 
@@ -182,9 +261,10 @@ void copy_token(const CacheLayout& from_layout, const TokenSlot& from, const Cac
 class AttentionToChosen {
  public:
   explicit AttentionToChosen(const SparseAttention& op)
-      : params_(op.params), top_k_(op.top_k), chosen_(op.chosen), q_(op.q), out_(op.out) {
+      : params_(op.params), top_k_(op.top_k), block_(op.block), chosen_(op.chosen), q_(op.q), out_(op.out) {
     gathered_ = params_.layout;
     gathered_.num_layers = 1;
+    gathered_.num_kv_heads = 1;
     gathered_.block_len = kPartitionTokens;
     gathered_.page_bytes = 0;
   }
@@ -194,30 +274,7 @@ class AttentionToChosen {
   size_t partial_floats() const { return static_cast<size_t>(q_.heads) * (params_.layout.value_dim + 2); }
 
   void compute_attention(const SparseRow& row, int partition, float* partial) const {
-    static thread_local std::vector<std::byte> block;
-    block.resize(gathered_.block_bytes());
-    const int first = partition * kPartitionTokens;
-    const int count = std::min(kPartitionTokens, top_k_ - first);
-    gather(row, chosen_ + row.row * static_cast<size_t>(top_k_) + first, count, block.data());
-
-    static thread_local std::vector<float> factors;
-    const int heads = q_.heads;
-    factors.resize(static_cast<size_t>(heads) * (q_.head_dim + 2));
-    for (int h = 0; h < heads; ++h) {
-      std::copy_n(q_.head(row.row, h), q_.head_dim, factors.data() + static_cast<size_t>(h) * q_.head_dim);
-    }
-    const std::vector<int32_t> begins(static_cast<size_t>(heads), 0);
-    const std::vector<int32_t> ends(static_cast<size_t>(heads), count);
-    float* sums_of_factors = factors.data() + static_cast<size_t>(heads) * q_.head_dim;
-    float* maximum = partial + static_cast<size_t>(heads) * params_.layout.value_dim;
-    AttentionParams gathered_params = params_;
-    gathered_params.layout = gathered_;
-    gathered_params.pool = block.data();
-    gathered_params.layer = 0;
-    const int32_t only_block = 0;
-    kernels().compute_attention(gathered_params, 0, &only_block, 0, count,
-                                {heads, begins.data(), ends.data(), nullptr, nullptr, factors.data(), sums_of_factors,
-                                 sums_of_factors + heads, partial, maximum, maximum + heads});
+    for (int head = 0; head < params_.layout.num_kv_heads; ++head) compute_group(row, partition, head, partial);
   }
 
   void merge(const SparseRow& row, const float* partials) const {
@@ -235,21 +292,53 @@ class AttentionToChosen {
   }
 
  private:
+  // The query heads of one key/value head.
+  void compute_group(const SparseRow& row, int partition, int kv_head, float* partial) const {
+    static thread_local std::vector<std::byte> block;
+    block.resize(gathered_.block_bytes());
+    const int first = partition * kPartitionTokens;
+    const int chosen = block_ == 1 ? top_k_ : top_k_ - block_ + 1 + row.kv_len % block_;
+    const int count = std::clamp(chosen - first, 0, kPartitionTokens);
+    gather(row, kv_head, chosen_ + row.row * static_cast<size_t>(top_k_) + first, count, block.data());
+
+    static thread_local std::vector<float> factors;
+    const int heads = q_.heads / params_.layout.num_kv_heads;
+    const int first_head = kv_head * heads;
+    factors.resize(static_cast<size_t>(heads) * (q_.head_dim + 2));
+    for (int h = 0; h < heads; ++h) {
+      std::copy_n(q_.head(row.row, first_head + h), q_.head_dim, factors.data() + static_cast<size_t>(h) * q_.head_dim);
+    }
+    const std::vector<int32_t> begins(static_cast<size_t>(heads), 0);
+    const std::vector<int32_t> ends(static_cast<size_t>(heads), count);
+    float* sums_of_factors = factors.data() + static_cast<size_t>(heads) * q_.head_dim;
+    float* maximum = partial + static_cast<size_t>(q_.heads) * params_.layout.value_dim + first_head;
+    AttentionParams gathered_params = params_;
+    gathered_params.layout = gathered_;
+    gathered_params.pool = block.data();
+    gathered_params.layer = 0;
+    const int32_t only_block = 0;
+    kernels().compute_attention(
+        gathered_params, 0, &only_block, 0, count,
+        {heads, begins.data(), ends.data(), nullptr, nullptr, factors.data(), sums_of_factors, sums_of_factors + heads,
+         partial + static_cast<size_t>(first_head) * params_.layout.value_dim, maximum, maximum + q_.heads});
+  }
+
   float* out_row(const SparseRow& row) const {
     return out_ + row.row * static_cast<size_t>(q_.heads) * params_.layout.value_dim;
   }
 
-  void gather(const SparseRow& row, const int32_t* positions, int count, std::byte* block) const {
+  void gather(const SparseRow& row, int kv_head, const int32_t* positions, int count, std::byte* block) const {
     const CacheLayout& layout = params_.layout;
     for (int i = 0; i < count; ++i) {
       auto* from = const_cast<std::byte*>(block_of(params_, *row.span, positions[i]));
-      copy_token(layout, slot_of(layout, params_.layer, from, positions[i] % layout.block_len), gathered_,
-                 slot_of(gathered_, 0, block, i));
+      copy_token(layout, slot_of(layout, params_.layer, kv_head, from, positions[i] % layout.block_len), gathered_,
+                 slot_of(gathered_, 0, 0, block, i));
     }
   }
 
   const AttentionParams& params_;
   int top_k_;
+  int block_;
   const int32_t* chosen_;
   const HeadsView& q_;
   float* out_;
@@ -288,6 +377,50 @@ void ChooseKeys::run(ThreadPool& pool) const {
     });
     first = last;
   }
+}
+
+void WriteBlockKeys::run(ThreadPool& pool) const {
+  const std::vector<Run> runs = runs_of(params, kRunRows);
+  const auto on_rows = [&](auto&& body) {
+    pool.parallel_for(static_cast<int>(runs.size()), [&](int i) {
+      const Run& run = runs[static_cast<size_t>(i)];
+      for (int r = 0; r < run.row_count; ++r) body(run, r);
+    });
+  };
+  on_rows([&](const Run& run, int r) {
+    const auto row = static_cast<size_t>(run.span->first_row + run.first_row + r);
+    write_index_key(params.layout.type, k.head(row, 0), params.layout.key_dim,
+                    index_key(params, *run.span, run.position(r)));
+  });
+  on_rows([&](const Run& run, int r) {
+    if ((run.position(r) + 1) % block == 0) pool_block(*this, *run.span, run.position(r));
+  });
+}
+
+void ChooseBlocks::run(ThreadPool& pool) const {
+  const std::vector<Run> runs = runs_of(params, kRunRows);
+  const int top_k = budget + block - 1;
+  pool.parallel_for(static_cast<int>(runs.size()), [&](int i) {
+    static thread_local std::vector<float> scores;
+    const Run& run = runs[static_cast<size_t>(i)];
+    const int blocks = (run.position(run.row_count - 1) + 1) / block;
+    if (blocks * block <= budget) return;
+    const size_t stride = (static_cast<size_t>(blocks) + kKeysAtOnce - 1) / kKeysAtOnce * kKeysAtOnce;
+    scores.resize(stride * static_cast<size_t>(run.row_count));
+    score_blocks(*this, run, blocks, stride, scores.data());
+    for (int r = 0; r < run.row_count; ++r) {
+      const int seen = run.position(r) + 1;
+      if (seen <= top_k) continue;
+      int32_t* to = chosen + static_cast<size_t>(run.span->first_row + run.first_row + r) * static_cast<size_t>(top_k);
+      std::vector<int32_t> numbers(static_cast<size_t>(budget / block));
+      select_highest(scores.data() + static_cast<size_t>(r) * stride, seen / block, budget / block, numbers.data());
+      for (const int32_t number : numbers) {
+        std::iota(to, to + block, number * block);
+        to += block;
+      }
+      std::iota(to, to + seen % block, seen / block * block);
+    }
+  });
 }
 
 void SparseAttention::run(ThreadPool& pool) const {

@@ -65,6 +65,29 @@ void MatchRms::run(ThreadPool& pool) const {
   });
 }
 
+void MeanOfParts::run(ThreadPool& pool) const {
+  const auto width = static_cast<size_t>(size);
+  for_rows(pool, rows, size * count, [&](size_t row) {
+    float* to = y + row * width;
+    const float* from = x + row * width * static_cast<size_t>(count);
+    std::copy_n(from, width, to);
+    for (int i = 1; i < count; ++i) {
+      from += width;
+      for (size_t j = 0; j < width; ++j) to[j] += from[j];
+    }
+    for (size_t j = 0; j < width; ++j) to[j] /= static_cast<float>(count);
+  });
+}
+
+void AddToParts::run(ThreadPool& pool) const {
+  const auto width = static_cast<size_t>(size);
+  for_rows(pool, rows * count, size, [&](size_t part) {
+    const float weight = 2 / (1 + std::exp(-weights[part] / static_cast<float>(count)));
+    const float* from = made + part / static_cast<size_t>(count) * width;
+    for (size_t j = 0; j < width; ++j) x[part * width + j] += weight * from[j];
+  });
+}
+
 void ActivationSparsity::run(ThreadPool& pool) const {
   for_rows(pool, rows, 3 * size, [&](size_t row) {
     float* row_values = x + row * stride;

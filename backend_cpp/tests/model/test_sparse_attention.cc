@@ -43,7 +43,7 @@ struct Cache {
 
   Cache(CacheLayout layout, const Sizes& sizes, std::mt19937& random) {
     layout.num_layers = 2;
-    layout.num_kv_heads = 1;
+    layout.num_kv_heads = std::max(1, layout.num_kv_heads);
     layout.block_len = kBlockLen;
     blocks.resize(static_cast<size_t>(sizes.context + kBlockLen - 1) / kBlockLen);
     std::iota(blocks.begin(), blocks.end(), 0);
@@ -63,10 +63,12 @@ struct Cache {
 
   // Of the tokens from `first` on.
   void write(ThreadPool& pool, int first, std::vector<float>& keys, std::vector<float>& values) {
-    const auto rows = static_cast<int>(keys.size()) / params.layout.key_dim;
+    const int count = params.layout.num_kv_heads;
+    const auto rows = static_cast<int>(keys.size()) / params.layout.key_dim / count;
     use({0, rows, first, nullptr});
     const auto heads = [&](std::vector<float>& numbers, int dim) {
-      return HeadsView{numbers.data(), rows, static_cast<size_t>(dim), 1, static_cast<size_t>(dim), dim};
+      const auto size = static_cast<size_t>(dim);
+      return HeadsView{numbers.data(), rows, size * static_cast<size_t>(count), count, size, dim};
     };
     rope_and_write(pool, {}, params, {}, nullptr, heads(keys, params.layout.key_dim),
                    heads(values, params.layout.value_dim));
@@ -191,7 +193,169 @@ void check_sparse(const Sizes& sizes, int threads) {
   CHECK(furthest < tolerance_of(sizes.type));
 }
 
+// ---- blocks ----
+
+struct BlockSizes {
+  CacheType type;
+  int context;
+  int rows;
+  int budget;
+  int block;
+};
+
+constexpr int kKvHeads = 2;
+constexpr int kPairs = 3;
+const std::vector<float> kFrequencies{1.0F, 0.3F, 0.02F};
+
+// The index key of a block that begins at `first`: of keys [tokens, kIndexDim], in float64.
+std::vector<double> block_key(const std::vector<float>& keys, const std::vector<float>& norm, int first, int block) {
+  std::vector<double> key(kIndexDim, 0);
+  double squares = 0;
+  for (size_t d = 0; d < kIndexDim; ++d) {
+    for (int t = first; t < first + block; ++t) key[d] += keys[static_cast<size_t>(t) * kIndexDim + d] / double(block);
+    squares += key[d] * key[d] / kIndexDim;
+  }
+  for (size_t d = 0; d < kIndexDim; ++d) key[d] *= norm[d] / std::sqrt(squares + 1e-6);
+  for (size_t i = 0; i < kPairs; ++i) {
+    const double angle = first * double{kFrequencies[i]};
+    const double a = key[i];
+    const double b = key[i + kPairs];
+    key[i] = a * std::cos(angle) - b * std::sin(angle);
+    key[i + kPairs] = b * std::cos(angle) + a * std::sin(angle);
+  }
+  return key;
+}
+
+// The chosen tokens of each row, by float64, and all that is chosen and attended to.
+void check_blocks(const BlockSizes& sizes, int threads) {
+  std::mt19937 random(11);
+  ThreadPool pool(threads);
+  const auto context = static_cast<size_t>(sizes.context);
+  const int first = sizes.context - sizes.rows;
+  const int top_k = sizes.budget + sizes.block - 1;
+  const Sizes shape{sizes.type, sizes.context, sizes.rows, top_k};
+
+  std::vector<float> index_keys = random_floats(random, context * kIndexDim);
+  const CacheType index_type = sizes.type == CacheType::kFloat32 ? sizes.type : CacheType::kBFloat16;
+  if (index_type == CacheType::kBFloat16) {
+    for (float& key : index_keys) key = to_float(to_bf16(key));
+  }
+  const std::vector<float> norm = random_floats(random, kIndexDim);
+  Cache index({.type = index_type, .key_dim = kIndexDim, .value_dim = 0}, shape, random);
+  const int cuts[] = {0, first / 2, first, sizes.context};  // within blocks
+  for (int i = 0; i < 3; ++i) {
+    const int rows = cuts[i + 1] - cuts[i];
+    index.use({0, rows, cuts[i], nullptr});
+    const HeadsView view = rows_view(index_keys.data() + static_cast<size_t>(cuts[i]) * kIndexDim, rows, kIndexDim);
+    WriteBlockKeys{index.params,        sizes.block, view, {NormKind::kRms, 1e-6F, norm.data(), nullptr},
+                   kFrequencies.data(), kPairs,      1,    false}
+        .run(pool);
+  }
+  // Of the index keys, those of tokens are not read by a choice.
+  const size_t number = index_type == CacheType::kFloat32 ? 4 : 2;
+  for (int t = 0; t < sizes.context; ++t) {
+    if ((t + 1) % sizes.block == 0) continue;
+    const CacheLayout& layout = index.params.layout;
+    std::byte* block = index.memory.data() +
+                       static_cast<size_t>(index.blocks[static_cast<size_t>(t / kBlockLen)]) * layout.block_bytes();
+    std::fill_n(block + layout.key_offset(1, 0) + static_cast<size_t>(t % kBlockLen) * kIndexDim * number,
+                kIndexDim * number, std::byte{0xFF});
+  }
+  index.use({0, sizes.rows, first, nullptr});
+  std::vector<float> index_queries = random_floats(random, static_cast<size_t>(sizes.rows) * kIndexHeads * kIndexDim);
+  const HeadsView index_view{index_queries.data(), sizes.rows, kIndexHeads * kIndexDim,
+                             kIndexHeads,          kIndexDim,  kIndexDim};
+  std::vector<int32_t> chosen(static_cast<size_t>(sizes.rows) * static_cast<size_t>(top_k), -1);
+  ChooseBlocks{index.params, sizes.budget, sizes.block, index_view, chosen.data()}.run(pool);
+
+  std::vector<std::vector<int32_t>> seen;  // of each row
+  std::vector<bool> is_seen(context, false);
+  for (int row = 0; row < sizes.rows; ++row) {
+    const int kv_len = first + row + 1;
+    const int blocks = kv_len / sizes.block;
+    std::vector<double> scores(static_cast<size_t>(blocks));
+    for (int b = 0; b < blocks; ++b) {
+      const std::vector<double> key = block_key(index_keys, norm, b * sizes.block, sizes.block);
+      for (int h = 0; h < kIndexHeads; ++h) {
+        double product = 0;
+        for (size_t d = 0; d < kIndexDim; ++d) product += index_view.head(static_cast<size_t>(row), h)[d] * key[d];
+        scores[static_cast<size_t>(b)] += std::max(product, 0.0);
+      }
+    }
+    std::vector<int32_t>& tokens = seen.emplace_back();
+    for (const int32_t b : highest(scores, std::min(blocks, sizes.budget / sizes.block))) {
+      for (int i = 0; i < sizes.block; ++i) tokens.push_back(b * sizes.block + i);
+    }
+    for (int t = blocks * sizes.block; t < kv_len; ++t) tokens.push_back(t);
+    if (kv_len > top_k) {
+      const auto begin = chosen.begin() + static_cast<ptrdiff_t>(row) * top_k;
+      const std::vector<int32_t> found(begin, begin + static_cast<ptrdiff_t>(tokens.size()));
+      // Near the threshold, keys that were rounded may be chosen in place of others.
+      if (index_type == CacheType::kFloat32) CHECK(found == tokens);
+      tokens = found;
+    }
+    for (const int32_t t : tokens) is_seen[static_cast<size_t>(t)] = true;
+  }
+
+  std::vector<float> keys = random_floats(random, context * kKvHeads * kKeyDim);
+  std::vector<float> values = random_floats(random, context * kKvHeads * kValueDim);
+  std::vector<float> poisoned_keys = keys;
+  std::vector<float> poisoned_values = values;
+  for (size_t t = 0; t < context; ++t) {
+    if (is_seen[t]) continue;
+    std::fill_n(poisoned_keys.begin() + static_cast<ptrdiff_t>(t) * kKvHeads * kKeyDim, kKvHeads * kKeyDim, NAN);
+    std::fill_n(poisoned_values.begin() + static_cast<ptrdiff_t>(t) * kKvHeads * kValueDim, kKvHeads * kValueDim, NAN);
+  }
+  Cache cache({.type = sizes.type, .num_kv_heads = kKvHeads, .key_dim = kKeyDim, .value_dim = kValueDim}, shape,
+              random);
+  cache.write(pool, 0, poisoned_keys, poisoned_values);
+  cache.use({0, sizes.rows, first, nullptr});
+  cache.params.num_heads = kHeads;
+  std::vector<float> queries = random_floats(random, static_cast<size_t>(sizes.rows) * kHeads * kKeyDim);
+  for (float& query : queries) query *= 0.2F;
+  const HeadsView view{queries.data(), sizes.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
+  std::vector<float> out(static_cast<size_t>(sizes.rows) * kHeads * kValueDim);
+  SparseAttention{cache.params, top_k, chosen.data(), view, out.data(), sizes.block}.run(pool);
+
+  double furthest = 0;
+  for (int row = 0; row < sizes.rows; ++row) {
+    for (int h = 0; h < kHeads; ++h) {
+      std::vector<double> expected(kValueDim, 0);
+      double sum = 0;
+      for (const int32_t t : seen[static_cast<size_t>(row)]) {
+        const size_t head = static_cast<size_t>(t) * kKvHeads + static_cast<size_t>(h / (kHeads / kKvHeads));
+        double product = 0;
+        for (size_t d = 0; d < kKeyDim; ++d)
+          product += view.head(static_cast<size_t>(row), h)[d] * double{keys[head * kKeyDim + d]};
+        const double weight = std::exp(product);
+        sum += weight;
+        for (size_t d = 0; d < kValueDim; ++d) expected[d] += weight * values[head * kValueDim + d];
+      }
+      for (size_t d = 0; d < kValueDim; ++d) {
+        const double found = out[static_cast<size_t>(row * kHeads + h) * kValueDim + d];
+        CHECK(!std::isnan(found));
+        furthest = std::max(furthest, std::abs(found - expected[d] / sum));
+      }
+    }
+  }
+  CHECK(furthest < tolerance_of(sizes.type));
+}
+
 }  // namespace
+
+TEST(rows_attend_to_the_blocks_of_the_highest_scores_and_read_no_other) {
+  for (const auto type : {CacheType::kFloat32, CacheType::kBFloat16, CacheType::kInt8, CacheType::kInt4}) {
+    check_blocks({type, 700, 1, 32, 4}, 1);
+    check_blocks({type, 701, 7, 30, 5}, 2);   // blocks that pages of the cache cut
+    check_blocks({type, 90, 80, 40, 20}, 2);  // longer than pages; some rows see fewer tokens than they may choose
+    check_blocks({type, 40, 40, 40, 8}, 2);   // all do
+  }
+}
+
+TEST(a_row_of_a_long_context_reads_its_blocks_and_their_index_keys) {
+  check_blocks({CacheType::kFloat32, 32000, 1, 2048, 16}, 2);
+  check_blocks({CacheType::kBFloat16, 32003, 2, 2048, 16}, 2);
+}
 
 TEST(rows_attend_to_the_tokens_of_the_highest_scores_and_read_no_other) {
   for (const auto type : {CacheType::kFloat32, CacheType::kBFloat16, CacheType::kInt8, CacheType::kInt4}) {
