@@ -35,6 +35,7 @@ void NativeRunner::compile() {
     program_.add("stream = mean of streams",
                  [=, this](ModelStep& step) { residual_streams_->merge(step, weights_.stream_readers, stream); });
   }
+  if (hyper_) compile_mix(weights_.hyper);
   compile_kept(spec_.num_layers);
   program_.add("logits = output layer(norm(wanted rows of stream))", [=, this](ModelStep& step) {
     outputs_.compute(step, stream, step.drops_rows ? nullptr : rows_.logit_rows(), step.logit_rows, step.projected);
@@ -74,6 +75,7 @@ void NativeRunner::compile_embeddings() {
     program_.add("streams = make(stream)",
                  [=, this](ModelStep& step) { residual_streams_->make(step, weights_.stream_makers, stream); });
   }
+  if (hyper_) program_.add("streams = stream, each", [=, this](ModelStep& step) { hyper_->make(step, stream); });
   if (!spec_.ropes.empty()) {
     program_.add("rope tables = make(positions)", [this](ModelStep& step) { attention_.fill_tables(step); });
   }
@@ -94,6 +96,12 @@ void NativeRunner::compile_layer(int index) {
     program_.add("streams = predict(streams); stream = the active one",
                  [=, this](ModelStep& step) { residual_streams_->predict(step, *layer->streams, stream); });
   }
+  if (const int ngrams = ngrams_of(spec_, index); ngrams >= 0) {
+    program_.add("streams += n-grams(tokens, streams)", [=, this](ModelStep& step) {
+      ngrams_->run(step, ngrams, *layer->ngrams, *recurrence_, rows_.tokens(), hyper_->streams());
+    });
+  }
+  if (hyper_) compile_mix(layer->mixer_hyper);
   const auto [mixer_input, mlp_input] = compile_inputs(index);
   if (residual_streams_) {
     program_.add("low rank = x + norm(up(down(x))), x = " + mixer_input.name,
@@ -107,8 +115,15 @@ void NativeRunner::compile_layer(int index) {
                  [=, this](ModelStep& step) { residual_streams_->join(step, stream); });
   }
   if (index + 1 == spec_.num_layers && can_drop_rows()) compile_drop();
+  if (hyper_ && has_mlp(spec_, index)) compile_mix(layer->mlp_hyper);
   if (has_mlp(spec_, index)) compile_mlp(index, mlp_input);
   compile_end(index);
+}
+
+void NativeRunner::compile_mix(const std::optional<HyperWeights>& weights) {
+  program_.add("stream = mix of streams", [this, &weights, stream = hidden_.as<float>()](ModelStep& step) {
+    hyper_->mix(step, *weights, stream);
+  });
 }
 
 // Inputs of the halves of a layer.
@@ -131,7 +146,7 @@ std::pair<Source, Source> NativeRunner::compile_inputs(int index) {
 }
 
 Target NativeRunner::half_target(const BlockSpec& block) const {
-  const bool is_direct = adds_directly(block, is_divided_);
+  const bool is_direct = adds_directly(block, is_divided_) && !hyper_;
   return {is_direct ? stream() : branch(), is_direct};
 }
 
@@ -186,8 +201,12 @@ void NativeRunner::compile_mlp(int index, const Source& input) {
 
 // Adds what a half of the layer made, or both, to the residual stream. `is_summed`: over ranks already.
 void NativeRunner::compile_addition(const BlockSpec& block, const NormStorage& output_norm, bool is_summed) {
-  if (adds_directly(block, is_divided_)) return;
+  if (adds_directly(block, is_divided_) && !hyper_) return;
   if (is_divided_ && !is_summed) program_.sum_over_ranks(branch());
+  if (hyper_) {
+    program_.add("streams += weights branch", [this](ModelStep& step) { hyper_->add(step, branch_); });
+    return;
+  }
   if (block.has_output_norms) program_.norm(output_norm.view, branch(), branch());
   if (block.stream_scale != 1) program_.scale(block.stream_scale, stream());
   program_.add_scaled(block.residual_scale, branch(), stream());
@@ -196,8 +215,8 @@ void NativeRunner::compile_addition(const BlockSpec& block, const NormStorage& o
 // Whether the MLP of the last layer can leave out rows that nobody asks for. A device with its own memory repeats steps
 // of fixed rows; what a layer adds after its halves knows rows by their places in the step.
 bool NativeRunner::can_drop_rows() const {
-  return ops_->shares_host_memory() && !spec_.encoder && !keeps_rows_ && !residual_streams_ && !layer_inputs_ &&
-         !block_of(spec_, spec_.num_layers - 1).is_parallel;
+  return ops_->shares_host_memory() && !spec_.encoder && !keeps_rows_ && !residual_streams_ && !hyper_ &&
+         !layer_inputs_ && !block_of(spec_, spec_.num_layers - 1).is_parallel;
 }
 
 // Moves the rows that are wanted to the front of the residual stream.
@@ -250,7 +269,14 @@ void NativeRunner::compile_kept(int layer) {
   if (kept_.size() == 0) return;
   const int size = spec_.hidden_size;
   if (kept_layers_.empty() && layer == spec_.num_layers) {
-    program_.norm(weights_.final_norm.view, stream(), {"kept", kept_});
+    if (has_final_norm(spec_)) {
+      program_.norm(weights_.final_norm.view, stream(), {"kept", kept_});
+    } else {
+      program_.add("kept = stream", [this, size](ModelStep& step) {
+        step.ops.copy(hidden_, static_cast<size_t>(step.rows) * static_cast<size_t>(size) * sizeof(float),
+                      kept_.as<void>());
+      });
+    }
   }
   for (size_t i = 0; i < kept_layers_.size(); ++i) {
     if (kept_layers_[i] != layer) continue;

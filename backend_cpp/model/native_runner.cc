@@ -49,6 +49,7 @@ class Mover {
   void move(XieluFactors&) {}
   void move(Slice::Range&) {}
   void move(AdaptedLayer&) {}
+  void move(StoredTable&) {}
 
   void move(ExpertWeights& weights) {
     auto& [router, router_norm, correction, scales, arena, experts, shared, shared_gate] = weights;
@@ -150,6 +151,8 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
   if (spec_.recurrence) memories_.push_back(&recurrence_.emplace(*ops_, shard, max_rows));
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
   if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
+  if (spec_.hyper_connections) hyper_.emplace(*ops_, spec_, max_rows);
+  if (spec_.ngrams) ngrams_.emplace(*ops_, spec_, max_rows);
   if (traits_.images.has_cross_attention)
     memories_.push_back(&cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_));
   if (has_own_image_weights(spec_)) image_rows_.emplace(*ops_, spec_, max_rows);

@@ -17,6 +17,7 @@
 #include "model/layer_inputs.h"
 #include "model/mlp.h"
 #include "model/model_runner.h"
+#include "model/ngrams.h"
 #include "model/recurrence/recurrent_mixer.h"
 #include "model/spec/model_spec.h"
 #include "model/step/image_rows.h"
@@ -90,6 +91,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void compile_addition(const BlockSpec& block, const NormStorage& output_norm, bool is_summed = false);
   void compile_drop();
   void compile_end(int index);
+  // What a half of a layer reads of hyper-connections.
+  void compile_mix(const std::optional<HyperWeights>& weights);
   void compile_kept(int layer);
   Target half_target(const BlockSpec& block) const;
   Rows stream() const { return {"stream", hidden_}; }
@@ -118,6 +121,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   std::optional<HeadInput> head_;
   std::optional<LayerInputs> layer_inputs_;
   std::optional<Streams> residual_streams_;
+  std::optional<HyperConnections> hyper_;
+  std::optional<Ngrams> ngrams_;
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;
   AdapterTable adapters_;

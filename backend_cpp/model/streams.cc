@@ -76,4 +76,48 @@ void Streams::merge(const StepContext& step, const std::vector<LinearStorage>& r
   step.ops.scale_softcap(1 / static_cast<float>(count_), 0, step.rows, size_, hidden);
 }
 
+HyperConnections::HyperConnections(Operators& ops, const ModelSpec& spec, int max_rows)
+    : mean_(ops.operations().require<MeanOfParts>()),
+      add_(ops.operations().require<AddToParts>()),
+      count_(spec.hyper_connections->count),
+      size_(spec.hidden_size),
+      rank_(spec.hyper_connections->rank),
+      streams_(ops, max_rows, count_ * size_),
+      normed_(ops, max_rows, count_ * size_),
+      gates_(ops, max_rows, count_ * size_),
+      low_(ops, max_rows, rank_),
+      weights_(ops, max_rows, count_) {}
+
+void HyperConnections::make(const StepContext& step, const float* hidden) {
+  const auto size = static_cast<size_t>(size_);
+  const HeadsView repeated{const_cast<float*>(hidden), step.rows, size, count_, 0, size_};
+  step.ops.copy_heads(repeated, {streams_, step.rows, count_ * size, count_, size, size_});
+}
+
+void HyperConnections::mix(const StepContext& step, const HyperWeights& weights, float* mixed) {
+  const float share = 1 / static_cast<float>(count_);
+  norm_parts(step, weights.norm, count_, size_, streams_, normed_);
+  step.ops.linear(weights.down.view, normed_, step.rows, low_, false);
+  step.ops.scale_softcap(share, 0, step.rows, rank_, low_);
+  step.ops.activate(Activation::kSilu, low_, step.rows, rank_, low_);
+  step.ops.linear(weights.up.view, low_, step.rows, gates_, false);
+  if (weights.add.view.data != nullptr) step.ops.linear(weights.add.view, normed_, step.rows, weights_, false);
+  const HeadsView gates = rows_view(gates_, step.rows, count_ * size_);
+  step.ops.gate_heads(Activation::kSigmoid, gates, rows_view(normed_, step.rows, count_ * size_));
+  mean_(step.ops, {count_, step.rows, size_, normed_, mixed});
+}
+
+void HyperConnections::add(const StepContext& step, const float* branch) {
+  add_(step.ops, {count_, step.rows, size_, weights_, branch, streams_});
+}
+
+void norm_parts(const StepContext& step, const NormStorage& norm, int count, int size, const float* x, float* y) {
+  const auto width = static_cast<size_t>(count) * static_cast<size_t>(size);
+  NormWeight weight = norm.view;
+  for (int i = 0; i < count; ++i, weight.weight += size) {
+    step.ops.norm(weight, rows_view(x + i * size, step.rows, size, width),
+                  rows_view(y + i * size, step.rows, size, width));
+  }
+}
+
 }  // namespace turbomind

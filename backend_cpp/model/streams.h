@@ -1,4 +1,4 @@
-// Residual streams (AltUp, with LAuReL; Gemma 3n): layers compute on one of them and correct the others.
+// Several residual streams: AltUp's, of which layers compute on one, or those of hyper-connections.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 
 namespace turbomind {
 
+// Of AltUp, with LAuReL (Gemma 3n): layers compute on one of them and correct the others.
 class Streams {
  public:
   Streams(Operators& ops, const ModelSpec& spec, int max_rows);
@@ -54,5 +55,34 @@ class Streams {
   FloatRows routed_;                      // [max_rows, streams]
   FloatRows factors_;                     // [max_rows, streams, streams]
 };
+
+// Of hyper-connections (HyperConnectionsSpec).
+class HyperConnections {
+ public:
+  HyperConnections(Operators& ops, const ModelSpec& spec, int max_rows);
+
+  // Makes all streams of the embeddings [rows, hidden_size].
+  void make(const StepContext& step, const float* hidden);
+  // mixed [rows, hidden_size] = what a half of a layer, or the output, reads; keeps the weights that `add` adds with.
+  void mix(const StepContext& step, const HyperWeights& weights, float* mixed);
+  void add(const StepContext& step, const float* branch);
+  // [rows, streams, hidden_size]
+  float* streams() const { return streams_; }
+
+ private:
+  OperationFunction<MeanOfParts> mean_;
+  OperationFunction<AddToParts> add_;
+  int count_;
+  int size_;
+  int rank_;
+  FloatRows streams_;  // [max_rows, streams, hidden_size]
+  FloatRows normed_;   // the same
+  FloatRows gates_;    // the same
+  FloatRows low_;      // [max_rows, rank]
+  FloatRows weights_;  // [max_rows, streams]
+};
+
+// Norms each of `count` parts of rows [rows, count, size] by a weight of its own, from `x` to `y`, which may be x.
+void norm_parts(const StepContext& step, const NormStorage& norm, int count, int size, const float* x, float* y);
 
 }  // namespace turbomind

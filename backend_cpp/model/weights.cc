@@ -54,6 +54,40 @@ StreamWeights read_streams(const ModelSpec& spec, const WeightReader& read, cons
           norm("branch_norm")};
 }
 
+HyperWeights read_hyper(const ModelSpec& spec, const WeightReader& read, const std::string& prefix, bool adds) {
+  const int width = spec.hyper_connections->count * spec.hidden_size;
+  const int rank = spec.hyper_connections->rank;
+  return {NormStorage::load(read, prefix + "norm", width, spec.norm, false),
+          read.linear(prefix + "down", rank, width, false), read.linear(prefix + "up", width, rank, false),
+          adds ? read.matrix(prefix + "add.weight", spec.hyper_connections->count, width, DType::kFloat32)
+               : LinearStorage{}};
+}
+
+NgramWeights read_ngrams(const ModelSpec& spec, const WeightReader& read, const std::string& prefix, int index) {
+  const NgramsSpec& ngrams = *spec.ngrams;
+  const int width = spec.hyper_connections->count * spec.hidden_size;
+  const auto norm = [&](const char* name) { return NormStorage::load(read, prefix + name, width, spec.norm, false); };
+  NgramWeights weights{
+      read.stored(prefix + "table", ngrams.table_rows[static_cast<size_t>(index)],
+                  ngrams.width / ((ngrams.size - 1) * ngrams.heads)),
+      read.linear(prefix + "keys", width, ngrams.width, false),
+      read.linear(prefix + "values", spec.hidden_size, ngrams.width, false),
+      norm("key_norm"),
+      norm("query_norm"),
+      norm("conv_norm"),
+      AlignedBuffer(static_cast<size_t>(width) * static_cast<size_t>(conv_reach(ngrams)) * sizeof(float))};
+  const LinearStorage taps = read.matrix(prefix + "conv", width, ngrams.conv_kernel, DType::kFloat32);
+  auto* conv = weights.conv.as<float>();
+  std::fill_n(conv, weights.conv.size() / sizeof(float), 0.0F);
+  for (int channel = 0; channel < width; ++channel) {
+    for (int tap = 0; tap < ngrams.conv_kernel; ++tap) {
+      conv[channel * conv_reach(ngrams) + tap * ngrams.size] =
+          taps.data.as<float>()[channel * ngrams.conv_kernel + tap];
+    }
+  }
+  return weights;
+}
+
 // `divided`: the channels that a rank has.
 MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix, const Slice& divided,
                     float cut = 0) {
@@ -123,6 +157,13 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
                    read_norm(spec, read, prefix + "input.norm")};
   }
   if (spec.streams) layer.streams = read_streams(spec, read, prefix + "streams.");
+  if (spec.hyper_connections) {
+    layer.mixer_hyper = read_hyper(spec, read, prefix + "hyper.mixer.", true);
+    layer.mlp_hyper = read_hyper(spec, read, prefix + "hyper.mlp.", true);
+  }
+  if (const int ngrams = ngrams_of(spec, index); ngrams >= 0) {
+    layer.ngrams = read_ngrams(spec, read, prefix + "ngrams.", ngrams);
+  }
   if (block_of(spec, index).has_layer_scale) layer.scale = *read.vector(prefix + "scale", 1).as<float>();
   return layer;
 }
@@ -258,7 +299,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   const WeightReader read(checkpoint, options);
   Weights weights;
   if (spec.head) weights.head = read_head(spec, read);
-  if (!spec.head || has_outer_norms(*spec.head)) weights.final_norm = read_norm(spec, read, "final_norm");
+  if (has_final_norm(spec)) weights.final_norm = read_norm(spec, read, "final_norm");
   if (spec.has_embedding_norm) weights.embedding_norm = read_norm(spec, read, "embedding_norm");
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
   const int cross_layers = cross_layer_count(spec);
@@ -278,6 +319,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
       if (spec.encoder && spec.encoder->token_types > 0) {
         weights.token_types = read.matrix("token_types", spec.encoder->token_types, spec.hidden_size, options.dtype);
       }
+      if (spec.hyper_connections) weights.hyper = read_hyper(spec, read, "hyper.", false);
       if (spec.layer_input) weights.layer_inputs = read_input_table(spec, read);
       for (int i = 0; spec.streams && i + 1 < spec.streams->count; ++i) {
         const auto square = [&](const std::string& name) {

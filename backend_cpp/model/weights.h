@@ -45,6 +45,27 @@ struct StreamWeights {
   WEIGHT_MEMBERS(router_norm, router, predict, correct, branch_down, branch_up, branch_norm)
 };
 
+// Weights of a half of a layer, or of the output, for hyper-connections (model/streams.h).
+struct HyperWeights {
+  NormStorage norm;    // [streams hidden]
+  LinearStorage down;  // [rank, streams hidden]
+  LinearStorage up;    // [streams hidden, rank]
+  LinearStorage add;   // [streams, streams hidden], never rounded; empty for the output
+  WEIGHT_MEMBERS(norm, down, up, add)
+};
+
+// Weights of a layer that adds embeddings of n-grams (model/ngrams.h).
+struct NgramWeights {
+  StoredTable table;
+  LinearStorage keys;      // [streams hidden, width]
+  LinearStorage values;    // [hidden, width]
+  NormStorage key_norm;    // [streams hidden]
+  NormStorage query_norm;  // the same
+  NormStorage conv_norm;   // the same
+  AlignedBuffer conv;      // float32 [streams hidden, conv_reach], zeros between the taps
+  WEIGHT_MEMBERS(table, keys, values, key_norm, query_norm, conv_norm, conv)
+};
+
 // Of an MLP with experts.
 struct ExpertWeights {
   LinearStorage router;      // never rounded
@@ -74,9 +95,13 @@ struct LayerWeights {
   NormStorage expert_output_norm;
   std::optional<LayerInputWeights> input;
   std::optional<StreamWeights> streams;
+  std::optional<HyperWeights> mixer_hyper;
+  std::optional<HyperWeights> mlp_hyper;
+  std::optional<NgramWeights> ngrams;
   float scale = 1;  // of what the layer hands on
   WEIGHT_MEMBERS(attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
-                 dense_output_norm, expert_norm, expert_output_norm, input, streams, scale)
+                 dense_output_norm, expert_norm, expert_output_norm, input, streams, mixer_hyper, mlp_hyper, ngrams,
+                 scale)
 };
 
 // A cross-attention layer: gated cross-attention, then a gated MLP, without adapters.
@@ -125,6 +150,7 @@ struct Weights {
   std::optional<InputTableWeights> layer_inputs;
   std::vector<LinearStorage> stream_makers;   // [hidden, hidden], of each stream but the first
   std::vector<LinearStorage> stream_readers;  // the same, after the last layer
+  std::optional<HyperWeights> hyper;          // after the last layer
   std::vector<LayerWeights> layers;
   std::vector<CrossLayerWeights> cross_layers;
   NormStorage final_norm;  // empty in heads without one
@@ -134,8 +160,8 @@ struct Weights {
   AlignedBuffer output_bias;  // float32, or empty
   Slice::Range vocab;
   std::vector<AdaptedLayer> adapted_layers;  // by LinearStorage::adapted_layer
-  WEIGHT_MEMBERS(embedding, token_types, position_embedding, embedding_norm, layer_inputs, makers, readers, layers,
-                 cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers)
+  WEIGHT_MEMBERS(embedding, token_types, position_embedding, embedding_norm, layer_inputs, makers, readers, hyper,
+                 layers, cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers)
 
   // Valid as long as this lives.
   LinearWeight output_layer() const;

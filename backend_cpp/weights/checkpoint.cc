@@ -1,11 +1,14 @@
 #include "weights/checkpoint.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -52,6 +55,20 @@ CheckpointTensor decode_mxfp4(const CheckpointTensor& quantized, const Checkpoin
   std::vector<int64_t> shape = scales.shape;
   shape.back() *= 2 * kBlockBytes;
   return {"BF16", std::move(shape), bytes->data(), bytes->size(), bytes};
+}
+
+// F32 of one value.
+CheckpointTensor constant(const Json& expression) {
+  CheckpointTensor tensor{"F32", {}, nullptr, 0, nullptr};
+  for (const Json& size : expression.at("shape").as_array()) tensor.shape.push_back(size.as_int());
+  const std::vector<float> numbers(static_cast<size_t>(element_count(tensor.shape)),
+                                   static_cast<float>(expression.at("value").as_double()));
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(numbers));
+  const auto owned = std::make_shared<std::vector<std::byte>>(bytes.begin(), bytes.end());
+  tensor.data = owned->data();
+  tensor.bytes = owned->size();
+  tensor.owner = owned;
+  return tensor;
 }
 
 constexpr size_t kHeaderLimit = 100u << 20;
@@ -165,6 +182,7 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
     if (type_bytes(tensor.dtype) == 0) throw invalid_argument("weights of type " + tensor.dtype + " are not supported");
     return {ManifestValue(std::move(tensor))};
   }
+  if (op == "constant") return {ManifestValue(constant(expression))};
   std::vector<ManifestValue> all;
   for (const Json& argument : expression.at("args").as_array()) {
     for (ManifestValue& part : evaluate(argument)) all.push_back(std::move(part));
@@ -241,6 +259,36 @@ std::vector<ManifestValue> Checkpoint::parts(const std::string& name, const std:
   } catch (const Error& error) {
     throw invalid_argument("tensor " + name + ": " + error.what());
   }
+}
+
+StoredTable Checkpoint::stored(const std::string& name, int rows, int size) const {
+  static const std::map<std::string, DType> kTypes{
+      {"F32", DType::kFloat32}, {"F16", DType::kFloat16}, {"BF16", DType::kBFloat16}};
+  StoredTable table{size, {}, {}};
+  std::map<std::string, int> descriptors;
+  int64_t end = 0;
+  for (const ManifestValue& part : parts(name, {rows, size})) {
+    const CheckpointTensor numbers = part.quantized() == nullptr ? part.numbers() : CheckpointTensor{};
+    const auto holds = [&](const auto& file) {
+      const auto* tensors = std::get_if<SafetensorsFile>(&file);
+      return tensors != nullptr && tensors->offset_of(numbers.data) < tensors->size();
+    };
+    const auto file = std::ranges::find_if(files_, holds);
+    const auto type = kTypes.find(numbers.dtype);
+    if (type == kTypes.end() || numbers.owner || file == files_.end()) {
+      throw invalid_argument("tensor " + name + " must be whole tensors of numbers of safetensors files");
+    }
+    const auto& tensors = std::get<SafetensorsFile>(*file);
+    const auto [opened, is_new] = descriptors.emplace(tensors.path(), -1);
+    if (is_new) {
+      opened->second = table.files.emplace_back(::open(tensors.path().c_str(), O_RDONLY | O_CLOEXEC)).get();
+      if (opened->second < 0) throw Error(ErrorCode::kNotFound, "cannot open " + tensors.path());
+      ::posix_fadvise(opened->second, 0, 0, POSIX_FADV_RANDOM);
+    }
+    const auto offset = static_cast<int64_t>(tensors.offset_of(numbers.data));
+    table.parts.push_back({opened->second, offset, end += numbers.shape.front(), type->second});
+  }
+  return table;
 }
 
 template <class T>

@@ -7,8 +7,10 @@
 #include <variant>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "base/json.h"
 #include "base/mapped_file.h"
+#include "kernels/ngrams.h"
 #include "kernels/types.h"
 #include "weights/checkpoint_tensor.h"
 #include "weights/gguf/file.h"
@@ -25,10 +27,22 @@ class SafetensorsFile {
   const CheckpointTensor& tensor(const std::string& name) const;
   const std::map<std::string, CheckpointTensor, std::less<>>& tensors() const { return tensors_; }
   const std::string& path() const { return file_.path(); }
+  // Where a tensor's bytes are in the file; beyond its end where they are not.
+  size_t offset_of(const std::byte* data) const { return static_cast<size_t>(data - file_.data()); }
+  size_t size() const { return file_.size(); }
 
  private:
   MappedFile file_;
   std::map<std::string, CheckpointTensor, std::less<>> tensors_;
+};
+
+// A matrix that stays in the files.
+struct StoredTable {
+  int size = 0;  // of a row
+  std::vector<StoredRows::Part> parts;
+  std::vector<FileDescriptor> files;
+
+  StoredRows view() const { return {size, parts.data(), static_cast<int>(parts.size())}; }
 };
 
 class Checkpoint {
@@ -49,6 +63,9 @@ class Checkpoint {
   // Parts of tensor `name`, joined along dimension 0, in order. Only the first two dimensions can be cut,
   // the second of matrices. Throws Error when the tensor's shape is not `shape`.
   std::vector<ManifestValue> parts(const std::string& name, const std::vector<Slice>& shape) const;
+
+  // Tensor `name` [rows, size], of which nothing is read here. Throws Error where it is not whole rows of numbers.
+  StoredTable stored(const std::string& name, int rows, int size) const;
 
   // Where the rows of tensor `name` come from; without runs where it is not made of whole rows.
   RowSources row_sources(const std::string& name) const;

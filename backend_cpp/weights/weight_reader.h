@@ -30,6 +30,8 @@ class WeightReader {
   AlignedBuffer vector(const std::string& name, const Slice& size) const;  // float32
   // A matrix that is never rounded: `name` is the whole name.
   LinearStorage matrix(const std::string& name, const Slice& out_features, const Slice& in_features, DType dtype) const;
+  // A matrix that stays in the files.
+  StoredTable stored(const std::string& name, int rows, int size) const { return checkpoint_.stored(name, rows, size); }
   // `name`.weight as the options say, or as it is where the checkpoint stores codes; and `name`.bias, unless the first
   // input is not among the kept ones: products over parts of the inputs are added up, and so one of them has the bias.
   LinearStorage linear(const std::string& name, const Slice& out_features, const Slice& in_features,

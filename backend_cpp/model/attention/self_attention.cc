@@ -75,6 +75,7 @@ AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& 
     weights.q_norm = norm("q_norm", queries);
     if (has_keys) weights.k_norm = norm("k_norm", keys);
   }
+  if (kind_spec.block_indexer) weights.block_indexer = BlockIndexerWeights::load(spec, read, prefix + "block_indexer.");
   if (kind_spec.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
   if (kind_spec.bias_reach > 0) {
     weights.distance_biases =
@@ -110,6 +111,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
     expanded_ = FloatRows(ops, max_rows, spec.num_heads * mla->value_dim);
     if (mla->indexer && Indexer::runs_on(ops.operations())) indexer_.emplace(ops, spec, cache_type, max_rows);
   }
+  if (spec.attention.block_indexer) block_indexer_.emplace(ops, spec, cache_type, max_rows);
   unit_ = FloatRows(uploaded(ops, std::vector<float>(static_cast<size_t>(unit_dim), 1.0f)));
 }
 
@@ -151,6 +153,7 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
     group.layers = std::move(group_layers);
   }
   if (indexer_) groups.push_back(indexer_->cache_group(limits));
+  if (block_indexer_) groups.push_back(block_indexer_->cache_group(limits));
   return groups;
 }
 
@@ -172,11 +175,11 @@ size_t SelfAttention::use_cache(Operators&, const CachePlan& plan, size_t first_
     add_tables(group, with_layout(shape, group.block_len, group.page_pieces, plan.page_bytes));
     done += group.pieces;
   }
-  if (indexer_) {
+  with_indexer([&](auto& indexer) {
     const CacheGroup& group = plan.groups.at(index++);
-    indexer_->use_cache(group, plan.page_bytes, static_cast<int>(tables_.size()), pages);
-    add_tables(group, indexer_->layout());
-  }
+    indexer.use_cache(group, plan.page_bytes, static_cast<int>(tables_.size()), pages);
+    add_tables(group, indexer.layout());
+  });
   for (const int layer : layers) {
     if (!has_keys(layer)) memory_[static_cast<size_t>(layer)] = memory_[static_cast<size_t>(keys_of(spec_, layer))];
   }
@@ -342,7 +345,14 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
   if (latent_) {
     compile_latent(program, layer, *weights.latent, program.made(x));
   } else {
-    compile_projection(program, layer, weights, x);
+    const Source rows = block_indexer_ ? program.made(x) : x;
+    if (block_indexer_) {
+      program.add("chosen = indexer(" + rows.name + ")",
+                  [this, layer, &weights, table, input = rows.rows.x.floats()](ModelStep& step) {
+                    block_indexer_->choose(step, layer, *weights.block_indexer, input, table);
+                  });
+    }
+    compile_projection(program, layer, weights, rows);
   }
   if (!latent_ && !kind.spec.norms_rotated) compile_head_norms(program, layer, weights);
   if (kind.spec.norms_rotated) {
@@ -383,9 +393,9 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
     return;
   }
   float* attention_output = attention_output_;
-  if (indexer_) {
+  if (indexer_ || block_indexer_) {
     program.add("attended = attend(queries), to those chosen", [this, queries = qkv.queries](ModelStep& step) {
-      indexer_->run_attention(step, params_, step.of(queries), attention_output_);
+      with_indexer([&](auto& indexer) { indexer.run_attention(step, params_, step.of(queries), attention_output_); });
     });
   } else {
     program.add("attended = attend(queries)", [this, queries = qkv.queries](ModelStep& step) {

@@ -25,12 +25,13 @@ struct AttentionWeights {
   LinearStorage qkv;  // and a gate, where attention has one; queries alone where the keys are another layer's;
                       // empty with latent attention
   std::optional<LatentWeights> latent;
+  std::optional<BlockIndexerWeights> block_indexer;
   NormStorage q_norm;
   NormStorage k_norm;
   AlignedBuffer sinks;            // float32 [num_heads], or empty
   AlignedBuffer distance_biases;  // float32 [num_heads, 2 bias_reach + 1], or empty
   LinearStorage o;
-  WEIGHT_MEMBERS(qkv, latent, q_norm, k_norm, sinks, distance_biases, o)
+  WEIGHT_MEMBERS(qkv, latent, block_indexer, q_norm, k_norm, sinks, distance_biases, o)
 
   // `inputs`: of queries, keys and values.
   static AttentionWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer,
@@ -83,6 +84,12 @@ class SelfAttention final : public LayerMemory {
   void compile_latent(Program& program, int layer, const LatentWeights& weights, const Source& x);
   void compile_projection(Program& program, int layer, const AttentionWeights& weights, const Source& x);
   void compile_head_norms(Program& program, int layer, const AttentionWeights& weights);
+  // Calls visit(indexer), where there is one.
+  template <class Visit>
+  void with_indexer(Visit&& visit) {
+    if (indexer_) visit(*indexer_);
+    if (block_indexer_) visit(*block_indexer_);
+  }
   void compile_output(Program& program, const Kind& kind, const Heads& qkv, const AttentionWeights& weights,
                       const Target& y);
   void norm_heads(Operators& ops, QkNorm kind, const NormStorage& norm, const HeadsView& heads) const;
@@ -111,6 +118,7 @@ class SelfAttention final : public LayerMemory {
   std::vector<Kind> kinds_;
   std::optional<LatentAttention> latent_;
   std::optional<Indexer> indexer_;  // where tokens attend to chosen ones
+  std::optional<BlockIndexer> block_indexer_;
   std::byte* pages_ = nullptr;
   std::vector<Table> tables_;
   std::vector<LayerTables> memory_;  // [layers]

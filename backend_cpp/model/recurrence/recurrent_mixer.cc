@@ -68,6 +68,14 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
     const std::vector<float> decays = rule_->constant_decays(layer);
     if (!decays.empty()) constant_decays_.push_back(uploaded(ops, decays));
   }
+  if (const auto& ngrams = shard.spec.ngrams) {
+    first_ngram_piece_ = group_.pieces;
+    group_.pieces += static_cast<int>(ngrams->layers.size());
+    group_.layers.insert(group_.layers.end(), ngrams->layers.begin(), ngrams->layers.end());
+    const int channels = shard.spec.hyper_connections->count * shard.spec.hidden_size;
+    const size_t bytes = ngram_context_bytes(*ngrams) + aligned_bytes(conv_reach(*ngrams) - 1, channels);
+    group_.piece_bytes = std::max(group_.piece_bytes, bytes);
+  }
 }
 
 size_t RecurrentMixer::use_cache(Operators& ops, const CachePlan& plan, size_t first_group, std::byte* pages) {
@@ -93,8 +101,7 @@ void RecurrentMixer::begin_step(Operators& ops, const StepInput& input) {
   spans_.upload(ops, spans_.size());
 }
 
-StateMemory RecurrentMixer::memory(const StepContext& step, int layer, size_t offset) const {
-  const int piece = piece_of_[static_cast<size_t>(layer)];
+StateMemory RecurrentMixer::piece_memory(const StepContext& step, int piece, size_t offset) const {
   const auto page = static_cast<size_t>(piece / group_.page_pieces);
   return {.pages = pages_,
           .page_bytes = page_bytes_,

@@ -17,6 +17,11 @@
 
 namespace turbomind {
 
+// Bytes of the tokens before a step in the state of n-grams, which the inputs of their convolution follow.
+inline size_t ngram_context_bytes(const NgramsSpec& ngrams) {
+  return (static_cast<size_t>(ngrams.size - 1) * sizeof(int32_t) + 63) / 64 * 64;
+}
+
 class RecurrentMixer final : public LayerMemory {
  public:
   RecurrentMixer(Operators& ops, const Shard& shard, int max_rows);
@@ -26,6 +31,10 @@ class RecurrentMixer final : public LayerMemory {
   void begin_step(Operators& ops, const StepInput& input) override;
   // Adds the operations of a layer, of x and y [rows, hidden], not overlapping. They write the rows' states.
   void compile(Program& program, int layer, const RecurrenceWeights& weights, const Source& x, const Target& y);
+  // The state of n-grams' layer number `index` (model/ngrams.h), from a byte on: a piece of these layers' group.
+  StateMemory ngram_state(const StepContext& step, int index, size_t offset) const {
+    return piece_memory(step, first_ngram_piece_ + index, offset);
+  }
 
  private:
   void convolve(const StepContext& step, int layer, const RecurrenceWeights& weights);
@@ -35,7 +44,10 @@ class RecurrentMixer final : public LayerMemory {
   void compile_norm(Program& program, const RecurrenceWeights& weights);
   void norm_groups(const StepContext& step, const RecurrenceWeights& weights, const StridedRows& rows);
   void norm_over_ranks(const StepContext& step, const RecurrenceWeights& weights);
-  StateMemory memory(const StepContext& step, int layer, size_t offset) const;
+  StateMemory piece_memory(const StepContext& step, int piece, size_t offset) const;
+  StateMemory memory(const StepContext& step, int layer, size_t offset) const {
+    return piece_memory(step, piece_of_[static_cast<size_t>(layer)], offset);
+  }
   StridedRows outputs() const { return {outputs_, static_cast<size_t>(values_)}; }
 
   OperationFunction<CausalConv> convolve_;
@@ -49,6 +61,7 @@ class RecurrentMixer final : public LayerMemory {
   int ranks_that_share_norm_;  // 1: groups of the norm are whole on a rank
   size_t conv_bytes_;          // of a piece
   std::vector<int> piece_of_;  // [layers of the model]
+  int first_ngram_piece_ = 0;
   int max_rows_;
   CacheGroup group_;  // as planned, once there is a cache
   size_t page_bytes_ = 0;

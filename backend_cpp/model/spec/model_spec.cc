@@ -1,10 +1,12 @@
 #include "model/spec/model_spec.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "kernels/recurrence.h"
 #include "model/spec/spec_reader.h"
 
 namespace turbomind {
@@ -65,7 +67,8 @@ void check(const HeadSpec& head, const ModelSpec& spec) {
 }
 
 void check(const BlockSpec& block, const ModelSpec& spec) {  // #lizard forgives: a list of contradictions
-  reject_if(!block.has_input_norms && (!block.has_output_norms || block.is_parallel || spec.head),
+  const bool is_bare = !block.has_output_norms && !spec.hyper_connections;
+  reject_if(!block.has_input_norms && (is_bare || block.is_parallel || spec.head),
             "a block without has_input_norms needs has_output_norms, without is_parallel and head");
   reject_if(spec.moe && spec.moe->is_alongside_mlp && (!block.has_output_norms || block.is_parallel),
             "moe.is_alongside_mlp needs a block with has_output_norms, without is_parallel");
@@ -131,6 +134,14 @@ void check_attention(const ModelSpec& spec, int layer) {
   }
   if (kind_spec.mla && !spec.attentions.empty()) reject(layer, "attention.mla with attentions");
   if (kind_spec.mla) check_latent(kind_spec, layer);
+  if (const auto& indexer = kind_spec.block_indexer) {
+    const bool is_of_all = kind == 0 && spec.attentions.empty() && spec.ropes.size() == 1;
+    if (!is_of_all || kind_spec.mla || !kind_spec.has_output_gate || window_of(spec, layer) > 0 ||
+        !kind_spec.alibi_slopes.empty() || kind_spec.bias_reach > 0 || indexer->budget % indexer->block != 0 ||
+        indexer->head_dim % 2 != 0 || 2 * spec.ropes[0].inv_freq.size() > static_cast<size_t>(indexer->head_dim)) {
+      reject(layer, "attention.block_indexer does not fit the other fields");
+    }
+  }
   if (spec.images && spec.images->whole_rows > 0 && !kind_spec.alibi_slopes.empty()) {
     reject(layer, "images.whole_rows cannot be had with attention.alibi_slopes");
   }
@@ -221,6 +232,33 @@ void check_streams(const ModelSpec& spec) {
             "streams needs layer_input and norms of inputs and outputs, without head or images");
 }
 
+void check_hyper_connections(const ModelSpec& spec) {
+  const BlockSpec& block = spec.block;
+  reject_if(block.has_input_norms || block.has_output_norms || block.is_parallel || block.has_layer_scale ||
+                spec.recurrence_block || (spec.moe && spec.moe->is_alongside_mlp) || spec.head || spec.images ||
+                spec.encoder || spec.layer_input || spec.streams,
+            "hyper_connections needs a bare block, without head, images, encoder, layer_input or streams");
+}
+
+void check(const NgramsSpec& ngrams, const ModelSpec& spec) {
+  reject_if(!spec.hyper_connections || !spec.recurrence, "ngrams needs hyper_connections and recurrence");
+  const auto heads = static_cast<size_t>(ngrams.size - 1) * static_cast<size_t>(ngrams.heads);
+  const size_t count = ngrams.layers.size();
+  reject_if(count == 0 || !std::ranges::is_sorted(ngrams.layers) || ngrams.layers.back() >= spec.num_layers,
+            "ngrams.layers must be layers, ascending");
+  reject_if(static_cast<size_t>(ngrams.width) % heads != 0, "ngrams.width must be a multiple of the heads");
+  reject_if(ngrams.conv_kernel > kMaxConvKernel || conv_reach(ngrams) > kMaxConvKernel,
+            "ngrams.conv_kernel reaches too many tokens");
+  reject_if(ngrams.multipliers.size() != count * static_cast<size_t>(ngrams.size) ||
+                ngrams.head_sizes.size() != count * heads || ngrams.table_rows.size() != count,
+            "ngrams.multipliers, head_sizes and table_rows must have values for each layer");
+  for (size_t layer = 0; layer < count; ++layer) {
+    const auto first = ngrams.head_sizes.begin() + static_cast<ptrdiff_t>(layer * heads);
+    reject_if(std::accumulate(first, first + static_cast<ptrdiff_t>(heads), int64_t{0}) > ngrams.table_rows[layer],
+              "ngrams.table_rows must be at least those of the heads");
+  }
+}
+
 void check(const RopeSpec& rope) {
   reject_if(rope.inv_freq.empty(), "rope.inv_freq must have 1 to head_dim / 2 values");
   reject_if(!rope.axes.empty() && (rope.axes.size() != rope.inv_freq.size() || rope.stretch),
@@ -244,6 +282,8 @@ void check(const ModelSpec& spec) {
   reject_if(spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0),
             "layer_input cannot be had with head, has_embedding_norm or images.cross_layers");
   if (spec.streams) check_streams(spec);
+  if (spec.hyper_connections) check_hyper_connections(spec);
+  if (spec.ngrams) check(*spec.ngrams, spec);
   for (const RopeSpec& rope : spec.ropes) check(rope);
 }
 

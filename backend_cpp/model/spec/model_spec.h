@@ -38,6 +38,23 @@ inline bool has_outer_norms(const HeadSpec& head) {
   return head.kind != HeadKind::kEagle;
 }
 
+// Whether rows go through a norm after the last layer.
+inline bool has_final_norm(const ModelSpec& spec) {
+  return (!spec.head || has_outer_norms(*spec.head)) && !spec.hyper_connections;
+}
+
+// Tokens from the first to the last that the convolution of n-grams looks at.
+inline int conv_reach(const NgramsSpec& ngrams) {
+  return (ngrams.conv_kernel - 1) * ngrams.size + 1;
+}
+
+// A layer's index in ngrams.layers; -1: it adds none.
+inline int ngrams_of(const ModelSpec& spec, int layer) {
+  if (!spec.ngrams) return -1;
+  const auto found = std::ranges::find(spec.ngrams->layers, layer);
+  return found == spec.ngrams->layers.end() ? -1 : static_cast<int>(found - spec.ngrams->layers.begin());
+}
+
 inline Mixer mixer_of(const ModelSpec& spec, int layer) {
   return spec.layer_mixers.empty() ? Mixer::kAttention : spec.layer_mixers[static_cast<size_t>(layer)];
 }

@@ -59,7 +59,7 @@ void OutputRows::compute(const StepContext& step, const float* hidden, const int
     ops_.gather_rows(hidden, logit_rows, count, spec_.hidden_size, to);
   };
   gather(rows_);
-  if (!spec_.head || has_outer_norms(*spec_.head)) {
+  if (has_final_norm(spec_)) {
     if (streams_.size() > 0) gather(streams_);
     ops_.norm(weights_.final_norm.view, rows_, count, spec_.hidden_size, rows_);
   }

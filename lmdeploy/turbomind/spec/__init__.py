@@ -3,15 +3,18 @@
 from lmdeploy.turbomind.spec.model import ModelSpec
 from lmdeploy.turbomind.spec.parts import (
     AttentionSpec,
+    BlockIndexerSpec,
     BlockSpec,
     EncoderSpec,
     HeadSpec,
+    HyperConnectionsSpec,
     ImagesSpec,
     IndexerSpec,
     LayerInputSpec,
     MlaSpec,
     MlpSpec,
     MoeSpec,
+    NgramsSpec,
     NormSpec,
     OutputSpec,
     RecurrenceSpec,
@@ -23,9 +26,11 @@ from lmdeploy.turbomind.spec.parts import (
 
 __all__ = [
     "AttentionSpec",
+    "BlockIndexerSpec",
     "BlockSpec",
     "EncoderSpec",
     "HeadSpec",
+    "HyperConnectionsSpec",
     "ImagesSpec",
     "IndexerSpec",
     "LayerInputSpec",
@@ -33,6 +38,7 @@ __all__ = [
     "MlpSpec",
     "ModelSpec",
     "MoeSpec",
+    "NgramsSpec",
     "NormSpec",
     "OutputSpec",
     "RecurrenceSpec",

@@ -23,15 +23,18 @@ from lmdeploy.turbomind.spec.fields import (
 )
 from lmdeploy.turbomind.spec.parts import (
     AttentionSpec,
+    BlockIndexerSpec,
     BlockSpec,
     EncoderSpec,
     HeadSpec,
+    HyperConnectionsSpec,
     ImagesSpec,
     IndexerSpec,
     LayerInputSpec,
     MlaSpec,
     MlpSpec,
     MoeSpec,
+    NgramsSpec,
     NormSpec,
     OutputSpec,
     RecurrenceSpec,
@@ -133,6 +136,10 @@ class ModelSpec:
         A further input of each layer; None: there is none.
     streams
         Several residual streams; None: there is one.
+    hyper_connections
+        Several residual streams that both halves of a layer read and add to; None: there is one.
+    ngrams
+        Embeddings of n-grams that layers add; None: there are none.
     learned_positions
         Rows of a table with an embedding of each position, which is added to the token's; 0: there is none. No sequence
         is longer.
@@ -179,6 +186,8 @@ class ModelSpec:
     has_embedding_norm: bool = False
     layer_input: LayerInputSpec | None = None
     streams: StreamsSpec | None = None
+    hyper_connections: HyperConnectionsSpec | None = None
+    ngrams: NgramsSpec | None = None
     learned_positions: OptionalSize = 0
     images: ImagesSpec | None = None
     head: HeadSpec | None = None
@@ -263,6 +272,10 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield "mlp.cuts needs mlp.is_gated"
     if spec.streams:
         yield from _stream_problems(spec, spec.streams)
+    if spec.hyper_connections:
+        yield from _hyper_connection_problems(spec)
+    if spec.ngrams:
+        yield from spec.ngrams.problems(spec)
     yield from _layer_problems(spec)
     known = range(-1, len(spec.ropes))
     if len(spec.layer_ropes) not in {0, spec.num_layers} or any(index not in known for index in spec.layer_ropes):
@@ -292,6 +305,15 @@ def _stream_problems(spec: ModelSpec, streams: StreamsSpec) -> Iterator[str]:
         yield "streams needs layer_input and norms of inputs and outputs, without head or images"
 
 
+def _hyper_connection_problems(spec: ModelSpec) -> Iterator[str]:
+    block = spec.block
+    is_bare = not (block.has_input_norms or block.has_output_norms or block.is_parallel or block.has_layer_scale)
+    if not is_bare or spec.recurrence_block or (spec.moe and spec.moe.is_alongside_mlp):
+        yield "hyper_connections needs a block without norms, parallel halves, layer scale or moe.is_alongside_mlp"
+    if spec.head or spec.images or spec.encoder or spec.layer_input or spec.streams:
+        yield "hyper_connections cannot be had with head, images, encoder, layer_input or streams"
+
+
 def _encoder_problems(spec: ModelSpec) -> Iterator[str]:
     attention = spec.attention
     if spec.attentions or spec.layer_keys or attention.mla or attention.logn_length or attention.temperature_length:
@@ -305,7 +327,8 @@ def _encoder_problems(spec: ModelSpec) -> Iterator[str]:
 def _block_problems(spec: ModelSpec, block: BlockSpec, name: str) -> Iterator[str]:
     if block.shares_norm and not block.is_parallel:
         yield f"{name}.shares_norm needs {name}.is_parallel"
-    if not block.has_input_norms and (not block.has_output_norms or block.is_parallel or spec.head):
+    is_bare = not block.has_output_norms and not spec.hyper_connections
+    if not block.has_input_norms and (is_bare or block.is_parallel or spec.head):
         yield f"{name} without has_input_norms needs has_output_norms, without is_parallel and head"
     is_plain = block.has_input_norms and not block.norms_stream and not block.shares_norm and not spec.head
     if block.skips_first_norm and not is_plain:
@@ -350,6 +373,8 @@ def _attention_problems(attention: AttentionSpec, where: str) -> Iterator[str]:
         yield f"{where}attention.has_output_gate cannot be had with attention.mla"
     if attention.mla and attention.mla.indexer:
         yield from _indexer_problems(attention.mla, attention.mla.indexer, where)
+    if attention.block_indexer:
+        yield from _block_indexer_problems(attention, attention.block_indexer, where)
 
 
 def _indexer_problems(mla: MlaSpec, indexer: IndexerSpec, where: str) -> Iterator[str]:
@@ -360,6 +385,16 @@ def _indexer_problems(mla: MlaSpec, indexer: IndexerSpec, where: str) -> Iterato
         yield f"{name}.head_dim must be even and at least rope_dim {mla.rope_dim}, got {indexer.head_dim}"
     if indexer.layers and not indexer.layers[0]:
         yield f"{name}.layers[0] must be true: there is no choice before it"
+
+
+def _block_indexer_problems(own: AttentionSpec, indexer: BlockIndexerSpec, where: str) -> Iterator[str]:
+    name = f"{where}attention.block_indexer"
+    if indexer.budget % indexer.block:
+        yield f"{name}.budget must be a multiple of block {indexer.block}, got {indexer.budget}"
+    if indexer.head_dim % 2:
+        yield f"{name}.head_dim must be even, got {indexer.head_dim}"
+    if own.mla or any(own.windows) or own.alibi_slopes or own.bias_reach or not own.has_output_gate:
+        yield f"{name} needs has_output_gate, without mla, windows, alibi_slopes or bias_reach"
 
 
 def _rotation_problems(spec: ModelSpec, layer: int) -> Iterator[str]:

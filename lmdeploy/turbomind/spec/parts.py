@@ -5,7 +5,7 @@ A field left at its default is absent from the model. ``make fields`` writes the
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from lmdeploy.turbomind.spec.fields import (
     Cap,
@@ -25,6 +25,7 @@ ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 POOLINGS = ("first", "last", "mean", "mean_sqrt", "max", "weighted_mean")
 RECURRENCE_KINDS = ("gated_delta", "kimi_delta", "mamba", "mamba2", "lightning", "short_convolution")
+_CONV_KERNEL = 10  # kMaxConvKernel of backend_cpp/kernels/recurrence.h
 _SCAN_KEY_DIM = 16  # kMaxScanKeyDim of backend_cpp/kernels/recurrence.h
 
 
@@ -252,6 +253,114 @@ class StreamsSpec:
 
 
 @dataclass(frozen=True)
+class HyperConnectionsSpec:
+    """Residual streams that halves of layers read and add to by gates (hyper-connections; arXiv 2409.19606; Qwen 4).
+
+    A half reads the mean of the normed streams times gates, and adds what it makes to each stream with a weight. After
+    the last layer, one more such mean goes into the output layer, without another norm.
+
+    Parameters
+    ----------
+    count
+        Streams.
+    rank
+        Of the vectors that the gates come out of.
+    """
+
+    count: Size
+    rank: Size
+
+
+@dataclass(frozen=True)
+class NgramsSpec:
+    """Embeddings of hashed n-grams that some layers add to their streams (Qwen 4). Rows are read from the files.
+
+    An n-gram of ``n`` tokens is the exclusive or of token ``k`` back times ``multipliers[k]``, for k < n. Each of its
+    ``heads`` takes it modulo its own size. Tokens before a text, and an ``end_token`` with all before it, count as
+    ``end_token``.
+
+    Parameters
+    ----------
+    layers
+        The layers, ascending.
+    size
+        Tokens of the longest n-gram; there are those of 2 tokens on.
+    heads
+        Embeddings of each n-gram.
+    width
+        Of all embeddings of a token together.
+    conv_kernel
+        Taps of the convolution over tokens that are ``size`` apart.
+    end_token
+        See above.
+    multipliers
+        For each of the layers, one after the other, ``size`` odd numbers below 2^53.
+    head_sizes
+        For each of the layers, the rows of each head of 2-grams, 3-grams, ...
+    table_rows
+        For each of the layers, rows of the table of all heads, padding included.
+    parts
+        Tensors that a checkpoint divides a table into, as even as can be, the last the smallest.
+    """
+
+    layers: tuple[OptionalSize, ...]
+    size: Annotated[int, Whole(2, 8)]
+    heads: Size
+    width: Size
+    conv_kernel: Size
+    end_token: OptionalSize
+    multipliers: tuple[Annotated[float, Real(above=0, is_double=True)], ...]
+    head_sizes: tuple[Size, ...]
+    table_rows: tuple[Annotated[int, Whole(1, (1 << 31) - 1)], ...]
+    parts: Size
+
+    @property
+    def table_size(self) -> int:
+        """The numbers of all tables."""
+        return sum(self.table_rows) * self.width // ((self.size - 1) * self.heads)
+
+    def problems(self, spec: Any) -> Iterator[str]:
+        """Yield how fields contradict each other and the model's."""
+        if not spec.hyper_connections or not spec.recurrence:
+            yield "ngrams needs hyper_connections and recurrence"
+        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[-1] >= spec.num_layers:
+            yield f"ngrams.layers must be some of {spec.num_layers} layers, ascending, got {self.layers}"
+        heads, count = (self.size - 1) * self.heads, len(self.layers)
+        if self.width % heads:
+            yield f"ngrams.width must be a multiple of {heads} heads, got {self.width}"
+        if (self.conv_kernel - 1) * self.size >= _CONV_KERNEL:
+            reach = (self.conv_kernel - 1) * self.size + 1
+            yield f"ngrams.conv_kernel must reach at most {_CONV_KERNEL} tokens, got {reach}"
+        for name, expected in (("multipliers", self.size), ("head_sizes", heads), ("table_rows", 1)):
+            if len(getattr(self, name)) != count * expected:
+                yield f"ngrams.{name} must have {expected} values for each of {count} layers"
+        if len(self.head_sizes) == heads * len(self.table_rows):
+            needed = [sum(self.head_sizes[i * heads : (i + 1) * heads]) for i in range(len(self.table_rows))]
+            if any(rows < least for rows, least in zip(self.table_rows, needed, strict=True)):
+                yield f"ngrams.table_rows must be at least those of the heads, {needed}, got {self.table_rows}"
+
+
+@dataclass(frozen=True)
+class BlockIndexerSpec:
+    """Sparse attention to whole blocks of tokens, which small heads choose by the blocks' mean index keys (Qwen 4).
+
+    Parameters
+    ----------
+    budget
+        Tokens of the chosen blocks; the last, incomplete block is seen besides.
+    block
+        Tokens of a block; divides ``budget``.
+    num_heads, head_dim
+        Index queries of a token, and the size of these and of an index key.
+    """
+
+    budget: Size
+    block: Size
+    num_heads: Size
+    head_dim: Size
+
+
+@dataclass(frozen=True)
 class IndexerSpec:
     """Sparse attention (DeepSeek-V3.2): a scorer of small heads chooses the tokens that a token attends to.
 
@@ -361,6 +470,8 @@ class AttentionSpec:
         Factor of values.
     mla
         Multi-head latent attention instead of plain key and value heads.
+    block_indexer
+        A token attends to chosen blocks of tokens; None: to all that it sees.
     """
 
     scale: Positive
@@ -389,6 +500,7 @@ class AttentionSpec:
     has_output_gate: bool = False
     value_scale: Positive = 1.0
     mla: MlaSpec | None = None
+    block_indexer: BlockIndexerSpec | None = None
 
     def reach(self, layer: int) -> str:
         """Return the layer's kind of cache: ``paged`` (all tokens), ``window`` or ``chunk``."""
