@@ -78,7 +78,7 @@ class SourceModel:
         if self.spec.encoder is not None:
             raise UnsupportedModelError("encoders cannot be quantized: serve them with --weight-bits")
         self.name = self.spec.architecture
-        if self.spec.streams:
+        if self.spec.streams or self.spec.hyper_connections:
             raise UnsupportedModelError(f"{self.name} has several residual streams: serve it with --weight-bits 4 or 8")
         if self.spec.images is not None and self.spec.images.has_own_weights:
             raise UnsupportedModelError(

@@ -59,7 +59,7 @@ _OPTIONAL_SIZES = (
 )  # fmt: skip
 # Buffers that some versions of some models save and every engine computes.
 _COMPUTED_BUFFER = re.compile(
-    r"^rope_(freqs|factors_long|factors_short)\.weight$|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|self_attn\.(slope_rate|(query|key|diagonal)_decay)|(attn|attention)\.(masked_)?bias|attn\.causal_mask|act_fn\.eps|future_mask)$"
+    r"^rope_(freqs|factors_long|factors_short)\.weight$|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|self_attn\.(slope_rate|(query|key|diagonal)_decay)|(attn|attention)\.(masked_)?bias|attn\.causal_mask|act_fn\.eps|future_mask|ple_embedding\.(layer_multipliers|ngram_heads_(offsets|vocab_sizes)))$"
 )
 _SHOWN_EXTRA = 8
 

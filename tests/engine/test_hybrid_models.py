@@ -1,6 +1,7 @@
 """Models whose layers keep a state: the same bits whatever happens; prefixes are found in any conversation."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -310,6 +311,26 @@ def test_a_format_holds_with_and_without_drafts(directory: Path) -> None:
         assert model.engine.metrics()["draft_tokens_total"] > 0
     assert [ids.token_ids for ids in responses] == expected
     assert all(set(json.loads(ids.text)) == {"first_name", "year_of_birth"} for ids in responses)
+
+
+def anonymous_bytes() -> int:
+    """Return this process's resident memory that is no file's."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+
+
+def test_tables_of_ngrams_stay_in_the_files_and_are_read_by_row(tmp_path: Path) -> None:
+    made = make_hybrid(tmp_path / "model", "Qwen 4", ngram_vocab_size_base=400_000)
+    file = made / "model.safetensors"
+    before = anonymous_bytes()
+    with TokenEngine(made) as model:
+        model.generate(PROMPT, 8)
+        assert str(file) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+        assert anonymous_bytes() - before < file.stat().st_size / 2
+        # What is gone is an error, not another answer.
+        os.truncate(file, file.stat().st_size // 2)
+        with pytest.raises(AssertionError, match="does not give a row"):
+            model.generate(PROMPT[::-1], 8)
 
 
 def test_a_session_longer_than_the_model_was_trained_for_goes_on_with_its_positions(tmp_path: Path) -> None:

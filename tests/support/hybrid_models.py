@@ -105,6 +105,27 @@ JAMBA: dict[str, Any] = {
     "num_experts": 1,
     "tie_word_embeddings": False,
 }
+QWEN4: dict[str, Any] = (
+    GATED_DELTA
+    | EXPERTS
+    | {
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+        "eos_token_id": 466,  # of the tests' prompts: n-grams end there
+        "hc_count": 3,
+        "hc_lowrank": 12,
+        "ple_layer_ids": [1, 3],
+        "ple_embed_dim": 32,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 50,
+        "split_ngram_parts": 3,
+        "indexer_n_heads": 3,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 20,
+        "indexer_budget": 12,
+        "indexer_compress_ratio": 4,
+    }
+)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-Next": (
         "Qwen3NextForCausalLM",
@@ -112,6 +133,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3.5": ("Qwen3_5ForCausalLM", GATED_DELTA),
     "Qwen3.5 with experts": ("Qwen3_5MoeForCausalLM", GATED_DELTA | EXPERTS),
+    "Qwen 4": ("Qwen4ExpForCausalLM", QWEN4 | {"output_gate_type": "sigmoid"}),
+    "Qwen 4 without n-grams": ("Qwen4ExpForCausalLM", QWEN4 | {"ple_layer_ids": [], "hc_count": 2}),
     "Granite 4": ("GraniteMoeHybridForCausalLM", MAMBA | FACTORS | {"num_local_experts": 0}),
     "Granite 4 with experts": (
         "GraniteMoeHybridForCausalLM",

@@ -79,7 +79,9 @@ def make_tiny(
         model = model_class(config).to(getattr(torch, dtype))
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             # transformers starts these at values where they cannot be seen.
-            if parameter.dim() == 1 and "inv_freq" not in name:
+            if not parameter.is_floating_point() or "inv_freq" in name:
+                continue
+            if parameter.dim() == 1 or not parameter.any():
                 is_factor = "norm" in name or "scal" in name
                 torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()) if is_factor else 0.0, std=0.3)
     if model.can_generate():

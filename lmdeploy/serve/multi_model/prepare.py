@@ -84,10 +84,12 @@ def _weight_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
     else:
         checkpoint = Path(json.loads((made.path / "worker.json").read_text(encoding="utf-8"))["checkpoint"])
         files, is_quantized_already = read_checkpoint(checkpoint).files, False
+    of_checkpoint = _BYTES.get(made.spec.dtype, 2)
     stored: int = sum(file.stat().st_size for file in files)
+    if made.spec.ngrams is not None:  # tables that stay in the files
+        stored -= made.spec.ngrams.table_size * of_checkpoint
     if is_quantized_already:
         return stored
-    of_checkpoint = _BYTES.get(made.spec.dtype, 2)
     bits = config.weight_bits + _GROUP_BITS if config.weight_bits else 8 * _BYTES.get(config.dtype, of_checkpoint)
     return int(stored * bits / 8 / of_checkpoint)
 

@@ -6,7 +6,7 @@ from typing import Any
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
 from lmdeploy.turbomind.spec import ModelSpec, RecurrenceSpec
 
-MIXERS = {"linear_attention": "recurrence", "full_attention": "attention"}
+MIXERS = {"linear_attention": "recurrence", "full_attention": "attention", "indexed_attention": "attention"}
 """By the names in ``layer_types``."""
 
 

@@ -130,7 +130,8 @@ def model_tensors(spec: ModelSpec, layout: Layout) -> dict[str, Expression]:
         engine |= _norm(spec, "embedding_norm", layout.embedding_norm)
     if spec.learned_positions:
         engine["position_embedding"] = Load(f"{layout.positions}.weight", (spec.learned_positions, hidden))
-    engine |= _norm(spec, "final_norm", layout.final_norm)
+    if not spec.hyper_connections:
+        engine |= _norm(spec, "final_norm", layout.final_norm)
     if not spec.tied_embeddings:
         engine["lm_head.weight"] = Load(f"{layout.lm_head}.weight", (vocab, hidden))
     if spec.output.bias:
