@@ -175,6 +175,8 @@ class SourceModel:
                     raise UnsupportedModelError(
                         f"{self.name} cannot be quantized: its experts are 4-bit floats (MXFP4) already"
                     )
+                if tree["op"] == "constant":
+                    self._reject_layout(f"{name} is no tensor of the checkpoint")
                 stacked = [
                     load
                     for load in loads_in(tree)

@@ -106,6 +106,15 @@ class LogNegative:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """One number everywhere, which no checkpoint has, such as weights of a norm without weights."""
+
+    shape: tuple[int, ...]
+    value: float
+    args: tuple["Expression", ...] = ()
+
+
+@dataclass(frozen=True)
 class Quantized:
     """The matrix that a checkpoint stores as codes (``lmdeploy.turbomind.quantized``).
 
@@ -191,7 +200,9 @@ class RowCodes:
     problems: tuple[str, ...] = ()
 
 
-Expression = Load | Concat | Slice | Permute | Reshape | Inputs | LogNegative | Quantized | Mxfp4 | Scaled | RowCodes
+Expression = (
+    Load | Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Quantized | Mxfp4 | Scaled | RowCodes
+)
 
 
 def concat(*args: Expression) -> Concat:
@@ -302,7 +313,17 @@ class Manifest:
 
 
 def _operation(
-    expression: Concat | Slice | Permute | Reshape | Inputs | LogNegative | Quantized | Mxfp4 | Scaled | RowCodes,
+    expression: Concat
+    | Slice
+    | Permute
+    | Reshape
+    | Inputs
+    | LogNegative
+    | Constant
+    | Quantized
+    | Mxfp4
+    | Scaled
+    | RowCodes,
 ) -> dict[str, Any]:
     match expression:
         case Quantized():
@@ -321,6 +342,8 @@ def _operation(
             return {"op": "inputs", "size": expression.size, "order": list(expression.order)}
         case LogNegative():
             return {"op": "log_negative"}
+        case Constant():
+            return {"op": "constant", "shape": list(expression.shape), "value": expression.value}
         case Mxfp4():
             return {"op": "mxfp4"}
         case Scaled():

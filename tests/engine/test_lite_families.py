@@ -166,6 +166,8 @@ STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weigh
 REFUSED = {
     "DbrxForCausalLM": ("DBRX", STACKED),
     "Gemma3nForCausalLM": ("Gemma 3n", r"has several residual streams: serve it with --weight-bits"),
+    "NanoChatForCausalLM": ("NanoChat", r"attention_norm.weight is no tensor of the checkpoint, .* --weight-bits"),
+    "OlmoForCausalLM": ("OLMo", r"attention_norm.weight is no tensor of the checkpoint, .* --weight-bits"),
     "Qwen4ExpForCausalLM": ("Qwen 4", r"has several residual streams: serve it with --weight-bits"),
     "GPT2LMHeadModel": ("GPT-2", r"c_attn\.weight is laid out as \[in, out\], .* serve it with --weight-bits"),
     "GptOssForCausalLM": ("GPT-OSS", STACKED),

@@ -111,6 +111,8 @@ CASES = {
     "EXAONE 3.5": Case("LlamaForCausalLM", SMALL_HEADS | UNTIED | {"rope_parameters": LLAMA3_ROPE}, published.exaone),
     "ERNIE 4.5": Case("Ernie4_5ForCausalLM", SMALL_HEADS | {"use_bias": True}),
     "Command R+": Case("CohereForCausalLM", {"use_qk_norm": True, "pad_token_id": 0}),
+    "OLMo": Case("OlmoForCausalLM", {"clip_qkv": 0.5, "attention_bias": True, "pad_token_id": 0} | UNTIED),
+    "NanoChat": Case("NanoChatForCausalLM", UNTIED | {"pad_token_id": 0, "final_logit_softcapping": 4.0}),
     "OLMo 2": Case("Olmo2ForCausalLM", {"attention_bias": True, "pad_token_id": 0} | UNTIED),
     "OLMo 3": Case(
         "Olmo3ForCausalLM",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lmdeploy.turbomind.families.experts import ExpertNames, has_dense_mlp, has_experts
 from lmdeploy.turbomind.families.latent import latent_tensors
-from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, reshape, rows_of
+from lmdeploy.turbomind.manifest import Constant, Expression, Load, concat, permute, reshape, rows_of
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec
 
 
@@ -142,6 +142,14 @@ def model_tensors(spec: ModelSpec, layout: Layout) -> dict[str, Expression]:
 def _norm(spec: ModelSpec, name: str, source: str) -> dict[str, Expression]:
     suffixes = ("weight", "bias") if spec.norm.bias else ("weight",)
     return {f"{name}.{suffix}": Load(f"{source}.{suffix}", (spec.hidden_size,)) for suffix in suffixes}
+
+
+def without_norm_weights(engine: dict[str, Expression]) -> dict[str, Expression]:
+    """Return a model's tensors with ones for the weights of its norms, which the checkpoint does not have."""
+    return {
+        name: Constant(expression.shape, 1.0) if name.endswith("norm.weight") else expression
+        for name, expression in engine.items()
+    }
 
 
 def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> dict[str, Expression]:

@@ -1,14 +1,25 @@
-"""OLMo 2 and 3, OLMoE, FlexOlmo and OLMo-Hybrid."""
+"""OLMo 1 to 3, OLMoE, FlexOlmo and OLMo-Hybrid."""
 
 import dataclasses
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.gated_delta import gated_delta_fields, recurrence_of
-from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.layout import Layout, without_norm_weights
 from lmdeploy.turbomind.families.rope import rope_of, ropes_by_kind
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape
-from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, MoeSpec, RouterSpec
+from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec
+
+
+# OLMo 1: LayerNorm without weights, and queries, keys and values within a bound.
+def olmo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    bias = config.attention_bias
+    attention = attention_spec(config, qkv_bias=bias, o_bias=bias, qkv_clip=config.clip_qkv or 0.0)
+    return decoder_spec(config, checkpoint, attention=attention, norm=NormSpec(1e-5, kind="layer"))
+
+
+OLMO = Family(("OlmoForCausalLM",), olmo_spec, lambda spec: without_norm_weights(Layout().tensors(spec)))
 
 
 # OLMo 2 and 3: norms after attention and MLP alone, and over all queries and all keys; OLMo 3 has windows in some.
