@@ -74,11 +74,11 @@ def _tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
     engine = QWEN3_5_MOE_LAYOUT.tensors(spec) | _mixer(spec, "hyper.", "model.hyper_connection_mixer.")
     for i in range(spec.num_layers):
-        prefix, own = f"model.layers.{i}.", f"layers.{i}."
+        prefix, engine_prefix = f"model.layers.{i}.", f"layers.{i}."
         for half, source in (("mixer", "attn"), ("mlp", "mlp")):
-            engine |= _mixer(spec, f"{own}hyper.{half}.", f"{prefix}{source}_hyper_connection.", adds=True)
+            engine |= _mixer(spec, f"{engine_prefix}hyper.{half}.", f"{prefix}{source}_hyper_connection.", adds=True)
         if spec.has_attention(i):
-            engine |= _indexer(spec, f"{own}attention.block_indexer.", f"{prefix}self_attn.indexer.")
+            engine |= _indexer(spec, f"{engine_prefix}attention.block_indexer.", f"{prefix}self_attn.indexer.")
         if spec.ngrams and i in spec.ngrams.layers:
             engine |= _ngram_tensors(spec, spec.ngrams, i)
     return engine
@@ -105,9 +105,9 @@ def _mixer(spec: ModelSpec, engine: str, prefix: str, *, adds: bool = False) -> 
 
 
 def _indexer(spec: ModelSpec, engine: str, prefix: str) -> dict[str, Expression]:
-    own = spec.attention.block_indexer
-    assert own
-    queries, size = own.num_heads * own.head_dim, own.head_dim
+    indexer = spec.attention.block_indexer
+    assert indexer
+    queries, size = indexer.num_heads * indexer.head_dim, indexer.head_dim
     both = Load(f"{prefix}index_qk_proj.weight", (queries + size, spec.hidden_size))
     return {
         f"{engine}queries.weight": rows_of(both, 0, queries),
@@ -117,20 +117,22 @@ def _indexer(spec: ModelSpec, engine: str, prefix: str) -> dict[str, Expression]
     }
 
 
-def _ngram_tensors(spec: ModelSpec, own: NgramsSpec, layer: int) -> dict[str, Expression]:
+def _ngram_tensors(spec: ModelSpec, ngrams: NgramsSpec, layer: int) -> dict[str, Expression]:
     _, width = _width(spec)
     prefix, engine = f"model.layers.{layer}.ple.", f"layers.{layer}.ngrams."
-    rows, size = own.table_rows[own.layers.index(layer)], own.width // ((own.size - 1) * own.heads)
-    begins = range(0, rows, -(-rows // own.parts))
+    rows, size = ngrams.table_rows[ngrams.layers.index(layer)], ngrams.width // ((ngrams.size - 1) * ngrams.heads)
+    begins = range(0, rows, -(-rows // ngrams.parts))
     table = (
         Load(f"{prefix}ple_embedding.ngram_embedding.shard_{i}.weight", (min(begins.step, rows - begin), size))
         for i, begin in enumerate(begins)
     )
     found: dict[str, Expression] = {
         f"{engine}table": concat(*table),
-        f"{engine}keys.weight": Load(f"{prefix}key_proj.weight", (width, own.width)),
-        f"{engine}values.weight": Load(f"{prefix}value_proj.weight", (spec.hidden_size, own.width)),
-        f"{engine}conv": reshape(Load(f"{prefix}conv1d.weight", (width, 1, own.conv_kernel)), width, own.conv_kernel),
+        f"{engine}keys.weight": Load(f"{prefix}key_proj.weight", (width, ngrams.width)),
+        f"{engine}values.weight": Load(f"{prefix}value_proj.weight", (spec.hidden_size, ngrams.width)),
+        f"{engine}conv": reshape(
+            Load(f"{prefix}conv1d.weight", (width, 1, ngrams.conv_kernel)), width, ngrams.conv_kernel
+        ),
     }
     for name in ("key", "query", "conv"):
         found[f"{engine}{name}_norm.weight"] = Load(f"{prefix}norm_{name}.weight", (width,))

@@ -387,13 +387,19 @@ def _indexer_problems(mla: MlaSpec, indexer: IndexerSpec, where: str) -> Iterato
         yield f"{name}.layers[0] must be true: there is no choice before it"
 
 
-def _block_indexer_problems(own: AttentionSpec, indexer: BlockIndexerSpec, where: str) -> Iterator[str]:
+def _block_indexer_problems(attention: AttentionSpec, indexer: BlockIndexerSpec, where: str) -> Iterator[str]:
     name = f"{where}attention.block_indexer"
     if indexer.budget % indexer.block:
         yield f"{name}.budget must be a multiple of block {indexer.block}, got {indexer.budget}"
     if indexer.head_dim % 2:
         yield f"{name}.head_dim must be even, got {indexer.head_dim}"
-    if own.mla or any(own.windows) or own.alibi_slopes or own.bias_reach or not own.has_output_gate:
+    if (
+        attention.mla
+        or any(attention.windows)
+        or attention.alibi_slopes
+        or attention.bias_reach
+        or not attention.has_output_gate
+    ):
         yield f"{name} needs has_output_gate, without mla, windows, alibi_slopes or bias_reach"
 
 
