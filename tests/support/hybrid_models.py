@@ -195,6 +195,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Jamba with experts": ("JambaForCausalLM", JAMBA | {"num_experts": 4, "mamba_proj_bias": True}),
 }
 PUBLISHERS = {"Kimi Linear": published.kimi_linear, "OLMo Hybrid": published.olmo_hybrid}
+PUBLISHERS["Qwen 4 without n-grams"] = published.qwen4_beside_a_tower
 
 
 def make_hybrid(directory: Path, name: str, **changes: Any) -> Path:
