@@ -81,7 +81,7 @@ def make_tiny(
             # transformers starts these at values where they cannot be seen.
             if not parameter.is_floating_point() or "inv_freq" in name:
                 continue
-            if parameter.dim() == 1 or not parameter.any():
+            if parameter.dim() == 1 or (parameter.dim() == 3 and not parameter.any()):
                 is_factor = "norm" in name or "scal" in name
                 torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()) if is_factor else 0.0, std=0.3)
     if model.can_generate():
