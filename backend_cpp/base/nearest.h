@@ -1,4 +1,4 @@
-// The known name that somebody probably meant.
+// Nearest known name of a misspelled one.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The devices of this build. What is above this folder finds one by its traits, and asks for no name.
+// Device registry of this build. Code above this folder finds a device by its traits, not by its name.
 #pragma once
 
 #include <cstddef>

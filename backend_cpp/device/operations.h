@@ -1,4 +1,4 @@
-// The operations (kernels/operation.h) that a device has.
+// Operation table of a device (kernels/operation.h).
 #pragma once
 
 #include <map>

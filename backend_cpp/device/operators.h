@@ -32,7 +32,7 @@ namespace turbomind {
 // Purpose of a device's memory.
 enum class MemoryUse { kWeights, kSteps, kCache };
 
-// From where to where bytes are copied.
+// Direction of a copy.
 enum class Transfer { kUpload, kStagedUpload, kDownload, kWithin };
 
 // Padded shape of a decoding step: rows, and the bound of their contexts.

@@ -1,4 +1,4 @@
-// The engine's border: a request that passes can be served.
+// Request validation: a request that passes can be served.
 #pragma once
 
 #include <cstdint>

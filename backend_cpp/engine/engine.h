@@ -30,7 +30,7 @@
 
 namespace turbomind {
 
-// Bytes that an engine holds.
+// Memory of an engine, in bytes.
 struct EngineMemory {
   size_t weights = 0;
   size_t cache = 0;  // pages of the device and of the host, whether or not they were written
@@ -89,7 +89,7 @@ class Engine {
   void run();
   Error stopped() const;
   void add(Inbox::Messages&& messages);
-  // Does what a device fault may end.
+  // Runs a function that a device fault may end.
   void guard(const std::function<void()>& work);
   void step();
   void fail(const Error& fault);
@@ -126,8 +126,8 @@ class Engine {
   std::thread thread_;
 };
 
-// The one plan of all that an engine's runners remember. `draft_runner`: null where no model drafts. Throws Error that
-// names the group that cannot be.
+// Cache plan of all runners of an engine. `draft_runner`: null where no model drafts. Throws Error that names the group
+// that cannot be.
 CachePlan plan_caches(const ModelRunner& runner, const ModelRunner* draft_runner, const StepLimits& limits);
 
 }  // namespace turbomind

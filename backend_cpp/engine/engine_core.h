@@ -1,4 +1,4 @@
-// The engine without threads: takes requests, runs steps, returns outputs.
+// Single-threaded core of the engine: takes requests, runs steps, returns outputs.
 //
 // Errors of a request are returned to its caller and affect no other request. Only step() throws, on device faults.
 //

@@ -1,4 +1,4 @@
-// The engine's metrics in words of our own: Triton's and those of lmdeploy.turbomind.engine.
+// Engine metrics, as Triton and lmdeploy.turbomind.engine report them.
 #pragma once
 
 #include "engine/stats.h"

@@ -1,4 +1,4 @@
-// Builds an engine from an engine directory (docs/internals/interfaces.md) and the user's settings.
+// Engine construction from an engine directory (docs/internals/interfaces.md) and the user's settings.
 #pragma once
 
 #include <functional>

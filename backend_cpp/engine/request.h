@@ -28,8 +28,8 @@ inline constexpr int kUnlimited = -1;
 
 enum class RequestedRows { kNone, kGeneration, kAll };  // of the generated tokens; or of the prompt's too
 
-// Looks at the tokens so far and changes the next token's logits [vocab]. Runs on the step thread; a throw ends the
-// request.
+// Logits processor: reads the tokens so far and changes the next token's logits [vocab]. Runs on the step thread; a
+// throw ends the request.
 using LogitsHook = std::function<void(const std::vector<int32_t>& tokens, float* logits, int vocab_size)>;
 
 struct GenerationParams : GenerationFields {
@@ -40,7 +40,7 @@ struct GenerationParams : GenerationFields {
   RequestedRows hidden_states = RequestedRows::kNone;
   bool scores_prompt = false;  // sum of -log p of the prompt's tokens; generates nothing
 
-  // Whether what the model says about each token of the prompt is wanted.
+  // Whether logits or log probabilities of prompt tokens are requested.
   bool reads_prompt_outputs() const {
     return scores_prompt || prompt_logprobs || logits == RequestedRows::kAll || hidden_states == RequestedRows::kAll;
   }
@@ -71,7 +71,7 @@ struct TokenLogprobs {
   std::vector<std::pair<int32_t, float>> top;  // most likely first
 };
 
-// Where a response's time went, by the engine's clock, in seconds; negative: it did not come so far.
+// Phases of a response by the engine's clock, in seconds; negative: not reached.
 struct EngineTimes {
   float queue = -1;    // from acceptance into the batch; of the request's first response
   float prompt = -1;   // from there to the response's first token
@@ -80,7 +80,7 @@ struct EngineTimes {
   float load = 0;      // before all that, until the model was in memory
 };
 
-// Why a prefix hit ends where it does.
+// Reason why a prefix hit ends.
 enum class HitEnd : uint8_t {
   kNone,     // all of the prompt is known
   kDiffers,  // the longest known prompt has another token

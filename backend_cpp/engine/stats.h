@@ -1,4 +1,4 @@
-// A consistent image of the engine at the end of a step. Counters count since the start.
+// Engine statistics, a consistent snapshot at the end of a step. Counters count since the start.
 #pragma once
 
 #include <array>

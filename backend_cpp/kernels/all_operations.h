@@ -1,4 +1,4 @@
-// Every operation (kernels/operation.h).
+// List of all operations (kernels/operation.h).
 #pragma once
 
 #include "kernels/activation.h"

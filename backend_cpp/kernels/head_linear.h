@@ -1,4 +1,4 @@
-// A linear map of its own for each head: y[h] = x[h] W_h^T.
+// Per-head linear layers: y[h] = x[h] W_h^T.
 //
 // W_h are rows [h out, (h + 1) out) of a float32 or bfloat16 weight without bias, where in and out are the head_dim of
 // x and y. Each element is summed as `linear` does, independent of rows and threads. x and y do not overlap.

@@ -1,4 +1,4 @@
-// Where the heads of a matrix are: head h of row r is the `head_dim` floats from first + r row_stride + h head_stride.
+// Strided view of a matrix's heads: head h of row r is the `head_dim` floats from first + r row_stride + h head_stride.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Mixers that keep a state of fixed size for each sequence in place of a cache: the gated linear recurrence and what
-// models compute around it. All float32.
+// Recurrent mixers, which keep a state of fixed size for each sequence in place of a cache: the gated linear recurrence
+// and what models compute around it. All float32.
 //
 // One recurrence serves several models; for each value head h, with the key head h / (heads / key_heads):
 //

@@ -1,4 +1,4 @@
-// Operations on one row of logits, and the random numbers that tokens are drawn by.
+// Sampling operations on one row of logits, and their random numbers.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The pages of a cache, on the device and in the host's memory, and what travels between them.
+// Cache pages on the device and in host memory, and copies between them.
 #pragma once
 
 #include <span>

@@ -22,7 +22,7 @@ namespace turbomind {
 
 enum class SpanRows { kNone, kLast, kAll };
 
-// The rows one sequence contributes to a step: `count` consecutive tokens.
+// Span of a sequence in a step: `count` consecutive tokens.
 struct StepSpan {
   int first_row = 0;
   int count = 0;
@@ -118,23 +118,23 @@ struct HeadTraits {
   std::vector<int32_t> tokens;     // target tokens by the head's logits; empty: the same
 };
 
-// A low-rank adapter that has been read, and is not yet where it is used.
+// Low-rank adapter that has been read but not uploaded.
 class Adapter {
  public:
   virtual ~Adapter() = default;
 };
 
-// A low-rank adapter on disk that fits the model. Any thread.
+// Low-rank adapter on disk that fits the model. Any thread.
 class AdapterFile {
  public:
   virtual ~AdapterFile() = default;
   virtual size_t bytes() const = 0;  // that it takes in memory
   virtual std::unique_ptr<Adapter> read() const = 0;
-  // A digest of all that it adds to the model, whatever it is called; empty: nobody knows. Reads it.
+  // Digest of its weights, independent of its name; empty: unknown. Reads it.
   virtual std::string content() const { return {}; }
 };
 
-// Where a runner keeps low-rank adapters alongside the weights.
+// Adapter store of a runner.
 class AdapterSlots {
  public:
   virtual ~AdapterSlots() = default;
@@ -148,15 +148,14 @@ class AdapterSlots {
   virtual void drop_adapter(int slot) = 0;
 };
 
-// Runner outside of this process: it may end, and be started again.
+// Runner in other processes, which may end and be restarted.
 class RunnerProcesses {
  public:
   virtual ~RunnerProcesses() = default;
   // Whether they are known to be gone; `reported` is called, by any thread, when that is first known.
   virtual bool is_lost() const = 0;
   virtual void on_loss(std::function<void()> reported) = 0;
-  // Brings everything back but the cache's content, which is lost. Throws Error when that does not succeed; it may be
-  // tried again.
+  // Restores everything but the cache's content. Throws Error if that fails; it may be tried again.
   virtual void restart() = 0;
 };
 

@@ -1,4 +1,4 @@
-// Parts of a layer's weights in memory.
+// Norm weights in memory.
 #pragma once
 
 #include <string>

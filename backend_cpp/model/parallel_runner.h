@@ -1,4 +1,4 @@
-// A model whose shards run on several devices at the same time: tensor parallelism.
+// Tensor-parallel model runner, with a runner and a thread for each rank.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// Structs of C++ made of what Python gives for their fields: a sequence in the order of the fields. A class that knows
-// how to take one field has a method `T take<T>(object)`.
+// Conversion of Python sequences to C++ structs, in the order of the fields. A class that knows how to take one field
+// has a method `T take<T>(object)`.
 #pragma once
 
 #include <pybind11/pybind11.h>

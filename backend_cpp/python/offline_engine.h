@@ -1,4 +1,4 @@
-// The engine as Python sees it: submit, then poll for everything that came out since the last poll.
+// Python binding of the engine: submit, then poll for all outputs since the last poll.
 #pragma once
 
 #include <pybind11/pybind11.h>

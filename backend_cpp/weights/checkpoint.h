@@ -1,4 +1,4 @@
-// A model's weights as named expressions over the tensors of its own safetensors files (manifest.json).
+// Checkpoint weights as named expressions over the tensors of safetensors files (manifest.json).
 #pragma once
 
 #include <cstdint>

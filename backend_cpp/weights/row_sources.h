@@ -1,4 +1,4 @@
-// Source module, in the checkpoint, of each row of an engine tensor.
+// Checkpoint module of each row of an engine tensor, for LoRA.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Kept part of a dimension.
+// Slice of a dimension.
 #pragma once
 
 #include <algorithm>

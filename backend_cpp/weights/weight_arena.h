@@ -1,4 +1,4 @@
-// Room for many small weights in few mappings: a process may have only some ten thousand (vm.max_map_count), and a
+// Arena for many small weights in few mappings: a process may have only some ten thousand (vm.max_map_count), and a
 // model may have more experts than that.
 #pragma once
 

@@ -1,4 +1,4 @@
-// From a checkpoint's tensors to the storage that kernels read.
+// Weight loader, from a checkpoint's tensors to the storage that kernels read.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The interface of a block cache to those that keep or announce its contents elsewhere: the disk tier, KV events.
+// Observer interface of the block cache, for the disk tier and KV events.
 #pragma once
 
 #include <cstdint>

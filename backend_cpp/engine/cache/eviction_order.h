@@ -1,4 +1,4 @@
-// The order in which the contents of idle blocks, which no sequence references, are evicted.
+// Eviction order of idle blocks, which no sequence references.
 //
 //   kUntilNeeded                       first: unlikely to be reused
 //   kNeededLast and all snapshots      then, whichever was used longest ago

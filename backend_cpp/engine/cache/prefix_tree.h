@@ -1,5 +1,5 @@
-// The known prefixes, independent of what is stored for them: a tree (trie) whose nodes are full blocks of tokens, each
-// a child of the block before it.
+// Prefix tree (trie) of cached token blocks, independent of their contents. Each node is a full block, a child of the
+// block before it.
 //
 //   root of scope 0 -- t0..t3 -- t4..t7 -- a8..a11
 //                                      \-- b8..b11

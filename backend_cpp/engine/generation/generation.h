@@ -1,4 +1,4 @@
-// One response of a request: chooses the next token, converts tokens to text, detects the end, and collects output.
+// Generation of one response: samples the next token, converts tokens to text, detects the end, and collects output.
 //
 // Tokens are sampled here from the model's logits, or by a runner that samples with choice(). In both cases penalties,
 // forbidden tokens and the grammar apply before sampling, and grammar, text and limits are updated after it.

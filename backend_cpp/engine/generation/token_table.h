@@ -1,4 +1,4 @@
-// The bytes each token stands for (token_bytes.bin, docs/internals/interfaces.md).
+// Token-to-bytes table (token_bytes.bin, docs/internals/interfaces.md).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Plans the tokens of the next step (continuous batching with chunked prefill).
+// Scheduler of continuous batching with chunked prefill: plans the tokens of the next step.
 //
 // Order. Sequences are served by priority, then in order of arrival.
 //

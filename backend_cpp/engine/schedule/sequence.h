@@ -1,4 +1,4 @@
-// A request inside the engine, and each of its responses as the scheduler sees it: tokens, cache blocks and progress.
+// Sequence group of a request, and its sequences, one a response: tokens, cache blocks and progress.
 //
 //   tokens   |-------- prompt --------|--- response ---|in flight|
 //            |---- cached ----|------ pending() ---------------|

@@ -1,4 +1,4 @@
-// The kernels of one instruction set, and which one this process uses.
+// CPU kernel table of an instruction set, and the choice of one at start.
 //
 // kernels_isa.cc is compiled once for each (namespaces amx, avx512bf16, avx512vnni, avx512, avxvnni, avx2, scalar, and
 // amx_emulated, where plain code stands for the tiles of amx) and fills one table each.

@@ -1,4 +1,4 @@
-// Memory of the current device, and what an operator uses of it within one call.
+// Device memory, and the workspace of one operator call.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Kernels of libraries, by what is asked of them: LatentKernel, PrefillKernel, GroupedKernel.
+// Registry of library kernels, by kind: LatentKernel, PrefillKernel, GroupedKernel.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The adapters a runner has, and those of a step's rows.
+// LoRA adapters of a runner, and of a step's rows.
 //
 // Used by the step thread only.
 #pragma once

@@ -1,4 +1,4 @@
-// The part of a model that one of several ranks holds and computes.
+// Shard of a rank in tensor parallelism.
 //
 // Heads, and the channels inside of MLPs and experts, are divided; so a rank multiplies with some rows of the matrices
 // that read the residual stream, and with some columns of those that write it. What a half of a layer writes is then a

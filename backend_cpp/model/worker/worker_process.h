@@ -1,4 +1,4 @@
-// A process that runs a rank of a model.
+// Worker process of a rank.
 #pragma once
 
 #include <sys/types.h>

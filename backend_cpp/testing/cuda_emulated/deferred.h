@@ -1,5 +1,5 @@
-// Work of a stream that is done later than it was asked for, as on a device: when somebody waits for it, or, at random,
-// before. So what the host changes or frees too early shows.
+// Deferred stream work, as on a device: it runs when somebody waits for it, or, at random, before. So what the host
+// changes or frees too early shows.
 //
 // Each thread has one stream, as the project's threads do. Memory of the host that is not staging memory is read when a
 // copy to the device is asked for, and a copy to such memory waits, as CUDA's do. Staging memory must be the same when

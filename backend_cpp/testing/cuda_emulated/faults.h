@@ -1,5 +1,5 @@
-// Errors of the emulated runtime that a test asks for, and what libraries' kernels do: in tests plain loops, behind the
-// interfaces that the real ones are behind.
+// Fault injection for the emulated runtime, and stand-ins for libraries' kernels: plain loops behind the same
+// interfaces.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// A function with a stack of its own that can be left in the middle and gone on with: a thread of an emulated block.
+// Fiber, a function with its own stack that can be suspended and resumed: a thread of an emulated block.
 #pragma once
 
 #include <cstddef>

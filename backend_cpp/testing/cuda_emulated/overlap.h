@@ -1,6 +1,6 @@
-// The calls of a graph, whose kernels overlap as they may on a GPU (kernels/cuda/device.h): before a kernel runs, a
-// block of each of the next few has run up to where it awaits the launches before it. So what it read or wrote before
-// that is what such a kernel would find, and do, too early.
+// Overlapping kernels of a graph, as they may run on a GPU (kernels/cuda/device.h): before a kernel runs, a block of
+// each of the next few has run up to where it awaits the launches before it. So what it read or wrote before that is
+// what such a kernel would find, and do, too early.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Weights that are multiplied on tiles. Included by kernels_isa.cc only.
+// Dispatch of linear layers to AMX tiles or vectors. Included by kernels_isa.cc only.
 #pragma once
 
 #include "kernels/cpu/amx/bf16_on_tiles.h"

@@ -1,5 +1,5 @@
-// The processor's tiles: eight matrices of up to 16 rows of 64 bytes (Intel SDM, volume 1, chapter 18; volume 2,
-// TILELOADD, TDPBSSD, TDPBSUD, TDPBF16PS). Included by kernels_isa.cc only.
+// AMX tiles: eight matrices of up to 16 rows of 64 bytes (Intel SDM, volume 1, chapter 18; volume 2, TILELOADD,
+// TDPBSSD, TDPBSUD, TDPBF16PS). Included by kernels_isa.cc only.
 //
 // A product takes A [m, k], B [k, n] and C [m, n]. A's rows are plain. B's row i holds, for each of the n columns, the
 // inputs that fill 32 bits: 4 i to 4 i + 3 of bytes, 2 i and 2 i + 1 of bfloat16.

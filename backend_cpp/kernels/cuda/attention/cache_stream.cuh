@@ -1,5 +1,5 @@
-// A warp's way through a part of the cache, for attention_decode.cuh: tiles of tokens from global memory into
-// registers, in the order of operands (register_operand.cuh).
+// Cache reader of a warp, for attention_decode.cuh: tiles of tokens from global memory into registers, in the order of
+// operands (register_operand.cuh).
 #pragma once
 
 #include "kernels/cuda/attention/attention_task.cuh"

@@ -1,5 +1,5 @@
-// The splits of a context that blocks of a decoding launch have computed (attention_decode.cuh), added up by the last
-// of these: of few splits, a kernel of its own would take longer.
+// Reduction of a context's splits (split-KV, attention_decode.cuh) by the last of its blocks: for few splits, a
+// separate kernel would take longer.
 #pragma once
 
 #include "kernels/cuda/attention/attention_task.cuh"

@@ -1,5 +1,5 @@
-// A layer's products with experts' weights of bfloat16 or float8 by a library's kernel: inputs are brought to the pairs
-// that take them and rounded, and the table of groups is filled, on the device.
+// Grouped GEMMs of a layer's experts (bfloat16 or float8) by a library's kernel: inputs are gathered and rounded, and
+// the table of groups is filled, on the device.
 //
 // Arithmetic. As of linear.h: x is rounded to bfloat16, products are exact, sums float32; y is rounded to bfloat16, off
 // by at most 2^-9 |y|. With float8, x is rounded to it with a scale for each row and 128 inputs, whatever the weight's

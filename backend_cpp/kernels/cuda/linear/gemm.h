@@ -1,4 +1,4 @@
-// Large matrix products. One object serves one stream at a time.
+// Interface of large GEMMs (cuBLASLt). One object serves one stream at a time.
 #pragma once
 
 #include <memory>

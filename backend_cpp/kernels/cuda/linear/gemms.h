@@ -1,4 +1,4 @@
-// Products of many rows.
+// GEMMs of many rows.
 #pragma once
 
 #include "kernels/cuda/device.h"

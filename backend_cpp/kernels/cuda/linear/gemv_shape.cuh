@@ -1,5 +1,5 @@
-// Parts of the kernels for few rows (gemv.cu, gemv_quantized.cu): a block of eight warps that divide the slabs
-// of its stripes between them, and how their sums become results.
+// Common parts of the GEMV kernels (gemv.cu, gemv_quantized.cu): a block of eight warps that divide the slabs of its
+// stripes between them, and how their sums become results.
 #pragma once
 
 #include <algorithm>

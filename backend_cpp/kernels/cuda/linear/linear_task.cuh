@@ -1,5 +1,5 @@
-// Kernels of `linear`, `head_linear` and `add_experts`, and their task: one or more products of some rows with a
-// weight, part blockIdx.z of them a block. How blocks share a product, and how its results are written.
+// Task of the kernels of `linear`, `head_linear` and `add_experts`: one or more products of some rows with a weight,
+// part blockIdx.z of them a block. How blocks share a product, and how its results are written.
 #pragma once
 
 #include "kernels/cuda/device_memory.h"

@@ -1,5 +1,5 @@
-// A block of a plain product: it makes 32 rows of 32 outputs, a thread 2 x 2 of them. 32 inputs of each pass through
-// shared memory at once.
+// Thread block of the reference GEMM: it computes 32 rows of 32 outputs, a thread 2 x 2 of them. 32 inputs of each pass
+// through shared memory at once.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// Inputs of kernels that round rows: neighbouring ones of a row, four or eight, as they are, gated or normed.
+// Prologues of kernels that round rows: neighbouring ones of a row, four or eight, as they are, gated or normed.
 //
 // All threads of a row call begin(row), and then each read(input, values); beyond the last input there is 0.
 #pragma once
