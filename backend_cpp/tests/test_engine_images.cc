@@ -182,7 +182,7 @@ PLAIN_ENGINE_TEST(blocks_are_shared_only_by_the_same_image_in_the_same_place) {
   others[3] = 40;
   const Shown first({1, 2, 3, 4}, rows, {5, 6});
   const Shown other_image({1, 2, 3, 4}, others, {5, 6});
-  const Shown other_place({1, 2, 3}, rows, {kPlaceholder, 5, 6});
+  const Shown other_position({1, 2, 3}, rows, {kPlaceholder, 5, 6});
   RequestId id = 0;
   const auto matched = [&](const Shown& shown) {
     const int64_t before = engine.stats().prefix_cache_hits;
@@ -193,7 +193,7 @@ PLAIN_ENGINE_TEST(blocks_are_shared_only_by_the_same_image_in_the_same_place) {
   CHECK_EQUAL(matched(first), 0);
   CHECK_EQUAL(matched(first), 12);
   CHECK_EQUAL(matched(other_image), 4);
-  CHECK_EQUAL(matched(other_place), 0);
+  CHECK_EQUAL(matched(other_position), 0);
   engine.submit(make_request(++id, first.prompt, 4, collector.callback()));  // placeholders and no image
   CHECK(collector.wait(id).tokens == expected_tokens(first.prompt, 4));
 }
@@ -255,9 +255,9 @@ ENGINE_TEST(embeddings_that_do_not_fit_the_prompt_are_refused) {
   CHECK(rejected({image(4, {3}), image(2, {3})}));
   CHECK(rejected({image(2, {3, 4}), image(3, {3})}));
   CHECK(rejected({image(2, {})}));
-  EmbeddingRange wide = image(2, {3, 4});
-  wide.rows = std::make_shared<const EmbeddingRows>(EmbeddingRows{DType::kFloat32, 2, wide.rows->data});
-  CHECK(rejected({wide}));
+  EmbeddingRange wider = image(2, {3, 4});
+  wider.rows = std::make_shared<const EmbeddingRows>(EmbeddingRows{DType::kFloat32, 2, wider.rows->data});
+  CHECK(rejected({wider}));
   EmbeddingRange none = image(2, {3});
   none.rows = nullptr;
   CHECK(rejected({none}));

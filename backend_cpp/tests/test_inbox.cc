@@ -8,7 +8,7 @@ namespace turbomind::testing {
 
 namespace {
 
-Request plain(RequestId id) {
+Request request_of(RequestId id) {
   return make_request(id, {1, 2, 3}, 4, [](Output&&) {});
 }
 
@@ -16,8 +16,8 @@ Request plain(RequestId id) {
 
 TEST(messages_are_taken_once_and_in_order) {
   Inbox inbox(10);
-  inbox.submit(plain(1));
-  inbox.submit(plain(2));
+  inbox.submit(request_of(1));
+  inbox.submit(request_of(2));
   inbox.cancel(1);
   const Inbox::Messages messages = inbox.take(false);
   CHECK_EQUAL(messages.submitted.size(), 2u);
@@ -29,31 +29,31 @@ TEST(messages_are_taken_once_and_in_order) {
 
 TEST(a_step_thread_without_work_waits_for_a_message) {
   Inbox inbox(10);
-  std::thread caller([&] { inbox.submit(plain(1)); });
+  std::thread caller([&] { inbox.submit(request_of(1)); });
   CHECK_EQUAL(inbox.take(false).submitted.size(), 1u);
   caller.join();
 }
 
 TEST(requests_beyond_what_may_wait_are_refused_wherever_the_others_are) {
   Inbox inbox(2);
-  inbox.submit(plain(1));
+  inbox.submit(request_of(1));
   inbox.take(true);  // taken, but not begun
-  inbox.submit(plain(3));
-  CHECK(error_of([&] { inbox.submit(plain(4)); }) == ErrorCode::kUnavailable);
+  inbox.submit(request_of(3));
+  CHECK(error_of([&] { inbox.submit(request_of(4)); }) == ErrorCode::kUnavailable);
   inbox.set_waiting(0);
-  inbox.submit(plain(5));
+  inbox.submit(request_of(5));
 }
 
 TEST(requests_that_wait_for_grammars_keep_no_others_out) {
   Inbox inbox(2);
   for (const RequestId id : {1, 2}) {
-    Request structured = plain(id);
+    Request structured = request_of(id);
     inbox.expect(structured);
   }
-  Request one_more = plain(3);
+  Request one_more = request_of(3);
   CHECK(error_of([&] { inbox.expect(one_more); }) == ErrorCode::kUnavailable);
-  inbox.submit(plain(4));
-  inbox.submit(plain(5));
+  inbox.submit(request_of(4));
+  inbox.submit(request_of(5));
 }
 
 TEST(a_step_thread_without_work_can_be_woken_and_looks_again_at_its_time) {
@@ -66,7 +66,7 @@ TEST(a_step_thread_without_work_can_be_woken_and_looks_again_at_its_time) {
 
 TEST(an_expected_request_comes_in_once_it_is_compiled) {
   Inbox inbox(10);
-  Request request = plain(1);
+  Request request = request_of(1);
   inbox.expect(request);
   CHECK(inbox.take(true).submitted.empty());
   inbox.deliver({std::move(request), nullptr, std::nullopt});
@@ -75,7 +75,7 @@ TEST(an_expected_request_comes_in_once_it_is_compiled) {
 
 TEST(an_expected_request_that_is_cancelled_is_abandoned_once_and_never_comes_in) {
   Inbox inbox(10);
-  Request request = plain(1);
+  Request request = request_of(1);
   inbox.expect(request);
   inbox.cancel(1);
   const Inbox::Messages messages = inbox.take(false);
@@ -90,9 +90,9 @@ TEST(an_expected_request_that_is_cancelled_is_abandoned_once_and_never_comes_in)
 
 TEST(an_expected_request_is_abandoned_at_its_deadline_alone) {
   Inbox inbox(10);
-  Request late = plain(1);
+  Request late = request_of(1);
   late.deadline = Clock::now();
-  Request patient = plain(2);
+  Request patient = request_of(2);
   patient.deadline = Clock::now() + std::chrono::hours(1);
   inbox.expect(patient);
   inbox.expect(late);
@@ -104,9 +104,9 @@ TEST(an_expected_request_is_abandoned_at_its_deadline_alone) {
 
 TEST(a_closed_inbox_gives_up_what_it_expects_and_takes_nothing_more) {
   Inbox inbox(10);
-  Request request = plain(1);
+  Request request = request_of(1);
   inbox.expect(request);
-  inbox.submit(plain(2));
+  inbox.submit(request_of(2));
   inbox.close();
   const Inbox::Messages messages = inbox.take(false);
   CHECK(messages.is_closed);
@@ -115,7 +115,7 @@ TEST(a_closed_inbox_gives_up_what_it_expects_and_takes_nothing_more) {
   CHECK(inbox.take(false).is_closed);
   inbox.deliver({std::move(request), nullptr, std::nullopt});
   CHECK(inbox.take(false).submitted.empty());
-  CHECK(error_of([&] { inbox.submit(plain(3)); }) == ErrorCode::kUnavailable);
+  CHECK(error_of([&] { inbox.submit(request_of(3)); }) == ErrorCode::kUnavailable);
 }
 
 }  // namespace turbomind::testing

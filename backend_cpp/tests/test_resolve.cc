@@ -208,9 +208,9 @@ TEST(drafts_are_made_where_they_pay) {
 
 TEST(settings_that_are_ignored_are_named) {
   const Change bits = set(R"({"quant_policy": 8, "cache_dir": "/c"})");
-  const ResolvedEngine plain = resolve_with(bits);
-  CHECK(plain.notes.empty() && plain.settings.quant_policy == 8);
-  CHECK_EQUAL(plain.config.disk.directory, "/c");
+  const ResolvedEngine resolved = resolve_with(bits);
+  CHECK(resolved.notes.empty() && resolved.settings.quant_policy == 8);
+  CHECK_EQUAL(resolved.config.disk.directory, "/c");
   const ResolvedEngine encoder = resolve_with([&](Given& given) {
     bits(given);
     encode(given);

@@ -246,7 +246,7 @@ struct Published {
   EventPublisher publisher;
 };
 
-bool holds(const std::string& text, const std::string& part) {
+bool has_text(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -257,16 +257,16 @@ TEST(a_publisher_gets_a_line_a_step) {
   for (int token = 0; token < 3; ++token) one.push(token);
   CHECK_EQUAL(one.publisher.counts().event_batches, int64_t{3});
   Published::wait([&] { return std::ranges::count(one.text(), '\n') == 3; });
-  CHECK(holds(one.text(), "\"sequence\":2"));
-  CHECK(holds(one.text(), R"("events":[{"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,)"
-                          R"("token_ids":[2],"block_size":1,"lora_id":null,"medium":"GPU","lora_name":null}]})"));
+  CHECK(has_text(one.text(), "\"sequence\":2"));
+  CHECK(has_text(one.text(), R"("events":[{"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,)"
+                             R"("token_ids":[2],"block_size":1,"lora_id":null,"medium":"GPU","lora_name":null}]})"));
 }
 
 TEST(a_publisher_that_ends_is_started_again_and_everything_is_asked_for) {
   // Ends after its first line.
   Published one("echo '{}' >&3; read line <&3; echo \"$line\" >> lines");
   one.push(11);
-  Published::wait([&] { return holds(one.text(), "[11]"); });
+  Published::wait([&] { return has_text(one.text(), "[11]"); });
   // Until the end of the process is seen, what is pushed is lost.
   Published::wait([&] {
     if (one.publisher.state() == CacheEventSink::State::kFollows) one.push(12);
@@ -275,7 +275,7 @@ TEST(a_publisher_that_ends_is_started_again_and_everything_is_asked_for) {
   Published::wait([&] { return one.is_woken.load(); });
   CHECK_EQUAL(one.publisher.counts().event_losses, int64_t{1});
   one.push(13);
-  Published::wait([&] { return holds(one.text(), "[13]"); });
+  Published::wait([&] { return has_text(one.text(), "[13]"); });
 }
 
 TEST(a_publisher_that_takes_nothing_keeps_nobody_waiting) {
@@ -298,7 +298,7 @@ TEST(a_publisher_that_cannot_publish_says_why) {
   };
   CHECK_EQUAL(error_of_publisher("echo '{\"error\": \"the port is in use\"}' >&3"),
               std::string("kv_events_config: the port is in use"));
-  CHECK(holds(error_of_publisher("exit 3"), "kv_events_config: the publisher"));
+  CHECK(has_text(error_of_publisher("exit 3"), "kv_events_config: the publisher"));
 }
 
 }  // namespace turbomind::testing

@@ -93,20 +93,20 @@ TEST(what_a_description_leaves_out_has_its_default) {
 
 TEST(layers_that_do_not_fit_are_refused_by_their_number) {
   const std::string narrow = R"(, "layer_attentions": [0, 1], "attentions": [{"scale": 1, "head_dim": 16}])";
-  const std::string wide = R"(, "layer_attentions": [0, 1], "attentions": [{"scale": 1, "head_dim": 64}])";
+  const std::string layered = R"(, "layer_attentions": [0, 1], "attentions": [{"scale": 1, "head_dim": 64}])";
   const std::pair<std::string, std::string> wrong[] = {
       {R"(, "layer_attentions": [0, 1])", "layer_attentions[1]: no such kind of attention"},
       {R"(, "layer_keys": [-1, 1])", "layer_keys[1] must be an earlier layer"},
       {R"(, "layer_keys": [1, -1])", "layer_keys[0] must be an earlier layer"},
       {narrow, "layer 1: rope.inv_freq must have 1 to head_dim / 2 values"},
-      {wide + R"(, "layer_keys": [-1, 0])",
+      {layered + R"(, "layer_keys": [-1, 0])",
        "layer_keys[1] must be an earlier layer that attends to keys of its own and has the same memory, got 0"},
   };
   for (const auto& [fields, reason] : wrong) {
     const std::string rejection = rejection_of_model(fields);
     CHECK(rejection.find(": " + reason) != std::string::npos);
   }
-  CHECK_EQUAL(rejection_of_model(wide), std::string());
+  CHECK_EQUAL(rejection_of_model(layered), std::string());
   CHECK_EQUAL(rejection_of_model(R"(, "layer_keys": [-1, 0])"), std::string());
 }
 
