@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "weights/codes/awq_gptq.h"
 #include "weights/codes/row_quantized.h"
+#include "weights/codes/table_matrix.h"
 #include "weights/gguf/matrix.h"
 #include "weights/w8a8.h"
 
@@ -192,10 +193,15 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
     if (all.size() != 2) throw invalid_argument("mxfp4 needs codes and scales");
     return {ManifestValue(decode_mxfp4(all[0].numbers(), all[1].numbers()))};
   }
-  if (op != "quantized" && op != "row_codes" && op != "scaled") return {rearranged(expression, all)};
+  const bool is_of_codes = op == "quantized" || op == "row_codes" || op == "scaled" || op == "table" || op == "affine";
+  if (!is_of_codes) return {rearranged(expression, all)};
   std::vector<CheckpointTensor> tensors;
   for (const ManifestValue& part : all) tensors.push_back(part.numbers());
   if (op == "scaled") return {ManifestValue(std::make_shared<const W8A8Matrix>(expression, tensors))};
+  if (op == "table") return {ManifestValue(std::make_shared<const TableMatrix>(expression, tensors))};
+  if (op == "affine") {
+    return {ManifestValue(std::make_shared<const GgufMatrix>(affine_blocks(expression, tensors)))};
+  }
   if (op == "row_codes") return {ManifestValue(std::make_shared<const RowQuantizedMatrix>(expression, tensors))};
   return {ManifestValue(std::make_shared<const AwqGptqMatrix>(expression, tensors))};
 }
@@ -205,6 +211,7 @@ int Checkpoint::group_in(const Json& expression) const {
   if (op == "load") {
     return gguf_blocks(loaded(expression).dtype) != nullptr ? GgufMatrix::kInputGroup : 1;
   }
+  if (op == "affine") return GgufMatrix::kInputGroup;
   if (op == "quantized" || op == "row_codes") {
     const auto stored = static_cast<int>(expression.at("group").as_int());
     return stored > 0 && stored % 8 == 0 ? GroupedMatrix::kernel_group(stored) : 1;  // others are refused when read

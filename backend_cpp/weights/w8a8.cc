@@ -34,6 +34,11 @@ ScaleBlock block_of(const Json& expression) {
           checked_size(sizes.at(1).as_int(), "the inputs of a block")};
 }
 
+float divisor_of(const Json& expression) {
+  const Json* divisor = expression.find("divisor");
+  return divisor == nullptr ? 1.0f : static_cast<float>(divisor->as_double());
+}
+
 const CheckpointTensor& argument(const std::vector<CheckpointTensor>& args, size_t index) {
   if (args.size() != 2) throw invalid_argument("a scaled matrix needs codes and scales");
   return args[index];
@@ -42,9 +47,9 @@ const CheckpointTensor& argument(const std::vector<CheckpointTensor>& args, size
 }  // namespace
 
 W8A8Matrix::W8A8Matrix(const Json& expression, const std::vector<CheckpointTensor>& args)
-    : W8A8Matrix(argument(args, 0), argument(args, 1), block_of(expression)) {}
+    : W8A8Matrix(argument(args, 0), argument(args, 1), block_of(expression), divisor_of(expression)) {}
 
-W8A8Matrix::W8A8Matrix(CheckpointTensor quantized, const CheckpointTensor& scales, ScaleBlock block)
+W8A8Matrix::W8A8Matrix(CheckpointTensor quantized, const CheckpointTensor& scales, ScaleBlock block, float divisor)
     : quantized_(std::move(quantized)), block_(block) {
   is_float8_ = quantized_.dtype == "F8_E4M3";
   if ((!is_float8_ && quantized_.dtype != "I8") || quantized_.shape.size() != 2) {
@@ -67,6 +72,7 @@ W8A8Matrix::W8A8Matrix(CheckpointTensor quantized, const CheckpointTensor& scale
   }
   scales_.resize(count);
   copy_values(scales, scales_.data());
+  for (float& scale : scales_) scale /= divisor;
   for (size_t i = 0; i < count; ++i) {
     if (std::isfinite(scales_[i])) continue;
     throw invalid_argument("scales must be finite, found " + std::to_string(scales_[i]) + " for the block of output " +

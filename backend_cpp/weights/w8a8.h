@@ -28,8 +28,9 @@ class W8A8Matrix final : public QuantizedMatrix {
  public:
   // Codes and scales; mapped files must outlive this object. Throws Error naming what is wrong: types, sizes that
   // contradict each other, scales that are not finite.
-  W8A8Matrix(CheckpointTensor quantized, const CheckpointTensor& scales, ScaleBlock block);
-  // `expression` is a manifest's operation "scaled", with the block; `args` are its codes and scales.
+  W8A8Matrix(CheckpointTensor quantized, const CheckpointTensor& scales, ScaleBlock block, float divisor = 1);
+  // `expression` is a manifest's operation "scaled", with the block and, if scales are to be divided, by what; `args`
+  // are its codes and scales.
   W8A8Matrix(const Json& expression, const std::vector<CheckpointTensor>& args);
 
   int out_features() const override { return out_features_; }

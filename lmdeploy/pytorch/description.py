@@ -10,7 +10,7 @@ from typing import Any
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.pytorch.served_by_transformers import model_class_of, reject_unsupported
 from lmdeploy.turbomind.checkpoint import bos_token_of, read_config
-from lmdeploy.turbomind.quantized import weight_format
+from lmdeploy.turbomind.quantized import weight_format_of_workers
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec
 
 WORKER_FILE = "worker.json"
@@ -47,7 +47,7 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
     """
     raw = read_config(model_dir)
     try:
-        weight_format(raw)
+        weight_format_of_workers(raw)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{model_dir}: {error}") from error
     text = _custom_config_of(model_dir, custom_module_map) or _config_of(model_dir, raw)
@@ -89,7 +89,7 @@ def write_worker_file(checkpoint: Path, raw: Mapping[str, Any], target: Path) ->
     target
         The engine directory.
     """
-    content = {"checkpoint": str(checkpoint), "weight_format": weight_format(raw)}
+    content = {"checkpoint": str(checkpoint), "weight_format": weight_format_of_workers(raw)}
     (target / WORKER_FILE).write_text(json.dumps(content), encoding="utf-8")
 
 

@@ -33,7 +33,7 @@ from lmdeploy.turbomind.quantized import (
     weight_format,
     with_codes,
 )
-from lmdeploy.turbomind.row_codes import row_schemes, with_row_codes
+from lmdeploy.turbomind.row_codes import row_schemes, with_block_codes, with_row_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
@@ -121,6 +121,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
     if scaled is not None:
         tensors = with_row_codes(tensors, row_schemes(raw), index)
         tensors = with_scales(tensors, scaled, index)
+    tensors = with_block_codes(tensors, raw, index)
     unread = _unread_tensors(tensors, index)
     problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
     if problems:
@@ -251,7 +252,7 @@ def _dtype_of(index: SafetensorsIndex, scaled: ScaledWeights | None) -> str:
     types = [
         WEIGHT_DTYPES[info.dtype]
         for name, info in index.tensors.items()
-        if info.dtype in WEIGHT_DTYPES and not (scaled is not None and scaled.is_scale(name))
+        if info.dtype in WEIGHT_DTYPES and not is_unused(name) and not (scaled is not None and scaled.is_scale(name))
     ]
     return max(sorted(set(types)), key=types.count) if types else "float32"
 

@@ -128,6 +128,8 @@ class Quantized:
         The tensors: codes, zero points, scales and, if stored, each input's group.
     problems
         What is wrong with these numbers, a sentence each.
+    stored_bits
+        Of a code in the files, where these are less.
     """
 
     layout: str
@@ -137,6 +139,7 @@ class Quantized:
     shape: tuple[int, ...]
     args: tuple[Load, ...]
     problems: tuple[str, ...] = ()
+    stored_bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,13 @@ class Scaled:
         Neighbouring outputs and inputs that share a scale.
     args
         Codes ``[out_features, in_features]`` and scales.
+    divisor
+        What scales are divided by.
     """
 
     block: tuple[int, int]
     args: tuple["Expression", "Expression"]
+    divisor: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -200,9 +206,57 @@ class RowCodes:
     problems: tuple[str, ...] = ()
 
 
-Expression = (
-    Load | Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Quantized | Mxfp4 | Scaled | RowCodes
-)
+@dataclass(frozen=True)
+class Table:
+    """The matrix that a checkpoint stores as entries of a table times scales (``lmdeploy.turbomind.row_codes.blocks``).
+
+    Attributes
+    ----------
+    block, outer_block
+        Neighbouring numbers that share a scale, and neighbouring scales that share one; 0: scales are numbers.
+    offset
+        Added to each scale that is quantized.
+    shape
+        ``[out_features, in_features]``.
+    args
+        The tensors: codes, table, scales and, of quantized scales, their table and scales.
+    problems
+        What is wrong with these numbers, a sentence each.
+    """
+
+    block: int
+    outer_block: int
+    offset: float
+    shape: tuple[int, ...]
+    args: tuple[Load, ...]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The matrix that a checkpoint stores as codes, scales and biases of ``group`` inputs, as MLX does.
+
+    Attributes
+    ----------
+    bits, group
+        Of a code, and how many inputs share a scale and a bias.
+    shape
+        ``[out_features, in_features]``.
+    args
+        The tensors: codes, scales, biases.
+    problems
+        What is wrong with these numbers, a sentence each.
+    """
+
+    bits: int
+    group: int
+    shape: tuple[int, ...]
+    args: tuple[Load, ...]
+    problems: tuple[str, ...] = ()
+
+
+Coded = Quantized | RowCodes | Table | Affine
+Expression = Load | Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Mxfp4 | Scaled | Coded
 
 
 def concat(*args: Expression) -> Concat:
@@ -313,25 +367,21 @@ class Manifest:
 
 
 def _operation(
-    expression: Concat
-    | Slice
-    | Permute
-    | Reshape
-    | Inputs
-    | LogNegative
-    | Constant
-    | Quantized
-    | Mxfp4
-    | Scaled
-    | RowCodes,
+    expression: Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Mxfp4 | Scaled | Coded,
 ) -> dict[str, Any]:
     match expression:
         case Quantized():
             names = ("layout", "bits", "group", "zeros_less_one", "shape")
-            return {"op": "quantized"} | {name: getattr(expression, name) for name in names}
+            stored = {"stored_bits": expression.stored_bits} if expression.stored_bits else {}
+            return {"op": "quantized"} | {name: getattr(expression, name) for name in names} | stored
         case RowCodes():
             names = ("layout", "bits", "group", "more", "shape")
             return {"op": "row_codes"} | {name: getattr(expression, name) for name in names}
+        case Table():
+            numbers = ("block", "outer_block", "offset", "shape")
+            return {"op": "table"} | {name: getattr(expression, name) for name in numbers}
+        case Affine():
+            return {"op": "affine"} | {name: getattr(expression, name) for name in ("bits", "group", "shape")}
         case Slice():
             return {"op": "slice", "dim": expression.dim, "begin": expression.begin, "end": expression.end}
         case Permute():
@@ -347,7 +397,8 @@ def _operation(
         case Mxfp4():
             return {"op": "mxfp4"}
         case Scaled():
-            return {"op": "scaled", "block": list(expression.block)}
+            divisor = {} if expression.divisor == 1 else {"divisor": expression.divisor}
+            return {"op": "scaled", "block": list(expression.block)} | divisor
         case Concat():
             return {"op": "concat"}
 
@@ -364,7 +415,7 @@ def find_problems(tensors: Mapping[str, Expression], index: SafetensorsIndex) ->
     """
     problems = list(index.problems)
     parts = [part for expression in tensors.values() for part in walk(expression)]
-    problems += [problem for part in parts if isinstance(part, Quantized | RowCodes) for problem in part.problems]
+    problems += [problem for part in parts if isinstance(part, Coded) for problem in part.problems]
     needed = {part.name: part for part in parts if isinstance(part, Load)}
     missing = [] if index.has_unread_files else [name for name in needed if name not in index.tensors]
     others = sorted(index.tensors.keys() - needed, key=lambda name: (name.count("."), name))

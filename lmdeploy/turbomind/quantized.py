@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Expression, Load, Quantized
 from lmdeploy.turbomind.mxfp4 import METHOD as MXFP4
+from lmdeploy.turbomind.row_codes import BLOCK_METHODS
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.scaled import METHODS as SCALED_METHODS
 from lmdeploy.turbomind.scaled import ScaledWeights
@@ -37,6 +38,7 @@ _METHODS = {  # by a field, for settings that name none
     "load_in_8bit": "bitsandbytes", "zero_point": "awq", "desc_act": "gptq", "activation_scheme": "fp8",
     "bits": "mlx",
 }  # fmt: skip
+_FEWEST_BITS = 4  # of a code in memory
 _AUTO_ROUND = ("auto-round", "intel/auto-round")
 # Fields that are read here and where the methods are, or that say how the codes were made.
 _OF_CODES = """
@@ -66,7 +68,9 @@ _FIELDS = {
         kv_cache_quant_config kv_cache_post_rope softmax_quant_spec log_severity_level""",
     "smooth_quant": "quant_dtype",
 }
-_SUPPORTED = f"supported: awq (version gemm, 4 bits), gptq (4 and 8 bits), mxfp4, {', '.join(SCALED_METHODS)}"
+_SUPPORTED = "supported: " + ", ".join(
+    ("awq (version gemm, 4 bits)", "gptq (3, 4 and 8 bits)", MXFP4, *SCALED_METHODS, *BLOCK_METHODS)
+)
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,12 @@ class Quantization:
         if not isinstance(given, dict):
             raise UnsupportedModelError(f"quantization_config must be an object, got {given!r}; {_SUPPORTED}")
         _reject_unused(given)
-        if given.get("quant_method") in {MXFP4, *SCALED_METHODS}:
+        if given.get("quant_method") in {MXFP4, *SCALED_METHODS, *BLOCK_METHODS}:
             return None
         method, bits, group_size = given.get("quant_method"), given.get("bits"), given.get("group_size")
         if method not in {"awq", "gptq"}:
             raise UnsupportedModelError(f"quantized weights of method {method!r} are not supported; {_SUPPORTED}")
-        if type(bits) is not int or bits not in ((4,) if method == "awq" else (4, 8)):
+        if type(bits) is not int or bits not in ((4,) if method == "awq" else (3, 4, 8)):
             raise UnsupportedModelError(f"{method} weights of {bits!r} bits are not supported; {_SUPPORTED}")
         if type(group_size) is not int or (group_size != -1 and (group_size < 1 or group_size % 8)):
             raise UnsupportedModelError(
@@ -221,6 +225,22 @@ def weight_format(config: Mapping[str, Any]) -> str:
     return config.get("model_format", "hf") if found is None else found.method
 
 
+def weight_format_of_workers(config: Mapping[str, Any]) -> str:
+    """Return :func:`weight_format` of config.json for the PyTorch engine.
+
+    Raises
+    ------
+    UnsupportedModelError
+        As that, and for codes that only TurboMind reads.
+    """
+    stored, found = weight_format(config), Quantization.from_config(config)
+    given = config.get("quantization_config") or {}
+    if given.get("quant_method") in BLOCK_METHODS or (found is not None and found.bits < _FEWEST_BITS):
+        kind = f"{given['quant_method']} weights" if found is None else f"{found.method} weights of {found.bits} bits"
+        raise UnsupportedModelError(f"{kind} are not supported by the PyTorch engine: use the backend turbomind")
+    return stored
+
+
 def check_model_format(requested: str | None, found: str) -> None:
     """Raise ``ValueError`` if a ``model_format`` is given that is not the checkpoint's ``found``."""
     if requested is not None and requested != found:
@@ -253,12 +273,13 @@ def _layer_of(load: Load) -> str | None:
 
 def _codes_of(layer: str, shape: tuple[int, ...], quantization: Quantization, *, has_groups: bool) -> Quantized:
     out_features, in_features = shape
-    per_word = 32 // quantization.bits
+    bits = quantization.bits
+    width, per_word = (3, 32) if bits < _FEWEST_BITS else (1, 32 // bits)  # words, and the values they are filled by
     group = in_features if quantization.group_size == -1 else quantization.group_size
     groups = -(-in_features // group)
-    packed_out = -(-out_features // per_word)
+    packed_out = -(-out_features // per_word) * width
     is_awq = quantization.method == "awq"
-    words = (in_features, packed_out) if is_awq else (-(-in_features // per_word), out_features)
+    words = (in_features, packed_out) if is_awq else (-(-in_features // per_word) * width, out_features)
     integers, numbers = ("I32",), ("F16", "BF16", "F32")
     args = [
         Load(f"{layer}.qweight", words, integers),
@@ -277,12 +298,13 @@ def _codes_of(layer: str, shape: tuple[int, ...], quantization: Quantization, *,
         problems.append(f"its {in_features} inputs do not fall into groups of {group}")
     return Quantized(
         layout=quantization.method,
-        bits=quantization.bits,
+        bits=max(bits, _FEWEST_BITS),
         group=group,
         zeros_less_one=quantization.zeros_less_one,
         shape=shape,
         args=tuple(args),
         problems=tuple(f"{layer}: {problem}" for problem in problems),
+        stored_bits=bits if bits < _FEWEST_BITS else 0,
     )
 
 

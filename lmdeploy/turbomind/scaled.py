@@ -46,7 +46,8 @@ _SCALE_NAMES = {
 }
 _UNUSED = re.compile(
     r"\.(input_scale|input_scale_ub|input_global_scale|input_zero_point|activation_scale|k_scale|v_scale|q_scale"
-    r"|weight_shape)$"
+    r"|weight_shape|SCB|weight_format"
+    r"|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__\w+))$"
 )
 _SCALES_OF_SCALES = ("weight_global_scale", "weight_scale_2")
 _SMOOTH_QUANT_TYPES = ("int8", "float8_e4m3fn", "fp8")

@@ -25,6 +25,9 @@ VARIANTS = {
     "gptq": Scheme("gptq", group_size=64),
     "gptq 8 bits symmetric": Scheme("gptq", bits=8, sym=True, group_size=128, checkpoint_format="gptq_v2"),
     "gptq ordered": Scheme("gptq", desc_act=True),
+    "gptq 3 bits": Scheme("gptq", bits=3, group_size=128),
+    "gptq 3 bits ordered, whole row": Scheme("gptq", bits=3, group_size=-1, sym=True, desc_act=True),
+    "gptq 3 bits second format": Scheme("gptq", bits=3, checkpoint_format="gptq_v2"),
 }
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,8 @@ from tests.engine.test_quantized_checkpoints import (
     reference_of,
     source,
 )
+from tests.support.block_codes import Encoder, affine, four_bits, int8
+from tests.support.block_codes import quantize_checkpoint as quantize_blocks
 from tests.support.row_codes import RowForm, quantize_checkpoint, quantize_layer
 from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.scaled_checkpoints import quantize_checkpoint as scale_checkpoint
@@ -95,7 +98,7 @@ def test_model_optimizer_stores_some_layers_in_float8_and_some_in_4_bits(source:
     form = Form("compressed-tensors", FLOAT8, "tensor", scale_shape="scalar", static_activations=True)
     values = scale_checkpoint(source, tmp_path / "model", form)
     unquantized, tensors = load_file(source / WEIGHTS), load_file(tmp_path / "model" / WEIGHTS)
-    layers = {name.removesuffix(".weight"): {"quant_algo": "FP8"} for name in values}
+    layers: dict[str, dict[str, Any]] = {name.removesuffix(".weight"): {"quant_algo": "FP8"} for name in values}
     for layer in [layer for layer in layers if ".mlp." in layer]:
         stored, values[f"{layer}.weight"] = quantize_layer(unquantized[f"{layer}.weight"], FORMS["NVFP4 of ModelOpt"])
         tensors |= {f"{layer}.{name}": tensor for name, tensor in stored.items()}
@@ -105,3 +108,31 @@ def test_model_optimizer_stores_some_layers_in_float8_and_some_in_4_bits(source:
     given = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": given}))
     assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < LIMIT
+
+
+BNB, MLX = {"quant_method": "bitsandbytes", "load_in_4bit": True}, {"group_size": 64, "bits": 4}
+BLOCKS: dict[str, tuple[dict[str, Encoder], dict[str, Any], float]] = {
+    "NF4": ({"_proj": four_bits("nf4")}, BNB, 1e-4),
+    "NF4 with quantized scales": ({"_proj": four_bits("nf4", is_nested=True)}, BNB, 1e-4),
+    "FP4 of some layers": ({"up_proj": four_bits("fp4"), "v_proj": four_bits("fp4")}, BNB, 1e-4),
+    "LLM.int8()": ({"_proj": int8}, BNB, LIMIT),
+    "MLX": ({"_proj": affine(4), "lm_head": affine(4), "embed_tokens": affine(4)}, MLX, LIMIT),
+    "MLX, 3 and 6 bits": ({"down_proj": affine(6, 128), "_proj": affine(3, 32)}, MLX, LIMIT),
+    "MLX, 8 bits": ({"_proj": affine(8, 32), "lm_head": affine(5)}, MLX, LIMIT),
+}
+
+
+@pytest.mark.alike(most=5)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_weights_in_blocks_are_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
+    encoders, given, limit = BLOCKS[name]
+    values = quantize_blocks(source, tmp_path / "model", encoders, given)
+    assert len(values) >= 4
+    assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < limit
+
+
+@pytest.mark.parametrize("name", ["NF4", "MLX"])
+def test_weights_in_blocks_are_divided_over_ranks(name: str, source: Path, tmp_path: Path) -> None:
+    encoders, given, limit = BLOCKS[name]
+    values = quantize_blocks(source, tmp_path / "model", encoders, given)
+    assert distance(logits_of(tmp_path / "model", tp=2), reference_of(source, values)) < limit

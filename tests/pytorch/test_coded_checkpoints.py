@@ -234,6 +234,11 @@ def test_the_spec_of_a_coded_checkpoint(unquantized: Path, tmp_path: Path) -> No
     write(unquantized, tmp_path / "coded", Scheme("awq"))
     spec = describe_for_worker(tmp_path / "coded", "m")
     assert (spec.num_layers, spec.hidden_size) == (2, HIDDEN)
-    change(tmp_path / "coded", lambda _, config: config.update(quant_method="hqq"))
-    with pytest.raises(UnsupportedModelError, match="weights of method 'hqq' are not supported"):
-        describe_for_worker(tmp_path / "coded", "m")
+    for settings, reason in (
+        ({"quant_method": "hqq"}, "weights of method 'hqq' are not supported"),
+        ({"quant_method": "mlx"}, "mlx weights are not supported by the PyTorch engine: use the backend turbomind"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits are not supported by the PyTorch engine"),
+    ):
+        change(tmp_path / "coded", lambda _, config, settings=settings: config.update(settings))
+        with pytest.raises(UnsupportedModelError, match=reason):
+            describe_for_worker(tmp_path / "coded", "m")

@@ -84,12 +84,13 @@ def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 0) -> Codes:
 
 
 def pack(values: np.ndarray, bits: int, axis: int, order: tuple[int, ...] | None = None) -> np.ndarray:
-    """Pack codes into int32 words along an axis; ``order`` says which value of a word comes first, second ..."""
-    count = 32 // bits
+    """Pack codes bit by bit into words along an axis; ``order``: which of a word's values comes first, second ..."""
     rows = np.moveaxis(values, axis, -1)
-    words = rows.reshape(*rows.shape[:-1], -1, count)[..., order or range(count)]
-    packed = (words.astype(np.uint64) << (bits * np.arange(count, dtype=np.uint64))).sum(-1)
-    return np.moveaxis(packed.astype(np.uint32), -1, axis).copy()
+    if order:
+        rows = rows.reshape(*rows.shape[:-1], -1, len(order))[..., order].reshape(rows.shape)
+    single = (rows[..., None] >> np.arange(bits)) & 1
+    words = single.reshape(*rows.shape[:-1], -1, 32).astype(np.uint64) << np.arange(32, dtype=np.uint64)
+    return np.moveaxis(words.sum(-1).astype(np.uint32), -1, axis).copy()
 
 
 def tensors_of(codes: Codes, scheme: Scheme) -> dict[str, torch.Tensor]:
@@ -97,8 +98,10 @@ def tensors_of(codes: Codes, scheme: Scheme) -> dict[str, torch.Tensor]:
     if scheme.method == "awq":
         words, zeros = pack(codes.codes, 4, 1, AWQ_ORDER), pack(codes.zeros, 4, 1, AWQ_ORDER)
     else:
-        words, zeros = pack(codes.codes, scheme.bits, 0), pack(codes.zeros, scheme.bits, 1)
-        if scheme.checkpoint_format == "gptq":
+        is_first = scheme.checkpoint_format == "gptq"
+        zeros = (codes.zeros - 1) & 7 if is_first and scheme.bits == 3 else codes.zeros  # words do not end with values
+        words, zeros = pack(codes.codes, scheme.bits, 0), pack(zeros, scheme.bits, 1)
+        if is_first and scheme.bits != 3:
             ones = sum(1 << shift for shift in range(0, 32, scheme.bits))
             zeros = (zeros.astype(np.int64) - ones).astype(np.uint32)
     made = {"qweight": words.view(np.int32), "qzeros": zeros.view(np.int32)}

@@ -258,7 +258,7 @@ def test_a_model_that_turbomind_does_not_know_is_the_pytorch_engines_and_said_so
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "weights of method 'bitsandbytes'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "weights of method 'aqlm'"),
         ({"architectures": ["RwkvForCausalLM"]}, "RwkvForCausalLM is not supported"),
         ({"architectures": ["XGLMForCausalLM"]}, "XGLMForCausalLM is not supported"),  # its model_type is Llama's
     ],

@@ -50,8 +50,8 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         "rope type 'axial' is not supported; supported: default, linear, dynamic",
     ),
     "quantized": (
-        {"quantization_config": {"quant_method": "bitsandbytes"}},
-        "weights of method 'bitsandbytes'",
+        {"quantization_config": {"quant_method": "aqlm"}},
+        "weights of method 'aqlm'",
     ),
     "its own code": (
         {"architectures": ["NovelForCausalLM"], "auto_map": {"AutoModel": "modeling_novel.Novel"}},

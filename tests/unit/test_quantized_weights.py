@@ -178,7 +178,7 @@ def spoil(name: str, value: float) -> Change:
 
 
 UNSUPPORTED: dict[str, tuple[Scheme, Change, str]] = {
-    "bitsandbytes": (Scheme(), put("quant_method", "bitsandbytes"), "method 'bitsandbytes' .* supported: awq"),
+    "unknown": (Scheme(), put("quant_method", "aqlm"), "method 'aqlm' .* supported: awq .* bitsandbytes, mlx"),
     "gemv": (Scheme(), put("version", "gemv"), "awq weights of version 'gemv'"),
     "llm-awq": (Scheme(), put("backend", "llm-awq"), "awq weights of version 'llm-awq'"),
     "marlin": (Scheme("gptq"), put("checkpoint_format", "marlin"), "checkpoint_format 'marlin'"),
@@ -200,14 +200,18 @@ UNSUPPORTED: dict[str, tuple[Scheme, Change, str]] = {
         put("rotation", "hadamard"),
         "gptq weights with rotation 'hadamard' .* not known",
     ),
-    "mlx": (Scheme(), lambda config, _: (config.clear(), config.update(bits=4, group_size=64)), "method 'mlx'"),
+    "mlx": (
+        Scheme(),
+        lambda config, _: (config.clear(), config.update(bits=4, group_size=32, mode="mxfp4")),
+        "mlx weights of mode 'mxfp4'",
+    ),
     "auto-round's own": (
         Scheme("gptq"),
         lambda config, _: config.update(quant_method="auto-round", packing_format="auto_round:llm_compressor"),
         "method 'auto-round auto_round:llm_compressor'",
     ),
     "awq 8 bits": (Scheme(), put("bits", 8), "awq weights of 8 bits"),
-    "gptq 3 bits": (Scheme("gptq"), put("bits", 3), "gptq weights of 3 bits"),
+    "gptq 2 bits": (Scheme("gptq"), put("bits", 2), "gptq weights of 2 bits"),
     "group of 12": (Scheme(), put("group_size", 12), "group_size must be -1 or a positive multiple of 8, got 12"),
     "no group": (Scheme(), put("group_size", None), "group_size must be -1 or a positive multiple of 8, got None"),
 }

@@ -1,5 +1,6 @@
 """Matrices stored output by output: the engine reads the numbers they stand for, or says why not."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.manifest import Expression, concat, rows_of
 from lmdeploy.turbomind.row_codes import row_schemes, with_row_codes
 from tests.kernels import device
+from tests.support.block_codes import Encoder, affine, four_bits
+from tests.support.block_codes import quantize_checkpoint as quantize_blocks
 from tests.support.quantized_checkpoints import Change, damage
 from tests.support.row_codes import RowForm, quantize_checkpoint, quantize_layer
 from tests.support.tiny_models import make_tiny_llama
@@ -163,6 +166,54 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
 def test_what_is_wrong_with_a_checkpoint_is_named(name: str, source: Path, tmp_path: Path) -> None:
     form, change, message = BROKEN[name]
     quantize_checkpoint(source, tmp_path / "model", FORMS[form])
+    with pytest.raises(CheckpointError, match=message):
+        describe(damage(tmp_path / "model", change), "model")
+
+
+STATE = f"{Q}.weight.quant_state.bitsandbytes__nf4"
+NF4, NESTED, MLX = four_bits("nf4"), four_bits("nf4", is_nested=True), affine(4)
+
+
+def said(**changes: object) -> Change:
+    """Change what bitsandbytes says of a layer."""
+
+    def change(_: object, tensors: dict[str, torch.Tensor]) -> None:
+        state = json.loads(tensors[STATE].numpy().tobytes()) | changes
+        tensors[STATE] = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+
+    return change
+
+
+BROKEN_BLOCKS: dict[str, tuple[Encoder, Change, str]] = {
+    "no scales": (NF4, drop("weight.absmax"), rf"{Q}.weight.absmax is missing"),
+    "no scales of scales": (NESTED, drop("weight.nested_absmax"), "weight.nested_absmax is missing"),
+    "another shape": (NF4, said(shape=[64, 256]), r"is of shape \[64, 256\], expected \[128, 128\]"),
+    "another type": (NF4, said(quant_type="nf3"), "quant_type must be nf4 or fp4, got 'nf3'"),
+    "no block": (NF4, said(blocksize=0), "blocksize must be a whole number >= 1"),
+    "no JSON": (
+        NF4,
+        replace("weight.quant_state.bitsandbytes__nf4", torch.full((4,), 255, dtype=torch.uint8)),
+        "blocksize must be a whole number >= 1 and nested_offset a number, got {}",
+    ),
+    "other storage": (
+        NF4,
+        replace("weight", torch.zeros(4096, 1, dtype=torch.bfloat16)),
+        r"weight has shape \[4096, 1\], expected \[8192, 1\]",
+    ),
+    "no biases": (MLX, drop("biases"), rf"{Q}.biases is missing"),
+    "odd groups": (
+        MLX,
+        replace("scales", torch.zeros(128, 3)),
+        "16 words and 3 scales a row are no affine codes of 128",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_BLOCKS)
+def test_what_is_wrong_with_weights_in_blocks_is_named(name: str, source: Path, tmp_path: Path) -> None:
+    encoder, change, message = BROKEN_BLOCKS[name]
+    given = {"bits": 4, "group_size": 64} if encoder is MLX else {"quant_method": "bitsandbytes"}
+    quantize_blocks(source, tmp_path / "model", {"_proj": encoder}, given)
     with pytest.raises(CheckpointError, match=message):
         describe(damage(tmp_path / "model", change), "model")
 

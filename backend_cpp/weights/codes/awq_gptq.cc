@@ -22,6 +22,11 @@ AwqGptqMatrix::AwqGptqMatrix(const Json& expression, const std::vector<Checkpoin
   layout_ = layout == "awq" ? Layout::kAwq : Layout::kGptq;
   if (bits() == 8 && layout_ == Layout::kAwq) throw invalid_argument("awq codes of 8 bits are not supported");
   if (expression.at("zeros_less_one").as_bool()) zero_word_ = bits() == 4 ? 0x11111111u : 0x01010101u;
+  if (const Json* stored = expression.find("stored_bits")) {
+    has_thirds_ = layout_ == Layout::kGptq && bits() == 4 && stored->as_int() == 3;
+    if (!has_thirds_) throw invalid_argument("only gptq codes of 3 bits are stored in fewer bits than the kernels'");
+    zero_word_ &= 1u;
+  }
   if (args.size() < 3) throw invalid_argument("a quantized matrix needs three tensors");
   packed_values_ = args[0];
   packed_zeros_ = args[1];
@@ -32,9 +37,22 @@ AwqGptqMatrix::AwqGptqMatrix(const Json& expression, const std::vector<Checkpoin
   if (args.size() > 3) read_input_order(args[3]);
 }
 
+uint8_t AwqGptqMatrix::third(const CheckpointTensor& tensor, size_t first, size_t stride, int index) {
+  const int bit = 3 * index;
+  const size_t at = first + bit / 32 * stride;
+  const uint32_t high = bit % 32 > 29 ? word(tensor, at + stride) << (32 - bit % 32) : 0;
+  return static_cast<uint8_t>((word(tensor, at) >> (bit % 32) | high) & 7u);
+}
+
 void AwqGptqMatrix::check_sizes(const CheckpointTensor& scales) const {
-  const int n = values_per_word();
   const int outputs = out_features();
+  if (has_thirds_) {
+    if (outputs % 32 != 0 || stored_inputs() % 32 != 0) throw invalid_argument("sizes must be multiples of 32");
+    expect(packed_values_, "qweight", "I32", {stored_inputs() / 32 * 3, outputs});
+    expect(packed_zeros_, "qzeros", "I32", {group_count(), outputs / 32 * 3});
+    return expect(scales, "scales", scales.dtype.c_str(), {group_count(), outputs});
+  }
+  const int n = values_per_word();
   if (outputs % n != 0 || stored_inputs() % n != 0) {
     throw invalid_argument("sizes must be multiples of " + std::to_string(n));
   }
@@ -48,6 +66,10 @@ void AwqGptqMatrix::check_sizes(const CheckpointTensor& scales) const {
 }
 
 uint8_t AwqGptqMatrix::zero(int group, int output) const {
+  if (has_thirds_) {
+    const auto first = (static_cast<size_t>(group) * out_features() + output) / 32 * 3;
+    return (third(packed_zeros_, first, 1, output % 32) + zero_word_) & 7u;
+  }
   const int n = values_per_word();
   const int index = layout_ == Layout::kAwq ? kAwqIndex[output % n] : output % n;
   const uint32_t all = word(packed_zeros_, (static_cast<size_t>(group) * out_features() + output) / n) + zero_word_;
@@ -67,6 +89,15 @@ void AwqGptqMatrix::read_stored(int first, int count, Slice::Range inputs, uint8
           const int row = w * n + kAwqOrder[j] - first;
           if (row >= 0 && row < count) column[row * width] = (all >> (4 * j)) & 15u;
         }
+      }
+    }
+    return;
+  }
+  if (has_thirds_) {
+    for (int row = 0; row < count; ++row) {
+      for (int input = inputs.begin; input < inputs.end; ++input) {
+        *quantized++ =
+            third(packed_values_, static_cast<size_t>(input) / 32 * 3 * outputs + first + row, outputs, input % 32);
       }
     }
     return;

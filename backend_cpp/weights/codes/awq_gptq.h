@@ -7,6 +7,8 @@
 //   bits
 //                               j bits .. (j + 1) bits - 1. Checkpoints of the first format store words of zeros less
 //                               one in each value, borrowing across values as words do.
+//   GPTQ (3 bits)               the same with 32 values in 3 words, one after the other, and zeros less one in each
+//                               value alone. Kernels get them as codes of 4 bits.
 //                               (GPTQModel, nn_modules/qlinear and convert_gptq_v1_to_v2_format)
 //   both                        scales [groups, out]. GPTQ may name each input's group (g_idx, int32 [in]), when inputs
 //                               were quantized in order of importance ("desc_act").
@@ -30,9 +32,12 @@ class AwqGptqMatrix final : public GroupedMatrix {
   uint8_t zero(int group, int output) const override;
   std::shared_ptr<GroupedMatrix> copy() const override { return std::make_shared<AwqGptqMatrix>(*this); }
   void check_sizes(const CheckpointTensor& scales) const;
+  // Value `index` of 32 that are in 3 words, `stride` words apart, of which `first` is the first.
+  static uint8_t third(const CheckpointTensor& tensor, size_t first, size_t stride, int index);
 
   Layout layout_;
-  uint32_t zero_word_ = 0;  // added to each word of zeros
+  bool has_thirds_ = false;  // values of 3 bits
+  uint32_t zero_word_ = 0;   // added to each word of zeros
   CheckpointTensor packed_values_;
   CheckpointTensor packed_zeros_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/error.h"
@@ -28,6 +29,50 @@ half finite_half(float value, int output) {
 }
 
 }  // namespace
+
+CheckpointTensor affine_blocks(const Json& expression, const std::vector<CheckpointTensor>& args) {
+  const int64_t bits = expression.at("bits").as_int(), group = expression.at("group").as_int();
+  const int64_t outputs = expression.at("shape").at(0).as_int(), inputs = expression.at("shape").at(1).as_int();
+  constexpr int64_t kBlock = GgufMatrix::kInputGroup;
+  if (args.size() != 3) throw invalid_argument("an affine matrix needs codes, scales and biases");
+  if (bits < 2 || bits > 8 || group < kBlock || group % kBlock != 0 || outputs < 1 || inputs < 1 ||
+      inputs % group != 0 || args[0].dtype != "U32" ||
+      args[0].shape != std::vector<int64_t>{outputs, inputs * bits / 32}) {
+    throw invalid_argument("affine codes must be U32, of 2 to 8 bits, in groups of a multiple of 32 inputs");
+  }
+  const auto count = static_cast<size_t>(outputs * (inputs / group));
+  std::vector<float> numbers[2] = {std::vector<float>(count), std::vector<float>(count)};  // scales, biases
+  for (size_t i = 0; i < 2; ++i) {
+    if (args[i + 1].bytes != count * type_bytes(args[i + 1].dtype)) {
+      throw invalid_argument("scales and biases of affine codes must be one a group");
+    }
+    copy_values(args[i + 1], numbers[i].data());
+  }
+  const size_t room = bits <= 4 ? 20 : 36;  // bytes of a block
+  const auto blocks = static_cast<size_t>(outputs * inputs / kBlock);
+  auto bytes = std::make_shared<std::vector<std::byte>>(blocks * room);
+  const uint32_t mask = (1u << bits) - 1;
+  for (size_t b = 0; b < blocks; ++b) {
+    std::byte* block = bytes->data() + b * room;
+    for (size_t i = 0; i < 2; ++i) {
+      const size_t entry = b * kBlock / static_cast<size_t>(group);
+      const half value = finite_half(numbers[i][entry], static_cast<int>(entry / (inputs / group)));
+      std::memcpy(block + 2 * i, &value, sizeof(value));
+    }
+    for (size_t i = 0; i < kBlock; ++i) {
+      const size_t bit = (b * kBlock + i) * static_cast<size_t>(bits);
+      uint64_t words = 0;
+      std::memcpy(&words, args[0].data + bit / 32 * 4, std::min<size_t>(8, args[0].bytes - bit / 32 * 4));
+      const auto code = static_cast<std::byte>((words >> (bit % 32)) & mask);
+      if (bits > 4) {
+        block[4 + i] = code;
+      } else {
+        block[4 + i % 16] |= i < 16 ? code : code << 4;
+      }
+    }
+  }
+  return {bits <= 4 ? "Q4_1" : "AFFINE8", {outputs, inputs}, bytes->data(), bytes->size(), bytes};
+}
 
 GgufMatrix::GgufMatrix(CheckpointTensor blocks) : blocks_(std::move(blocks)), format_(gguf_blocks(blocks_.dtype)) {
   if (format_ == nullptr) throw invalid_argument("weights of type " + blocks_.dtype + " are not supported");

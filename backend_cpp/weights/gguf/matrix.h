@@ -6,12 +6,19 @@
 // minima if any has.
 #pragma once
 
+#include "base/json.h"
 #include "weights/checkpoint_tensor.h"
 #include "weights/gguf/blocks.h"
 #include "weights/quantized_matrix.h"
 #include "weights/slice.h"
 
 namespace turbomind {
+
+// Blocks of a matrix that MLX stores (`mlx.core.quantize`, mode "affine"): w = scale code + bias in groups of inputs.
+// `expression` is a manifest's operation "affine"; `args` are codes U32 [out, in bits / 32], an input's bits after
+// those of the one before, and scales and biases [out, in / group]. The blocks have the codes as they are, of up to 4
+// bits as Q4_1, and the other numbers as halves. Throws Error for sizes and types that do not fit.
+CheckpointTensor affine_blocks(const Json& expression, const std::vector<CheckpointTensor>& args);
 
 class GgufMatrix final : public QuantizedMatrix {
  public:

@@ -10,7 +10,7 @@ from lmdeploy.pytorch.configurations import AutoModelConfigBuilder
 from lmdeploy.pytorch.models.hf_config import read_hf_config
 from lmdeploy.pytorch.models.patch import CustomModuleMap, model_class_for, read_module_map
 from lmdeploy.turbomind.checkpoint import read_config
-from lmdeploy.turbomind.quantized import weight_format
+from lmdeploy.turbomind.quantized import weight_format_of_workers
 
 _TYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -50,7 +50,7 @@ def check_model(model_path: str | Path, dtype: str = "auto", custom_module_map: 
         config = AutoModelConfigBuilder.build(hf_config, str(path))
     except ValueError as error:
         raise CheckpointError(path, [str(error)]) from error
-    weight_format(read_config(path))
+    weight_format_of_workers(read_config(path))
     if model_class_for(hf_config, custom) is None and type(hf_config).model_type != hf_config.model_type:
         names = ", ".join(hf_config.architectures or [str(hf_config.model_type)])
         raise UnsupportedModelError(

@@ -1,0 +1,104 @@
+"""Tiny checkpoints as bitsandbytes and MLX quantize them, by encoders that share nothing with the engine.
+
+Facts, by source:
+
+* NF4: QLoRA (Dettmers et al., 2023, arXiv 2305.14314), appendix E; the largest magnitude of 64 numbers is their scale,
+  rows run on. Two codes a byte, the first in the high half. FP4: sign, then 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4.
+* Scales quantized once more: less their mean, in blocks of 256, as entries of a table.
+* 8 bits: LLM.int8() (Dettmers et al., 2022, arXiv 2208.07339), one scale a row, 127 for the largest magnitude.
+* MLX: ``mlx.core.quantize``: ``scale code + bias`` in groups of a row; codes follow one another bit by bit in words.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.support.quantized_checkpoints import copy_files, pack, save_quantized
+
+Tensors = dict[str, torch.Tensor]
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_FP4_HALF = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+_FP4 = (*_FP4_HALF, *(-entry for entry in _FP4_HALF))
+Encoder = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+
+
+def four_bits(kind: str, *, is_nested: bool = False) -> Encoder:
+    """Return the encoder of NF4 or FP4: from a weight to tensors ``X<name>`` and the numbers they stand for."""
+    table = torch.tensor(_NF4 if kind == "nf4" else _FP4)
+
+    def encode(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        blocks = weight.float().reshape(-1, 64)
+        absmax = blocks.abs().amax(1)
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
+        tensors = {".weight.quant_map": table}
+        if is_nested:
+            entries = torch.linspace(-1, 1, 256)
+            offset = float(absmax.mean())
+            parts = (absmax - offset).split(256)
+            largest = torch.stack([part.abs().amax() for part in parts])
+            codes = torch.cat(
+                [(part[:, None] / top - entries).abs().argmin(1) for part, top in zip(parts, largest, strict=True)]
+            )
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+            tensors |= {
+                ".weight.absmax": codes.to(torch.uint8),
+                ".weight.nested_absmax": largest,
+                ".weight.nested_quant_map": entries,
+            }
+            absmax = entries[codes] * largest.repeat_interleave(256)[: len(codes)] + offset
+        else:
+            tensors[".weight.absmax"] = absmax
+        nearest = (blocks[..., None] / absmax[:, None, None] - table).abs().argmin(-1)
+        pairs = nearest.reshape(-1, 2)
+        text = json.dumps(state).encode()
+        tensors[".weight"] = (pairs[:, :1] * 16 + pairs[:, 1:]).to(torch.uint8)
+        tensors[f".weight.quant_state.bitsandbytes__{kind}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        return tensors, (table[nearest] * absmax[:, None]).reshape(weight.shape)
+
+    return encode
+
+
+def int8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Encode in 8 bits, as :func:`four_bits`."""
+    largest = weight.float().abs().amax(1)
+    codes = (weight.float() / largest[:, None] * 127).round()
+    tensors = {".weight": codes.to(torch.int8), ".SCB": largest, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return tensors, codes * (largest[:, None] / 127)
+
+
+def affine(bits: int, group: int = 64) -> Encoder:
+    """Return the encoder of MLX, as :func:`four_bits`."""
+
+    def encode(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        groups = weight.float().reshape(len(weight), -1, group)
+        low, high = groups.amin(-1), groups.amax(-1)
+        scale, bias = ((high - low) / (2**bits - 1)).clamp(min=1e-4).bfloat16(), low.bfloat16()
+        codes = ((groups - bias.float()[..., None]) / scale.float()[..., None]).round().clamp(0, 2**bits - 1)
+        words = pack(codes.reshape(weight.shape).numpy().astype(np.int64), bits, 1)
+        tensors = {".weight": torch.from_numpy(words), ".scales": scale, ".biases": bias}
+        return tensors, (codes * scale.float()[..., None] + bias.float()[..., None]).reshape(weight.shape)
+
+    return encode
+
+
+def quantize_checkpoint(
+    source: Path, target: Path, encoders: dict[str, Encoder], quantization: dict[str, Any]
+) -> Tensors:
+    """Write a copy of a checkpoint with the layers that end so encoded; return the values of these weights."""
+    tensors, values = copy_files(source, target), {}
+    for name in list(tensors):
+        layer = name.removesuffix(".weight")
+        encode = next((encode for end, encode in encoders.items() if layer != name and layer.endswith(end)), None)
+        if encode is not None:
+            made, values[name] = encode(tensors.pop(name))
+            tensors |= {layer + part: tensor for part, tensor in made.items()}
+    save_quantized(source, target, {name: tensor.clone() for name, tensor in tensors.items()}, quantization)
+    return values
