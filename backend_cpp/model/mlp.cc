@@ -46,7 +46,8 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
   const int hidden = spec.hidden_size;
   const DType dtype = read.options().dtype;
   ExpertWeights weights;
-  const auto expert = [&](const std::string& name, const Slice& divided) {
+  const int inner = moe.latent_size > 0 ? moe.latent_size : hidden;
+  const auto expert = [&](const std::string& name, const Slice& divided, int hidden) {
     const bool bias = spec.mlp.bias;
     const Slice channels = read.as_stored(name + ".down", hidden, divided);
     return ExpertWeight{
@@ -68,10 +69,14 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
   if (moe.router.has_expert_scale) weights.scales = read.vector(prefix + "router.scales", moe.num_experts);
   if (moe.router.has_correction) weights.correction = read.vector(prefix + "router.correction", moe.num_experts);
   for (int e = 0; e < moe.num_experts; ++e) {
-    weights.experts.push_back(expert(prefix + "experts." + std::to_string(e), shard.expert_channels));
+    weights.experts.push_back(expert(prefix + "experts." + std::to_string(e), shard.expert_channels, inner));
   }
   if (moe.shared_intermediate_size > 0) {
-    weights.shared.push_back(expert(prefix + "shared", shard.shared_channels));
+    weights.shared.push_back(expert(prefix + "shared", shard.shared_channels, hidden));
+  }
+  if (moe.latent_size > 0) {
+    weights.latent_in = read.linear(prefix + "latent_in", inner, hidden, false);
+    weights.latent_out = read.linear(prefix + "latent_out", hidden, inner, false);
   }
   if (moe.has_shared_gate) weights.shared_gate = read.matrix(prefix + "shared_gate.weight", 1, hidden, dtype);
   return weights;
@@ -88,6 +93,10 @@ ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
   if (moe_.router.scales_input) {
     scaled_ = FloatRows(ops, max_rows, spec.hidden_size);
     ones_ = FloatRows(uploaded(ops, ones));
+  }
+  if (moe_.latent_size > 0) {
+    latent_ = FloatRows(ops, max_rows, moe_.latent_size);
+    latent_sum_ = FloatRows(ops, max_rows, moe_.latent_size);
   }
   if (moe_.shared_intermediate_size == 0) return;
   first_expert_ = float_buffer(ops, max_rows, 1);
@@ -128,7 +137,15 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
     inputs = scaled_;
     shares = ones_;
   }
-  ops.add_experts(activation_, weights.experts, inputs, step.rows, params.top_k, chosen_.as<int32_t>(), shares, y);
+  float* sum = y;
+  if (moe_.latent_size > 0) {
+    ops.linear(weights.latent_in.view, x, step.rows, latent_, false);
+    ops.fill_zero(latent_sum_, static_cast<size_t>(step.rows) * moe_.latent_size * sizeof(float));
+    inputs = latent_;
+    sum = latent_sum_;
+  }
+  ops.add_experts(activation_, weights.experts, inputs, step.rows, params.top_k, chosen_.as<int32_t>(), shares, sum);
+  if (moe_.latent_size > 0) ops.linear(weights.latent_out.view, latent_sum_, step.rows, y, true);
   if (weights.shared.empty()) return;
 
   if (moe_.has_shared_gate) {

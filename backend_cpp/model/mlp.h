@@ -42,6 +42,8 @@ class ExpertMlp {
   FloatRows shares_;            // float32 [max_rows, experts_per_token]
   FloatRows scaled_;            // float32 [max_rows, hidden]: inputs times shares, where the router scales these
   FloatRows ones_;              // float32 [max_rows], then
+  FloatRows latent_;            // float32 [max_rows, latent_size]: what routed experts read, where that is not x ...
+  FloatRows latent_sum_;        // ... and their sum
   AlignedBuffer first_expert_;  // int32 [max_rows], zeros: every row goes to the shared expert ...
   FloatRows shared_gate_;       // float32 [max_rows]: ... with this weight
 };

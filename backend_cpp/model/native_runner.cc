@@ -52,8 +52,9 @@ class Mover {
   void move(StoredTable&) {}
 
   void move(ExpertWeights& weights) {
-    auto& [router, router_norm, correction, scales, arena, experts, shared, shared_gate] = weights;
-    all(router, router_norm, correction, scales, shared_gate);
+    auto& [router, router_norm, correction, scales, arena, experts, shared, shared_gate, latent_in, latent_out] =
+        weights;
+    all(router, router_norm, correction, scales, shared_gate, latent_in, latent_out);
     std::vector<LinearWeight*> views;
     for (std::vector<ExpertWeight>* list : {&experts, &shared}) {
       for (ExpertWeight& expert : *list) views.insert(views.end(), {&expert.gate_up, &expert.down});

@@ -76,6 +76,8 @@ struct ExpertWeights {
   std::vector<ExpertWeight> experts;
   std::vector<ExpertWeight> shared;  // one, or none
   LinearStorage shared_gate;         // [1, hidden], never rounded; empty where there is none
+  LinearStorage latent_in;           // [latent, hidden] in front of the routed experts, or empty
+  LinearStorage latent_out;          // [hidden, latent] after them
 
   // `prefix` is all of the tensors' names before "router", "experts", ...
   static ExpertWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);

@@ -80,6 +80,10 @@ class SourceModel:
         self.name = self.spec.architecture
         if self.spec.streams or self.spec.hyper_connections:
             raise UnsupportedModelError(f"{self.name} has several residual streams: serve it with --weight-bits 4 or 8")
+        if self.spec.moe is not None and self.spec.moe.latent_size:
+            raise UnsupportedModelError(
+                f"{self.name} has experts in a smaller space: serve it with --weight-bits 4 or 8"
+            )
         if self.spec.images is not None and self.spec.images.has_own_weights:
             raise UnsupportedModelError(
                 f"{self.name} has weights for rows of images alone: serve it with --weight-bits 4 or 8"

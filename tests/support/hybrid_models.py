@@ -180,6 +180,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_shared_expert_intermediate_size": 40,
         },
     ),
+    "Nemotron 3 Super": (
+        "NemotronHForCausalLM",
+        NEMOTRON_H
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 24,
+            "moe_latent_size": 32,
+        },
+    ),
     "MiniMax-Text-01": ("MiniMaxForCausalLM", MINIMAX),
     "OLMo Hybrid": (
         "OlmoHybridForCausalLM",

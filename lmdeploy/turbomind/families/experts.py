@@ -34,6 +34,7 @@ class ExpertNames:
     down: str = "mlp.experts.{}.down_proj"
     shared: str = "mlp.shared_experts.{}_proj"  # gate, up, down
     shared_gate: str = "mlp.shared_expert_gate"
+    latent: str = "mlp.fc{}_latent_proj"  # in front of the routed experts, after them
 
     def tensors(self, spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         """Return the engine tensors of the experts of a layer whose tensors begin with ``prefix``."""
@@ -44,18 +45,22 @@ class ExpertNames:
             engine["moe.router.correction"] = Load(prefix + self.correction, (moe.num_experts,))
         for e in range(moe.num_experts):
             names = tuple(prefix + name.format(e) for name in (self.gate, self.up, self.down))
-            engine |= _mlp(f"moe.experts.{e}", names, moe.intermediate_size, spec)
+            engine |= _mlp(f"moe.experts.{e}", names, moe.intermediate_size, moe.latent_size or hidden, spec)
+        if size := moe.latent_size:
+            engine |= {
+                "moe.latent_in.weight": Load(f"{prefix}{self.latent.format(1)}.weight", (size, hidden)),
+                "moe.latent_out.weight": Load(f"{prefix}{self.latent.format(2)}.weight", (hidden, size)),
+            }
         if size := moe.shared_intermediate_size:
             shared = tuple(prefix + self.shared.format(part) for part in ("gate", "up", "down"))
-            engine |= _mlp("moe.shared", shared, size, spec)
+            engine |= _mlp("moe.shared", shared, size, hidden, spec)
         if moe.has_shared_gate:
             engine["moe.shared_gate.weight"] = Load(f"{prefix}{self.shared_gate}.weight", (1, hidden))
         return engine
 
 
-def _mlp(engine: str, parts: tuple[str, ...], size: int, spec: ModelSpec) -> dict[str, Expression]:
+def _mlp(engine: str, parts: tuple[str, ...], size: int, hidden: int, spec: ModelSpec) -> dict[str, Expression]:
     """Return the engine tensors of an expert, whose gate is only there in a gated MLP."""
-    hidden = spec.hidden_size
     gate, up, down = (part + ".weight" for part in parts)
     tensors: dict[str, Expression] = {f"{engine}.down.weight": Load(down, (hidden, size))}
     if spec.mlp.is_gated:

@@ -47,7 +47,6 @@ def nemotron_h_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     config.hidden_act = config.mamba_hidden_act
     moe = None
     if "moe" in kinds:
-        reject_unless(config.moe_latent_size is None, f"moe_latent_size {config.moe_latent_size}")
         reject_unless(not config.mlp_bias, "mlp_bias with experts")
         moe = MoeSpec(
             num_experts=config.n_routed_experts,
@@ -56,6 +55,7 @@ def nemotron_h_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
             router=corrected_router(config),
             layers=tuple(kind == "moe" for kind in kinds),
             shared_intermediate_size=config.moe_shared_expert_intermediate_size,
+            latent_size=config.moe_latent_size or 0,
         )
     recurrence = mamba_spec(
         config,
@@ -100,6 +100,7 @@ NEMOTRON_H_LAYOUT = Layout(
         up="mixer.experts.{}.up_proj",
         down="mixer.experts.{}.down_proj",
         shared="mixer.shared_experts.{}_proj",
+        latent="mixer.fc{}_latent_proj",
     ).tensors,
     recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mixer."),
 )

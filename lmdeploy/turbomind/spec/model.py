@@ -498,5 +498,7 @@ def _moe_problems(moe: MoeSpec, num_layers: int) -> Iterator[str]:
         yield f"moe.router.groups must divide the {moe.num_experts} experts and be >= top_groups {router.top_groups}"
     elif router.scales_input and moe.experts_per_token != 1:
         yield f"moe.router.scales_input needs moe.experts_per_token 1, got {moe.experts_per_token}"
+    elif router.scales_input and moe.latent_size:
+        yield f"moe.router.scales_input cannot be had with moe.latent_size, got {moe.latent_size}"
     elif moe.experts_per_token > moe.num_experts // router.groups * router.top_groups:
         yield f"moe.experts_per_token must be at most the experts to choose from, got {moe.experts_per_token}"

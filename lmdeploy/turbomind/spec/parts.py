@@ -193,6 +193,9 @@ class MoeSpec:
     is_alongside_mlp
         Whether the experts' layers have a dense MLP too. Each of both reads the residual stream through a norm of its
         own and gives through one, and the sum is what the layer's MLP gives (Gemma 4).
+    latent_size
+        Routed experts read a linear layer's this many outputs, and another one reads their sum (Nemotron 3 Super); 0:
+        they read and write what the router and the shared expert do.
     """
 
     num_experts: Count
@@ -203,6 +206,7 @@ class MoeSpec:
     shared_intermediate_size: OptionalSize = 0
     has_shared_gate: bool = False
     is_alongside_mlp: bool = False
+    latent_size: OptionalSize = 0
 
 
 @dataclass(frozen=True)
