@@ -14,7 +14,10 @@ import torch
 from lmdeploy import GenerationConfig
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.turbomind.heads.checkpoints import eagle_head
 from lmdeploy.turbomind.heads.directory import find_head
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from lmdeploy.turbomind.spec import ModelSpec
 from tests.engine.test_speculative_decoding import PROMPTS, drafted, engine, trace
 from tests.kernels.device import built_modules, host_module, load_module
 from tests.support import heads
@@ -71,6 +74,32 @@ def mtp(folder: Path) -> Case:
 def qwen_mtp(folder: Path) -> Case:
     model = heads.make_tiny_qwen_mtp(folder / "model", "Qwen3.5")
     return Case(model, {"method": "mtp"}, heads.qwen_mtp_reference(model), HIDDEN)
+
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("layers", "config", "read"),
+    [
+        (61, {"eagle_config": {LAYER_IDS: [1, 29, 57], "use_aux_hidden_state": True}}, (2, 30, 58)),  # DeepSeek-V3's
+        (24, {"eagle_config": {LAYER_IDS: [1, 11, 21]}}, (2, 12, 22)),  # of gpt-oss 20B
+        (36, {LAYER_IDS: [2, 18, 33]}, (2, 18, 33)),  # as the package speculators writes them
+        (36, {}, (2, 18, 33)),
+    ],
+)
+def test_an_eagle3_head_reads_the_layers_that_its_config_names(
+    layers: int, config: dict[str, Any], read: tuple[int, ...], tmp_path: Path
+) -> None:
+    spec = ModelSpec.from_json((resolve(str(llama(tmp_path)[0]), backend="turbomind").path / "spec.json").read_text())
+    tensors = heads.eagle3_tensors(HIDDEN, VOCAB, DRAFTED)
+    head = heads.write_head(
+        tmp_path / "head", tensors, hidden_size=HIDDEN, num_hidden_layers=1, vocab_size=VOCAB, **config
+    )
+    target = dataclasses.replace(spec, num_layers=layers)
+    found = eagle_head(target, head, read_checkpoint(head), "eagle3").spec.head
+    assert found is not None
+    assert found.target_layers == read
 
 
 @pytest.fixture(scope="module", params=[eagle, eagle3, mtp, qwen_mtp])

@@ -117,6 +117,7 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
     """
     raw = read_config(directory)
     reject_unless(not raw.get("quantization_config"), "a quantized head (quantization_config)")
+    reject_unless(not raw.get("dflash_config"), "a DFlash draft (dflash_config)")
     reject_unless(not raw.get("norm_before_residual"), "a head with norm_before_residual")
     reject_unless(not raw.get("norm_before_fc"), "a head with norm_before_fc")
     has_three = kind == "eagle3"
@@ -199,8 +200,10 @@ def _take_stored(
 def _target_layers(target: ModelSpec, raw: Mapping[str, Any]) -> tuple[int, ...]:
     """Return in front of which of the model's layers hidden states are taken: low, middle and high."""
     count = target.num_layers
-    given = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    layers = tuple(given) if given else (2, count // 2, count - 3)
+    name = "eagle_aux_hidden_state_layer_ids"
+    layers = tuple(raw.get(name) or (2, count // 2, count - 3))
+    if after := (raw.get("eagle_config") or {}).get(name):  # whose numbers are those of the layers before
+        layers = tuple(layer + 1 if isinstance(layer, int) else layer for layer in after)
     if len(layers) != 3 or not all(isinstance(layer, int) and 0 <= layer < count for layer in layers):
         raise UnsupportedModelError(f"a head reads three of the model's {count} layers, not {layers}")
     return layers
