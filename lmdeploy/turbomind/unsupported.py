@@ -77,10 +77,16 @@ UNSUPPORTED = (
         when=lambda raw: "position_encoding_2d" in raw or "inner_hidden_size" in raw,
     ),
     UnsupportedModel(
-        ("LlamaForCausalLMEagle3", "DFlashDraftModel"),
-        "Drafts of another model",
+        ("LlamaForCausalLMEagle3",),
+        "EAGLE-3 heads",
         "a model of its own: they draft tokens for the model that they were trained for",
-        "that model; an EAGLE-3 draft alongside it is named in --speculative-config",
+        'that model with --speculative-config \'{"method": "eagle3", "model": "HEAD"}\'',
+    ),
+    UnsupportedModel(
+        ("DFlashDraftModel",),
+        "DFlash drafts",
+        "attention of a block of masked tokens to one another, which are drafted in one pass",
+        "the model that it was trained for, with an EAGLE-3 head, its own mtp layer or ngram in --speculative-config",
     ),
     UnsupportedModel(
         ("LongcatFlashForCausalLM", "LongcatCausalLM"),
@@ -105,10 +111,10 @@ UNSUPPORTED = (
         "LLaVA 1.6",
     ),
     UnsupportedModel(
-        ("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"),
-        "Phi-4-multimodal",
+        ("Phi4MultimodalForCausalLM",),
+        "Phi-4-multimodal as converted for transformers",
         "low-rank matrices that are added in prompts with images",
-        "Phi-4-mini-instruct for texts, the models of docs/reference/vision.md for images",
+        "microsoft/Phi-4-multimodal-instruct as published for texts, the models of docs/reference/vision.md for images",
     ),
     UnsupportedModel(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),
     UnsupportedModel(

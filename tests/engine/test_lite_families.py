@@ -128,6 +128,7 @@ SHOWN = {
     "OlmoHybridForCausalLM": "OLMo Hybrid",
     "OlmoeForCausalLM": "OLMoE",
     "Phi3ForCausalLM": "Phi-3.5",
+    "Phi4MMForCausalLM": "Phi-4-multimodal",
     "PhiForCausalLM": "Phi-2",
     "PhimoeForCausalLM": "Phi-3.5-MoE with longrope",
     "QWenLMHeadModel": "Qwen",

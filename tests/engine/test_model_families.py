@@ -243,6 +243,7 @@ CASES = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
         },
     ),
+    "Phi-4-multimodal": Case("Phi3ForCausalLM", {"sliding_window": None, "pad_token_id": 0}, published.phi4_multimodal),
     "Phi-3.5": Case("Phi3ForCausalLM", {"sliding_window": 30, "pad_token_id": 0, "rope_parameters": LONG_ROPE}),
     "StarCoder2": Case("Starcoder2ForCausalLM", {"sliding_window": 24, "use_bias": True}),
     "GLM-4": Case("GlmForCausalLM", SMALL_HEADS | UNTIED | {"pad_token_id": 0}),

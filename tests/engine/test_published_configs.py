@@ -180,6 +180,9 @@ MADE = {
     "MiniCPMV": Made("GraniteForCausalLM", _minicpm, _below("llm.", as_is)),
     "MixFormerSequentialForCausalLM": Made("PhiForCausalLM", _mixformer, published.mixformer),
     "PhiMoEForCausalLM": Made("PhimoeForCausalLM", _same()),
+    "Phi4MMForCausalLM": Made(
+        "Phi3ForCausalLM", lambda raw: _same(pad_token_id=0)(with_longrope(raw)), published.phi4_multimodal
+    ),
     "QWenLMHeadModel": Made("Qwen2ForCausalLM", _qwen, published.qwen),
     "RWForCausalLM": Made("FalconForCausalLM", _rw, published.rw),
     "VoxtralForConditionalGeneration": Made("LlamaForCausalLM", _text, _below("language_model.", as_is)),
@@ -250,10 +253,8 @@ TOLERANCE = 1e-4
 
 # Architectures that are not served: a part of the reason, and the names. Support deletes a line.
 REFUSED: dict[str, tuple[str, ...]] = {
-    "Drafts of another model": (
-        "DFlash--27b-draft",
-        "SpecForge--deepseek-v3-671b-eagle3",
-    ),
+    "DFlash drafts": ("DFlash--27b-draft",),
+    "EAGLE-3 heads": ("SpecForge--deepseek-v3-671b-eagle3",),
     "is not supported: no family describes it": (
         "MiniMaxAI--MiniMax-M3",
         "Salesforce--xgen-mm-phi3-mini-instruct",
@@ -267,11 +268,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "ChatGLM-6B": ("THUDM--chatglm-6b-slim",),
     "names no architecture": ("community--llama3v",),
-    "Phi-4-multimodal": ("microsoft--Phi-4-multimodal-instruct--cut",),
-    "moe_latent_size": (
-        "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
-        "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
-    ),
     "config.json: hidden_size must be a whole number >= 1, got None": (
         "ai21labs--Jamba-v0.1--cut",
         "nvidia--NVIDIA-Nemotron-Nano-9B-v2--mock",

@@ -163,6 +163,14 @@ def xverse(directory: Path) -> None:
     rewrite(directory, config, lambda tensors, _: tensors)
 
 
+def phi4_multimodal(directory: Path) -> None:
+    """Phi-4-multimodal from a Phi-3: names that leave room for low-rank matrices."""
+    old = old_config(directory)
+    layers = (r"(qkv_proj|o_proj|gate_up_proj|down_proj)[.]weight$", r"\1.base_layer.weight")
+    config = old | {"architectures": ["Phi4MMForCausalLM"], "model_type": "phi4mm"}
+    rewrite(directory, config, lambda tensors, _: renamed(tensors, layers))
+
+
 def minicpm(directory: Path) -> None:
     """MiniCPM from a Granite whose scores are scaled as Llama's."""
     old = old_config(directory)

@@ -127,6 +127,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "Gte": SIZES,
     "JinaBert": SIZES,
     "JinaEmbeddingsV3": SIZES | {"pad_token_id": 1},
+    "EuroBert": SIZES | {"num_key_value_heads": 2, "pad_token_id": 0},
     "Gemma3Text": SIZES
     | {"head_dim": 12, "num_key_value_heads": 2, "query_pre_attn_scalar": 12, "use_bidirectional_attention": True}
     | {"sliding_window": 12, "sliding_window_pattern": 3},
@@ -141,6 +142,7 @@ NO_TYPES = {
     "ModernBert",
     "Gte",
     "JinaEmbeddingsV3",
+    "EuroBert",
     "Gemma3Text",
 }
 """Of these, both texts of a pair have one token type."""

@@ -77,7 +77,7 @@ SEEN = (
     "MllamaForConditionalGeneration",
 )  # fmt: skip
 REFUSED = (
-    "MiniCPMV4_6ForConditionalGeneration", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
+    "MiniCPMV4_6ForConditionalGeneration", "Phi4MultimodalForCausalLM",
     "Molmo2ForConditionalGeneration", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.

@@ -69,6 +69,11 @@ def token_types(spec: ModelSpec, name: str) -> dict[str, Expression]:
     return {"token_types": Load(f"{name}.weight", (count, spec.hidden_size))} if count else {}
 
 
+def body_names(tensors: Mapping[str, Expression]) -> dict[str, Expression]:
+    """Return the tensors of a decoder's layers by the names that a body alone has."""
+    return {name: renamed(made, lambda stored: stored.removeprefix("model.")) for name, made in tensors.items()}
+
+
 # The names that encoders' tensors have in a checkpoint: with the model's prefix or without it.
 _HEADS = re.compile(
     r"(^|\.)(pooler|classifier|pre_classifier|cls|lm_head|head|decoder|vocab_transform|vocab_layer_norm|vocab_projector)"

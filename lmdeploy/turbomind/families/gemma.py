@@ -13,10 +13,11 @@ from lmdeploy.turbomind.families.common import (
     reject_unless,
     windows_of,
 )
+from lmdeploy.turbomind.families.encoders import body_names
 from lmdeploy.turbomind.families.experts import has_experts, moe_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import plain_rope, rope_of, ropes_by_kind
-from lmdeploy.turbomind.manifest import Expression, Load, concat, renamed, reshape, rows_of
+from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
 from lmdeploy.turbomind.spec import (
     AttentionSpec,
     BlockSpec,
@@ -75,11 +76,7 @@ def gemma_tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor; those of encoders without a prefix."""
     has_later_names = spec.block.has_output_norms or spec.architecture == _VAULT
     engine = (_LATER_LAYOUT if has_later_names else _GEMMA_LAYOUT).tensors(spec)
-    if not spec.encoder:
-        return engine
-    return {
-        name: renamed(expression, lambda stored: stored.removeprefix("model.")) for name, expression in engine.items()
-    }
+    return body_names(engine) if spec.encoder else engine
 
 
 GEMMA = Family(

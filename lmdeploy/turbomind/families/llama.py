@@ -1,4 +1,4 @@
-"""Llama, and models that differ from it in a detail: XVERSE, CWM, Jais 2, SmolLM3, Seed-OSS, Helium, Apertus."""
+"""Llama, and models that differ from it in a detail: XVERSE, EuroBERT, CWM, Jais 2, SmolLM3, Seed-OSS, Helium, ..."""
 
 import dataclasses
 from typing import Any
@@ -12,9 +12,10 @@ from lmdeploy.turbomind.families.common import (
     llama_config,
     reject_unless,
 )
+from lmdeploy.turbomind.families.encoders import body_names
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
+from lmdeploy.turbomind.spec import EncoderSpec, MlpSpec, ModelSpec, NormSpec
 
 
 # Llama 1 to 3.3, Code Llama, Yi, SmolLM2, and everything else that is published as Llama.
@@ -31,6 +32,17 @@ def llama_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
 
 LLAMA = Family(("LlamaForCausalLM", "IQuestCoderForCausalLM"), llama_spec, Layout().tensors)
 XVERSE = Family(("XverseForCausalLM",), llama_spec, Layout().tensors, config=llama_config)  # its own code, not run
+
+
+# EuroBERT: Llama's layers with attention to both sides.
+def eurobert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    return llama_spec(config, checkpoint, encoder=EncoderSpec(), tied_embeddings=True)
+
+
+EUROBERT = Family(
+    ("EuroBertModel", "EuroBertForMaskedLM"), eurobert_spec, lambda spec: body_names(Layout().tensors(spec))
+)
 
 
 # CWM: Llama with windows in most layers.

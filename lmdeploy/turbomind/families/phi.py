@@ -101,6 +101,14 @@ def phi3_config(raw: Mapping[str, Any]) -> Any:
 
 
 PHI3 = Family(("Phi3ForCausalLM",), decoder_spec, PHI3_LAYOUT.tensors, config=phi3_config)
+# Of Phi-4-multimodal the texts: low-rank matrices are added in prompts with images or speech alone.
+PHI4_LAYOUT = Layout(
+    qkv="self_attn.qkv_proj.base_layer",
+    o="self_attn.o_proj.base_layer",
+    gate_up="mlp.gate_up_proj.base_layer",
+    down="mlp.down_proj.base_layer",
+)
+PHI4_MULTIMODAL = Family(("Phi4MMForCausalLM",), decoder_spec, PHI4_LAYOUT.tensors, config=phi3_config)
 
 
 # Phi-3.5-MoE: LayerNorm, biases, and experts chosen by SparseMixer.
