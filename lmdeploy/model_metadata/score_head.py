@@ -23,6 +23,7 @@ from lmdeploy.model_metadata.pooling import DenseLayer, layers_of, linear, read_
 from lmdeploy.model_metadata.stored_layers import linear_of, tensor_of
 from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
 from lmdeploy.turbomind.families.encoders import prefix_in
+from lmdeploy.turbomind.headless import REWARDING
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ def score_head_of(model_dir: Path, model_name: str, tokenizer: Tokenizer, is_enc
         raw: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
         architecture = str((raw.get("architectures") or [""])[0])
         judges = architecture.startswith("Qwen3For") and _is_judge(model_dir, model_name)
+        if architecture == REWARDING:
+            weight, bias = linear_of(model_dir, "v_head")
+            return ScoreHead(("reward",), activation="identity", weight=weight, bias=bias)
         if architecture.endswith(_CLASSIFIER):
             if not is_encoder:
                 return _classifier(model_dir, raw, judges)

@@ -13,7 +13,9 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
 _BODIES = ("Model", "ForSequenceClassification")
 _WHOLE = "ForCausalLM"
-HEAD_TENSORS = ("score.weight", "score.bias")
+REWARDING = "InternLM2ForRewardModel"
+"""An architecture whose head is called ``v_head``; its text ends with the token ``<|reward|>``."""
+HEAD_TENSORS = ("score.weight", "score.bias", "v_head.weight")
 """Fields of a small head; the decoder itself does without."""
 
 
@@ -36,6 +38,7 @@ def _names(architectures: object) -> Sequence[object]:
 
 
 def _wholes(name: object) -> tuple[str, ...]:
-    ending = next((ending for ending in _BODIES if isinstance(name, str) and name.endswith(ending)), None)
+    endings = ("ForRewardModel",) if name == REWARDING else _BODIES
+    ending = next((ending for ending in endings if isinstance(name, str) and name.endswith(ending)), None)
     whole = "" if ending is None else str(name).removesuffix(ending) + _WHOLE
     return (whole,) if whole in families() else ()

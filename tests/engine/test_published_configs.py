@@ -260,7 +260,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "Salesforce--xgen-mm-phi3-mini-instruct",
         "deepseek-ai--DeepSeek-V4-Flash",
         "inclusionAI--Ming-Lite-Omni",
-        "internlm--internlm2-7b-reward",
         "microsoft--Phi-3-small-8k-instruct",
         "moonshotai--Kimi-K3",
         "sgl-project--DeepSeek-V4-Flash-FP8",
@@ -278,6 +277,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 NOT_COMPARED = {
     "Alibaba-NLP--gte-Qwen2-7B-instruct": "attends both ways, which decoders of this engine do not",
     "allenai--Molmo-7B-D-0924--bnb-nf4": "transformers lacks it: test_lite_families.py makes one of a Qwen2",
+    "internlm--internlm2-7b-reward": "a reward model: test_score_heads.py makes one of a Llama",
     "deepseek-ai--DeepSeek-OCR-2": "its text part is DeepSeek-MoE's: test_model_families.py makes one of a Qwen2-MoE",
     "jinaai--jina-embeddings-v2-base-en": "transformers lacks it: tests/engine/test_encoders.py has a reference",
     "meta-llama--Llama-4-Maverick-17B-128E-Instruct": "leaves out the sizes of its tower, of 400 million weights",

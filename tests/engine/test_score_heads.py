@@ -13,6 +13,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head, score_head_of
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
+from tests.support import published
 from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny
 
 TEXTS = ["What is the capital of China?", "The capital of China is Beijing.", "Gravity"]
@@ -46,6 +47,23 @@ def test_classifiers_say_what_transformers_says(architecture: str, dtype: str, t
         expected = [reference(torch.tensor([tokenizer.encode(text)])).logits[0] for text in TEXTS]
     np.testing.assert_allclose(numbers, np.stack(expected), rtol=1e-4, atol=1e-4)
     assert head.labels == tuple(reference.config.id2label.values())
+
+
+def test_a_reward_model_says_what_transformers_says(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    directory = make_tiny(
+        tmp_path / "model", "LlamaForSequenceClassification", pad_token_id=0, num_labels=1, rope_parameters=rope
+    )
+    reference = transformers.AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
+    published.internlm2(directory)
+    config = published.old_config(directory) | {"architectures": ["InternLM2ForRewardModel"], "pad_token_id": 0}
+    published.rewrite(directory, config, lambda tensors, _: published.renamed(tensors, (r"^score\.", "v_head.")))
+    head, numbers = numbers_of(directory, TEXTS)
+    tokenizer = Tokenizer(str(directory))
+    with torch.no_grad():
+        expected = [reference(torch.tensor([tokenizer.encode(text)])).logits[0] for text in TEXTS]
+    np.testing.assert_allclose(numbers, np.stack(expected), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(head.reported(numbers), numbers, rtol=1e-6)
 
 
 def test_qwen3_reranker_says_yes_as_often_as_transformers(tmp_path: Path) -> None:
