@@ -1,4 +1,4 @@
-"""From a ``response_format``, as any caller gives it, to the one that the grammar library hands to xgrammar.
+"""Translation of a ``response_format``, as any caller gives it, to the one that xgrammar reads.
 
 Schemas (`lmdeploy.json_schema`) and expressions become grammars. This runs where formats are compiled, in a process
 whose time and memory are limited.

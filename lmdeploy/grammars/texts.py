@@ -1,4 +1,4 @@
-"""Grammars in EBNF and Lark as xgrammar is to read them, and the places of what is wrong in them.
+"""Grammars in EBNF and Lark as xgrammar reads them, and the positions of their errors.
 
 Expressions of Lark become plain characters, classes and counts, and schemas after ``%json`` grammars within. What
 xgrammar would ignore, or would not name, is refused.

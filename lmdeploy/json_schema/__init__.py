@@ -1,4 +1,4 @@
-"""From a JSON Schema (2020-12) to a grammar that the engine keeps to, or to an error with the keyword's path.
+"""Grammars of JSON Schemas (2020-12), or the path of the keyword that is not enforced.
 
 A schema is worked out to a union of sets of values of one type each (`expansion`), these are written as plans of what a
 grammar can say (`plans`), and those as rules (`rules`), every text of which the schema allows. What cannot be written

@@ -1,4 +1,4 @@
-"""Why a schema is refused, and how much work one may cost."""
+"""Refusals of schemas, and the budget of work for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a schema to the union of sets that it allows: references followed, combinations of schemas worked out."""
+"""Expansion of a schema to the union of sets that it allows: references followed, combinations worked out."""
 
 from __future__ import annotations
 

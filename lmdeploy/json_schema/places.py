@@ -1,4 +1,4 @@
-"""Where schemas are in a document, and what references of theirs point to."""
+"""Schemas of a document by their pointers, and the targets of their references."""
 
 from __future__ import annotations
 

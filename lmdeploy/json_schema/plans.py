@@ -1,4 +1,4 @@
-"""From sets of values to what a grammar can say of them, with what it cannot refused.
+"""Plans: sets of values as a grammar can say them; what it cannot is refused.
 
 What is made here may be narrower than a set, where a set is wider than a grammar can say: further members and items
 come only where the schema speaks of them, numbers within bounds have six decimals.

@@ -1,4 +1,4 @@
-"""From plans to the rules of a grammar (EBNF): of values in JSON, and as models write them in other ways."""
+"""Rules of a grammar (EBNF) of plans: for values in JSON, and as models write them in other ways."""
 
 from __future__ import annotations
 

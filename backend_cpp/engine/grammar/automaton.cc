@@ -11,7 +11,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr size_t kMaxItems = 4096;             // of a place, and nodes looked at on the way to it
+constexpr size_t kMaxItems = 4096;             // of a state, and nodes looked at on the way to it
 constexpr size_t kMaxBytes = size_t{8} << 20;  // that are not large, and may be added to what is not forgotten
 constexpr size_t kFewItems = 32;               // are looked through faster than a set
 constexpr int32_t kLastCharacter = 0x10FFFF;
@@ -53,7 +53,7 @@ Automaton::Automaton(GrammarProgram program, size_t horizon)
     if (node.kind == kRegion) has_limits_[node.c] = true;
   }
   find_byte_classes();
-  start_ = at_rule(0);
+  start_ = rule_start(0);
 }
 
 // Cuts the bytes where a node distinguishes those on both sides, and where UTF-8 does.
@@ -91,45 +91,45 @@ void Automaton::find_byte_classes() {
   ++classes_;
 }
 
-void Automaton::forget_all_but(const std::vector<Place*>& kept) {
+void Automaton::drop_all_but(const std::vector<State*>& kept) {
   std::vector<Items> items;
-  for (const Place* place : kept) items.push_back(this->items(*place));
+  for (const State* state : kept) items.push_back(this->items(*state));
   items.push_back(this->items(start_));
   const Frames frames = std::exchange(frames_, Frames(program_));
-  places_ = {};
-  place_of_ = {};
+  states_ = {};
+  state_of_ = {};
   transitions_ = {};
-  nearby_ = {};
+  representatives_ = {};
   bytes_ = 0;
   std::unordered_map<int32_t, int32_t> moved;  // frames
   for (size_t i = 0; i < items.size(); ++i) {
-    for (Item& item : items[i]) item.frame = frames_.add_from(frames, item.frame, moved);
-    (i < kept.size() ? *kept[i] : start_) = name(std::move(items[i]));
+    for (Item& item : items[i]) item.frame = frames_.copy_from(frames, item.frame, moved);
+    (i < kept.size() ? *kept[i] : start_) = intern(std::move(items[i]));
   }
   large_ = bytes() + kMaxBytes;
 }
 
-Automaton::Place Automaton::after(Place place, std::string_view bytes) {
-  for (size_t i = 0; i < bytes.size() && place != kNowhere; ++i) place = after(place, static_cast<uint8_t>(bytes[i]));
-  return place;
+Automaton::State Automaton::after(State state, std::string_view bytes) {
+  for (size_t i = 0; i < bytes.size() && state != kRejected; ++i) state = after(state, static_cast<uint8_t>(bytes[i]));
+  return state;
 }
 
-Automaton::Place Automaton::read(Place place, uint8_t byte) {
+Automaton::State Automaton::read(State state, uint8_t byte) {
   Items reached;
-  for (const Item& item : items(place)) read(item, byte, reached);
-  const Place next = reached.empty() ? kNowhere : close(std::move(reached));
-  transitions_[slot(place, byte)] = next;
+  for (const Item& item : items(state)) read(item, byte, reached);
+  const State next = reached.empty() ? kRejected : close(std::move(reached));
+  transitions_[slot(state, byte)] = next;
   return next;
 }
 
-bool Automaton::may_end(Place place) const {
+bool Automaton::is_accepting(State state) const {
   return std::ranges::any_of(
-      items(place), [this](const Item& item) { return program_.node(item.node).kind == kReturn && item.frame < 0; });
+      items(state), [this](const Item& item) { return program_.node(item.node).kind == kReturn && item.frame < 0; });
 }
 
-std::optional<uint8_t> Automaton::only_byte(Place place) const {
+std::optional<uint8_t> Automaton::only_byte(State state) const {
   std::optional<uint8_t> only;
-  for (const Item& item : items(place)) {
+  for (const Item& item : items(state)) {
     const Node& node = program_.node(item.node);
     if (node.kind == kReturn && item.frame >= 0) continue;
     int32_t byte = node.kind == kByte ? node.a : -1;
@@ -202,11 +202,11 @@ Automaton::Share Automaton::in_class(const Node& node, int32_t first, int32_t la
   return listed == Share::kAll ? Share::kNone : Share::kAll;
 }
 
-Automaton::Place Automaton::begin_token(Place place) {
-  if (!has_limits_[kMaxTokens] || place == kNowhere) return place;
+Automaton::State Automaton::begin_token(State state) {
+  if (!has_limits_[kMaxTokens] || state == kRejected) return state;
   std::set<int32_t> full;  // frames of regions that may end here and have no room
   Items after;             // those that end only now
-  for (const Item& item : items(place)) {
+  for (const Item& item : items(state)) {
     const bool is_end = ends_region(item, kMaxTokens);
     if (!is_end && program_.node(item.node).kind != kWhenFull) continue;
     const int32_t number = region_of_tokens(item.frame);
@@ -217,19 +217,19 @@ Automaton::Place Automaton::begin_token(Place place) {
     full.insert(number);
     if (!is_end) after.push_back({region.next, frame.parent, 0});
   }
-  Items begun = items(place);
+  Items begun = items(state);
   std::erase_if(begun, [this](const Item& item) { return ends_region(item, kMaxTokens); });
   end_regions(full, begun);
   if (!after.empty()) {
-    const Place ended = close(std::move(after));
-    if (ended != kNowhere) begun.insert(begun.end(), items(ended).begin(), items(ended).end());
+    const State ended = close(std::move(after));
+    if (ended != kRejected) begun.insert(begun.end(), items(ended).begin(), items(ended).end());
   }
   for (Item& item : begun) {
     item.frame = frames_.with_counts(item.frame, [](const Node& node, int32_t count) {
       return node.kind == kRegion && node.c == kMaxTokens ? std::min(count + 1, node.b) : count;
     });
   }
-  return begun.empty() ? kNowhere : name(std::move(begun));
+  return begun.empty() ? kRejected : intern(std::move(begun));
 }
 
 // The frame of the innermost region that counts tokens; -1: there is none.
@@ -241,9 +241,9 @@ int32_t Automaton::region_of_tokens(int32_t number) const {
   return number;
 }
 
-Automaton::Place Automaton::after_token(Place begun, int32_t token, std::string_view bytes) {
-  const Place by_bytes = bytes.empty() ? kNowhere : after(begun, bytes);
-  if (!has_tokens_ || begun == kNowhere) return by_bytes;
+Automaton::State Automaton::after_token(State begun, int32_t token, std::string_view bytes) {
+  const State by_bytes = bytes.empty() ? kRejected : after(begun, bytes);
+  if (!has_tokens_ || begun == kRejected) return by_bytes;
   Items reached;
   for (const Item& item : items(begun)) {
     const Node& node = program_.node(item.node);
@@ -253,12 +253,12 @@ Automaton::Place Automaton::after_token(Place begun, int32_t token, std::string_
     if (is_listed == (node.c == 0)) reached.push_back({node.next, item.frame, 0});
   }
   if (reached.empty()) return by_bytes;
-  const Place by_number = close(std::move(reached));
-  if (by_bytes == kNowhere) return by_number;
-  if (by_number == kNowhere) return by_bytes;
+  const State by_number = close(std::move(reached));
+  if (by_bytes == kRejected) return by_number;
+  if (by_number == kRejected) return by_bytes;
   Items both = items(by_bytes);
   both.insert(both.end(), items(by_number).begin(), items(by_number).end());
-  return name(std::move(both));
+  return intern(std::move(both));
 }
 
 // Items to be followed: each once, without those of which another one accepts everything.
@@ -301,10 +301,10 @@ class Automaton::Frontier {
 
 // Follows everything that reads nothing, and names the set of what is left. Regions that end as soon as they may do so
 // when all that reads nothing within them has been followed; what they are left for is followed after that.
-Automaton::Place Automaton::close(Items&& reached) {
+Automaton::State Automaton::close(Items&& reached) {
   Items items;
   std::set<int32_t> left;  // frames of such regions
-  size_t looked_at = 0;
+  size_t visited = 0;
   Items next;
   while (!reached.empty()) {
     Frontier todo(frames_);
@@ -320,9 +320,9 @@ Automaton::Place Automaton::close(Items&& reached) {
       next.clear();
       if (expand(item, next)) items.push_back(item);
       for (const Item& other : next) todo.add(other);
-      if (looked_at + todo.size() > kMaxItems) throw too_much();
+      if (visited + todo.size() > kMaxItems) throw too_much();
     }
-    looked_at += todo.size();
+    visited += todo.size();
     if (!ended.empty()) end_regions(ended, items);
     for (const int32_t number : ended) {
       if (!left.insert(number).second) continue;
@@ -330,9 +330,9 @@ Automaton::Place Automaton::close(Items&& reached) {
       reached.push_back({program_.node(frame.node).next, frame.parent, 0});
     }
   }
-  if (looked_at > budget_) throw too_much();
-  budget_ -= looked_at;
-  return items.empty() ? kNowhere : name(std::move(items));
+  if (visited > budget_) throw too_much();
+  budget_ -= visited;
+  return items.empty() ? kRejected : intern(std::move(items));
 }
 
 // Whether an item is the end of a region with such a limit.
@@ -351,23 +351,23 @@ void Automaton::end_regions(const std::set<int32_t>& ended, Items& items) const 
   });
 }
 
-Automaton::Place Automaton::name(Items&& items) {
-  leave_out_covered(items);
-  const auto [known, is_unnamed] = place_of_.try_emplace(std::move(items), static_cast<Place>(places_.size()));
-  if (is_unnamed) {
-    places_.push_back(&known->first);
-    transitions_.resize(transitions_.size() + classes_, kUnread);
-    bytes_ += 96 + known->first.size() * sizeof(Item) + classes_ * sizeof(Place);
+Automaton::State Automaton::intern(Items&& items) {
+  remove_covered(items);
+  const auto [known, is_new] = state_of_.try_emplace(std::move(items), static_cast<State>(states_.size()));
+  if (is_new) {
+    states_.push_back(&known->first);
+    transitions_.resize(transitions_.size() + classes_, kUnknown);
+    bytes_ += 96 + known->first.size() * sizeof(Item) + classes_ * sizeof(State);
   }
   return known->second;
 }
 
 // Leaves out the items of which others allow all, and sorts the rest: alike ones by their counts.
-void Automaton::leave_out_covered(Items& items) const {
+void Automaton::remove_covered(Items& items) const {
   const auto key = [this](const Item& item) { return std::tuple(item.node, item.partial, frames_.shape(item.frame)); };
   std::ranges::sort(items, [&](const Item& item, const Item& other) {
     const auto of_item = key(item), of_other = key(other);
-    return of_item != of_other ? of_item < of_other : frames_.has_come_less_far(item.frame, other.frame);
+    return of_item != of_other ? of_item < of_other : frames_.is_less_advanced(item.frame, other.frame);
   });
   Items kept;
   size_t alike = 0;  // the first that is kept of those with the same key
@@ -387,16 +387,16 @@ void Automaton::leave_out_covered(Items& items) const {
   items = std::move(kept);
 }
 
-Automaton::Place Automaton::nearby(Place place) {
-  if (horizon_ == 0 || place == kNowhere) return place;
-  if (const auto known = nearby_.find(place); known != nearby_.end()) return known->second;
-  Items moved = items(place);
+Automaton::State Automaton::representative(State state) {
+  if (horizon_ == 0 || state == kRejected) return state;
+  if (const auto known = representatives_.find(state); known != representatives_.end()) return known->second;
+  Items moved = items(state);
   for (Item& item : moved) {
     item.frame = frames_.with_counts(item.frame,
                                      [this](const Node& node, int32_t count) { return far_from_bounds(node, count); });
   }
-  const Place found = name(std::move(moved));
-  nearby_.emplace(place, found);
+  const State found = intern(std::move(moved));
+  representatives_.emplace(state, found);
   bytes_ += 48;
   return found;
 }

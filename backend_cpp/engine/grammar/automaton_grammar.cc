@@ -8,11 +8,11 @@ namespace turbomind {
 
 namespace {
 
-constexpr size_t kStateBytes = size_t{16} << 20;  // of a grammar
+constexpr size_t kMaskBytes = size_t{16} << 20;  // of a grammar
 // Items that the automaton may look at: to follow a token, and to find what may come. What finding it costs beyond a
 // little is paid back a little with each token of a response. A million takes about 50 ms.
 constexpr size_t kFollowItems = 100'000;
-constexpr size_t kPlaceItems = 100'000;
+constexpr size_t kStateItems = 100'000;
 constexpr size_t kCheapItems = 8'000;
 constexpr size_t kCostlyItems = 1'000'000;
 constexpr size_t kPaidBack = 1'000;
@@ -30,21 +30,21 @@ class AutomatonGrammar::Matcher final : public GrammarMatcher {
   Matcher(std::shared_ptr<const AutomatonGrammar> grammar, const std::vector<int32_t>& stop_token_ids)
       : grammar_(std::move(grammar)),
         stop_token_ids_(stop_token_ids),
-        place_(grammar_->automaton_.start()),
-        state_(grammar_->state_of(place_, stop_token_ids_)) {
+        state_(grammar_->automaton_.start()),
+        mask_(grammar_->mask_of(state_, stop_token_ids_)) {
     grammar_->matchers_.insert(this);
   }
 
   ~Matcher() override { grammar_->matchers_.erase(this); }
 
-  const GrammarState& state() override { return *state_; }
+  const GrammarState& state() override { return *mask_; }
 
   std::string forced_text(size_t most) override {
     std::string text;
     Automaton& automaton = grammar_->automaton_;
     automaton.set_budget(kFollowItems);
     try {
-      for (Automaton::Place at = place_; text.size() < most && at != Automaton::kNowhere;) {
+      for (Automaton::State at = state_; text.size() < most && at != Automaton::kRejected;) {
         const std::optional<uint8_t> byte = automaton.only_byte(at);
         if (!byte) break;
         text.push_back(static_cast<char>(*byte));
@@ -56,18 +56,18 @@ class AutomatonGrammar::Matcher final : public GrammarMatcher {
   }
 
   void accept(int32_t token) override {
-    place_ = grammar_->after(place_, token);
-    grammar_->forget_some();
-    state_ = grammar_->state_of(place_, stop_token_ids_);
+    state_ = grammar_->after(state_, token);
+    grammar_->shrink_cache();
+    mask_ = grammar_->mask_of(state_, stop_token_ids_);
   }
 
-  Automaton::Place& place() { return place_; }
+  Automaton::State& automaton_state() { return state_; }
 
  private:
   const std::shared_ptr<const AutomatonGrammar> grammar_;
   const std::vector<int32_t> stop_token_ids_;
-  Automaton::Place place_;  // that the response has come to
-  StateRef state_;
+  Automaton::State state_;  // that the response has come to
+  MaskRef mask_;
 };
 
 AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, SpecialTokens marks)
@@ -85,62 +85,62 @@ const std::string& AutomatonGrammar::bytes_of(int32_t token) const {
   return tokens_->bytes_of(token);
 }
 
-Automaton::Place AutomatonGrammar::after(Automaton::Place place, int32_t token) const {
+Automaton::State AutomatonGrammar::after(Automaton::State state, int32_t token) const {
   automaton_.set_budget(kFollowItems);
-  const Automaton::Place next = automaton_.after_token(automaton_.begin_token(place), token, bytes_of(token));
-  if (next == Automaton::kNowhere) throw internal_error("a token outside the response format was chosen");
+  const Automaton::State next = automaton_.after_token(automaton_.begin_token(state), token, bytes_of(token));
+  if (next == Automaton::kRejected) throw internal_error("a token outside the response format was chosen");
   costly_items_ -= std::min(costly_items_, kPaidBack);
   return next;
 }
 
-AutomatonGrammar::StateRef AutomatonGrammar::state_of(Automaton::Place place,
-                                                      const std::vector<int32_t>& stop_token_ids) const {
-  // The same may come at all places nearby: a token is no longer than the horizon.
-  const Automaton::Place near = automaton_.nearby(place);
-  StateRef& state = states_[stop_token_ids][near];
-  if (!state) {
-    state = std::make_shared<const GrammarState>(find_state(near, stop_token_ids));
-    state_bytes_ += 128 + state->mask.size() * sizeof(int32_t);
-    bytes_ = program_bytes_ + state_bytes_ + automaton_.bytes();
+AutomatonGrammar::MaskRef AutomatonGrammar::mask_of(Automaton::State state,
+                                                    const std::vector<int32_t>& stop_token_ids) const {
+  // States with one representative allow the same: a token is no longer than the horizon.
+  const Automaton::State near = automaton_.representative(state);
+  MaskRef& found = masks_[stop_token_ids][near];
+  if (!found) {
+    found = std::make_shared<const GrammarState>(find_mask(near, stop_token_ids));
+    mask_bytes_ += 128 + found->mask.size() * sizeof(int32_t);
+    bytes_ = program_bytes_ + mask_bytes_ + automaton_.bytes();
   }
-  return state;
+  return found;
 }
 
-GrammarState AutomatonGrammar::find_state(Automaton::Place place, const std::vector<int32_t>& stop_token_ids) const {
-  const bool may_end = automaton_.may_end(place);
-  GrammarState state;
-  state.is_finished = may_end && stop_token_ids.empty();
-  if (state.is_finished) return state;
-  state.mask.assign((tokens_->vocabulary().size() + 31) / 32, 0);
-  automaton_.set_budget(std::min(kPlaceItems, kCostlyItems - costly_items_ + kCheapItems));
+GrammarState AutomatonGrammar::find_mask(Automaton::State state, const std::vector<int32_t>& stop_token_ids) const {
+  const bool is_accepting = automaton_.is_accepting(state);
+  GrammarState found;
+  found.is_finished = is_accepting && stop_token_ids.empty();
+  if (found.is_finished) return found;
+  found.mask.assign((tokens_->vocabulary().size() + 31) / 32, 0);
+  automaton_.set_budget(std::min(kStateItems, kCostlyItems - costly_items_ + kCheapItems));
   const size_t budget = automaton_.budget();
-  const auto note_cost = [&] {
+  const auto record_cost = [&] {
     const size_t items = budget - automaton_.budget();
     if (items > kCheapItems) costly_items_ += items - kCheapItems;
   };
   try {
-    if (const Automaton::Place begun = automaton_.begin_token(place); begun != Automaton::kNowhere) {
-      tokens_->find_allowed(automaton_, begun, state.mask);
-      allow_tokens(begun, state.mask);
+    if (const Automaton::State begun = automaton_.begin_token(state); begun != Automaton::kRejected) {
+      tokens_->find_allowed(automaton_, begun, found.mask);
+      allow_tokens(begun, found.mask);
     }
   } catch (const Error&) {
-    note_cost();
+    record_cost();
     throw;
   }
-  note_cost();
+  record_cost();
   for (const int32_t token : stop_token_ids) {
     const uint32_t bit = uint32_t{1} << token % 32;
-    int32_t& word = state.mask[static_cast<size_t>(token) / 32];
-    word = static_cast<int32_t>(may_end ? static_cast<uint32_t>(word) | bit : static_cast<uint32_t>(word) & ~bit);
+    int32_t& word = found.mask[static_cast<size_t>(token) / 32];
+    word = static_cast<int32_t>(is_accepting ? static_cast<uint32_t>(word) | bit : static_cast<uint32_t>(word) & ~bit);
   }
-  state.only_token = only_token(state.mask);
-  return state;
+  found.only_token = only_token(found.mask);
+  return found;
 }
 
 // Those that may come by their numbers, and marks by their texts.
-void AutomatonGrammar::allow_tokens(Automaton::Place begun, std::vector<int32_t>& mask) const {
+void AutomatonGrammar::allow_tokens(Automaton::State begun, std::vector<int32_t>& mask) const {
   for (const auto& [token, text] : marks_) {
-    if (automaton_.after(begun, text) != Automaton::kNowhere) allow(mask, token);
+    if (automaton_.after(begun, text) != Automaton::kRejected) allow(mask, token);
   }
   automaton_.for_each_token_list(begun, [&](bool is_all_but, std::span<const int32_t> listed) {
     const auto vocabulary = static_cast<int32_t>(tokens_->vocabulary().size());
@@ -154,14 +154,14 @@ void AutomatonGrammar::allow_tokens(Automaton::Place begun, std::vector<int32_t>
   });
 }
 
-// Clears the memo, when it has become large, but for the places of the responses.
-void AutomatonGrammar::forget_some() const {
-  if (state_bytes_ <= kStateBytes && !automaton_.is_large()) return;
-  states_.clear();
-  state_bytes_ = 0;
-  std::vector<Automaton::Place*> kept;
-  for (Matcher* matcher : matchers_) kept.push_back(&matcher->place());
-  automaton_.forget_all_but(kept);
+// Clears the memo, when it has become large, but for the states of the responses.
+void AutomatonGrammar::shrink_cache() const {
+  if (mask_bytes_ <= kMaskBytes && !automaton_.is_cache_large()) return;
+  masks_.clear();
+  mask_bytes_ = 0;
+  std::vector<Automaton::State*> kept;
+  for (Matcher* matcher : matchers_) kept.push_back(&matcher->automaton_state());
+  automaton_.drop_all_but(kept);
 }
 
 std::unique_ptr<GrammarMatcher> AutomatonGrammar::new_matcher(const std::vector<int32_t>& stop_token_ids) const {

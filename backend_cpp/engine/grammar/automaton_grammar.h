@@ -30,16 +30,16 @@ class AutomatonGrammar final : public Grammar, public std::enable_shared_from_th
 
  private:
   class Matcher;
-  using StateRef = std::shared_ptr<const GrammarState>;
+  using MaskRef = std::shared_ptr<const GrammarState>;
 
   const std::string& bytes_of(int32_t token) const;
-  // The place after a token.
-  Automaton::Place after(Automaton::Place place, int32_t token) const;
-  // The mask at a place, which also depends on the stop tokens.
-  StateRef state_of(Automaton::Place place, const std::vector<int32_t>& stop_token_ids) const;
-  GrammarState find_state(Automaton::Place place, const std::vector<int32_t>& stop_token_ids) const;
-  void allow_tokens(Automaton::Place begun, std::vector<int32_t>& mask) const;
-  void forget_some() const;
+  // The state after a token.
+  Automaton::State after(Automaton::State state, int32_t token) const;
+  // The mask at a state, which also depends on the stop tokens.
+  MaskRef mask_of(Automaton::State state, const std::vector<int32_t>& stop_token_ids) const;
+  GrammarState find_mask(Automaton::State state, const std::vector<int32_t>& stop_token_ids) const;
+  void allow_tokens(Automaton::State begun, std::vector<int32_t>& mask) const;
+  void shrink_cache() const;
 
   const std::shared_ptr<const TokenTrie> tokens_;
   const SpecialTokens marks_;
@@ -47,8 +47,8 @@ class AutomatonGrammar final : public Grammar, public std::enable_shared_from_th
   // A cache that only the step thread uses, through matchers.
   mutable Automaton automaton_;
   mutable std::set<Matcher*> matchers_;
-  mutable std::map<std::vector<int32_t>, std::unordered_map<Automaton::Place, StateRef>> states_;  // by stop tokens
-  mutable size_t state_bytes_ = 0;
+  mutable std::map<std::vector<int32_t>, std::unordered_map<Automaton::State, MaskRef>> masks_;  // by stop tokens
+  mutable size_t mask_bytes_ = 0;
   mutable size_t costly_items_ = 0;  // processed for costly states, less what tokens earned back since
   mutable std::atomic<size_t> bytes_;
 };

@@ -30,7 +30,7 @@ int32_t Frames::add(const Frame& wanted) {
   return number;
 }
 
-int32_t Frames::add_from(const Frames& others, int32_t number, std::unordered_map<int32_t, int32_t>& moved) {
+int32_t Frames::copy_from(const Frames& others, int32_t number, std::unordered_map<int32_t, int32_t>& moved) {
   std::vector<int32_t> stack;  // of those that are not here, the innermost first
   for (; number >= 0 && !moved.contains(number); number = others[number].parent) stack.push_back(number);
   int32_t outer = number < 0 ? -1 : moved.at(number);
@@ -41,7 +41,7 @@ int32_t Frames::add_from(const Frames& others, int32_t number, std::unordered_ma
   return outer;
 }
 
-bool Frames::has_come_less_far(int32_t number, int32_t other) const {
+bool Frames::is_less_advanced(int32_t number, int32_t other) const {
   bool is_less = false;
   while (number != other) {
     const Frame& one = (*this)[number];
@@ -60,7 +60,7 @@ bool Frames::allows_all_of(int32_t number, int32_t other) const {
     const Frame& two = (*this)[other];
     if (region(one) != nullptr) return false;
     if (one.count != two.count) {
-      const Range range = to_come(one), wanted = to_come(two);
+      const Range range = remaining(one), wanted = remaining(two);
       if (range.least > wanted.least || range.most < wanted.most) return false;
     }
     number = one.parent;
@@ -77,7 +77,7 @@ bool Frames::allow_all_between(int32_t less, int32_t more, int32_t number) const
     if (region(frame) != nullptr) return false;
     if (before.count != frame.count || after.count != frame.count) {
       if (before.parent != frame.parent || after.parent != frame.parent) return false;
-      const Range most = to_come(before), least = to_come(after), wanted = to_come(frame);
+      const Range most = remaining(before), least = remaining(after), wanted = remaining(frame);
       return least.least <= wanted.least && wanted.most <= most.most && most.least <= least.most + 1;
     }
     number = frame.parent;
@@ -88,7 +88,7 @@ bool Frames::allow_all_between(int32_t less, int32_t more, int32_t number) const
 }
 
 // How many more repetitions may come after the one that is open.
-Frames::Range Frames::to_come(const Frame& frame) const {
+Frames::Range Frames::remaining(const Frame& frame) const {
   const GrammarProgram::Node& node = program_->node(frame.node);
   const int64_t begun = int64_t{frame.count} + 1;
   return {std::max(node.b - begun, int64_t{0}), node.c < 0 ? std::numeric_limits<int32_t>::max() : node.c - begun};

@@ -37,10 +37,10 @@ class Frames {
   template <class Change>
   int32_t with_counts(int32_t number, const Change& change);
   // The stack `number` of others, added here. `moved`: those that are here already.
-  int32_t add_from(const Frames& others, int32_t number, std::unordered_map<int32_t, int32_t>& moved);
+  int32_t copy_from(const Frames& others, int32_t number, std::unordered_map<int32_t, int32_t>& moved);
 
   // Of two stacks of a shape, an order: by the outermost count in which they differ.
-  bool has_come_less_far(int32_t number, int32_t other) const;
+  bool is_less_advanced(int32_t number, int32_t other) const;
   // Whether all that may come with the other may come with one, as far as their counts show. Not where both are within
   // a region: what reaches its end ends whatever else is within it, so fewer do not allow more.
   bool allows_all_of(int32_t number, int32_t other) const;
@@ -58,7 +58,7 @@ class Frames {
     int64_t least, most;
   };
 
-  Range to_come(const Frame& frame) const;
+  Range remaining(const Frame& frame) const;
 
   const GrammarProgram* program_;
   std::vector<Frame> frames_;

@@ -50,16 +50,16 @@ TokenTrie::TokenTrie(std::vector<std::string> vocabulary) : vocabulary_(std::mov
   nodes_.push_back({0, 0, static_cast<uint32_t>(nodes_.size()), static_cast<uint32_t>(tokens_.size())});
 }
 
-void TokenTrie::find_allowed(Automaton& automaton, Automaton::Place place, std::vector<int32_t>& mask) const {
-  std::vector<Automaton::Place> places(longest_ + 1, place);  // after each number of bytes
+void TokenTrie::find_allowed(Automaton& automaton, Automaton::State state, std::vector<int32_t>& mask) const {
+  std::vector<Automaton::State> states(longest_ + 1, state);  // after each number of bytes
   for (uint32_t i = 0; i + 1 < nodes_.size();) {
     const Node& node = nodes_[i];
-    const Automaton::Place next = automaton.after(places[node.depth], node.byte);
-    if (next == Automaton::kNowhere) {
+    const Automaton::State next = automaton.after(states[node.depth], node.byte);
+    if (next == Automaton::kRejected) {
       i = node.end;
       continue;
     }
-    places[node.depth + 1] = next;
+    states[node.depth + 1] = next;
     for (uint32_t k = node.tokens; k < nodes_[i + 1].tokens; ++k) allow(mask, tokens_[k]);
     ++i;
   }

@@ -24,7 +24,7 @@ class TokenTrie {
   // Bytes of the longest token.
   size_t longest() const { return longest_; }
   // Sets the bits of the tokens allowed at the beginning of a token.
-  void find_allowed(Automaton& automaton, Automaton::Place place, std::vector<int32_t>& mask) const;
+  void find_allowed(Automaton& automaton, Automaton::State state, std::vector<int32_t>& mask) const;
 
  private:
   struct Node {

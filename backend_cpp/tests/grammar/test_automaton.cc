@@ -1,4 +1,4 @@
-// Names of places in a grammar.
+// Names of states in a grammar.
 #include <algorithm>
 #include <random>
 #include <set>
@@ -22,7 +22,7 @@ GrammarProgram list_program() {
       {Kind::kReturn, 0, 0, 0, 0},  // 0
       {Kind::kByte, ';', 0, 0, 0},  // 1
       {Kind::kCall, 1, 0, 0, 1},    // 2: root
-      {Kind::kCall, 1, 0, 0, 0},    // 3: list, in last place
+      {Kind::kCall, 1, 0, 0, 0},    // 3: list, in last state
       {Kind::kByte, ',', 0, 0, 3},  // 4
       {Kind::kSplit, 2, 2, 0, 0},   // 5: "," list, or nothing
       {Kind::kCall, 2, 0, 0, 5},    // 6: list
@@ -60,10 +60,10 @@ GrammarProgram limited_program(int32_t most, GrammarProgram::Limit limit) {
 }
 
 // Where tokens lead, each read by its bytes alone.
-Automaton::Place after_tokens(Automaton& automaton, const std::vector<std::string>& tokens) {
-  Automaton::Place place = automaton.start();
-  for (const std::string& token : tokens) place = automaton.after_token(automaton.begin_token(place), 0, token);
-  return place;
+Automaton::State after_tokens(Automaton& automaton, const std::vector<std::string>& tokens) {
+  Automaton::State state = automaton.start();
+  for (const std::string& token : tokens) state = automaton.after_token(automaton.begin_token(state), 0, token);
+  return state;
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ TEST(a_region_has_room_for_the_tokens_that_begin_in_it) {
     Automaton automaton(limited_program(2, GrammarProgram::kMaxTokens), horizon);
     automaton.set_budget(10'000);
     const auto allows = [&](const std::vector<std::string>& tokens) {
-      return after_tokens(automaton, tokens) != Automaton::kNowhere;
+      return after_tokens(automaton, tokens) != Automaton::kRejected;
     };
     CHECK(allows({"a", "b", ";"}));
     CHECK(allows({"aaaaaaaaa", "b;"}));  // what it ends with begins in it
@@ -82,10 +82,10 @@ TEST(a_region_has_room_for_the_tokens_that_begin_in_it) {
     CHECK(!allows({"a", "b", "c;"}));
     CHECK(allows({"\xE4\xB8", "\xAD", ";"}));
     CHECK(allows({"\xE4", "\xB8", "\xAD;"}));  // it cannot end within a character
-    // Where two tokens have begun, none of its letters may come, whatever is shared with other places.
-    const Automaton::Place full = automaton.begin_token(automaton.nearby(after_tokens(automaton, {"a", "b"})));
-    CHECK_EQUAL(automaton.after(full, "c"), Automaton::kNowhere);
-    CHECK(automaton.after(full, ";") != Automaton::kNowhere);
+    // Where two tokens have begun, none of its letters may come, whatever is shared with other states.
+    const Automaton::State full = automaton.begin_token(automaton.representative(after_tokens(automaton, {"a", "b"})));
+    CHECK_EQUAL(automaton.after(full, "c"), Automaton::kRejected);
+    CHECK(automaton.after(full, ";") != Automaton::kRejected);
   }
 }
 
@@ -94,7 +94,7 @@ TEST(a_region_without_room_goes_on_until_it_may_end) {
   program.nodes[3].b = 3;  // letters, at least
   Automaton automaton(program);
   const auto allows = [&](const std::vector<std::string>& tokens) {
-    return after_tokens(automaton, tokens) != Automaton::kNowhere;
+    return after_tokens(automaton, tokens) != Automaton::kRejected;
   };
   CHECK(allows({"a", "b", "c", ";"}));
   CHECK(!allows({"a", "b", "c", "a"}));
@@ -103,7 +103,7 @@ TEST(a_region_without_room_goes_on_until_it_may_end) {
   CHECK(!allows({"a", "b", ";"}));
 }
 
-TEST(a_region_may_end_at_some_places_only_where_it_has_no_room) {
+TEST(a_region_may_end_at_some_states_only_where_it_has_no_room) {
   // root ::= (letters q, as short as it can be, or letters where there is no room) ";", of two tokens
   GrammarProgram program = limited_program(2, GrammarProgram::kMaxTokens);
   program.nodes[3].next = 5;
@@ -117,7 +117,7 @@ TEST(a_region_may_end_at_some_places_only_where_it_has_no_room) {
   Automaton automaton(program);
   const auto allows = [&](const std::vector<std::string>& tokens) {
     automaton.set_budget(10'000);
-    return after_tokens(automaton, tokens) != Automaton::kNowhere;
+    return after_tokens(automaton, tokens) != Automaton::kRejected;
   };
   CHECK(allows({"a", "bq", ";"}));
   CHECK(allows({"aq", ";"}));
@@ -132,10 +132,10 @@ TEST(a_region_may_end_at_some_places_only_where_it_has_no_room) {
 
 TEST(a_region_that_ends_as_soon_as_it_may_does_not_continue) {
   Automaton automaton(limited_program(0, GrammarProgram::kShortest));
-  CHECK_EQUAL(automaton.after(automaton.start(), "ab"), Automaton::kNowhere);
-  CHECK(automaton.after(automaton.start(), "a;") != Automaton::kNowhere);
-  CHECK_EQUAL(automaton.after(automaton.start(), "\xE4\xB8;"), Automaton::kNowhere);
-  CHECK(automaton.after(automaton.start(), "\xE4\xB8\xAD;") != Automaton::kNowhere);
+  CHECK_EQUAL(automaton.after(automaton.start(), "ab"), Automaton::kRejected);
+  CHECK(automaton.after(automaton.start(), "a;") != Automaton::kRejected);
+  CHECK_EQUAL(automaton.after(automaton.start(), "\xE4\xB8;"), Automaton::kRejected);
+  CHECK(automaton.after(automaton.start(), "\xE4\xB8\xAD;") != Automaton::kRejected);
 }
 
 TEST(such_a_region_can_come_again_at_once) {
@@ -154,9 +154,9 @@ TEST(such_a_region_can_come_again_at_once) {
   program.starts = {2, 3, 5};
   Automaton automaton(program);
   for (const char* text : {"x", "bx", "bbbx", "aabbx", "abaabx"}) {
-    CHECK(automaton.after(automaton.start(), text) != Automaton::kNowhere);
+    CHECK(automaton.after(automaton.start(), text) != Automaton::kRejected);
   }
-  CHECK_EQUAL(automaton.after(automaton.start(), "aax"), Automaton::kNowhere);
+  CHECK_EQUAL(automaton.after(automaton.start(), "aax"), Automaton::kRejected);
 }
 
 TEST(such_a_region_that_may_be_nothing_is_nothing) {
@@ -167,8 +167,8 @@ TEST(such_a_region_that_may_be_nothing_is_nothing) {
   program.nodes[2].next = 0;
   program.starts = {5, 3, 4, 2};
   Automaton automaton(program);
-  CHECK(automaton.after(automaton.start(), ";") != Automaton::kNowhere);
-  CHECK_EQUAL(automaton.after(automaton.start(), "a"), Automaton::kNowhere);
+  CHECK(automaton.after(automaton.start(), ";") != Automaton::kRejected);
+  CHECK_EQUAL(automaton.after(automaton.start(), "a"), Automaton::kRejected);
 }
 
 TEST(bytes_of_ranges_need_not_be_characters) {
@@ -180,7 +180,7 @@ TEST(bytes_of_ranges_need_not_be_characters) {
   program.starts = {2};
   Automaton automaton(program);
   for (int byte = 0; byte < 256; ++byte) {
-    const bool may_come = automaton.after(automaton.start(), static_cast<uint8_t>(byte)) != Automaton::kNowhere;
+    const bool may_come = automaton.after(automaton.start(), static_cast<uint8_t>(byte)) != Automaton::kRejected;
     CHECK_EQUAL(may_come, byte < 0x20 || byte >= 0x80 || byte == 'a');
   }
 }
@@ -197,15 +197,15 @@ TEST(tokens_are_read_by_their_numbers_where_one_begins) {
   program.lists = {2, 0, 7, 8, 3, 5};
   program.starts = {6};
   Automaton automaton(program);
-  const Automaton::Place start = automaton.begin_token(automaton.start());
-  const Automaton::Place rest = automaton.after_token(start, 7, "xyz");
-  CHECK(rest != Automaton::kNowhere);
-  CHECK(automaton.may_end(rest));
+  const Automaton::State start = automaton.begin_token(automaton.start());
+  const Automaton::State rest = automaton.after_token(start, 7, "xyz");
+  CHECK(rest != Automaton::kRejected);
+  CHECK(automaton.is_accepting(rest));
   CHECK_EQUAL(automaton.after_token(start, 1, "ab"), rest);
   CHECK_EQUAL(automaton.after_token(automaton.after(start, "a"), 2, "b"), rest);
-  CHECK_EQUAL(automaton.after_token(start, 8, "xyz"), Automaton::kNowhere);
+  CHECK_EQUAL(automaton.after_token(start, 8, "xyz"), Automaton::kRejected);
   for (const int32_t token : {6, 7, 8, 9}) {
-    CHECK_EQUAL(automaton.after_token(rest, token, "?"), token == 7 || token == 8 ? Automaton::kNowhere : rest);
+    CHECK_EQUAL(automaton.after_token(rest, token, "?"), token == 7 || token == 8 ? Automaton::kRejected : rest);
   }
   int lists = 0;
   automaton.for_each_token_list(start, [&](bool is_all_but, std::span<const int32_t> tokens) {
@@ -217,38 +217,38 @@ TEST(tokens_are_read_by_their_numbers_where_one_begins) {
   CHECK_EQUAL(lists, 1);
 }
 
-TEST(places_with_the_same_future_after_different_texts_have_one_name) {
+TEST(states_with_the_same_future_after_different_texts_have_one_name) {
   Automaton automaton(list_program());
-  const Automaton::Place start = automaton.start();
-  CHECK(start != Automaton::kNowhere);
-  const Automaton::Place one = automaton.after(start, "a");
+  const Automaton::State start = automaton.start();
+  CHECK(start != Automaton::kRejected);
+  const Automaton::State one = automaton.after(start, "a");
   CHECK_EQUAL(automaton.after(start, "z"), one);
   CHECK_EQUAL(automaton.after(start, "abc,d"), automaton.after(start, "q,rs,t,u"));
   CHECK_EQUAL(automaton.after(start, "abc,"), start);
   CHECK_EQUAL(automaton.after(start, "\xE4\xB8\xAD"), automaton.after(start, "b"));  // one character of three bytes
 }
 
-TEST(places_with_different_futures_have_different_names) {
+TEST(states_with_different_futures_have_different_names) {
   Automaton automaton(list_program());
-  const Automaton::Place start = automaton.start();
-  const std::set<Automaton::Place> places = {start,
+  const Automaton::State start = automaton.start();
+  const std::set<Automaton::State> states = {start,
                                              automaton.after(start, "a"),
                                              automaton.after(start, "ab"),
                                              automaton.after(start, "abc"),
                                              automaton.after(start, "\xE4"),
                                              automaton.after(start, "a;")};
-  CHECK_EQUAL(places.size(), 6u);
-  CHECK(!places.contains(Automaton::kNowhere));
+  CHECK_EQUAL(states.size(), 6u);
+  CHECK(!states.contains(Automaton::kRejected));
 }
 
 TEST(what_a_grammar_does_not_allow_leads_nowhere) {
   Automaton automaton(list_program());
   for (const char* text : {"A", ";", "abcd", "a,,", "a;a"}) {
-    CHECK_EQUAL(automaton.after(automaton.start(), text), Automaton::kNowhere);
+    CHECK_EQUAL(automaton.after(automaton.start(), text), Automaton::kRejected);
   }
 }
 
-TEST(places_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_texts_may_come) {
+TEST(states_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_texts_may_come) {
   // root ::= (letter{1,3} ","){6,20} ";"
   GrammarProgram program;
   program.nodes = {
@@ -268,23 +268,23 @@ TEST(places_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_te
   for (size_t i = 0; i < texts.size() && texts[i].size() < kHorizon; ++i) {
     for (const char c : {'a', ',', ';'}) texts.push_back(texts[i] + c);
   }
-  std::set<Automaton::Place> places, shared;
+  std::set<Automaton::State> states, shared;
   std::string so_far;
   for (int word = 0; word < 20; ++word) {
     for (const char* part : {"", "a", "ab", "aba"}) {
-      const Automaton::Place place = automaton.after(automaton.start(), so_far + part);
-      const Automaton::Place near = automaton.nearby(place);
+      const Automaton::State state = automaton.after(automaton.start(), so_far + part);
+      const Automaton::State near = automaton.representative(state);
       for (const std::string& text : texts) {
-        CHECK_EQUAL(automaton.after(place, text) != Automaton::kNowhere,
-                    automaton.after(near, text) != Automaton::kNowhere);
+        CHECK_EQUAL(automaton.after(state, text) != Automaton::kRejected,
+                    automaton.after(near, text) != Automaton::kRejected);
       }
-      CHECK_EQUAL(automaton.may_end(place), automaton.may_end(near));
-      places.insert(place);
+      CHECK_EQUAL(automaton.is_accepting(state), automaton.is_accepting(near));
+      states.insert(state);
       shared.insert(near);
     }
     so_far += "ab,";
   }
-  CHECK_EQUAL(places.size(), size_t{80});
+  CHECK_EQUAL(states.size(), size_t{80});
   CHECK(shared.size() < 60);
 }
 
@@ -300,13 +300,13 @@ TEST(a_repetition_of_what_may_be_nothing_keeps_its_counts) {
   program.starts = {2, 4};
   CHECK(prepare(program));
   Automaton automaton(program, 2);
-  const Automaton::Place place = automaton.after(automaton.start(), "ab");
-  CHECK_EQUAL(automaton.nearby(place), place);
+  const Automaton::State state = automaton.after(automaton.start(), "ab");
+  CHECK_EQUAL(automaton.representative(state), state);
 }
 
-TEST(a_place_knows_the_only_byte_that_may_come) {
+TEST(a_state_knows_the_only_byte_that_may_come) {
   Automaton automaton(list_program());
-  const Automaton::Place start = automaton.start();
+  const Automaton::State start = automaton.start();
   CHECK(!automaton.only_byte(start));                           // a letter
   CHECK(!automaton.only_byte(automaton.after(start, "ab")));    // a letter, a comma or the end
   CHECK(!automaton.only_byte(automaton.after(start, "abc")));   // a comma or the end
@@ -324,20 +324,20 @@ TEST(a_place_knows_the_only_byte_that_may_come) {
   CHECK(!forced.only_byte(forced.after(forced.start(), "xy")));
 }
 
-TEST(the_places_of_a_long_random_text_are_few) {
+TEST(the_states_of_a_long_random_text_are_few) {
   Automaton automaton(list_program());
   std::mt19937 random(3);
-  std::set<Automaton::Place> places;
-  Automaton::Place place = automaton.start();
+  std::set<Automaton::State> states;
+  Automaton::State state = automaton.start();
   for (int item = 0; item < 5000; ++item) {
     for (unsigned letters = 1 + random() % 3; letters > 0; --letters) {
-      place = automaton.after(place, std::string(1, static_cast<char>('a' + random() % 26)));
-      places.insert(place);
+      state = automaton.after(state, std::string(1, static_cast<char>('a' + random() % 26)));
+      states.insert(state);
     }
-    place = automaton.after(place, ",");
-    places.insert(place);
+    state = automaton.after(state, ",");
+    states.insert(state);
   }
-  CHECK_EQUAL(places.size(), 4u);
+  CHECK_EQUAL(states.size(), 4u);
   CHECK(automaton.bytes() < 64 << 10);
 }
 
@@ -372,13 +372,13 @@ TEST(characters_are_whole_utf_8_and_of_their_class) {
       for (int32_t c = std::max(0, bound - 2); c <= bound + 2; ++c) {
         const bool is_listed = (pairs[0] <= c && c <= pairs[1]) || (pairs[2] <= c && c <= pairs[3]);
         const bool is_character = c < 0x110000 && (c < 0xD800 || c > 0xDFFF);
-        const Automaton::Place place = automaton.after(automaton.start(), encode(static_cast<uint32_t>(c)));
-        CHECK_EQUAL(place == automaton.start(), is_character && is_listed != is_negated);
+        const Automaton::State state = automaton.after(automaton.start(), encode(static_cast<uint32_t>(c)));
+        CHECK_EQUAL(state == automaton.start(), is_character && is_listed != is_negated);
       }
     }
     for (const char* broken :
          {"\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF", "\x80", "\xF5", "\xFF", "\xC3q"}) {
-      CHECK_EQUAL(automaton.after(automaton.start(), broken), Automaton::kNowhere);
+      CHECK_EQUAL(automaton.after(automaton.start(), broken), Automaton::kRejected);
     }
   }
 }
@@ -391,20 +391,20 @@ TEST(a_byte_that_begins_no_character_of_a_class_does_not_come) {
   program.starts = {1};
   Automaton automaton(program);
   for (int byte = 0; byte < 256; ++byte) {
-    const bool may_come = automaton.after(automaton.start(), static_cast<uint8_t>(byte)) != Automaton::kNowhere;
+    const bool may_come = automaton.after(automaton.start(), static_cast<uint8_t>(byte)) != Automaton::kRejected;
     CHECK_EQUAL(may_come, (byte >= '0' && byte <= '9') || byte == 0xC3);
   }
 }
 
-TEST(the_rest_of_a_character_has_one_place_where_all_such_may_come) {
+TEST(the_rest_of_a_character_has_one_state_where_all_such_may_come) {
   // root ::= [^"]
   GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 1, 1, 0}};
   program.lists = {'"', '"'};
   program.starts = {1};
   Automaton automaton(program);
-  const Automaton::Place one = automaton.after(automaton.start(), "\xC3");
-  CHECK(one != Automaton::kNowhere);
+  const Automaton::State one = automaton.after(automaton.start(), "\xC3");
+  CHECK(one != Automaton::kRejected);
   for (const char* begun : {"\xD7", "\xE4\xB8", "\xE0\xA4", "\xED\x9F", "\xF0\x9F\x99", "\xF4\x8F\xBF"}) {
     CHECK_EQUAL(automaton.after(automaton.start(), begun), one);
   }
@@ -429,7 +429,7 @@ TEST(the_tokens_that_may_come_are_those_whose_bytes_may) {
     tokens.find_allowed(automaton, automaton.after(automaton.start(), text), mask);
     for (size_t token = 0; token < vocabulary.size(); ++token) {
       const bool may_come = !vocabulary[token].empty() &&
-                            apart.after(apart.after(apart.start(), text), vocabulary[token]) != Automaton::kNowhere;
+                            apart.after(apart.after(apart.start(), text), vocabulary[token]) != Automaton::kRejected;
       CHECK_EQUAL((mask[token / 32] >> (token % 32) & 1) != 0, may_come);
     }
   }
@@ -438,15 +438,15 @@ TEST(the_tokens_that_may_come_are_those_whose_bytes_may) {
 TEST(what_takes_more_than_its_budget_is_an_error_and_can_be_had_with_a_larger_one) {
   Automaton automaton(list_program());
   automaton.set_budget(50);
-  const Automaton::Place place = automaton.after(automaton.start(), "a,b");
+  const Automaton::State state = automaton.after(automaton.start(), "a,b");
   automaton.set_budget(3);
-  CHECK(error_of([&] { automaton.after(place, "c"); }) == ErrorCode::kInvalidArgument);
+  CHECK(error_of([&] { automaton.after(state, "c"); }) == ErrorCode::kInvalidArgument);
   automaton.set_budget(50);
-  CHECK(automaton.after(place, "c") != Automaton::kNowhere);
+  CHECK(automaton.after(state, "c") != Automaton::kRejected);
 }
 
-TEST(what_is_large_is_forgotten_but_for_some_places_which_lead_where_they_led) {
-  // root ::= (letter{0,...} ";"){3,9}: a place a length.
+TEST(what_is_large_is_forgotten_but_for_some_states_which_lead_where_they_led) {
+  // root ::= (letter{0,...} ";"){3,9}: a state a length.
   GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0},
                    {Kind::kRepeat, 1, 3, 9, 0},
@@ -457,18 +457,18 @@ TEST(what_is_large_is_forgotten_but_for_some_places_which_lead_where_they_led) {
   program.starts = {1, 3, 4};
   Automaton automaton(program);
   automaton.set_budget(1 << 24);
-  Automaton::Place one = automaton.after(automaton.start(), "ab;"), other = automaton.start();
-  for (int i = 0; !automaton.is_large() && i < 1 << 18; ++i) other = automaton.after(other, "abcdefgh");
-  CHECK(automaton.is_large());
-  automaton.forget_all_but({&one, &other});
-  CHECK(!automaton.is_large());
+  Automaton::State one = automaton.after(automaton.start(), "ab;"), other = automaton.start();
+  for (int i = 0; !automaton.is_cache_large() && i < 1 << 18; ++i) other = automaton.after(other, "abcdefgh");
+  CHECK(automaton.is_cache_large());
+  automaton.drop_all_but({&one, &other});
+  CHECK(!automaton.is_cache_large());
   CHECK(automaton.bytes() < 10'000);
   CHECK_EQUAL(automaton.after(automaton.start(), "ab;"), one);
-  CHECK(!automaton.may_end(automaton.after(one, "c;")));
-  CHECK(automaton.may_end(automaton.after(one, "c;;")));
-  CHECK_EQUAL(automaton.after(other, "A"), Automaton::kNowhere);
-  CHECK(!automaton.may_end(automaton.after(other, "a;;")));
-  CHECK(automaton.may_end(automaton.after(other, "a;;;")));
+  CHECK(!automaton.is_accepting(automaton.after(one, "c;")));
+  CHECK(automaton.is_accepting(automaton.after(one, "c;;")));
+  CHECK_EQUAL(automaton.after(other, "A"), Automaton::kRejected);
+  CHECK(!automaton.is_accepting(automaton.after(other, "a;;")));
+  CHECK(automaton.is_accepting(automaton.after(other, "a;;;")));
 }
 
 TEST(a_grammar_whose_sets_do_not_end_is_refused) {

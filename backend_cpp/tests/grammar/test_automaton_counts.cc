@@ -1,4 +1,4 @@
-// Repetitions within repetitions: what a place leaves out changes nothing that may come.
+// Repetitions within repetitions: what a state leaves out changes nothing that may come.
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -58,7 +58,7 @@ bool has(const Expression& e, Expression::Type type) {
   return e.type == type || (e.first && has(*e.first, type)) || (e.second && has(*e.second, type));
 }
 
-// Whether a region that counts tokens can be left out of what is repeated. Then those that begin at different places of
+// Whether a region that counts tokens can be left out of what is repeated. Then those that begin at different states of
 // a text share a frame, and what ends one ends the other, unless they are distinguished by what repeats them.
 bool shares_regions(const Expression& e) {
   if (e.type == Expression::kRepeat && shortest(*e.first) == 0 && has(*e.first, Expression::kTokens)) return true;
@@ -197,31 +197,31 @@ class Expressions {
   const bool has_regions_;
 };
 
-bool ends(Automaton& automaton, Automaton::Place place) {
-  return place != Automaton::kNowhere && automaton.may_end(place);
+bool ends(Automaton& automaton, Automaton::State state) {
+  return state != Automaton::kRejected && automaton.is_accepting(state);
 }
 
 // Compares all that may come, in texts of some more bytes. How many there were.
-int compare(const Pointer& e, Automaton& automaton, Automaton::Place place, int length) {
-  CHECK_EQUAL(place != Automaton::kNowhere, shortest(*e) != kNever);
-  CHECK_EQUAL(ends(automaton, place), shortest(*e) == 0);
-  if (place == Automaton::kNowhere || length == 0) return 1;
+int compare(const Pointer& e, Automaton& automaton, Automaton::State state, int length) {
+  CHECK_EQUAL(state != Automaton::kRejected, shortest(*e) != kNever);
+  CHECK_EQUAL(ends(automaton, state), shortest(*e) == 0);
+  if (state == Automaton::kRejected || length == 0) return 1;
   int count = 1;
   for (const char byte : {'a', 'b', 'c'}) {
-    count += compare(after(e, byte), automaton, automaton.after(place, std::string(1, byte)), length - 1);
+    count += compare(after(e, byte), automaton, automaton.after(state, std::string(1, byte)), length - 1);
   }
   return count;
 }
 
 // The same for two programs, by tokens.
-int compare(Automaton& one, Automaton::Place in_one, Automaton& two, Automaton::Place in_two, int length) {
-  CHECK_EQUAL(in_one == Automaton::kNowhere, in_two == Automaton::kNowhere);
-  if (in_one == Automaton::kNowhere || in_two == Automaton::kNowhere) return 1;
+int compare(Automaton& one, Automaton::State in_one, Automaton& two, Automaton::State in_two, int length) {
+  CHECK_EQUAL(in_one == Automaton::kRejected, in_two == Automaton::kRejected);
+  if (in_one == Automaton::kRejected || in_two == Automaton::kRejected) return 1;
   in_one = one.begin_token(in_one);
   in_two = two.begin_token(in_two);
-  CHECK_EQUAL(in_one == Automaton::kNowhere, in_two == Automaton::kNowhere);
+  CHECK_EQUAL(in_one == Automaton::kRejected, in_two == Automaton::kRejected);
   CHECK_EQUAL(ends(one, in_one), ends(two, in_two));
-  if (in_one == Automaton::kNowhere || in_two == Automaton::kNowhere || length == 0) return 1;
+  if (in_one == Automaton::kRejected || in_two == Automaton::kRejected || length == 0) return 1;
   int count = 1;
   for (const char* token : {"a", "b", "c", "ab", "bc"}) {
     count += compare(one, one.after_token(in_one, 0, token), two, two.after_token(in_two, 0, token), length - 1);
@@ -259,7 +259,7 @@ TEST(what_regions_in_repetitions_allow_is_what_they_allow_without_counts) {
   CHECK(texts > 50'000);
 }
 
-TEST(places_of_ambiguous_repetitions_are_few) {
+TEST(states_of_ambiguous_repetitions_are_few) {
   // root ::= (a{1,40} [ab]{1,40}){1,30}: many ways to read each text.
   const auto byte = [](char c) { return make(Expression::kByte, nullptr, nullptr, c); };
   const auto times = [](Pointer e, int most) { return make(Expression::kRepeat, std::move(e), nullptr, 1, most); };
@@ -267,11 +267,11 @@ TEST(places_of_ambiguous_repetitions_are_few) {
   const Pointer e = times(make(Expression::kThen, times(byte('a'), 40), times(both, 40)), 30);
   Automaton automaton(Writer(true).program(e));
   std::mt19937 random(3);
-  Automaton::Place place = automaton.start();
+  Automaton::State state = automaton.start();
   for (int i = 0; i < 400; ++i) {
     automaton.set_budget(200);
-    place = automaton.after(place, i > 0 && random() % 8 == 0 ? "b" : "a");
-    CHECK(place != Automaton::kNowhere);
+    state = automaton.after(state, i > 0 && random() % 8 == 0 ? "b" : "a");
+    CHECK(state != Automaton::kRejected);
   }
 }
 
@@ -286,7 +286,7 @@ TEST(counts_between_two_others_are_left_out_where_those_allow_all) {
   std::mt19937 random(4);
   for (int round = 0; round < 20; ++round) {
     Automaton automaton(Writer(true).program(e));
-    Automaton::Place place = automaton.start();
+    Automaton::State state = automaton.start();
     std::set<std::pair<size_t, size_t>> ways = {{0, 0}};  // the part that is being read, and how much of it has come
     for (int i = 0; i < 270; ++i) {
       const char letter = random() % 4 == 0 ? 'b' : 'a';
@@ -297,12 +297,12 @@ TEST(counts_between_two_others_are_left_out_where_those_allow_all) {
       }
       ways = std::move(next);
       automaton.set_budget(150);
-      place = automaton.after(place, std::string(1, letter));
-      CHECK_EQUAL(place != Automaton::kNowhere, !ways.empty());
-      const bool may_end =
+      state = automaton.after(state, std::string(1, letter));
+      CHECK_EQUAL(state != Automaton::kRejected, !ways.empty());
+      const bool is_accepting =
           std::ranges::any_of(ways, [](const auto& way) { return way.first == 2 && way.second >= 30; });
-      CHECK_EQUAL(ends(automaton, place), may_end);
-      if (place == Automaton::kNowhere) break;
+      CHECK_EQUAL(ends(automaton, state), is_accepting);
+      if (state == Automaton::kRejected) break;
     }
   }
 }
@@ -317,8 +317,8 @@ TEST(what_may_be_nothing_is_not_tried_again_and_again) {
   Automaton automaton(program);
   for (const size_t letters : {0, 1, 299, 300, 301}) {
     automaton.set_budget(20 * (letters + 2));
-    const Automaton::Place place = automaton.after(automaton.start(), std::string(letters, 'a') + "b");
-    CHECK_EQUAL(place != Automaton::kNowhere, letters <= 300);
+    const Automaton::State state = automaton.after(automaton.start(), std::string(letters, 'a') + "b");
+    CHECK_EQUAL(state != Automaton::kRejected, letters <= 300);
   }
 }
 

@@ -54,8 +54,8 @@ TEST(what_no_text_gets_to_the_end_of_is_removed) {
   program.lists[3] = 6;
   CHECK(prepare(program));
   Automaton automaton(program);
-  CHECK(automaton.after(automaton.start(), "c") != Automaton::kNowhere);
-  CHECK_EQUAL(automaton.after(automaton.start(), "a"), Automaton::kNowhere);
+  CHECK(automaton.after(automaton.start(), "c") != Automaton::kRejected);
+  CHECK_EQUAL(automaton.after(automaton.start(), "a"), Automaton::kRejected);
   program.lists[1] = 3;
   CHECK(!prepare(program));
 }
