@@ -30,7 +30,14 @@ void split_halves(const uint8_t* bytes, uint8_t* quantized) {
 
 // Bit i of a little-endian word is the fifth bit of code i.
 void add_fifth_bits(const uint8_t* word, uint8_t* quantized) {
-  for (int i = 0; i < 32; ++i) quantized[i] |= static_cast<uint8_t>((word[i / 8] >> (i % 8) & 1u) << 4);
+  constexpr uint64_t kEachByte = 0x0101010101010101;
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t apart = word[i] * kEachByte & 0x8040201008040201;  // bit j in byte j
+    uint64_t eight;
+    std::memcpy(&eight, quantized + 8 * i, sizeof(eight));
+    eight |= (apart + 0x7F * kEachByte) >> 3 & 0x10 * kEachByte;
+    std::memcpy(quantized + 8 * i, &eight, sizeof(eight));
+  }
 }
 
 void q4_0(const std::byte* block, uint8_t* quantized, float* scales, float*) {
@@ -69,9 +76,23 @@ void affine8(const std::byte* block, uint8_t* quantized, float* scales, float* m
   std::memcpy(quantized, block + 4, 32);
 }
 
+// To 32 codes, from `bits` bits of a byte each, which begin at `shift`; below `place` the codes stay.
+inline void take_bits(const uint8_t* bytes, int shift, int bits, int place, uint8_t* quantized) {
+  const auto kept = static_cast<uint8_t>((1 << place) - 1);
+  const auto mask = static_cast<uint8_t>((1 << bits) - 1);
+  for (int i = 0; i < 32; ++i) {
+    quantized[i] = static_cast<uint8_t>((quantized[i] & kept) | (bytes[i] >> shift & mask) << place);
+  }
+}
+
 // Two bits of each of 256 codes in 64 bytes: byte 32 n + i holds those of codes 128 n + 32 j + i, j = 0..3.
-uint8_t two_bits(const uint8_t* bytes, int code) {
-  return bytes[code / 128 * 32 + code % 32] >> (code % 128 / 32 * 2) & 3u;
+void take_pairs(const uint8_t* bytes, int place, uint8_t* quantized) {
+  for (int g = 0; g < 8; ++g) take_bits(bytes + g / 4 * 32, g % 4 * 2, 2, place, quantized + g * 32);
+}
+
+// Bit g of 32 bytes is that of 32 codes, for each g.
+void take_single_bits(const uint8_t* bytes, int place, uint8_t* quantized) {
+  for (int g = 0; g < 8; ++g) take_bits(bytes, g, 1, place, quantized + g * 32);
 }
 
 void q2_k(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {
@@ -82,20 +103,18 @@ void q2_k(const std::byte* block, uint8_t* quantized, float* scales, float* mins
     scales[g] = scale * static_cast<float>(steps[g] & 15u);
     mins[g] = -(min * static_cast<float>(steps[g] >> 4));
   }
-  for (int i = 0; i < 256; ++i) quantized[i] = two_bits(unsigned_at(block + 16), i);
+  take_pairs(unsigned_at(block + 16), 0, quantized);
 }
 
 void q3_k(const std::byte* block, uint8_t* quantized, float* scales, float*) {
-  const uint8_t* high = unsigned_at(block);
   const uint8_t* steps = unsigned_at(block + 96);
   const float scale = half_at(block + 108);
   for (int g = 0; g < 16; ++g) {
     const int low = g < 8 ? steps[g] & 15 : steps[g - 8] >> 4;
     scales[g] = scale * static_cast<float>((low | (steps[8 + g % 4] >> (g / 4 * 2) & 3) << 4) - 32);
   }
-  for (int i = 0; i < 256; ++i) {
-    quantized[i] = static_cast<uint8_t>(two_bits(unsigned_at(block + 32), i) | (high[i % 32] >> (i / 32) & 1u) << 2);
-  }
+  take_pairs(unsigned_at(block + 32), 0, quantized);
+  take_single_bits(unsigned_at(block), 2, quantized);
 }
 
 // Scales and minima of eight groups of Q4_K and Q5_K, six bits each, in twelve bytes.
@@ -112,21 +131,19 @@ void split_steps(const std::byte* block, float* scales, float* mins) {
 }
 
 // 256 codes in the halves of 128 bytes: of each 64 the first 32 in the low ones.
-uint8_t half_of_64(const uint8_t* bytes, int code) {
-  return bytes[code / 64 * 32 + code % 32] >> (code % 64 / 32 * 4) & 15u;
+void take_halves_of_64(const uint8_t* bytes, uint8_t* quantized) {
+  for (int g = 0; g < 8; ++g) take_bits(bytes + g / 2 * 32, g % 2 * 4, 4, 0, quantized + g * 32);
 }
 
 void q4_k(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {
   split_steps(block, scales, mins);
-  for (int i = 0; i < 256; ++i) quantized[i] = half_of_64(unsigned_at(block + 16), i);
+  take_halves_of_64(unsigned_at(block + 16), quantized);
 }
 
 void q5_k(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {
   split_steps(block, scales, mins);
-  const uint8_t* high = unsigned_at(block + 16);
-  for (int i = 0; i < 256; ++i) {
-    quantized[i] = static_cast<uint8_t>(half_of_64(unsigned_at(block + 48), i) | (high[i % 32] >> (i / 32) & 1u) << 4);
-  }
+  take_halves_of_64(unsigned_at(block + 48), quantized);
+  take_single_bits(unsigned_at(block + 16), 4, quantized);
 }
 
 void q6_k(const std::byte* block, uint8_t* quantized, float* scales, float*) {
@@ -134,10 +151,8 @@ void q6_k(const std::byte* block, uint8_t* quantized, float* scales, float*) {
   const auto* steps = reinterpret_cast<const int8_t*>(block + 192);
   const float scale = half_at(block + 208);
   for (int g = 0; g < 16; ++g) scales[g] = scale * static_cast<float>(steps[g]);
-  for (int i = 0; i < 256; ++i) {
-    const int four = low[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
-    quantized[i] = static_cast<uint8_t>(four | two_bits(unsigned_at(block + 128), i) << 4);
-  }
+  for (int g = 0; g < 8; ++g) take_bits(low + g / 4 * 64 + g % 2 * 32, g % 4 / 2 * 4, 4, 0, quantized + g * 32);
+  take_pairs(unsigned_at(block + 128), 4, quantized);
 }
 
 // Values of the 16 codes of IQ4_NL and IQ4_XS.

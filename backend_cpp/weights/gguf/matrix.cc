@@ -21,7 +21,7 @@ int matrix_size(int64_t size) {
 
 half finite_half(float value, int output) {
   const half rounded = to_half(value);
-  if (!std::isfinite(to_float(rounded))) {
+  if ((rounded.bits & 0x7C00u) == 0x7C00u) {
     throw invalid_argument("scales and minima must be finite halves, found " + std::to_string(value) + " in output " +
                            std::to_string(output));
   }
@@ -97,33 +97,42 @@ void GgufMatrix::append(int output, Slice::Range range, Row& row) const {
   const auto groups = static_cast<size_t>(format_->inputs / format_->group);
   const auto inputs = static_cast<size_t>(format_->inputs);
   const auto count = static_cast<size_t>(last_block - first_block);
-  std::vector<uint8_t> quantized(count * inputs);
-  std::vector<float> scales(count * groups);
-  std::vector<float> mins(format_->has_mins() ? count * groups : 0);
+  const size_t begin = row.quantized.size();
+  const size_t first_group = row.scales.size();
+  row.quantized.resize(begin + count * inputs);
+  row.scales.resize(first_group + count * groups);
+  if (format_->has_mins()) row.mins.resize(row.scales.size());
   const std::byte* block = blocks_.data + (static_cast<size_t>(output) * (stored_inputs_ / format_->inputs) +
                                            static_cast<size_t>(first_block)) *
                                               static_cast<size_t>(format_->bytes);
   for (size_t i = 0; i < count; ++i, block += format_->bytes) {
-    format_->decode(block, quantized.data() + i * inputs, scales.data() + i * groups,
-                    mins.empty() ? nullptr : mins.data() + i * groups);
+    const size_t group = first_group + i * groups;
+    format_->decode(block, row.quantized.data() + begin + i * inputs, row.scales.data() + group,
+                    row.mins.empty() ? nullptr : row.mins.data() + group);
   }
   // The range begins and ends within blocks.
   const int before = range.begin - first_block * format_->inputs;
   const int size = range.end - range.begin;
-  const auto keep = [](const auto& from, auto& to, int begin, int kept) {
-    if (!from.empty()) to.insert(to.end(), from.begin() + begin, from.begin() + begin + kept);
+  const auto keep = [](auto& values, size_t end, int skipped, int kept) {
+    if (values.empty()) return;
+    const auto at = values.begin() + static_cast<std::ptrdiff_t>(end);
+    values.erase(at, at + skipped);
+    values.resize(end + static_cast<size_t>(kept));
   };
-  keep(quantized, row.quantized, before, size);
-  keep(scales, row.scales, before / format_->group, size / format_->group);
-  keep(mins, row.mins, before / format_->group, size / format_->group);
+  keep(row.quantized, begin, before, size);
+  keep(row.scales, first_group, before / format_->group, size / format_->group);
+  keep(row.mins, first_group, before / format_->group, size / format_->group);
 }
 
 void GgufMatrix::dequantize(int output, float* destination) const {
   const Row row = decode(output);
-  for (size_t i = 0; i < row.quantized.size(); ++i) {
-    const size_t group = i / static_cast<size_t>(format_->group);
-    destination[i] = format_->has_mins() ? row.scales[group] * static_cast<float>(row.quantized[i]) + row.mins[group]
-                                         : row.scales[group] * static_cast<float>(row.quantized[i] - format_->zero);
+  const uint8_t* quantized = row.quantized.data();
+  for (size_t group = 0; group < row.scales.size(); ++group) {
+    const float scale = row.scales[group];
+    for (int i = 0; i < format_->group; ++i, ++quantized, ++destination) {
+      *destination = format_->has_mins() ? scale * static_cast<float>(*quantized) + row.mins[group]
+                                         : scale * static_cast<float>(*quantized - format_->zero);
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 namespace turbomind {
@@ -42,28 +43,32 @@ void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, 
 
 void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* quantized) {
   constexpr int kVector = 4 * kTileOutputs;
+  constexpr uint32_t kLowHalves = 0x0F0F0F0F;
   const int step = shape.bits == 8 ? 4 : 8;  // inputs in one vector
   const int high_bits = shape.high_bits();
-  const auto padding = static_cast<uint8_t>(shape.zero_code());
   uint8_t inputs[8];
+  uint32_t words[2] = {};  // the codes of a quad, one in a byte
   for (int unit = 0; unit < shape.padded_features(); unit += shape.unit()) {
-    uint8_t high[kVector] = {};
+    uint32_t high[kTileOutputs] = {};
     for (int quad = 0; quad < shape.unit() / 4; quad += step / 4) {
       const int input = unit + 4 * quad;
       const int count = std::clamp(shape.in_features - input, 0, step);
-      for (int i = 0; i < kVector; ++i) {
-        if (i % 4 == 0) {
-          const int row = i / 4;
-          std::fill(inputs, inputs + step, padding);
-          if (row < rows) std::copy_n(source + static_cast<size_t>(row) * shape.in_features + input, count, inputs);
+      for (int row = 0; row < kTileOutputs; ++row, quantized += sizeof(uint32_t)) {
+        const uint8_t* from = source + static_cast<size_t>(row) * shape.in_features + input;
+        if (row >= rows || count < step) {
+          std::fill(inputs, inputs + step, static_cast<uint8_t>(shape.zero_code()));
+          if (row < rows) std::copy_n(from, count, inputs);
+          from = inputs;
         }
-        const int first = inputs[i % 4];
-        const int second = step == 8 ? inputs[4 + i % 4] : 0;
-        *quantized++ = static_cast<uint8_t>(shape.bits == 8 ? first : (first & 15) | second << 4);
-        high[i] |= static_cast<uint8_t>((first >> 4 | second >> 4 << high_bits) << (high_bits * quad));
+        std::memcpy(words, from, step == 4 ? 4 : 8);
+        const auto [first, second] = words;
+        const uint32_t packed = step == 4 ? first : (first & kLowHalves) | (second & kLowHalves) << 4;
+        std::memcpy(quantized, &packed, sizeof(packed));
+        const uint32_t both = (first >> 4 & kLowHalves) | (second >> 4 & kLowHalves) << high_bits;
+        high[row] |= both << (high_bits * quad);
       }
     }
-    if (high_bits != 0) quantized = std::copy_n(high, kVector, quantized);
+    if (high_bits != 0) quantized = std::copy_n(reinterpret_cast<const uint8_t*>(high), kVector, quantized);
   }
 }
 
