@@ -1,5 +1,8 @@
 #include "base/cpu_share.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -90,6 +93,12 @@ int available_cpu_count() {
     if (const int number = std::atoi(requested); number > 0) count = std::min(count, number);
   }
   return std::max(count, 1);
+}
+
+void lower_priority_for_good() {
+  constexpr int kNiceness = 8;  // a sixth of the share of a thread of normal priority
+  const auto thread = static_cast<id_t>(gettid());
+  setpriority(PRIO_PROCESS, thread, std::max(getpriority(PRIO_PROCESS, thread), kNiceness));
 }
 
 }  // namespace turbomind

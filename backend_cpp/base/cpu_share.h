@@ -1,7 +1,8 @@
-// Number of compute threads for this process.
+// Compute threads of this process: how many, and which let others go first.
 #pragma once
 
 #include <filesystem>
+#include <future>
 #include <vector>
 
 namespace turbomind {
@@ -20,5 +21,20 @@ int threads_for(const std::filesystem::path& root, const std::vector<int>& allow
 
 // Those of this process: affinity mask, quota, cores, and OMP_NUM_THREADS, which may lower it.
 int available_cpu_count();
+
+// Gives the calling thread, and those that it starts from then on, a lower priority: as long as they live, since to
+// raise it again takes privileges.
+void lower_priority_for_good();
+
+// Returns work() of a thread of its own, which other threads of the machine go before, as those that it starts.
+template <class Work>
+auto run_in_background(const Work& work) {
+  return std::async(std::launch::async,
+                    [&work] {
+                      lower_priority_for_good();
+                      return work();
+                    })
+      .get();
+}
 
 }  // namespace turbomind

@@ -71,7 +71,17 @@ std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, co
   return std::make_unique<WorkerRunner>(std::move(options), limits);
 }
 
-// The model whole, or spread over `tp` ranks.
+// The model whole, or parts of it for `tp` ranks.
+std::vector<Shard> shards_of(const ResolvedEngine& engine, const Checkpoint& checkpoint) {
+  const int ranks = engine.settings.tp;
+  if (ranks == 1) return {Shard::whole(engine.spec)};
+  const WeightOptions& weights = engine.storage.weights;
+  const int group = std::lcm(checkpoint.input_group(), weights.bits != 0 ? weights.group : 1);
+  std::vector<Shard> shards;
+  for (int rank = 0; rank < ranks; ++rank) shards.push_back(Shard::of(engine.spec, rank, ranks, group));
+  return shards;
+}
+
 std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, const ResolvedEngine& engine,
                                                 const Device& device) {
   const Checkpoint checkpoint(directory);
@@ -79,13 +89,11 @@ std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, co
   check_model_format(settings, checkpoint.weight_format());
   const auto& [weights, cache] = engine.storage;
   const int ranks = settings.tp;
+  const std::vector<Shard> shards = shards_of(engine, checkpoint);
   if (ranks == 1) {
-    return std::make_unique<NativeRunner>(device.make(settings.threads), Shard::whole(engine.spec), checkpoint, weights,
-                                          cache, engine.max_rows, settings.threads);
+    return std::make_unique<NativeRunner>(device.make(settings.threads), shards.front(), checkpoint, weights, cache,
+                                          engine.max_rows, settings.threads);
   }
-  const int group = std::lcm(checkpoint.input_group(), weights.bits != 0 ? weights.group : 1);
-  std::vector<Shard> shards;
-  for (int rank = 0; rank < ranks; ++rank) shards.push_back(Shard::of(engine.spec, rank, ranks, group));
   const std::shared_ptr<RankGroup> devices = device.make_group(ranks, settings.threads);
   const auto make = [&](int rank) {
     return std::make_unique<NativeRunner>(devices->make_operators(rank), shards[static_cast<size_t>(rank)], checkpoint,
@@ -95,15 +103,24 @@ std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, co
   return std::make_unique<ParallelRunner>(devices, make, device.traits.ranks_share_memory);
 }
 
+// The engine directory of the model that drafts for `target`.
+const std::string& drafter_directory(const std::string& target, const ResolvedEngine& engine) {
+  const std::string& model = engine.config.speculation.model;
+  return model.empty() ? target : model;
+}
+
+ResolvedDrafter find_drafter(const std::string& target, const ResolvedEngine& engine) {
+  const std::string& directory = drafter_directory(target, engine);
+  return resolve_drafter(engine, read_model_spec(directory + "/spec.json"), has_worker(directory));
+}
+
 // The model that drafts for `target`: whole, on the same device, in one order with it where they share a cache. Null
 // where no model does.
 std::unique_ptr<ModelRunner> make_draft_runner(const std::string& target, const ResolvedEngine& engine,
                                                const Device& device, const TokenTable& tokens, ModelRunner& runner) {
-  const SpeculativeConfig& speculation = engine.config.speculation;
-  if (!speculation.has_model) return nullptr;
-  const std::string& directory = speculation.model.empty() ? target : speculation.model;
-  const ResolvedDrafter drafter =
-      resolve_drafter(engine, read_model_spec(directory + "/spec.json"), has_worker(directory));
+  if (!engine.config.speculation.has_model) return nullptr;
+  const std::string& directory = drafter_directory(target, engine);
+  const ResolvedDrafter drafter = find_drafter(target, engine);
   if (drafter.spec.head) {
     runner.keep_hidden(drafter.spec.head->target_layers);
   } else if (!tokens.begins_like(TokenTable::from_file(directory + "/token_bytes.bin"))) {
@@ -164,10 +181,9 @@ std::string cache_fingerprint(const std::string& directory, const EngineSettings
                               const CachePlan& plan) {
   std::string text = "content " + std::to_string(kContentVersion) + "\n";
   add_members(Json::parse_file(directory + "/spec.json"), "model_name", text);
-  const Json manifest = Json::parse_file(directory + "/manifest.json");
-  add_members(manifest, "files", text);
-  for (const Json& file : manifest.at("files").as_array()) {
-    const MappedFile weights((std::filesystem::path(directory) / file.as_string()).string());
+  add_members(Json::parse_file(directory + "/manifest.json"), "files", text);
+  for (const std::filesystem::path& file : weight_files(directory)) {
+    const MappedFile weights(file.string());
     text += std::to_string(checksum(std::span(weights.data(), weights.size()))) + "\n";
   }
   text += device + " " + kernels().name + " tp " + std::to_string(settings.tp) + "\n";
@@ -199,56 +215,81 @@ void expect_to_fit(size_t weights, size_t cache, size_t most) {
                                            "; raise models_memory, or lower cache_max_entry_count");
 }
 
-// Of the weights in memory, from their files.
-size_t estimate_weights(const std::string& directory, const ResolvedEngine& engine) {
-  const std::string manifest_file = directory + "/manifest.json";
-  if (!std::filesystem::exists(manifest_file)) return 0;  // workers hold them
-  const Json manifest = Json::parse_file(manifest_file);
-  double bytes = 0;
-  for (const Json& file : manifest.at("files").as_array()) {
-    bytes += static_cast<double>(std::filesystem::file_size(std::filesystem::path(directory) / file.as_string()));
-  }
-  if (manifest.at("weight_format").as_string() == "hf") {
-    constexpr double kBitsOfScales = 0.5;  // a 16-bit factor and zero for many codes
-    const double stored = engine.spec.dtype == "float32" ? 32 : 16;
-    const double kept = engine.settings.weight_bits > 0                   ? engine.settings.weight_bits + kBitsOfScales
-                        : engine.storage.weights.dtype == DType::kFloat32 ? 32
-                                                                          : 16;
-    bytes *= kept / stored;
-  }
-  return static_cast<size_t>(bytes);
+ResolvedEngine resolve_in(const std::string& directory, const EngineSettings& settings, const Programs& programs) {
+  const Device& device = find_device(settings.device);
+  ResolvedEngine resolved =
+      resolve(settings, read_model_spec(directory + "/spec.json"), device.traits, has_worker(directory));
+  if (resolved.settings.tp > 1) device.expect_ranks();
+  SpeculativeConfig& drafts = resolved.config.speculation;
+  if (programs.locate && (drafts.is_head || !drafts.model.empty())) drafts.model = programs.locate(drafts, directory);
+  return resolved;
 }
 
 }  // namespace
 
-EngineMemory estimate_memory(const std::string& directory, const EngineSettings& given, size_t most) {
-  const Device& device = find_device(given.device);
-  ResolvedEngine resolved =
-      resolve(given, read_model_spec(directory + "/spec.json"), device.traits, has_worker(directory));
-  EngineMemory memory{estimate_weights(directory, resolved), 0};
+std::vector<std::filesystem::path> weight_files(const std::string& directory) {
+  const std::filesystem::path folder = directory;
+  std::vector<std::filesystem::path> files;
+  if (has_worker(directory)) return files;
+  const Json manifest = Json::parse_file(directory + "/manifest.json");
+  for (const Json& file : manifest.at("files").as_array()) files.push_back(folder / file.as_string());
+  return files;
+}
+
+PlannedEngine plan_engine(const std::string& directory, const EngineSettings& settings, const Programs& programs,
+                          const MemoryBounds& bounds) {
+  ResolvedEngine resolved = resolve_in(directory, settings, programs);
   EngineConfig& config = resolved.config;
   const StepLimits limits{config.max_batch_size, config.session_len, config.block_len};
-  config.plan =
-      plan_cache(limits.block_len, NativeRunner::cache_groups_of(resolved.spec, resolved.storage.cache, limits));
-  const int pages = cache_page_count(resolved, std::min(available_memory(), left(most, memory.weights)));
-  memory.cache = static_cast<size_t>(pages) * config.plan.page_bytes;
-  return memory;
+  ModelSpec spec = resolved.spec;  // of a rank
+  EngineMemory memory;
+  if (!resolved.has_worker) {
+    const Checkpoint checkpoint(directory);
+    for (const Shard& shard : shards_of(resolved, checkpoint)) {
+      memory.weights += NativeRunner::weight_bytes_of(shard, checkpoint, resolved.storage.weights);
+      spec = shard.spec;
+    }
+  }
+  std::vector<CacheGroup> groups = NativeRunner::cache_groups_of(spec, resolved.storage.cache, limits);
+  if (config.speculation.has_model) {
+    const ResolvedDrafter drafter = find_drafter(directory, resolved);
+    const Checkpoint checkpoint(drafter_directory(directory, resolved));
+    memory.weights += NativeRunner::weight_bytes_of(Shard::whole(drafter.spec), checkpoint, drafter.storage.weights);
+    for (CacheGroup& group : NativeRunner::cache_groups_of(drafter.spec, drafter.storage.cache, limits)) {
+      group.kind = MemoryKind::kDraft;
+      groups.push_back(std::move(group));
+    }
+  }
+  config.plan = plan_cache(limits.block_len, std::move(groups));
+  config.page_count = cache_page_count(resolved, std::min(available_memory(), left(bounds.bytes, memory.weights)));
+  config.host_page_count = host_page_count(resolved, available_memory());
+  memory.cache = static_cast<size_t>(config.page_count + config.host_page_count) * config.plan.page_bytes;
+  config.session_len = config.plan.max_tokens(config.page_count, config.max_step_tokens, config.session_len);
+  return {config, memory};
 }
+
+namespace {
+
+void expect_planned(const PlannedEngine& planned, const EngineConfig& config, size_t weights) {
+  if (planned.memory.weights == weights && planned.config.plan.page_bytes == config.plan.page_bytes) return;
+  throw internal_error("planned for " + std::to_string(planned.memory.weights) + " bytes of weights and pages of " +
+                       std::to_string(planned.config.plan.page_bytes) + ", loaded " + std::to_string(weights) +
+                       " and " + std::to_string(config.plan.page_bytes));
+}
+
+}  // namespace
 
 LoadedEngine load_engine(const std::string& directory, const EngineSettings& given, const Programs& programs,
                          const MemoryBounds& bounds) {
   const Device& device = find_device(given.device);
-  ResolvedEngine resolved =
-      resolve(given, read_model_spec(directory + "/spec.json"), device.traits, has_worker(directory));
+  ResolvedEngine resolved = resolve_in(directory, given, programs);
   const EngineSettings& settings = resolved.settings;
-  if (settings.tp > 1) device.expect_ranks();
   EngineConfig& config = resolved.config;
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
-  SpeculativeConfig& drafts = config.speculation;
-  if (programs.locate && (drafts.is_head || !drafts.model.empty())) drafts.model = programs.locate(drafts, directory);
 
   std::unique_ptr<EventPublisher> events = start_event_publisher(resolved, programs.publisher);
-  TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin", resolved.spec.vocab_size);
+  TokenTable tokens = run_in_background(
+      [&] { return TokenTable::from_file(directory + "/token_bytes.bin", resolved.spec.vocab_size); });
   const StepLimits limits{config.max_batch_size, config.session_len, config.block_len};
   std::unique_ptr<ModelRunner> runner = resolved.has_worker
                                             ? make_worker_runner(directory, resolved, programs.worker, limits)
@@ -262,10 +303,12 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
       bounds.page_count > 0
           ? bounds.page_count
           : cache_page_count(resolved, std::min(runner->free_cache_memory(), left(bounds.bytes, weights)));
+  if (config.checks_invariants) expect_planned(plan_engine(directory, given, programs, bounds), config, weights);
   expect_to_fit(weights, static_cast<size_t>(config.page_count) * config.plan.page_bytes, bounds.bytes);
   config.host_page_count = host_page_count(resolved, available_memory());
   if (!config.disk.directory.empty()) {
-    config.disk.fingerprint = cache_fingerprint(directory, settings, device.name, config.plan);
+    config.disk.fingerprint =
+        run_in_background([&] { return cache_fingerprint(directory, settings, device.name, config.plan); });
   }
   LoadedEngine loaded{std::move(resolved.spec), nullptr, "", std::move(resolved.notes)};
   auto compiler = load_grammar_compiler(programs.grammar, grammar_vocabulary(tokens, loaded.spec),

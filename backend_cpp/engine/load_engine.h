@@ -1,6 +1,7 @@
 // Engine construction from an engine directory (docs/internals/interfaces.md) and the user's settings.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -39,8 +40,16 @@ struct MemoryBounds {
 LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const Programs& programs,
                          const MemoryBounds& bounds = {});
 
-// Memory of the engine, from the sizes of its files, where its weights and cache may take `most` bytes. Throws
-// Error where it could not be loaded.
-EngineMemory estimate_memory(const std::string& directory, const EngineSettings& settings, size_t most);
+// An engine that is not loaded: what it will be, and the memory that it will take.
+struct PlannedEngine {
+  EngineConfig config;
+  EngineMemory memory;
+};
+// Throws Error where it could not be loaded. Reads no weights.
+PlannedEngine plan_engine(const std::string& directory, const EngineSettings& settings, const Programs& programs,
+                          const MemoryBounds& bounds);
+
+// Files of the weights of an engine directory; none where workers read them.
+std::vector<std::filesystem::path> weight_files(const std::string& directory);
 
 }  // namespace turbomind

@@ -46,6 +46,7 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
   const int hidden = spec.hidden_size;
   const DType dtype = read.options().dtype;
   ExpertWeights weights;
+  weights.arena = WeightArena(read.options().only_sizes);
   const int inner = moe.latent_size > 0 ? moe.latent_size : hidden;
   const auto expert = [&](const std::string& name, const Slice& divided, int hidden) {
     const bool bias = spec.mlp.bias;

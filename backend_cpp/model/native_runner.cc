@@ -106,8 +106,10 @@ constexpr std::chrono::seconds kReportEvery{2};
 
 Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options,
                      int threads) {
-  ThreadPool pool(threads > 0 ? threads : available_cpu_count());
-  Weights weights = Weights::load(shard, checkpoint, options, pool);
+  Weights weights = run_in_background([&] {
+    ThreadPool pool(threads > 0 ? threads : available_cpu_count());
+    return Weights::load(shard, checkpoint, options, pool);
+  });
   if (ops.shares_host_memory()) weights.adapt_embeddings(shard.spec, checkpoint);
   move_weights(ops, weights);
   return weights;
@@ -175,6 +177,13 @@ std::string NativeRunner::program_text(const std::string& spec_file) {
 std::vector<CacheGroup> NativeRunner::cache_groups_of(const ModelSpec& spec, CacheType cache_type,
                                                       const StepLimits& limits) {
   return NativeRunner(spec, cache_type).cache_groups(limits);
+}
+
+size_t NativeRunner::weight_bytes_of(const Shard& shard, const Checkpoint& checkpoint, WeightOptions options) {
+  options.only_sizes = true;
+  ThreadPool pool(1);
+  Weights weights = Weights::load(shard, checkpoint, options, pool);
+  return bytes_of(weights);
 }
 
 void NativeRunner::prepare(const StepLimits& limits) {

@@ -40,6 +40,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   static std::string program_text(const std::string& spec_file);
   // The cache groups of a model that is not loaded.
   static std::vector<CacheGroup> cache_groups_of(const ModelSpec& spec, CacheType cache_type, const StepLimits& limits);
+  // The memory of its weights.
+  static size_t weight_bytes_of(const Shard& shard, const Checkpoint& checkpoint, WeightOptions options);
 
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   // Runs a step of most rows where the device has its own memory.

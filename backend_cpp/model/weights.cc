@@ -240,21 +240,26 @@ void parallel_for_throwing(ThreadPool& pool, int count, const std::function<void
   if (failure) std::rethrow_exception(failure);
 }
 
+Loop loop_on(ThreadPool& pool, const WeightOptions& options) {
+  if (options.only_sizes) return skip_all;
+  return [&pool](int count, const std::function<void(int)>& body) { parallel_for_throwing(pool, count, body); };
+}
+
 // Empty where the token embedding is the output layer as it is.
 LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint, const WeightReader& read,
                                 ThreadPool& pool) {
   const ModelSpec& spec = shard.spec;
   const std::string name = spec.tied_embeddings ? "token_embedding" : "lm_head.weight";
   const WeightOptions& options = read.options();
-  const auto on_pool = [&](int count, const auto& body) { parallel_for_throwing(pool, count, body); };
+  const Loop on_pool = loop_on(pool, options);
   if (!spec.output.normalizes_weight) {
     const std::vector<ManifestValue> parts = checkpoint.parts(name, {shard.vocab, spec.hidden_size});
     if (can_pack(parts, options.takes_gguf_codes)) return pack_quantized(parts, options.takes_gguf_codes, on_pool);
     if (options.bits == 0 && spec.tied_embeddings) return {};
-    if (options.bits == 0) return read.matrix(name, shard.vocab, spec.hidden_size, options.dtype);
+    if (options.bits == 0) return read.matrix(name, shard.vocab, spec.hidden_size, options.dtype, on_pool);
   }
-  LinearStorage exact = read.matrix(name, shard.vocab, spec.hidden_size, DType::kFloat32);
-  if (spec.output.normalizes_weight) normalize_rows(exact);
+  LinearStorage exact = read.matrix(name, shard.vocab, spec.hidden_size, DType::kFloat32, on_pool);
+  if (spec.output.normalizes_weight && !options.only_sizes) normalize_rows(exact);
   if (options.bits == 0) return exact;
   // Errors of the output layer fall on the choice of the token directly; it keeps 8 bits.
   return round_matrix(exact.data.as<float>(), shard.vocab.size(), spec.hidden_size, 8, options.group, on_pool);
@@ -302,6 +307,8 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   if (has_final_norm(spec)) weights.final_norm = read_norm(spec, read, "final_norm");
   if (spec.has_embedding_norm) weights.embedding_norm = read_norm(spec, read, "embedding_norm");
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
+  weights.embedding =
+      read.matrix("token_embedding", spec.vocab_size, spec.hidden_size, options.dtype, loop_on(pool, options));
   const int cross_layers = cross_layer_count(spec);
   weights.cross_layers.resize(static_cast<size_t>(cross_layers));
   parallel_for_throwing(pool, spec.num_layers + cross_layers + 1, [&](int index) {
@@ -311,7 +318,6 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
       const int number = index - spec.num_layers;
       weights.cross_layers[static_cast<size_t>(number)] = read_cross_layer(shard, read, number);
     } else {
-      weights.embedding = read.matrix("token_embedding", spec.vocab_size, spec.hidden_size, options.dtype);
       if (spec.learned_positions > 0) {
         weights.position_embedding =
             read.matrix("position_embedding", spec.learned_positions, spec.hidden_size, options.dtype);

@@ -1,10 +1,13 @@
 // How many threads compute, by folders made up as Linux would fill them.
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <thread>
 
 #include "base/cpu_share.h"
 #include "tests/check.h"
@@ -90,6 +93,18 @@ TEST(few_cores_use_their_hyperthreads) {
   CHECK(threads_for(files.at("system"), {0, 2}, none) == 2);
   CHECK(threads_for(files.at("system"), {1}, none) == 1);
   CHECK(threads_for(files.at("system"), first_processors(4), 0.5) == 1);
+}
+
+TEST(work_in_the_background_and_its_threads_let_others_go_first) {
+  const auto niceness = [] { return getpriority(PRIO_PROCESS, static_cast<id_t>(gettid())); };
+  const int normal = niceness();
+  const int lowered = run_in_background([&] {
+    int of_started = 0;
+    std::thread([&] { of_started = niceness(); }).join();
+    return std::min(niceness(), of_started);
+  });
+  CHECK_EQUAL(lowered, std::max(normal, 8));
+  CHECK_EQUAL(niceness(), normal);
 }
 
 }  // namespace turbomind::testing

@@ -18,9 +18,22 @@ EngineLoader::EngineLoader(const ModelParameters& parameters)
       served_name_(parameters.served_name.empty() ? read_model_spec(directory_ + "/spec.json").model_name
                                                   : parameters.served_name) {}
 
-ModelBytes EngineLoader::estimate(size_t most) const {
-  const EngineMemory memory = estimate_memory(directory_, parameters_.settings, most);
-  return {memory.total(), memory.weights};
+PlannedEngine EngineLoader::plan(size_t most) const {
+  return plan_engine(directory_, parameters_.settings, programs_, {most, page_count_});
+}
+
+void EngineLoader::check_weights() {
+  auto found = decltype(weights_)();
+  for (const std::filesystem::path& file : weight_files(directory_)) {
+    if (!std::filesystem::exists(file)) return;  // which whoever reads it reports
+    found.emplace_back(std::filesystem::file_size(file), std::filesystem::last_write_time(file));
+    const size_t index = found.size() - 1;
+    if (index >= weights_.size() || weights_[index] == found[index]) continue;
+    throw Error(ErrorCode::kUnavailable, file.string() + " is not the file that " + served_name_ +
+                                             " was loaded from: unload the model and load it again, or restart the "
+                                             "server");
+  }
+  weights_ = std::move(found);
 }
 
 std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t most) {
@@ -29,7 +42,10 @@ std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t
   }
   EngineSettings settings = parameters_.settings;
   settings.adapters.clear();
+  if (!has_loaded_) weights_.clear();
+  check_weights();
   LoadedEngine loaded = load_engine(directory_, settings, programs_, {most, page_count_});
+  check_weights();  // nobody has changed them meanwhile
   std::unique_ptr<Engine> engine = std::move(loaded.engine);
   for (const auto& [name, adapter] : adapters) {
     try {

@@ -1,9 +1,13 @@
 // Loads a model's engine, and after it has ended loads it as it was.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/cache_control.h"
 #include "engine/load_engine.h"
@@ -27,15 +31,17 @@ class EngineLoader {
 
   // The model's name as clients see it.
   const std::string& served_name() const { return served_name_; }
-  // Memory of the engine, where models may take `most` bytes.
-  ModelBytes estimate(size_t most) const;
-  // Throws Error, also where the engine would take more than `most` bytes.
+  // The engine to be, where models may take `most` bytes.
+  PlannedEngine plan(size_t most) const;
+  // Throws Error, also where the engine would take more than `most` bytes, or its weights are others than before: the
+  // tokenizer, which stayed, may be too.
   std::unique_ptr<Engine> load(const KnownAdapters& adapters, size_t most);
   // Prepares an engine without requests for sleep: nothing that conversations need is lost where files, or for kWeights
   // the host's memory, keep it. For kNothing, the engine has to end then. Returns what its cache then holds.
   CacheReport rest(Engine& engine, SleepLevel level);
 
  private:
+  void check_weights();
   CacheReport ask(Engine& engine, CacheControl::Action action);
 
   const ModelParameters parameters_;
@@ -43,7 +49,8 @@ class EngineLoader {
   std::string directory_;
   std::string served_name_;
   bool has_loaded_ = false;
-  int page_count_ = 0;  // of the cache, once it has loaded
+  int page_count_ = 0;                                                          // of the cache, once it has loaded
+  std::vector<std::pair<uintmax_t, std::filesystem::file_time_type>> weights_;  // sizes and times of its files
   std::shared_ptr<SessionTable::Sessions> sessions_ = std::make_shared<SessionTable::Sessions>();  // of the last engine
 };
 

@@ -16,9 +16,8 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kDefaultDrain{20};  // Triton's own --exit-timeout-secs is 30
-const std::vector<std::string> kParameters = {"model_path",    "model_name",     "engine_config",
-                                              "drain_seconds", "unload_seconds", "idle_timeout",
-                                              "models_memory", "memory_bytes",   "served_model_name"};
+const std::vector<std::string> kParameters = {"model_path",     "model_name",   "engine_config", "drain_seconds",
+                                              "unload_seconds", "idle_timeout", "models_memory", "served_model_name"};
 
 std::string name_of(TRITONBACKEND_Model* model) {
   const char* name = nullptr;
@@ -136,7 +135,6 @@ ModelParameters read_parameters(TRITONBACKEND_Model* model) {
   const auto idle_timeout = number(config, "idle_timeout", "seconds", -std::numeric_limits<double>::infinity());
   if (idle_timeout) parameters.idle_timeout = Seconds(*idle_timeout);
   parameters.models_memory = bytes(config, "models_memory");
-  parameters.memory_bytes = bytes(config, "memory_bytes");
   return parameters;
 }
 

@@ -22,7 +22,6 @@ struct ModelParameters {
   Grace grace{};
   std::optional<std::chrono::duration<double>> idle_timeout;  // negative, or none: the model never sleeps by itself
   std::optional<size_t> models_memory;                        // bytes of all models; none: no limit
-  std::optional<size_t> memory_bytes;                         // estimate for this one; none: unknown until it loads
 };
 
 // Throws Error that names the parameter.

@@ -1,6 +1,5 @@
 #include "triton/model_state.h"
 
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,14 +64,6 @@ void check_key(const RequestReader& reader, const std::string& what) {
   }
 }
 
-void reply(ResponseStream& stream, std::string text) {
-  Output output;
-  output.text = std::move(text);
-  output.finish = FinishReason::kStop;
-  output.is_final = true;
-  stream.send(output);
-}
-
 void reply_cancelled(ResponseStream& stream, int input_len) {
   Output cancelled;
   cancelled.finish = FinishReason::kCancelled;
@@ -115,8 +106,12 @@ ModelState::ModelState(TRITONBACKEND_Model* model)
       metrics_({parameters_.name, parameters_.version, loader_.served_name()}) {
   for (const auto& [name, path] : parameters_.settings.adapters) adapters_[name] = {path, ""};
   const size_t budget = memory_.budget();
-  ModelBytes bytes{.awake = parameters_.memory_bytes.value_or(0)};
-  if (budget < ~size_t{0} && bytes.awake == 0) bytes = loader_.estimate(budget);
+  ModelBytes bytes;
+  if (budget < ~size_t{0}) {
+    const PlannedEngine planned = loader_.plan(budget);
+    know(planned.config);
+    bytes = {planned.memory.total(), planned.memory.weights};
+  }
   slot_ = memory_.add(bytes, parameters_.idle_timeout);
   try {
     if (memory_.reserve(slot_)) {
@@ -200,13 +195,12 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
     if (adapters && !changes_adapters) {
       known = adapter_list();
     } else if (reader->wants_limits()) {
-      if (!config_) throw invalid_argument("limits are not known before the model has been loaded");
       known = limits();
     } else if (looks_at_cache && !memory_.hold(slot_)) {
       known = as_json(last_report_);
     }
   }
-  if (known) return reply(*stream, *known);
+  if (known) return stream->reply(*known);
   if (looks_at_cache) return control_cache(std::move(*cache), stream, [this] { memory_.release(slot_); });
   if (!adapters && !cache) return generate(reader, stream);
   open({stream, reader->id()}, [this, adapters, cache, stream](RequestId id, float) {
@@ -215,7 +209,7 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
     std::unique_lock lock(mu_);
     const std::string text = adapter_list();
     lock.unlock();
-    reply(*stream, text);
+    stream->reply(text);
     close(id);
   });
 }
@@ -273,7 +267,7 @@ void ModelState::control_cache(CacheControl control, const Stream& stream, std::
     if (error != nullptr) {
       stream->send_error(error->code(), error->what());
     } else {
-      reply(*stream, as_json(report));
+      stream->reply(as_json(report));
     }
     on_end();
   };
@@ -315,7 +309,7 @@ void ModelState::control_sleep(const RequestReader& reader, const RequestReader:
     std::unique_lock lock(mu_);
     const std::string text = sleep_report();
     lock.unlock();
-    reply(*stream, text);
+    stream->reply(text);
   };
   if (control.action == Action::kReport) return report();
   if (control.action == Action::kWake) {
@@ -397,118 +391,6 @@ void ModelState::close(RequestId id) {
   const auto keep_alive = request->second.keep_alive;
   open_.erase(request);
   memory_.leave(slot_, keep_alive);
-}
-
-// ---- the sleep thread ----
-
-void ModelState::tend() {
-  for (;;) {
-    const ModelMemory::Action action = memory_.next(slot_);
-    switch (action.kind) {
-      case ModelMemory::Action::Kind::kEnd:
-        return;
-      case ModelMemory::Action::Kind::kReject:
-        reject_waiting(action.reason);
-        break;
-      case ModelMemory::Action::Kind::kSleep:
-        sleep(action.level);
-        break;
-      case ModelMemory::Action::Kind::kWake:
-        try {
-          if (!engine_) load();
-          begin_waiting();
-        } catch (const std::exception& error) {
-          reject_waiting(error.what());
-        }
-        break;
-    }
-  }
-}
-
-void ModelState::load() {
-  std::unique_lock lock(mu_);
-  const KnownAdapters adapters = adapters_;
-  lock.unlock();
-  std::unique_ptr<Engine> engine = loader_.load(adapters, memory_.budget());
-  lock.lock();
-  if (!config_) metrics_.describe(engine->config());
-  config_ = engine->config();
-  engine_ = std::move(engine);
-}
-
-void ModelState::begin_waiting() {
-  for (;;) {
-    std::unique_lock lock(mu_);
-    if (waiting_.empty()) {
-      const EngineMemory bytes = engine_->memory();
-      wake_error_.clear();
-      memory_.woke(slot_, {bytes.total(), bytes.weights});
-      return publish();
-    }
-    const RequestId id = waiting_.front();
-    waiting_.pop_front();
-    const auto request = open_.find(id);
-    if (request == open_.end()) continue;
-    const Begin begin = std::exchange(request->second.begin, nullptr);
-    const auto waited = static_cast<float>(seconds_between(request->second.arrived, Clock::now()));
-    memory_.admit(slot_);
-    lock.unlock();
-    this->begin(id, begin, waited);
-  }
-}
-
-void ModelState::reject_waiting(const std::string& reason) {
-  std::vector<Stream> rejected;
-  {
-    const std::lock_guard lock(mu_);
-    for (const RequestId id : std::exchange(waiting_, {})) {
-      const auto request = open_.find(id);
-      if (request == open_.end()) continue;
-      rejected.push_back(std::move(request->second.stream));
-      open_.erase(request);
-    }
-    wake_error_ = reason;
-    memory_.failed(slot_);
-    publish();
-  }
-  if (rejected.empty()) return;
-  log_message(TRITONSERVER_LOG_ERROR, loader_.served_name() + " could not be woken: " + reason);
-  for (const Stream& stream : rejected) stream->send_error(ErrorCode::kUnavailable, reason);
-}
-
-void ModelState::sleep(SleepLevel level) {
-  if (engine_) {
-    std::optional<CacheReport> report;
-    try {
-      report = loader_.rest(*engine_, level);
-    } catch (const Error& error) {  // it has failed: its cache is lost
-      log_message(TRITONSERVER_LOG_ERROR, std::string("the cache was not written: ") + error.what());
-    }
-    std::unique_lock lock(mu_);
-    if (report) last_report_ = *report;
-    metrics_.publish(engine_->stats());
-    if (level == SleepLevel::kNothing) {
-      metrics_.end_engine();
-      std::unique_ptr<Engine> ended = std::move(engine_);
-      lock.unlock();
-      ended.reset();
-      ::malloc_trim(0);  // the C library would keep the memory for this process
-    }
-  }
-  std::vector<Stream> done;
-  std::string text;
-  {
-    const std::lock_guard lock(mu_);
-    memory_.slept(slot_, level);
-    publish();
-    text = sleep_report();
-    std::erase_if(sleepers_, [&](const Sleeper& sleeper) {
-      if (sleeper.level > level) return false;
-      done.push_back(sleeper.stream);
-      return true;
-    });
-  }
-  for (const Stream& stream : done) reply(*stream, text);
 }
 
 // ---- the watcher ----

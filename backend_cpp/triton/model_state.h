@@ -94,6 +94,7 @@ class ModelState {
   // ---- the sleep thread ----
 
   void tend();
+  void know(const EngineConfig& config);  // mu_ is held, where other threads know this
   void load();
   void begin_waiting();
   void reject_waiting(const std::string& reason);
@@ -123,7 +124,7 @@ class ModelState {
   RequestId next_id_ = 1;
   EarlyStops early_stops_;
   KnownAdapters adapters_;
-  std::optional<EngineConfig> config_;  // of its engines; none: it has had none
+  std::optional<EngineConfig> config_;  // of its engines, or of the first one to be
   CacheReport last_report_;             // of an engine that has ended
   std::string wake_error_;              // empty: the model was in memory since
   bool is_stopping_ = false;

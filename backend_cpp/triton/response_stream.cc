@@ -220,6 +220,14 @@ void ResponseStream::send(const Output& output) noexcept {
   ignore(guarded([&] { send_response(output, output.is_final ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0); }));
 }
 
+void ResponseStream::reply(std::string text) noexcept {
+  Output output;
+  output.text = std::move(text);
+  output.finish = FinishReason::kStop;
+  output.is_final = true;
+  send(output);
+}
+
 void ResponseStream::send_final() noexcept {
   is_success_ = true;
   ignore(TRITONBACKEND_ResponseFactorySendFlags(factory_.get(), TRITONSERVER_RESPONSE_COMPLETE_FINAL));

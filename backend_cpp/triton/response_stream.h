@@ -21,6 +21,8 @@ class ResponseStream {
 
   // Sends one response; the final one carries Triton's final flag. A client that is gone is no error.
   void send(const Output& output) noexcept;
+  // Sends a text as the only response.
+  void reply(std::string text) noexcept;
   // Ends the stream without a response.
   void send_final() noexcept;
   // Ends the stream with an error.

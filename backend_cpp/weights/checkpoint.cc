@@ -299,25 +299,27 @@ StoredTable Checkpoint::stored(const std::string& name, int rows, int size) cons
 }
 
 template <class T>
-void Checkpoint::read(const std::string& name, const std::vector<Slice>& shape, T* destination) const {
+void Checkpoint::read(const std::string& name, const std::vector<Slice>& shape, T* destination,
+                      const Loop& loop) const {
   try {
     for (const ManifestValue& part : checked_parts(name, shape)) {
       // Codes are decoded some rows at a time, which takes less memory.
       const auto rows = static_cast<int>(part.shape()[0]);
-      const int step = part.quantized() != nullptr ? kDecodedRows : std::max(rows, 1);
-      for (int first = 0; first < rows; first += step) {
-        const CheckpointTensor numbers = part.rows({first, std::min(first + step, rows)}).numbers();
-        copy_values(numbers, destination);
-        destination += numbers.bytes / type_bytes(numbers.dtype);
-      }
+      const auto width = static_cast<size_t>(element_count(part.shape()) / std::max(rows, 1));
+      loop((rows + kDecodedRows - 1) / kDecodedRows, [&](int block) {
+        const int first = block * kDecodedRows;
+        copy_values(part.rows({first, std::min(first + kDecodedRows, rows)}).numbers(),
+                    destination + static_cast<size_t>(first) * width);
+      });
+      destination += static_cast<size_t>(rows) * width;
     }
   } catch (const Error& error) {
     throw invalid_argument("tensor " + name + ": " + error.what());
   }
 }
 
-template void Checkpoint::read<float>(const std::string&, const std::vector<Slice>&, float*) const;
-template void Checkpoint::read<bf16>(const std::string&, const std::vector<Slice>&, bf16*) const;
-template void Checkpoint::read<half>(const std::string&, const std::vector<Slice>&, half*) const;
+template void Checkpoint::read<float>(const std::string&, const std::vector<Slice>&, float*, const Loop&) const;
+template void Checkpoint::read<bf16>(const std::string&, const std::vector<Slice>&, bf16*, const Loop&) const;
+template void Checkpoint::read<half>(const std::string&, const std::vector<Slice>&, half*, const Loop&) const;
 
 }  // namespace turbomind

@@ -14,6 +14,7 @@
 #include "kernels/types.h"
 #include "weights/checkpoint_tensor.h"
 #include "weights/gguf/file.h"
+#include "weights/linear_storage.h"
 #include "weights/manifest_value.h"
 #include "weights/row_sources.h"
 #include "weights/slice.h"
@@ -59,7 +60,8 @@ class Checkpoint {
   // Evaluates what `shape` keeps of tensor `name` into `destination` (row-major, converted to T, rounded to nearest
   // even). Throws Error when the tensor's shape is not that.
   template <class T>
-  void read(const std::string& name, const std::vector<Slice>& shape, T* destination) const;
+  void read(const std::string& name, const std::vector<Slice>& shape, T* destination,
+            const Loop& loop = in_order) const;
   // Parts of tensor `name`, joined along dimension 0, in order. Only the first two dimensions can be cut,
   // the second of matrices. Throws Error when the tensor's shape is not `shape`.
   std::vector<ManifestValue> parts(const std::string& name, const std::vector<Slice>& shape) const;

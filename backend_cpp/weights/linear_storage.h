@@ -54,5 +54,6 @@ using Loop = std::function<void(int count, const std::function<void(int)>& body)
 inline void in_order(int count, const std::function<void(int)>& body) {
   for (int index = 0; index < count; ++index) body(index);
 }
+inline void skip_all(int, const std::function<void(int)>&) {}
 
 }  // namespace turbomind

@@ -68,7 +68,7 @@ void* WeightArena::copy(const AlignedBuffer& source) {
     used_ = 0;
   }
   auto* target = chunks_.back().as<std::byte>() + used_;
-  std::memcpy(target, source.as<void>(), source.size());
+  if (!only_sizes_) std::memcpy(target, source.as<void>(), source.size());
   used_ += bytes;
   return target;
 }

@@ -13,6 +13,9 @@ namespace turbomind {
 
 class WeightArena {
  public:
+  // `only_sizes`: as WeightOptions has it.
+  explicit WeightArena(bool only_sizes = false) : only_sizes_(only_sizes) {}
+
   // Copies a layer's data here; the view is valid as long as the arena lives, wherever it is moved.
   LinearWeight add(const LinearStorage& storage);
 
@@ -22,6 +25,7 @@ class WeightArena {
  private:
   void* copy(const AlignedBuffer& source);
 
+  bool only_sizes_;
   std::vector<AlignedBuffer> chunks_;
   size_t used_ = 0;  // of the last chunk
 };

@@ -9,20 +9,21 @@ namespace turbomind {
 
 AlignedBuffer WeightReader::vector(const std::string& name, const Slice& size) const {
   AlignedBuffer buffer(static_cast<size_t>(size.size()) * sizeof(float));
-  checkpoint_.read<float>(name, {size}, buffer.as<float>());
+  checkpoint_.read<float>(name, {size}, buffer.as<float>(), loop_or_none(in_order));
   return buffer;
 }
 
 LinearStorage WeightReader::matrix(const std::string& name, const Slice& out_features, const Slice& in_features,
-                                   DType dtype) const {
+                                   DType dtype, const Loop& over_rows) const {
+  const Loop loop = loop_or_none(over_rows);
   LinearStorage storage;
   storage.data = AlignedBuffer(static_cast<size_t>(out_features.size()) * in_features.size() * byte_size(dtype));
   if (dtype == DType::kFloat32) {
-    checkpoint_.read<float>(name, {out_features, in_features}, storage.data.as<float>());
+    checkpoint_.read<float>(name, {out_features, in_features}, storage.data.as<float>(), loop);
   } else if (dtype == DType::kFloat16) {
-    checkpoint_.read<half>(name, {out_features, in_features}, storage.data.as<half>());
+    checkpoint_.read<half>(name, {out_features, in_features}, storage.data.as<half>(), loop);
   } else {
-    checkpoint_.read<bf16>(name, {out_features, in_features}, storage.data.as<bf16>());
+    checkpoint_.read<bf16>(name, {out_features, in_features}, storage.data.as<bf16>(), loop);
   }
   storage.view = {storage.data.as<void>(), format_of(dtype), out_features.size(), in_features.size()};
   return storage;
@@ -30,16 +31,17 @@ LinearStorage WeightReader::matrix(const std::string& name, const Slice& out_fea
 
 LinearStorage WeightReader::linear(const std::string& name, const Slice& out_features, const Slice& in_features,
                                    bool has_bias) const {
+  const Loop loop = loop_or_none(in_order);
   LinearStorage storage;
   const std::vector<ManifestValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
   if (can_pack(parts, options_.takes_gguf_codes)) {
-    storage = pack_quantized(parts, options_.takes_gguf_codes, in_order);
+    storage = pack_quantized(parts, options_.takes_gguf_codes, loop);
   } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
   } else {
     const LinearStorage exact = matrix(name + ".weight", out_features, in_features, DType::kFloat32);
     storage = round_matrix(exact.data.as<float>(), exact.view.out_features, exact.view.in_features, options_.bits,
-                           options_.group, in_order);
+                           options_.group, loop);
   }
   storage.name = name;
   storage.outputs = out_features;

@@ -17,6 +17,7 @@ struct WeightOptions {
   int group = 32;  // inputs that share a scale
   // The device multiplies with codes of 5 and 6 bits, and with codes whose groups have minima.
   bool takes_gguf_codes = false;
+  bool only_sizes = false;  // buffers are allocated, which takes no memory, and no values read
 };
 
 // Reads engine tensors by name, whole or the part that the sizes keep. Every method throws Error naming the tensor that
@@ -29,7 +30,8 @@ class WeightReader {
   const WeightOptions& options() const { return options_; }
   AlignedBuffer vector(const std::string& name, const Slice& size) const;  // float32
   // A matrix that is never rounded: `name` is the whole name.
-  LinearStorage matrix(const std::string& name, const Slice& out_features, const Slice& in_features, DType dtype) const;
+  LinearStorage matrix(const std::string& name, const Slice& out_features, const Slice& in_features, DType dtype,
+                       const Loop& over_rows = in_order) const;
   // A matrix that stays in the files.
   StoredTable stored(const std::string& name, int rows, int size) const { return checkpoint_.stored(name, rows, size); }
   // `name`.weight as the options say, or as it is where the checkpoint stores codes; and `name`.bias, unless the first
@@ -41,6 +43,8 @@ class WeightReader {
   Slice as_stored(const std::string& name, int out_features, const Slice& in_features) const;
 
  private:
+  Loop loop_or_none(const Loop& loop) const { return options_.only_sizes ? skip_all : loop; }
+
   const Checkpoint& checkpoint_;
   WeightOptions options_;
 };

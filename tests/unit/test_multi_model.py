@@ -256,13 +256,15 @@ def test_a_model_leaves_memory_as_it_says_or_else_as_the_server_does(
     }  # fmt: skip
 
 
-def test_models_that_take_turns_are_each_placed_as_if_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_of_models_that_take_turns_size_their_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "free_memory", lambda device: 22 * GB)
     registry = Registry(tmp_path)
     models = [prepared("a"), prepared("b", cache_max_entry_count=0.75), prepared("c", cache_max_entry_count=2000)]
     place_first(registry, models, unload_seconds=1, budget=3 * GB)
-    assert [model.memory for model in registry.models()] == [int(2.6 * GB), int(2.5 * GB), 3 * GB]
-    assert place_another(Registry(tmp_path), prepared("d"), unload_seconds=1).memory == int(2.6 * GB)
+    place_another(Registry(tmp_path), prepared("d"), unload_seconds=1)
+    configs = [(registry.repository / f"turbomind.{name}" / "config.pbtxt").read_text() for name in "abcd"]
+    engines = [json.loads(get_parameter(config, "engine_config")) for config in configs]
+    assert [engine.get("cache_max_entry_count") for engine in engines] == [None, 0.75, 2000, None]
     with pytest.raises(ValueError, match=r"e does not fit into the 3\.00 GB of --models-memory: e takes 1\.00 GB"):
         place_another(registry, prepared("e", cache_max_entry_count=2001), unload_seconds=1)
     with pytest.raises(ValueError, match=r"a does not fit into the 500\.0 MB of --models-memory"):

@@ -35,12 +35,17 @@ def place_first(
     """
     devices = {"cpu", *(model.device for model in models)}  # one that is loaded later may want the CPU
     free = {device: count for device in sorted(devices) if (count := free_memory(device)) is not None}
-    blocks = _blocks(models, free) if budget is None else _alone(models, free, budget)
+    blocks: dict[str, int] = {}
+    if budget is None:
+        blocks = _blocks(models, free)
+    else:
+        _expect_each_to_fit(models, free, budget)
     registry.write([], free, budget=budget, idle_timeout=idle_timeout)
     entries: list[ServedEntry] = []
     for model in models:
         cache = blocks.get(model.name)
-        if cache is None and model.need.fixed_blocks is None:  # the engine sees how much is free, one after another
+        if budget is None and cache is None and model.need.fixed_blocks is None:
+            # The engine sees how much is free, one after another.
             share = model.engine.get("cache_max_entry_count", DEFAULT_SHARE)
             entries.append(_add(registry, model, entries, share / len(models), unload_seconds))
         else:
@@ -58,8 +63,8 @@ def place_another(registry: Registry, model: PreparedModel, unload_seconds: floa
     """
     served, budget = registry.models(), registry.budget()
     if budget is not None:
-        blocks = _alone([model], registry.free_at_start(), budget)
-        return _add(registry, model, served, blocks.get(model.name), unload_seconds)
+        _expect_each_to_fit([model], registry.free_at_start(), budget)
+        return _add(registry, model, served, None, unload_seconds)
     taken = sum(entry.memory for entry in served if entry.device == model.device)
     now, at_start = free_memory(model.device), registry.free_at_start().get(model.device)
     free = {}
@@ -76,12 +81,11 @@ def _blocks(models: Sequence[PreparedModel], free: Mapping[str, int]) -> dict[st
     return blocks
 
 
-def _alone(models: Sequence[PreparedModel], free: Mapping[str, int], budget: int) -> dict[str, int]:
-    blocks: dict[str, int] = {}
+def _expect_each_to_fit(models: Sequence[PreparedModel], free: Mapping[str, int], budget: int) -> None:
+    """Raise ValueError where a model has no room alone, by the sizes of its files; the engine knows what it takes."""
     for model in models:
         available = free.get(model.device, budget)
-        blocks |= divide([model.need], min(budget, available), _BUDGET if budget <= available else "")
-    return blocks
+        divide([model.need], min(budget, available), _BUDGET if budget <= available else "")
 
 
 def _add(
@@ -94,5 +98,5 @@ def _add(
     suffix = registry.new_suffix(model.name, {other.suffix for other in others})
     blocks = cache if cache is not None and cache >= 1 else 0
     memory = model.weights + int(blocks * model.block)
-    registry.add_folders(model, suffix, cache, memory, unload_seconds)
+    registry.add_folders(model, suffix, cache, unload_seconds)
     return ServedEntry(model.name, suffix, model.engine_dir, model.chat_template, model.device, memory)

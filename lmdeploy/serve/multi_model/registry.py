@@ -137,17 +137,13 @@ class Registry:
             suffix = f"{base}-{number}"
         return suffix
 
-    def add_folders(
-        self, model: PreparedModel, suffix: str, cache: float | None, memory: int, unload_seconds: float
-    ) -> None:
+    def add_folders(self, model: PreparedModel, suffix: str, cache: float | None, unload_seconds: float) -> None:
         """Write the model's folders into Triton's repository.
 
         Parameters
         ----------
         cache
             Blocks of its cache, or a share of the free memory; None: as the model's settings say.
-        memory
-            Bytes that are set apart for it.
         unload_seconds
             What open requests get once it is being unloaded.
         """
@@ -158,7 +154,7 @@ class Registry:
         seconds = {"idle_timeout": idle_timeout, "unload_seconds": unload_seconds}
         ends = {name: "" if value is None else f"{value:g}" for name, value in seconds.items()}
         parameters = {
-            "turbomind": {**path, **settings, **names, **ends, "memory_bytes": str(memory)},
+            "turbomind": {**path, **settings, **names, **ends},
             "preprocessing": {**path, **settings, "chat_template": model.chat_template},
             "vision": path,
             "postprocessing": path,
