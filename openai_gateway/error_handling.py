@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "ABORTED": 409, "UNAVAILABLE": 503}
 # LMDeploy's clients distinguish wrong types (422) from wrong values (400) here; on all other paths both are 400.
 _BUSY = "has a running request"  # the engine, of a session whose client may just have left
+_NOT_WOKEN = " could not be woken: "  # the engine, of a model that slept
 _OF_NODES = "/nodes/"  # of the proxy
 _FIELD = re.compile(r"[a-z]+(_[a-z]+)+")
 _LOGGED = 1000  # characters of what the engine says
@@ -56,8 +57,11 @@ def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiEr
         case ContextExceeded():
             return context_error(error, path, getattr(body, "limit_field", "max_tokens"))
         case TritonUnavailable():
-            logger.warning("%s", one_line(str(error), _LOGGED))
-            return ApiError(503, "The model is not available now; try again later.", code="service_unavailable")
+            text = one_line(str(error), _LOGGED)
+            logger.warning("%s", text)
+            reason = text.partition(_NOT_WOKEN)[2]
+            why = f"could not be loaded: {reason}" if reason else "is not available now; try again later."
+            return ApiError(503, f"The model {why}", code="service_unavailable")
         case TritonRequestError(message=message) if _BUSY in message:
             return ApiError(409, message.partition("\n")[0], code="session_busy", headers={"retry-after": "1"})
         case TritonRequestError(code=code, message=message):

@@ -176,7 +176,7 @@ class Gateway:
                 generate.fields["max_new_tokens"] = max_tokens
 
     async def choose(self, requested: str | None, request: Request) -> Chosen:
-        """Return the model or permitted adapter of a name; an error 404 where there is none.
+        """Return the model or permitted adapter of a name; an error where there is none.
 
         Parameters
         ----------
@@ -189,6 +189,9 @@ class Gateway:
             model = await self.default_model()
             return Chosen(model, model.name)
         if found := (await self.models.named()).get(requested):
+            if found.load_error:
+                text = f"The model could not be loaded: {found.load_error}"
+                raise ApiError(503, text, code="service_unavailable")
             return Chosen(found, requested)
         if len(requested) <= MAX_NAME_LEN:  # no engine is asked about what no adapter is called
             for model in await self.models.all():

@@ -11,6 +11,7 @@ from tests.gateway.conftest import MAX_BODY, MODEL
 from tests.support.fake_triton import FakeTriton, Script
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOO_LONG = "prompt is too long: 9 tokens, session_len is 8"
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
@@ -306,23 +307,21 @@ def test_unknown_urls_and_methods_are_openai_errors(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("code", "text", "status", "message"),
     [
-        (grpc.StatusCode.INVALID_ARGUMENT, 400),
-        (grpc.StatusCode.NOT_FOUND, 404),
-        (grpc.StatusCode.INTERNAL, 500),
-        (grpc.StatusCode.UNAVAILABLE, 503),
+        (grpc.StatusCode.INVALID_ARGUMENT, TOO_LONG, 400, TOO_LONG),
+        (grpc.StatusCode.NOT_FOUND, TOO_LONG, 404, TOO_LONG),
+        (grpc.StatusCode.INTERNAL, TOO_LONG, 500, TOO_LONG),
+        (grpc.StatusCode.UNAVAILABLE, "no memory", 503, "The model is not available now; try again later."),
+        (grpc.StatusCode.UNAVAILABLE, "m could not be woken: no /w", 503, "The model could not be loaded: no /w"),
     ],
 )
 def test_an_engine_error_before_the_first_token_has_its_http_status(
-    http: httpx.Client, triton: FakeTriton, code: grpc.StatusCode, status: int, stream: bool
+    http: httpx.Client, triton: FakeTriton, code: grpc.StatusCode, text: str, status: int, message: str, stream: bool
 ) -> None:
-    triton.script = Script(fail_after=0, error=(code, "prompt is too long: 9 tokens, session_len is 8"))
-    error = error_of(
-        http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream}), status
-    )
-    if status != 503:
-        assert error["message"] == "prompt is too long: 9 tokens, session_len is 8"
+    triton.script = Script(fail_after=0, error=(code, text))
+    body = {"model": MODEL, "messages": HELLO, "stream": stream}
+    assert error_of(http.post("/v1/chat/completions", json=body), status)["message"] == message
 
 
 def test_an_engine_error_within_a_stream_is_an_error_event(client: openai.OpenAI, triton: FakeTriton) -> None:
