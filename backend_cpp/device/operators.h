@@ -127,7 +127,8 @@ class Operators {
   // Operations that not every model needs.
   virtual const OperationTable& operations() const = 0;
 
-  // y[row] = scale table[tokens[row]]. table [vocab, size] of 32 or 16 bits; tokens [rows]; y [rows, size]
+  // y[row] = scale table[tokens[row]]. table [vocab, size] of 32 or 16 bits, or where
+  // the device takes GGUF's codes, WeightReader::table's; tokens [rows]; y [rows, size]
   virtual void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) = 0;
   // y[i] = x[indices[i]]. x [.., size], y [count, size]
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) {

@@ -84,6 +84,10 @@ inline uint8_t* group_factors(const PackedShape& shape, half* halves) {
   return reinterpret_cast<uint8_t*>(halves + shape.scale_count() / shape.scale_groups);
 }
 
+// The numbers [in_features] of one output of a weight of integers with scales, and with minima or without zeros of its
+// own; without an order of inputs.
+void dequantize_output(const LinearWeight& weight, int output, float* values);
+
 // Packs a tile of given codes [rows, in_features], one in a byte.
 void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* quantized);
 

@@ -171,7 +171,7 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
 InputTableWeights read_input_table(const ModelSpec& spec, const WeightReader& read) {
   const int size = spec.layer_input->size;
   const int width = spec.num_layers * size;
-  return {read.matrix("layer_inputs.table", spec.vocab_size, width, read.options().dtype),
+  return {read.table("layer_inputs.table", spec.vocab_size, width, in_order),
           read.linear("layer_inputs.project", width, spec.hidden_size, false),
           NormStorage::load(read, "layer_inputs.norm", size, spec.norm, spec.norm.bias)};
 }
@@ -247,12 +247,13 @@ Loop loop_on(ThreadPool& pool, const WeightOptions& options) {
 
 // Empty where the token embedding is the output layer as it is.
 LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint, const WeightReader& read,
-                                ThreadPool& pool) {
+                                const LinearStorage& embedding, ThreadPool& pool) {
   const ModelSpec& spec = shard.spec;
   const std::string name = spec.tied_embeddings ? "token_embedding" : "lm_head.weight";
   const WeightOptions& options = read.options();
   const Loop on_pool = loop_on(pool, options);
   if (!spec.output.normalizes_weight) {
+    if (spec.tied_embeddings && embedding.view.is_packed() && shard.vocab.is_whole()) return {};
     const std::vector<ManifestValue> parts = checkpoint.parts(name, {shard.vocab, spec.hidden_size});
     if (can_pack(parts, options.takes_gguf_codes)) return pack_quantized(parts, options.takes_gguf_codes, on_pool);
     if (options.bits == 0 && spec.tied_embeddings) return {};
@@ -307,8 +308,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   if (has_final_norm(spec)) weights.final_norm = read_norm(spec, read, "final_norm");
   if (spec.has_embedding_norm) weights.embedding_norm = read_norm(spec, read, "embedding_norm");
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
-  weights.embedding =
-      read.matrix("token_embedding", spec.vocab_size, spec.hidden_size, options.dtype, loop_on(pool, options));
+  weights.embedding = read.table("token_embedding", spec.vocab_size, spec.hidden_size, loop_on(pool, options));
   const int cross_layers = cross_layer_count(spec);
   weights.cross_layers.resize(static_cast<size_t>(cross_layers));
   parallel_for_throwing(pool, spec.num_layers + cross_layers + 1, [&](int index) {
@@ -337,7 +337,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
     }
   });
   weights.vocab = shard.vocab.ranges().at(0);
-  if (!spec.encoder) weights.lm_head = read_output_layer(shard, checkpoint, read, pool);
+  if (!spec.encoder) weights.lm_head = read_output_layer(shard, checkpoint, read, weights.embedding, pool);
   weights.adapted_layers = find_adapted_layers(weights.layers, checkpoint);
   if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", shard.vocab);
   return weights;

@@ -145,8 +145,8 @@ struct InputTableWeights {
 };
 
 struct Weights {
-  LinearStorage embedding;           // [vocab, hidden], never rounded; also the output layer when that is not apart
-  LinearStorage token_types;         // [token types, hidden], never rounded; empty where there are none
+  LinearStorage embedding;    // [vocab, hidden], WeightReader::table; also the output layer when that is not apart
+  LinearStorage token_types;  // [token types, hidden], never rounded; empty where there are none
   LinearStorage position_embedding;  // [learned_positions, hidden], never rounded; empty where there are none
   NormStorage embedding_norm;        // empty where there is none
   std::optional<InputTableWeights> layer_inputs;

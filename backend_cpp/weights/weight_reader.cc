@@ -29,6 +29,17 @@ LinearStorage WeightReader::matrix(const std::string& name, const Slice& out_fea
   return storage;
 }
 
+LinearStorage WeightReader::table(const std::string& name, int rows, int size, const Loop& loop) const {
+  const std::vector<ManifestValue> parts = checkpoint_.parts(name, {rows, size});
+  if (options_.takes_gguf_codes && can_pack(parts, true)) {
+    LinearStorage codes = pack_quantized(parts, true, loop_or_none(loop));
+    const LinearWeight& view = codes.view;
+    const bool has_scales_alone = view.zeros == nullptr && view.input_order == nullptr && view.output_scales == nullptr;
+    if (view.format != WeightFormat::kFloat8 && view.scales != nullptr && has_scales_alone) return codes;
+  }
+  return matrix(name, rows, size, options_.dtype, loop);
+}
+
 LinearStorage WeightReader::linear(const std::string& name, const Slice& out_features, const Slice& in_features,
                                    bool has_bias) const {
   const Loop loop = loop_or_none(in_order);

@@ -34,6 +34,9 @@ class WeightReader {
                        const Loop& over_rows = in_order) const;
   // A matrix that stays in the files.
   StoredTable stored(const std::string& name, int rows, int size) const { return checkpoint_.stored(name, rows, size); }
+  // A matrix whose rows are looked up: integers if the checkpoint stores them so and the device takes them, else as
+  // matrix() in the options' type.
+  LinearStorage table(const std::string& name, int rows, int size, const Loop& loop) const;
   // `name`.weight as the options say, or as it is where the checkpoint stores codes; and `name`.bias, unless the first
   // input is not among the kept ones: products over parts of the inputs are added up, and so one of them has the bias.
   LinearStorage linear(const std::string& name, const Slice& out_features, const Slice& in_features,

@@ -9,6 +9,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/linear.h"
 #include "kernels/norm.h"
+#include "kernels/packed_weight.h"
 #include "kernels/sampling.h"
 
 namespace turbomind {
@@ -36,6 +37,15 @@ void embed_rows(const LinearWeight& table, const int32_t* tokens, int rows, floa
 }  // namespace
 
 void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) {
+  if (table.is_packed()) {
+    const auto size = static_cast<size_t>(table.in_features);
+    for (int row = 0; row < rows; ++row) {
+      float* target = y + static_cast<size_t>(row) * size;
+      dequantize_output(table, tokens[row], target);
+      for (size_t i = 0; i < size; ++i) target[i] *= scale;
+    }
+    return;
+  }
   if (table.format == WeightFormat::kFloat32) return embed_rows<float>(table, tokens, rows, scale, y);
   if (table.format == WeightFormat::kFloat16) return embed_rows<half>(table, tokens, rows, scale, y);
   return embed_rows<bf16>(table, tokens, rows, scale, y);

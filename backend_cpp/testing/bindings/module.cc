@@ -1,5 +1,7 @@
 // The engine and its operators for tests, on the CPU and on CUDA: compiled against the emulation of CUDA as
 // tests/kernels/_cuda_emulated, and against CUDA as tests/kernels/_cuda_device.
+#include <numeric>
+
 #include "device/device.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/sampling.h"
@@ -35,6 +37,17 @@ py::object multiply_quantized(const std::string& directory, const std::string& n
   return y;
 }
 
+// All rows of a quantized matrix of a checkpoint, looked up as those of an embedding are, and its bytes in memory.
+py::tuple look_up_quantized(const std::string& directory, const std::string& name, const std::vector<int64_t>& shape) {
+  const Checkpoint checkpoint(directory);
+  const LinearStorage table = pack_quantized(checkpoint.parts(name, {shape.begin(), shape.end()}), true, in_order);
+  std::vector<int32_t> rows(static_cast<size_t>(table.view.out_features));
+  std::iota(rows.begin(), rows.end(), 0);
+  Array<float> y({table.view.out_features, table.view.in_features});
+  find_device("cpu").make(1)->embed(table.view, rows.data(), table.view.out_features, 1, y.mutable_data());
+  return py::make_tuple(y, table.data.size() + table.scales.size() + table.mins.size());
+}
+
 }  // namespace
 
 }  // namespace turbomind
@@ -47,6 +60,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   m.def("current_isa", [] { return kernels().name; });
   m.def("read_tensor", &read_tensor);
   m.def("multiply_quantized", &multiply_quantized);
+  m.def("look_up_quantized", &look_up_quantized);
   m.def("argmax", [](const Array<float>& logits) { return argmax(logits.data(), size_of(logits, 0)); });
 
   // Local, since the emulation's and the GPU's modules are loaded together.

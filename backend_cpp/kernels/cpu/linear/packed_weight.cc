@@ -25,7 +25,43 @@ half quantize_group(const float* w, int count, int bits, uint8_t* quantized) {
   return scale;
 }
 
+// Of LinearWeight::scales or mins, of a group of all tiles' and an output of its tile.
+float group_value(const PackedShape& shape, const half* halves, size_t group, size_t lane) {
+  const float shared = to_float(halves[group / static_cast<size_t>(shape.scale_groups) * kTileOutputs + lane]);
+  if (shape.scale_groups == 1) return shared;
+  return shared *
+         static_cast<float>(group_factors(shape, const_cast<half*>(halves))[group * kTileOutputs + lane] - 128);
+}
+
 }  // namespace
+
+void dequantize_output(const LinearWeight& weight, int output, float* values) {
+  const PackedShape shape = packed_shape(weight);
+  const size_t first_group = static_cast<size_t>(output / kTileOutputs) * shape.groups();
+  const auto lane = static_cast<size_t>(output % kTileOutputs);
+  const int step = shape.bits == 8 ? 4 : 8;  // inputs in one vector
+  const int high_bits = shape.high_bits();
+  constexpr int kVector = 4 * kTileOutputs;
+  const auto* vector = static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes() + 4 * lane;
+  for (int g = 0; g < shape.groups(); ++g) {
+    const size_t group = first_group + static_cast<size_t>(g);
+    const float scale = group_value(shape, weight.scales, group, lane);
+    const float min = weight.mins != nullptr ? group_value(shape, weight.mins, group, lane)
+                                             : scale * static_cast<float>(-shape.zero_code());
+    for (int unit = 0; unit < shape.group; unit += shape.unit()) {
+      const uint8_t* high = vector + shape.unit() / step * kVector;
+      for (int k = 0; k < shape.unit(); ++k) {
+        const int input = g * shape.group + unit + k;
+        if (input == shape.in_features) return;
+        int code = vector[k / step * kVector + k % 4];
+        if (shape.bits < 8) code = k % 8 < 4 ? code & 15 : code >> 4;
+        if (high_bits != 0) code |= (high[k % 4] >> (high_bits * (k / 4)) & ((1 << high_bits) - 1)) << 4;
+        values[input] = scale * static_cast<float>(code) + min;
+      }
+      vector += (shape.unit() / step + (high_bits != 0 ? 1 : 0)) * kVector;
+    }
+  }
+}
 
 void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, uint8_t* quantized, half* scales) {
   std::vector<uint8_t> values(static_cast<size_t>(rows) * shape.in_features);
