@@ -143,7 +143,8 @@ class ProgramBuilder {
     return add({GrammarProgram::kCall, number_of(text), 0, 0, split({when_full, marked})});
   }
 
-  // Options that begin with their rule itself are read as what follows it in them, after the others, any number of times.
+  // Options that begin with their rule itself are read as what follows it in them, after the others, any number of
+  // times.
   int32_t build_options(int32_t rule, int32_t body) {
     const Part options = expression(body);
     std::vector<int32_t> begins, ways{end_};

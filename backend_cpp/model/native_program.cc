@@ -115,8 +115,10 @@ void NativeRunner::compile_layer(int index) {
                  [=, this](ModelStep& step) { residual_streams_->join(step, stream); });
   }
   if (index + 1 == spec_.num_layers && can_drop_rows()) compile_drop();
-  if (hyper_ && has_mlp(spec_, index)) compile_mix(layer->mlp_hyper);
-  if (has_mlp(spec_, index)) compile_mlp(index, mlp_input);
+  if (has_mlp(spec_, index)) {
+    if (hyper_) compile_mix(layer->mlp_hyper);
+    compile_mlp(index, mlp_input);
+  }
   compile_end(index);
 }
 

@@ -93,7 +93,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void compile_addition(const BlockSpec& block, const NormStorage& output_norm, bool is_summed = false);
   void compile_drop();
   void compile_end(int index);
-  // What a half of a layer reads of hyper-connections.
+  // Input of a half of a layer, mixed from the streams of hyper-connections.
   void compile_mix(const std::optional<HyperWeights>& weights);
   void compile_kept(int layer);
   Target half_target(const BlockSpec& block) const;

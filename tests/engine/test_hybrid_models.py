@@ -327,7 +327,7 @@ def test_tables_of_ngrams_stay_in_the_files_and_are_read_by_row(tmp_path: Path) 
         model.generate(PROMPT, 8)
         assert str(file) not in Path("/proc/self/maps").read_text(encoding="utf-8")
         assert anonymous_bytes() - before < file.stat().st_size / 2
-        # What is gone is an error, not another answer.
+        # A row that is gone is an error, not another answer.
         os.truncate(file, file.stat().st_size // 2)
         with pytest.raises(AssertionError, match="does not give a row"):
             model.generate(PROMPT[::-1], 8)

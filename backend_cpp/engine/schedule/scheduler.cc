@@ -220,6 +220,14 @@ void Scheduler::add_spans(Step& step) {
   if (!step.is_empty()) step.moves = blocks_.pool().take_moves();
 }
 
+// Of the running sequence, in the step that is planned.
+bool Scheduler::may_draft(const Sequence& sequence, bool has_state) const {
+  const bool continues = sequence.planned > 0 && sequence.in_flight == 0 && sequence.generation.can_take_drafts() &&
+                         requested_rows(sequence) == SpanRows::kLast;
+  // The last border of a prompt may lie within the step; tokens that run again are not to become ever more.
+  return continues && (!has_state || (sequence.cached() >= sequence.prompt_len() && sequence.planned <= kMaxRedone));
+}
+
 // Drafts for the responses that continue in the step.
 void Scheduler::add_drafts(int free_tokens) {
   const int step_tokens = config_.max_step_tokens - free_tokens;
@@ -228,12 +236,8 @@ void Scheduler::add_drafts(int free_tokens) {
   std::vector<Speculator::Candidate> candidates;
   std::vector<Sequence*> sequences;
   for (const auto& sequence : running_) {
-    const bool goes_on = sequence->planned > 0 && sequence->in_flight == 0 && sequence->generation.can_take_drafts() &&
-                         requested_rows(*sequence) == SpanRows::kLast;
-    if (!goes_on) continue;
+    if (!may_draft(*sequence, has_state)) continue;
     const int end = sequence->cached() + sequence->planned;
-    // The last border of a prompt may lie within the step; tokens that run again are not to become ever more.
-    if (has_state && (sequence->cached() < sequence->prompt_len() || sequence->planned > kMaxRedone)) continue;
     const int found = speculator_->max_drafts(candidate(blocks_, *sequence, draft_limit(*sequence)));
     const int max_drafts = std::min(draft_limit(*sequence), has_state ? speculator_->max_drafts() : found);
     const int requested = sequence->memory.next_stop(blocks_, end + max_drafts) - end;

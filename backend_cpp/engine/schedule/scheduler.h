@@ -125,6 +125,7 @@ class Scheduler {
   void add_spans(Step& step);
   int chunk_of(const Sequence& sequence, int budget) const;
   int plan_images(Sequence& sequence, int tokens, int& kv_writes, bool may_preempt);
+  bool may_draft(const Sequence& sequence, bool has_state) const;
   void add_drafts(int free_tokens);
   bool is_redoing(const Sequence& sequence) const;
   void take_sequence_drafts(Sequence& sequence);

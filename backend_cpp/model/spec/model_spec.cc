@@ -119,6 +119,17 @@ void check_latent(const AttentionSpec& kind_spec, int layer) {
   if (!indexer.layers.front()) reject(layer, "attention.mla.indexer.layers[0] must be true");
 }
 
+void check_block_indexer(const ModelSpec& spec, int kind, int layer) {
+  const AttentionSpec& attention = attention_kind(spec, kind);
+  const BlockIndexerSpec& indexer = *attention.block_indexer;
+  const bool is_of_all = kind == 0 && spec.attentions.empty() && spec.ropes.size() == 1;
+  if (!is_of_all || attention.mla || !attention.has_output_gate || window_of(spec, layer) > 0 ||
+      !attention.alibi_slopes.empty() || attention.bias_reach > 0 || indexer.budget % indexer.block != 0 ||
+      indexer.head_dim % 2 != 0 || 2 * spec.ropes[0].inv_freq.size() > static_cast<size_t>(indexer.head_dim)) {
+    reject(layer, "attention.block_indexer does not fit the other fields");
+  }
+}
+
 // A kind of attention, named by the first layer that has it.
 void check_attention(const ModelSpec& spec, int layer) {
   const int kind = attention_of(spec, layer);
@@ -134,14 +145,7 @@ void check_attention(const ModelSpec& spec, int layer) {
   }
   if (kind_spec.mla && !spec.attentions.empty()) reject(layer, "attention.mla with attentions");
   if (kind_spec.mla) check_latent(kind_spec, layer);
-  if (const auto& indexer = kind_spec.block_indexer) {
-    const bool is_of_all = kind == 0 && spec.attentions.empty() && spec.ropes.size() == 1;
-    if (!is_of_all || kind_spec.mla || !kind_spec.has_output_gate || window_of(spec, layer) > 0 ||
-        !kind_spec.alibi_slopes.empty() || kind_spec.bias_reach > 0 || indexer->budget % indexer->block != 0 ||
-        indexer->head_dim % 2 != 0 || 2 * spec.ropes[0].inv_freq.size() > static_cast<size_t>(indexer->head_dim)) {
-      reject(layer, "attention.block_indexer does not fit the other fields");
-    }
-  }
+  if (kind_spec.block_indexer) check_block_indexer(spec, kind, layer);
   if (spec.images && spec.images->whole_rows > 0 && !kind_spec.alibi_slopes.empty()) {
     reject(layer, "images.whole_rows cannot be had with attention.alibi_slopes");
   }

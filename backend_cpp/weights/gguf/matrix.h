@@ -44,7 +44,7 @@ class GgufMatrix final : public QuantizedMatrix {
     std::vector<uint8_t> quantized;  // [in]
     std::vector<float> scales;       // [in / group of the format]
     std::vector<float> mins;         // as many, or none
-    // What the scales and minima are multiples of, of each block; if shares_scales().
+    // Halves that the scales and minima of a block are multiples of, if shares_scales().
     std::vector<float> shared_scales;
     std::vector<float> shared_mins;
   };

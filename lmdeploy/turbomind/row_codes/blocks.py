@@ -80,7 +80,7 @@ def _affine(layer: str, shape: tuple[int, ...], index: SafetensorsIndex) -> Affi
 
 
 def _quant_states(index: SafetensorsIndex) -> dict[str, dict[str, Any]]:
-    """Return what bitsandbytes says of each layer of 4 bits: JSON, in a tensor of bytes."""
+    """Return the JSON that bitsandbytes stores with each layer of 4 bits, in a tensor of bytes."""
     from safetensors import safe_open
 
     found: dict[str, dict[str, Any]] = {}
