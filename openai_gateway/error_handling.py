@@ -60,8 +60,10 @@ def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiEr
             text = one_line(str(error), _LOGGED)
             logger.warning("%s", text)
             reason = text.partition(_NOT_WOKEN)[2]
-            why = f"could not be loaded: {reason}" if reason else "is not available now; try again later."
-            return ApiError(503, f"The model {why}", code="service_unavailable")
+            what = "The model is not available now; try again later."
+            if reason:
+                what = f"The model could not be loaded: {reason}"
+            return ApiError(503, what, code="service_unavailable")
         case TritonRequestError(message=message) if _BUSY in message:
             return ApiError(409, message.partition("\n")[0], code="session_busy", headers={"retry-after": "1"})
         case TritonRequestError(code=code, message=message):

@@ -303,7 +303,9 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
       bounds.page_count > 0
           ? bounds.page_count
           : cache_page_count(resolved, std::min(runner->free_cache_memory(), left(bounds.bytes, weights)));
-  if (config.checks_invariants) expect_planned(plan_engine(directory, given, programs, bounds), config, weights);
+  if (config.checks_invariants && !resolved.has_worker) {  // workers lay out their caches themselves
+    expect_planned(plan_engine(directory, given, programs, bounds), config, weights);
+  }
   expect_to_fit(weights, static_cast<size_t>(config.page_count) * config.plan.page_bytes, bounds.bytes);
   config.host_page_count = host_page_count(resolved, available_memory());
   if (!config.disk.directory.empty()) {

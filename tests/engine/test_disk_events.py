@@ -137,10 +137,10 @@ OTHER = """
 import json, sys
 from lmdeploy import TurbomindEngineConfig
 from lmdeploy.turbomind.engine import Engine
-from tests.engine.test_disk_events import ask
+from tests.engine.test_disk_events import generate
 engine = Engine(sys.argv[1], TurbomindEngineConfig(**json.loads(sys.argv[2])))
 for line in sys.stdin:
-    print(json.dumps(ask(engine, json.loads(line))), flush=True)
+    print(json.dumps(generate(engine, json.loads(line))), flush=True)
 engine.close()
 """
 

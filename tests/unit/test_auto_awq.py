@@ -176,8 +176,8 @@ def test_a_search_takes_the_ratio_whose_outputs_change_least() -> None:
 
 
 def test_models_of_another_structure_are_refused_by_name(tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path / "model", "OlmoForCausalLM")
-    with pytest.raises(UnsupportedModelError, match="OlmoForCausalLM is not supported: no family describes it"):
+    directory = make_tiny(tmp_path / "model", "PersimmonForCausalLM")
+    with pytest.raises(UnsupportedModelError, match="PersimmonForCausalLM is not supported: no family describes it"):
         auto_awq(directory, tmp_path / "awq", settings())
     assert not (tmp_path / "awq" / "config.json").exists()
 

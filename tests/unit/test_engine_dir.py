@@ -244,12 +244,12 @@ def test_what_is_cached_depends_on_all_code_that_decides_it(monkeypatch: pytest.
 def test_a_model_that_turbomind_does_not_know_is_the_pytorch_engines_and_said_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = make_tiny(tmp_path / "model", "OlmoForCausalLM")
+    directory = make_tiny(tmp_path / "model", "PersimmonForCausalLM")
     engine = resolve(directory)
     assert engine.backend == "pytorch"
-    assert "OlmoForCausalLM is not supported" in caplog.text
+    assert "PersimmonForCausalLM is not supported" in caplog.text
     assert resolve(engine.path).path == engine.path
-    with pytest.raises(UnsupportedModelError, match="OlmoForCausalLM is not supported"):
+    with pytest.raises(UnsupportedModelError, match="PersimmonForCausalLM is not supported"):
         resolve(directory, backend="turbomind")
     with pytest.raises(CheckpointError, match="it was made for the engine pytorch, not for turbomind"):
         resolve(engine.path, backend="turbomind")
