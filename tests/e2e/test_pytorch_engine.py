@@ -30,7 +30,9 @@ PROMPT = "The quick brown fox"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny") / "persimmon", "PersimmonForCausalLM", max_position_embeddings=2048)
+    return make_tiny(
+        tmp_path_factory.mktemp("tiny") / "persimmon", "PersimmonForCausalLM", max_position_embeddings=2048
+    )
 
 
 @pytest.fixture(scope="module")
