@@ -250,6 +250,9 @@ PlannedEngine plan_engine(const std::string& directory, const EngineSettings& se
       spec = shard.spec;
     }
   }
+  if (spec.attention.mla && !find_device(resolved.settings.device).traits.has_sparse_attention) {
+    spec.attention.mla->indexer.reset();
+  }
   std::vector<CacheGroup> groups = NativeRunner::cache_groups_of(spec, resolved.storage.cache, limits);
   if (config.speculation.has_model) {
     const ResolvedDrafter drafter = find_drafter(directory, resolved);
