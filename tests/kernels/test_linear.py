@@ -215,22 +215,6 @@ def test_a_row_of_codes_with_zeros_or_minima_is_bitwise_the_same_alone_and_among
     check_rows_are_alone(cpu, weight, torch.randn(61, shape[1]))
 
 
-# K-quants have a half for eight groups of 32 inputs or sixteen of 16.
-@bits_and_groups(16, 32)
-@pytest.mark.parametrize("rows", [1, 6, 61])
-def test_groups_that_share_a_scale_are_multiplied_as_those_with_their_own(
-    cpu: Device, rows: int, group: int, bits: int
-) -> None:
-    x, results = torch.randn(rows, 512), []
-    for keeps_factors in (True, False):
-        torch.manual_seed(group + bits)
-        weight, _ = group_minima_weight(
-            cpu, (130, 512), bits, group, scale_groups=256 // group, keeps_factors=keeps_factors
-        )
-        results.append(cpu.linear(weight, x))
-    assert torch.equal(*results)
-
-
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
     ("rows", "out_features", "in_features"), [(1, 16, 32), (2, 7, 40), (9, 40, 576), (50, 33, 100), (3, 130, 1536)]

@@ -150,18 +150,11 @@ def group_codes_weight(
 
 
 def group_minima_weight(
-    device: Device,
-    shape: tuple[int, int],
-    bits: int,
-    group: int,
-    codes: torch.Tensor | None = None,
-    scale_groups: int = 1,
-    keeps_factors: bool = True,
+    device: Device, shape: tuple[int, int], bits: int, group: int, codes: torch.Tensor | None = None
 ) -> tuple[Weight, torch.Tensor]:
     """Return codes, random ones unless given, with a scale and a minimum for each group, as GGUF files hold them.
 
-    Also the sizes of what is added up, ``scale code + |minimum|``, of which the numbers are differences. Where
-    ``scale_groups`` groups share a half, as in K-quants, each has a factor; unless ``keeps_factors``, their products.
+    Also the sizes of what is added up, ``scale code + |minimum|``, of which the numbers are differences.
     """
     out_features, in_features = shape
     groups, tiles = in_features // group, -(-out_features // 16)
@@ -169,18 +162,9 @@ def group_minima_weight(
         codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
     scales = (torch.rand(tiles, groups, 16) * 0.02 + 0.001).half()
     mins = (-scales * 2 ** (bits - 1) * (0.5 + torch.rand(scales.shape))).half()
-    shared, factors = (scales[:, ::scale_groups], mins[:, ::scale_groups]), torch.randint(-128, 128, scales.shape)
-    if scale_groups > 1:
-        scales, mins = ((factors * one.float().repeat_interleave(scale_groups, dim=1)).half() for one in shared)
-    keeps_factors = keeps_factors and scale_groups > 1
-    stored = [one.contiguous().view(torch.int16).reshape(-1) for one in (shared if keeps_factors else (scales, mins))]
-    if keeps_factors:
-        in_bytes = (factors + 128).to(torch.uint8).reshape(-1).view(torch.int16)
-        stored = [torch.cat([one, in_bytes]) for one in stored]
     native = device.native.weight(
         device.module.pack_values(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
-        scales=stored[0].numpy().view(np.uint16), mins=stored[1].numpy().view(np.uint16),
-        scale_groups=scale_groups if keeps_factors else 1,
+        scales=scales.view(torch.int16).numpy().view(np.uint16), mins=mins.view(torch.int16).numpy().view(np.uint16),
     )  # fmt: skip
 
     def of_each_code(x: torch.Tensor) -> torch.Tensor:

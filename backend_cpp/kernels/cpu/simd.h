@@ -75,10 +75,6 @@ inline float reduce_max(Vec v) {
 inline Vec load(const half* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// The nearest halves, ties to even.
-inline void store(half* p, Vec v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
 
 using IVec = __m512i;  // kLanes int32, or 4 kLanes bytes
 
@@ -251,9 +247,6 @@ inline float reduce_max(Vec v) {
 inline Vec load(const half* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline void store(half* p, Vec v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
 
 using IVec = __m256i;
 
@@ -360,9 +353,6 @@ inline Vec load(const T* p) {
 }
 inline void store(float* p, Vec v) {
   std::memcpy(p, v.lane, sizeof(v.lane));
-}
-inline void store(half* p, Vec v) {
-  for (int i = 0; i < kLanes; ++i) p[i] = to_half(v.lane[i]);
 }
 inline Vec add(Vec a, Vec b) {
   return map([&](int i) { return a.lane[i] + b.lane[i]; });

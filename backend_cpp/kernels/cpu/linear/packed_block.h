@@ -116,36 +116,12 @@ struct PackedTile {
   const half* mins;      // [groups, 16] or null
 };
 
-// Scales or minima of `tiles` tiles from `first` on, [tiles, groups, 16]; those that groups share are written for each
-// group, in `buffer`.
-inline const half* group_halves(const half* halves, const PackedShape& shape, int first, int tiles,
-                                AlignedBuffer& buffer) {
-  const size_t begin = static_cast<size_t>(first) * shape.groups() * kTileOutputs;
-  if (halves == nullptr || shape.scale_groups == 1) return halves == nullptr ? nullptr : halves + begin;
-  const uint8_t* factor = group_factors(shape, const_cast<half*>(halves)) + begin;
-  const half* shared = halves + begin / shape.scale_groups;
-  const size_t count = static_cast<size_t>(tiles) * shape.groups() * kTileOutputs;
-  half* const written = buffer.reserve<half>(count);
-  for (half* target = written; target < written + count; shared += kTileOutputs) {
-    for (int g = 0; g < shape.scale_groups; ++g, factor += kTileOutputs, target += kTileOutputs) {
-      for (int i = 0; i < kTileOutputs; i += kLanes) {
-        const IVec factors = add_ints(upcast_bytes(factor + i), broadcast_int(-128));
-        store(target + i, mul(load(shared + i), to_floats(factors)));
-      }
-    }
-  }
-  return written;
-}
-
-// `tiles` tiles from `first` on, until the thread asks for the next.
-inline PackedTile packed_tile(const LinearWeight& weight, const PackedShape& shape, int first, int tiles = 1) {
-  static thread_local AlignedBuffer scales;
-  static thread_local AlignedBuffer mins;
-  const size_t first_group = static_cast<size_t>(first) * shape.groups();
+inline PackedTile packed_tile(const LinearWeight& weight, const PackedShape& shape, int index) {
+  const size_t first_group = static_cast<size_t>(index) * shape.groups();
   return {static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes(),
-          group_halves(weight.scales, shape, first, tiles, scales),
+          weight.scales == nullptr ? nullptr : weight.scales + first_group * kTileOutputs,
           weight.zeros == nullptr ? nullptr : weight.zeros + first_group * kTileOutputs,
-          group_halves(weight.mins, shape, first, tiles, mins)};
+          weight.mins == nullptr ? nullptr : weight.mins + first_group * kTileOutputs};
 }
 
 inline constexpr size_t kQuadBytes = static_cast<size_t>(4) * kTileOutputs;  // 8-bit codes of a tile for four inputs
@@ -213,14 +189,14 @@ inline void prefetch_group(const uint8_t* quantized, size_t tile_bytes, size_t g
   }
 }
 
-// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. Codes of `tile` have kBits
-// bits, which may be more than those of the weight. is_first: the first rows that meet these tiles.
+// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. `quantized`: of these
+// tiles, of kBits bits, which may be more than those of the weight. is_first: the first rows that meet these tiles.
 template <int kRows, int kTiles, int kBits, QuantizedKind kKind>
-inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, const PackedTile& tile, int first_tile,
+inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, const uint8_t* quantized, int first_tile,
                         bool is_first, const QuantizedRows& x, int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
   constexpr int kVecs = kTiles * kTileVecs;
-  const uint8_t* quantized = tile.quantized;
+  const PackedTile tile = packed_tile(weight, shape, first_tile);
   const size_t group_bytes = static_cast<size_t>(kTileOutputs) * shape.group * kBits / 8;
   const size_t tile_bytes = group_bytes * shape.groups();
   const size_t tile_scales = static_cast<size_t>(kTileOutputs) * shape.groups();
@@ -351,23 +327,23 @@ inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, 
     // Higher bits cost more than a product: they are put in once for all rows.
     constexpr int kMultiplied = (kBits == 5 || kBits == 6) && kHasDot4 ? 8 : kBits;
     for (; tile + kPackedTiles <= last_tile; tile += kPackedTiles) {
-      PackedTile tiles = packed_tile(weight, shape, tile, kPackedTiles);
+      const uint8_t* quantized = packed_tile(weight, shape, tile).quantized;
       if constexpr (kMultiplied != kBits) {
         static thread_local AlignedBuffer unpacked;
         auto* widened =
             unpacked.reserve<uint8_t>(static_cast<size_t>(kPackedTiles) * shape.padded_features() * kTileOutputs);
-        unpack_tiles<kBits>(tiles.quantized, shape, kPackedTiles, widened);
-        tiles.quantized = widened;
+        unpack_tiles<kBits>(quantized, shape, kPackedTiles, widened);
+        quantized = widened;
       }
       for (int row = first_row; row < first_row + rows; row += kPackedTileRows<kMultiplied>) {
         packed_rows<kPackedTileRows<kMultiplied>, kPackedTiles, kMultiplied, kKind>(
-            weight, shape, tiles, tile, kMultiplied == kBits && row == first_row, x, row, y, accumulate);
+            weight, shape, quantized, tile, kMultiplied == kBits && row == first_row, x, row, y, accumulate);
       }
     }
   }
   for_row_groups<kPackedRows<kBits>>(first_row, rows, tile, last_tile, [&](auto count, int first_of_group, int row) {
-    packed_rows<count(), 1, kBits, kKind>(weight, shape, packed_tile(weight, shape, first_of_group), first_of_group,
-                                          row == first_row, x, row, y, accumulate);
+    packed_rows<count(), 1, kBits, kKind>(weight, shape, packed_tile(weight, shape, first_of_group).quantized,
+                                          first_of_group, row == first_row, x, row, y, accumulate);
   });
 }
 
