@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmdeploy.cli import chat, check_env, convert, list, lite, models, plan, pull, serve
+from lmdeploy.cli import chat, check_env, convert, list, lite, models, new_family, plan, pull, serve
 from lmdeploy.cli.batch import command as batch
 from lmdeploy.cli.batch import warm
 from lmdeploy.cli.parser import Parser, exit_status, print_help_of
@@ -19,7 +19,7 @@ def make_parser() -> Parser:
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.set_defaults(run=print_help_of(parser))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, chat, batch, warm, pull, models, convert, lite, plan, list, check_env):
+    for command in (serve, chat, batch, warm, pull, models, convert, lite, plan, list, new_family, check_env):
         command.add_parser(subparsers)
     return parser
 

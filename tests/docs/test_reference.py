@@ -40,7 +40,7 @@ COMMON = (HTTP_API / "common-fields.md").read_text(encoding="utf-8")
 COMMANDS = (
     *("serve api_server", "serve gateway", "serve gradio", "serve proxy", "serve ray", "serve api_client"),
     *("serve triton_client", "chat", "batch", "convert", "lite auto_awq", "lite auto_gptq", "lite smooth_quant"),
-    *("lite calibrate", "lite kv_qparams", "plan", "pull", "rm", "ps", "stop", "list", "check_env", "warm"),
+    *("lite calibrate", "lite kv_qparams", "plan", "pull", "rm", "ps", "stop", "list", "new-family", "check_env", "warm"),
 )
 
 
@@ -85,4 +85,4 @@ def test_an_endpoint_has_a_page_with_its_fields(path: str) -> None:
 
 
 def test_commands_are_those_of_the_help() -> None:
-    assert set(re.findall(r"^    (\w+)  ", help_of(""), re.MULTILINE)) == {name.split()[0] for name in COMMANDS}
+    assert set(re.findall(r"^    ([\w-]+)  ", help_of(""), re.MULTILINE)) == {name.split()[0] for name in COMMANDS}
