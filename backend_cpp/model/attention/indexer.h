@@ -17,56 +17,90 @@
 
 namespace turbomind {
 
-struct IndexerWeights {
+// Index keys of the layers that have an indexer, and attention to the chosen tokens.
+class Indexer {
+ public:
+  CacheGroup cache_group(const StepLimits& limits) const;
+  // Its keys are in these pages, the first of which has the spans that were set for table number `first_table`.
+  void use_cache(const CacheGroup& group, size_t page_bytes, int first_table, std::byte* pages);
+  const CacheLayout& layout() const { return shape_; }  // of a page
+
+  // paged_attention of what was chosen.
+  void run_attention(const StepContext& step, const AttentionParams& params, const HeadsView& queries,
+                     float* out) const {
+    sparse_attention_(step.ops, {params, top_k_, chosen_.as<int32_t>(), queries, out, block_});
+  }
+
+ protected:
+  // Keys of a quantized cache are bfloat16: fewer bits would change which tokens are chosen.
+  //   top_k: tokens that a row has chosen, at most; block: tokens that are chosen together
+  //   has_indexer(layer): whether a layer chooses; others have no keys
+  template <typename HasIndexer>
+  Indexer(Operators& ops, int num_layers, int num_heads, int head_dim, int top_k, int block, CacheType cache_type,
+          int max_rows, HasIndexer&& has_indexer)
+      : Indexer(ops, num_heads, head_dim, top_k, block, max_rows) {
+    for (int layer = 0; layer < num_layers; ++layer) {
+      pieces_.push_back(has_indexer(layer) ? static_cast<int>(layers_.size()) : -1);
+      if (pieces_.back() >= 0) layers_.push_back(layer);
+    }
+    const CacheType type = cache_type == CacheType::kFloat32 ? cache_type : CacheType::kBFloat16;
+    shape_ = {type, static_cast<int>(layers_.size()), 1, head_dim, 0, 0};
+  }
+
+  // Where a layer's index keys are.
+  AttentionParams key_params(int layer) const;
+  HeadsView queries_view(int rows) const {
+    const auto dim = static_cast<size_t>(head_dim_);
+    return {queries_, rows, num_heads_ * dim, num_heads_, dim, head_dim_};
+  }
+
+  FloatRows queries_;     // [max_rows, heads head_dim]
+  FloatRows keys_;        // [max_rows, head_dim]
+  AlignedBuffer chosen_;  // int32 [max_rows, top_k]
+
+ private:
+  Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, int max_rows);
+
+  OperationFunction<SparseAttention> sparse_attention_;
+  int num_heads_;
+  int head_dim_;
+  int top_k_;
+  int block_;
+  CacheLayout shape_;        // of a page
+  std::vector<int> layers_;  // that choose
+  std::vector<int> pieces_;  // [layers of the model]: number among these, or -1
+  int first_table_ = 0;
+  std::byte* pages_ = nullptr;
+};
+
+struct TokenIndexerWeights {
   LinearStorage queries;  // [heads head_dim, q_rank]
   LinearStorage keys;     // [head_dim, hidden]
   NormStorage key_norm;   // LayerNorm
   LinearStorage heads;    // [heads, hidden]; the weights of a token's heads
   WEIGHT_MEMBERS(queries, keys, key_norm, heads)
 
-  static IndexerWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
+  static TokenIndexerWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
 };
 
-class Indexer {
+// Chooses tokens one by one (IndexerSpec).
+class TokenIndexer final : public Indexer {
  public:
   // Whether a device has what it takes; without, sequences are to have no more than top_k tokens.
   static bool runs_on(const OperationTable& operations) { return operations.find<SparseAttention>() != nullptr; }
-  // Keys of a quantized cache are bfloat16: fewer bits would change which tokens are chosen.
-  Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
-
-  CacheGroup cache_group(const StepLimits& limits) const;
-  // Its keys are in these pages, the first of which has the spans that were set for table number `first_table`.
-  void use_cache(const CacheGroup& group, size_t page_bytes, int first_table, std::byte* pages);
+  TokenIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
   // Writes the step's index keys and chooses for its rows.
   //   x [rows, hidden]; latents [rows, q_rank], which queries come out of; `table`: the layer's rotation
-  void choose(const StepContext& step, int layer, const IndexerWeights& weights, const float* x, const float* latents,
-              RopeTable table);
-
-  // paged_attention of what was chosen.
-  void run_attention(const StepContext& step, const AttentionParams& params, const HeadsView& queries,
-                     float* out) const {
-    sparse_attention_(step.ops, {params, spec_.top_k, chosen_.as<int32_t>(), queries, out});
-  }
-
-  const CacheLayout& layout() const { return shape_; }  // of a page
+  void choose(const StepContext& step, int layer, const TokenIndexerWeights& weights, const float* x,
+              const float* latents, RopeTable table);
 
  private:
   IndexerSpec spec_;
   OperationFunction<ChooseKeys> choose_;
-  OperationFunction<SparseAttention> sparse_attention_;
-  CacheLayout shape_;        // of a page
-  std::vector<int> layers_;  // that choose
-  std::vector<int> pieces_;  // [layers of the model]: number among these
-  int first_table_ = 0;
-  std::byte* pages_ = nullptr;
-  FloatRows queries_;     // [max_rows, heads head_dim]
-  FloatRows keys_;        // [max_rows, head_dim]
-  FloatRows heads_;       // [max_rows, heads]
-  AlignedBuffer chosen_;  // int32 [max_rows, top_k]
+  FloatRows heads_;  // [max_rows, heads]
 };
 
-// The same for blocks of tokens (BlockIndexerSpec), in every layer that attends.
 struct BlockIndexerWeights {
   LinearStorage queries;  // [heads head_dim, hidden]
   LinearStorage keys;     // [head_dim, hidden]
@@ -77,38 +111,20 @@ struct BlockIndexerWeights {
   static BlockIndexerWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
 };
 
-class BlockIndexer {
+// Chooses blocks of tokens (BlockIndexerSpec), in every layer that attends.
+class BlockIndexer final : public Indexer {
  public:
   BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
-  CacheGroup cache_group(const StepLimits& limits) const;
-  void use_cache(const CacheGroup& group, size_t page_bytes, int first_table, std::byte* pages);
   // Writes the step's index keys and chooses for its rows. x [rows, hidden]; `table`: the layer's rotation
   void choose(const StepContext& step, int layer, const BlockIndexerWeights& weights, const float* x, RopeTable table);
-  // paged_attention of what was chosen.
-  void run_attention(const StepContext& step, const AttentionParams& params, const HeadsView& queries,
-                     float* out) const {
-    sparse_attention_(step.ops, {params, top_k_, chosen_.as<int32_t>(), queries, out, spec_.block});
-  }
-
-  const CacheLayout& layout() const { return shape_; }  // of a page
 
  private:
   BlockIndexerSpec spec_;
   OperationFunction<WriteBlockKeys> write_;
   OperationFunction<ChooseBlocks> choose_;
-  OperationFunction<SparseAttention> sparse_attention_;
-  int top_k_;  // tokens that a row has chosen, at most
-  CacheLayout shape_;
-  std::vector<int> layers_;
-  std::vector<int> pieces_;  // [layers of the model]: number among these
-  int first_table_ = 0;
-  std::byte* pages_ = nullptr;
   AlignedBuffer frequencies_;  // [pairs]
   float rope_scale_ = 1;
-  FloatRows queries_;     // [max_rows, heads head_dim]
-  FloatRows keys_;        // [max_rows, head_dim]
-  AlignedBuffer chosen_;  // int32 [max_rows, top_k_]
 };
 
 }  // namespace turbomind

@@ -48,7 +48,7 @@ LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, 
   weights.kv_down = read.linear(prefix + "kv_down", mla.kv_rank + mla.rope_dim, spec.hidden_size, false);
   weights.kv_down_norm = NormStorage::load(read, prefix + "kv_down_norm", mla.kv_rank, norm, false);
   if (mla.indexer && mla.indexer->layers[static_cast<size_t>(layer)]) {
-    weights.indexer = IndexerWeights::load(spec, read, prefix + "indexer.");
+    weights.indexer = TokenIndexerWeights::load(spec, read, prefix + "indexer.");
   }
 
   const DType dtype = read.options().dtype;

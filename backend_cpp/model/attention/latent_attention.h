@@ -26,9 +26,9 @@ struct LatentWeights {
   LinearStorage q;        // [heads (nope_dim + rope_dim), q_rank or hidden]
   LinearStorage kv_down;  // [kv_rank + rope_dim, hidden]
   NormStorage kv_down_norm;
-  LinearStorage k_up;                     // W_UK,h^T of each head: [heads kv_rank, nope_dim]; never rounded
-  LinearStorage v_up;                     // W_UV,h of each head: [heads value_dim, kv_rank]; never rounded
-  std::optional<IndexerWeights> indexer;  // of a layer that chooses what it attends to
+  LinearStorage k_up;                          // W_UK,h^T of each head: [heads kv_rank, nope_dim]; never rounded
+  LinearStorage v_up;                          // W_UV,h of each head: [heads value_dim, kv_rank]; never rounded
+  std::optional<TokenIndexerWeights> indexer;  // of a layer that chooses what it attends to
   WEIGHT_MEMBERS(q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer)
 
   // `prefix` is all of the tensors' names before "q_down", "kv_down", ...

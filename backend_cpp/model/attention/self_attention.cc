@@ -109,7 +109,8 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
   if (const auto& mla = spec.attention.mla) {
     latent_.emplace(ops, spec, max_rows);
     expanded_ = FloatRows(ops, max_rows, spec.num_heads * mla->value_dim);
-    if (mla->indexer && Indexer::runs_on(ops.operations())) indexer_.emplace(ops, spec, cache_type, max_rows);
+    if (mla->indexer && TokenIndexer::runs_on(ops.operations()))
+      token_indexer_.emplace(ops, spec, cache_type, max_rows);
   }
   if (spec.attention.block_indexer) block_indexer_.emplace(ops, spec, cache_type, max_rows);
   unit_ = FloatRows(uploaded(ops, std::vector<float>(static_cast<size_t>(unit_dim), 1.0f)));
@@ -152,7 +153,7 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
     group.piece_bytes = with_layout(kind.shape, limits.block_len).layer_bytes();
     group.layers = std::move(group_layers);
   }
-  if (indexer_) groups.push_back(indexer_->cache_group(limits));
+  if (token_indexer_) groups.push_back(token_indexer_->cache_group(limits));
   if (block_indexer_) groups.push_back(block_indexer_->cache_group(limits));
   return groups;
 }
@@ -175,11 +176,11 @@ size_t SelfAttention::use_cache(Operators&, const CachePlan& plan, size_t first_
     add_tables(group, with_layout(shape, group.block_len, group.page_pieces, plan.page_bytes));
     done += group.pieces;
   }
-  with_indexer([&](auto& indexer) {
+  if (Indexer* chooser = indexer()) {
     const CacheGroup& group = plan.groups.at(index++);
-    indexer.use_cache(group, plan.page_bytes, static_cast<int>(tables_.size()), pages);
-    add_tables(group, indexer.layout());
-  });
+    chooser->use_cache(group, plan.page_bytes, static_cast<int>(tables_.size()), pages);
+    add_tables(group, chooser->layout());
+  }
   for (const int layer : layers) {
     if (!has_keys(layer)) memory_[static_cast<size_t>(layer)] = memory_[static_cast<size_t>(keys_of(spec_, layer))];
   }
@@ -261,10 +262,10 @@ void SelfAttention::compile_latent(Program& program, int layer, const LatentWeig
   const float* rows = x.rows.x.floats();
   program.add("queries, keys = latent projections(" + x.name + ")",
               [this, &weights, rows](ModelStep& step) { latent_->project(step, weights, rows, qkv_); });
-  if (!weights.indexer || !indexer_) return;
+  if (!weights.indexer || !token_indexer_) return;
   const RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
   program.add("chosen = indexer(" + x.name + ")", [this, layer, &weights, rows, table](ModelStep& step) {
-    indexer_->choose(step, layer, *weights.indexer, rows, latent_->query_latents(), table);
+    token_indexer_->choose(step, layer, *weights.indexer, rows, latent_->query_latents(), table);
   });
 }
 
@@ -393,9 +394,9 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
     return;
   }
   float* attention_output = attention_output_;
-  if (indexer_ || block_indexer_) {
-    program.add("attended = attend(queries), to those chosen", [this, queries = qkv.queries](ModelStep& step) {
-      with_indexer([&](auto& indexer) { indexer.run_attention(step, params_, step.of(queries), attention_output_); });
+  if (const Indexer* chooser = indexer()) {
+    program.add("attended = attend(queries), to those chosen", [this, chooser, queries = qkv.queries](ModelStep& step) {
+      chooser->run_attention(step, params_, step.of(queries), attention_output_);
     });
   } else {
     program.add("attended = attend(queries)", [this, queries = qkv.queries](ModelStep& step) {

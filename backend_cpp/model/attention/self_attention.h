@@ -84,11 +84,10 @@ class SelfAttention final : public LayerMemory {
   void compile_latent(Program& program, int layer, const LatentWeights& weights, const Source& x);
   void compile_projection(Program& program, int layer, const AttentionWeights& weights, const Source& x);
   void compile_head_norms(Program& program, int layer, const AttentionWeights& weights);
-  // Calls visit(indexer), where there is one.
-  template <class Visit>
-  void with_indexer(Visit&& visit) {
-    if (indexer_) visit(*indexer_);
-    if (block_indexer_) visit(*block_indexer_);
+  // Null where tokens attend to all before them.
+  Indexer* indexer() {
+    if (token_indexer_) return &*token_indexer_;
+    return block_indexer_ ? &*block_indexer_ : nullptr;
   }
   void compile_output(Program& program, const Kind& kind, const Heads& qkv, const AttentionWeights& weights,
                       const Target& y);
@@ -117,7 +116,7 @@ class SelfAttention final : public LayerMemory {
   ModelSpec spec_;
   std::vector<Kind> kinds_;
   std::optional<LatentAttention> latent_;
-  std::optional<Indexer> indexer_;  // where tokens attend to chosen ones
+  std::optional<TokenIndexer> token_indexer_;  // where tokens attend to chosen ones
   std::optional<BlockIndexer> block_indexer_;
   std::byte* pages_ = nullptr;
   std::vector<Table> tables_;
