@@ -175,11 +175,11 @@ void Sampler::select_top_k(const float* logits, int count) {
   const auto chunks = static_cast<size_t>(vocab_size_ + kLogitChunk - 1) / kLogitChunk;
   maxima_.resize(chunks);
   chunk_maxima(logits, vocab_size_, maxima_.data());
-  float bound = -std::numeric_limits<float>::infinity();
+  float bound = std::numeric_limits<float>::lowest();  // forbidden tokens, of -infinity, are no candidates
   if (static_cast<size_t>(count) < chunks) {
     std::vector<float> sorted = maxima_;
     std::nth_element(sorted.begin(), sorted.begin() + count - 1, sorted.end(), std::greater<>());
-    bound = sorted[static_cast<size_t>(count) - 1];
+    bound = std::max(bound, sorted[static_cast<size_t>(count) - 1]);
   }
   candidates_.clear();
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
