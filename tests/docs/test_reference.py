@@ -40,7 +40,8 @@ COMMON = (HTTP_API / "common-fields.md").read_text(encoding="utf-8")
 COMMANDS = (
     *("serve api_server", "serve gateway", "serve gradio", "serve proxy", "serve ray", "serve api_client"),
     *("serve triton_client", "chat", "batch", "convert", "lite auto_awq", "lite auto_gptq", "lite smooth_quant"),
-    *("lite calibrate", "lite kv_qparams", "plan", "pull", "rm", "ps", "stop", "list", "new-family", "check_env", "warm"),
+    *("lite calibrate", "lite kv_qparams", "plan", "pull", "rm", "ps", "stop", "list", "new-family", "check_env"),
+    "warm",
 )
 
 
