@@ -37,22 +37,13 @@ class Adapters:
     async def load(self, name: str, path: str, keys: Sequence[str]) -> None:
         """Load an adapter, for the holders of some API keys; without any, for everybody.
 
-        Raises
-        ------
-        TritonRequestError
-            The engine refused.
+        Raises `TritonRequestError` if the engine refused.
         """
         note = json.dumps([_digest(key) for key in keys]) if keys else ""
         await self._client.load_adapter(name, path, note)
 
     async def unload(self, name: str) -> None:
-        """Refuse later requests for an adapter.
-
-        Raises
-        ------
-        TritonRequestError
-            There is none of that name.
-        """
+        """Refuse later requests for an adapter; raise `TritonRequestError` if there is none of that name."""
         await self._client.unload_adapter(name)
 
 

@@ -54,7 +54,7 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
 
 
 def create_app(settings: Settings, client: TritonClient | None = None) -> FastAPI:
-    """Return the gateway as an ASGI application.
+    """Return the gateway as an ASGI application; raise `QosConfigError` if the policy file is unusable.
 
     Parameters
     ----------
@@ -62,11 +62,6 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
         Triton need not run yet; requests get 503 until it does.
     client : TritonClient, optional
         Answers requests; default: one of the settings' Triton.
-
-    Raises
-    ------
-    QosConfigError
-        The policy file is unusable.
     """
     ledger = Ledger(settings.ledger) if settings.ledger else None
     counted = GatewayMetrics()

@@ -59,10 +59,7 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Be the only one of all threads and processes in this block; an error takes back what it wrote.
 
-        Raises
-        ------
-        OSError
-            The file cannot be used, or its disk is full.
+        Raises `OSError` if the file cannot be used, or its disk is full.
         """
         try:
             with self._lock:

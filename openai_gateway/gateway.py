@@ -92,12 +92,7 @@ class Gateway:
     async def default_model(self) -> ServedModel:
         """Return the model of requests that name none.
 
-        Raises
-        ------
-        TritonUnavailable
-            Nobody knows yet what it is called.
-        ApiError
-            There is none.
+        Raises `TritonUnavailable` if nobody knows yet what it is called, and `ApiError` if there is none.
         """
         models = await self.models.all()
         if not models:
@@ -112,10 +107,7 @@ class Gateway:
     async def administered(self, name: str | None, field: str) -> ServedModel:
         """Return the model that an administrator's `field` names, which is required where there are several.
 
-        Raises
-        ------
-        ApiError
-            There is no such model, or none is named.
+        Raises `ApiError` if there is no such model, or none is named.
         """
         named = await self.models.named()
         if name is not None and name not in named:
@@ -136,10 +128,7 @@ class Gateway:
     async def bring_images(self, request: Request, model: ServedModel, *requests: GenerateRequest) -> None:
         """Fetch the images that requests name elsewhere, and move those of tool results after them.
 
-        Raises
-        ------
-        ApiError
-            One may not be had, or cannot be; or the model takes none.
+        Raises `ApiError` if one may not be had, or cannot be; or the model takes none.
         """
         for generate in requests:
             if generate.messages is not None:
@@ -155,10 +144,7 @@ class Gateway:
     async def bound_logprobs(self, model: ServedModel, *requests: GenerateRequest) -> None:
         """Limit the log probabilities of a body's collected requests to ``max_logprobs``.
 
-        Raises
-        ------
-        ApiError
-            The token limit allows more. Where there is none, and the context allows more, one is set.
+        Raises `ApiError` if the token limit allows more. Where there is none, and the context allows more, one is set.
         """
         if (top := requests[0].fields.get("logprobs")) is None:
             return
@@ -234,15 +220,12 @@ class Gateway:
     ) -> None:
         """Let a request through to the engine with its user's priority and key's salt, and log what the settings allow.
 
+        Raises `ApiError` if the user has too many requests open, or the session belongs to an interactive conversation.
+
         Parameters
         ----------
         chosen
             What `choose` returned.
-
-        Raises
-        ------
-        ApiError
-            The user has too many requests open, or the session belongs to an interactive conversation.
         """
         adapter = None if chosen is None else chosen.adapter
         if adapter is not None:

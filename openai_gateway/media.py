@@ -56,12 +56,8 @@ class MediaFetcher:
     async def content(self, url: str, max_bytes: int, seconds: float) -> bytes:
         """Return a file of at most this many bytes, which count until they are given back.
 
-        Raises
-        ------
-        ApiError
-            So much is held already that there is no space for it.
-        ValueError
-            It may not be had, or cannot be in this many seconds.
+        Raises `ApiError` if so much is held already that there is no space for it, and `ValueError` if it may not be
+        had, or cannot be in this many seconds.
         """
         await self._reserve(max_bytes)
         content = b""
@@ -96,15 +92,11 @@ def readable_messages(
 ) -> list[dict[str, Any]]:
     """Return messages with the media that a model reads, where its chat template takes them.
 
-    An agent sends what a tool returned in every later request, so a refusal would end its conversation for good: a
-    text takes the place of media that cannot be read in tool results, and in a user's message right after them, where
-    programs put what tool messages of their API do not take. Few chat templates write images within tool results:
-    those that can be read become the user's, after the last of the results.
-
-    Raises
-    ------
-    ApiError
-        Media elsewhere cannot be read; or in tool results, and `in_tool_results` is ``refuse``.
+    An agent sends what a tool returned in every later request, so a refusal would end its conversation for good: a text
+    takes the place of media that cannot be read in tool results, and in a user's message right after them, where
+    programs put what tool messages of their API do not take. Few chat templates write images within tool results: those
+    that can be read become the user's, after the last of the results. Raises `ApiError` if Media elsewhere cannot be
+    read; or in tool results, and `in_tool_results` is ``refuse``.
     """
     shown: list[dict[str, Any]] = []
     moved: list[dict[str, Any]] = []
@@ -161,10 +153,7 @@ class RequestMedia:
     async def brought_along(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages whose images are all data URLs.
 
-        Raises
-        ------
-        ApiError
-            There are too many, or one may not be had, or cannot be; names it.
+        Raises `ApiError` if there are too many, or one may not be had, or cannot be; names it.
         """
         found = [
             (i, j)

@@ -63,6 +63,8 @@ class Traits:
 class ServedModel:
     """Served model, and its control requests.
 
+    Raises `ValueError` if `generation_config` is a folder without a usable file.
+
     Parameters
     ----------
     name
@@ -75,11 +77,6 @@ class ServedModel:
         What its template says.
     generation_config
         Where its sampling defaults come from (`lmdeploy.model_metadata.sampling_defaults`).
-
-    Raises
-    ------
-    ValueError
-        `generation_config` is a folder without a usable file.
     """
 
     def __init__(
@@ -154,10 +151,7 @@ class Chosen:
     ) -> list[int]:
         """Return the tokens of a conversation, with the chat template and the tools applied.
 
-        Raises
-        ------
-        ApiError
-            It has images, whose tokens are not given.
+        Raises `ApiError` if it has images, whose tokens are not given.
         """
         messages = self.model.readable(messages)
         if GenerateRequest(messages=messages).has_images:
@@ -174,10 +168,7 @@ class Models(Protocol):
     async def all(self) -> list[ServedModel]:
         """Return the models, the default first.
 
-        Raises
-        ------
-        TritonUnavailable
-            Nobody knows yet what the only model is called.
+        Raises `TritonUnavailable` if nobody knows yet what the only model is called.
         """
 
     async def named(self) -> Mapping[str, ServedModel]:

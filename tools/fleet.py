@@ -112,10 +112,7 @@ def sampled(traffic: Traffic, seed: int = 0) -> Trace:
 def read(file: Path) -> Trace:
     """Return a trace from a CSV file whose first line names the columns.
 
-    Raises
-    ------
-    ValueError
-        A column is missing, or something is no number.
+    Raises `ValueError` if a column is missing, or something is no number.
     """
     with file.open(encoding="utf-8") as lines:
         names = [name.strip() for name in lines.readline().split(",")]

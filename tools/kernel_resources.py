@@ -78,10 +78,7 @@ def start_of(names: list[str]) -> Start:
 def find_cuobjdump() -> Path:
     """Return the path of ``cuobjdump``: on PATH, of the toolkit, or of Triton's wheel.
 
-    Raises
-    ------
-    FileNotFoundError
-        None of them has it.
+    Raises `FileNotFoundError` if none of them has it.
     """
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "cuobjdump")
     spec = importlib.util.find_spec("triton")

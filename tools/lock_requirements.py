@@ -38,10 +38,7 @@ def requirements_of(project: Mapping[str, Any], extras: Iterable[str]) -> list[s
 def closure(requirements: Iterable[str]) -> dict[str, str]:
     """Return the version of every installed package that requirements reach, by canonical name.
 
-    Raises
-    ------
-    importlib.metadata.PackageNotFoundError
-        A required package is not installed.
+    Raises `importlib.metadata.PackageNotFoundError` if a required package is not installed.
     """
     pins: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()

@@ -202,12 +202,8 @@ def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any
     """Return the OpenAI messages of a conversation whose last turn is still to be answered.
 
     Earlier turns that brought no response are left out: the model never saw a reply to them. What is said after a call
-    is its result. Reasoning is left out, as models expect it.
-
-    Raises
-    ------
-    ValueError
-        The images are too large, or gone; the text is for the reader of the page.
+    is its result. Reasoning is left out, as models expect it. Raises `ValueError` if the images are too large, or gone;
+    the text is for the reader of the page.
     """
     if image_bytes(turns) > MAX_IMAGE_BYTES:
         raise ValueError(f"The images of a conversation may have {MAX_IMAGE_BYTES >> 20} MiB together")
@@ -234,10 +230,7 @@ def continuing(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
 def image_bytes(turns: Sequence[Turn]) -> int:
     """Return how many bytes the images of a conversation have.
 
-    Raises
-    ------
-    ValueError
-        One is gone; the text is for the reader of the page.
+    Raises `ValueError` if one is gone; the text is for the reader of the page.
     """
     try:
         return sum(Path(image).stat().st_size for turn in turns for image in turn.images)

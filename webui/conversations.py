@@ -97,10 +97,7 @@ def conversation_of(reported: object, images_below: Path | None = None) -> Conve
 def imported(text: str) -> Conversation:
     """Return the conversation of a file, under its own id; a list of OpenAI messages is one too.
 
-    Raises
-    ------
-    ValueError
-        The file holds none; the text is for the reader of the page.
+    Raises `ValueError` if the file holds none; the text is for the reader of the page.
     """
     try:
         check_size(text.encode())

@@ -31,22 +31,15 @@ class Server(Protocol):
     def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the response to messages.
 
-        Raises
-        ------
-        TritonUnavailable, TritonRequestError
-            The server is away, or refuses the request.
-        ValueError
-            The settings cannot be used; the text is for the reader of the page.
+        Raises `TritonUnavailable` or `TritonRequestError` if the server is away, or refuses the request, and
+        `ValueError` if the settings cannot be used; the text is for the reader of the page.
         """
         ...
 
     async def models(self) -> list[str]:
         """Return the models and adapters, the model itself first.
 
-        Raises
-        ------
-        TritonUnavailable, TritonRequestError
-            The server is away, or does not say.
+        Raises `TritonUnavailable` or `TritonRequestError` if the server is away, or does not say.
         """
         ...
 
@@ -80,10 +73,7 @@ class _Images:
     def reserved(self, count: int) -> Iterator[None]:
         """Count this many bytes of images while a request runs.
 
-        Raises
-        ------
-        ValueError
-            There are too many; the text is for the reader of the page.
+        Raises `ValueError` if there are too many; the text is for the reader of the page.
         """
         if count and self._bytes + count > _MAX_IMAGE_BYTES:
             raise ValueError("Too many images are being looked at now; try again later")

@@ -44,12 +44,8 @@ class OpenAIClient:
     async def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the response to messages.
 
-        Raises
-        ------
-        TritonUnavailable, TritonRequestError
-            The server is away, or refuses the request.
-        ValueError
-            The settings cannot be used.
+        Raises `TritonUnavailable` or `TritonRequestError` if the server is away, or refuses the request, and
+        `ValueError` if the settings cannot be used.
         """
         if not self._model:
             await self.model_name()
@@ -87,13 +83,7 @@ class OpenAIClient:
         return True
 
     async def models(self) -> list[str]:
-        """Return the names of the server's models.
-
-        Raises
-        ------
-        TritonUnavailable
-            It cannot be reached, or has none.
-        """
+        """Return the names of the server's models; raise `TritonUnavailable` if it cannot be reached, or has none."""
         try:
             models = (await self._client.models.list()).data
         except openai.OpenAIError as error:
@@ -126,13 +116,7 @@ class OpenAIClient:
         return self._sampling_defaults.get(model, {})
 
     async def model_name(self) -> str:
-        """Return the first model the server has.
-
-        Raises
-        ------
-        TritonUnavailable
-            It cannot be reached, or has none.
-        """
+        """Return the first model the server has; raise `TritonUnavailable` if it cannot be reached, or has none."""
         self._model = (await self.models())[0]
         return self._model
 

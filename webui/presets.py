@@ -32,10 +32,8 @@ def custom_presets(reported: object) -> dict[str, Settings]:
 def with_preset(presets: object, name: str, settings: Settings) -> dict[str, Any]:
     """Return the browser's presets once one of that name is added, or replaced.
 
-    Raises
-    ------
-    ValueError
-        The name is empty or one of those that everybody has, or there are too many; the text is for the reader.
+    Raises `ValueError` if the name is empty or one of those that everybody has, or there are too many; the text is for
+    the reader.
     """
     kept = {preset: _reported(its) for preset, its in custom_presets(presets).items()}
     name = name.strip()[:_MAX_NAME_LEN]

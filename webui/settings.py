@@ -85,10 +85,7 @@ class Settings:
     def response_format(self) -> dict[str, Any] | None:
         """Format of the response, as OpenAI's field of that name.
 
-        Raises
-        ------
-        ValueError
-            The schema is no JSON object; the text is for the reader of the page.
+        Raises `ValueError` if the schema is no JSON object; the text is for the reader of the page.
         """
         schema = _json_of("JSON schema", self.json_schema, dict)
         return schema and {"type": "json_schema", "json_schema": {"name": "response", "schema": schema, "strict": True}}
@@ -97,10 +94,7 @@ class Settings:
     def tool_list(self) -> list[dict[str, Any]] | None:
         """The tools that may be called.
 
-        Raises
-        ------
-        ValueError
-            They are no JSON list; the text is for the reader of the page.
+        Raises `ValueError` if they are no JSON list; the text is for the reader of the page.
         """
         tools: list[dict[str, Any]] | None = _json_of("list of tools", self.tools, list)
         return tools

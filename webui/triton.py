@@ -44,12 +44,8 @@ class TritonServer(TritonClient):
     async def models(self) -> list[str]:
         """Return the model's name, then those of its LoRA adapters.
 
-        Adapters with a note are bound to API keys, which readers of the page have not shown.
-
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
+        Adapters with a note are bound to API keys, which readers of the page have not shown. Raises `TritonUnavailable`
+        if the server cannot be reached.
         """
         name = await self.model_name()
         if self._context_size is None:

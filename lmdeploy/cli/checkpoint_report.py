@@ -14,10 +14,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 def checkpoint_report(model: str) -> dict[str, str]:
     """Return the facts that were read of a model, name to text, in the order to show them.
 
-    Raises
-    ------
-    CheckpointError, UnsupportedModelError
-        As ``lmdeploy.turbomind.engine_dir.resolve``.
+    Raises `CheckpointError` or `UnsupportedModelError` as ``lmdeploy.turbomind.engine_dir.resolve``.
     """
     from lmdeploy.capacity.groups import memory_groups
     from lmdeploy.paths import locate_model
@@ -48,10 +45,7 @@ def checkpoint_report(model: str) -> dict[str, str]:
 def model_program(model: str) -> str:
     """Return the operations of a step of a model, a line each; layers that are alike are shown once.
 
-    Raises
-    ------
-    CheckpointError, UnsupportedModelError
-        As ``lmdeploy.turbomind.engine_dir.resolve``.
+    Raises `CheckpointError` or `UnsupportedModelError` as ``lmdeploy.turbomind.engine_dir.resolve``.
     """
     from lmdeploy import _turbomind
     from lmdeploy.paths import locate_model

@@ -63,26 +63,14 @@ def browsers_line(args: argparse.Namespace) -> str:
 
 
 def listening(args: argparse.Namespace) -> Listening:
-    """Return where and how to listen.
-
-    Raises
-    ------
-    TlsError
-        The files for HTTPS are unusable.
-    """
+    """Return where and how to listen; raise `TlsError` if the files for HTTPS are unusable."""
     timeouts = ClientTimeouts(args.head_timeout, args.body_timeout, args.write_timeout, args.keep_alive_timeout)
     tls = tls_files() if args.ssl else None
     return Listening(args.server_name, args.server_port, args.log_level, tls, timeouts, args.log_format)
 
 
 def check_qos(args: argparse.Namespace) -> None:
-    """Read the policy file, if there is one, before anything is started.
-
-    Raises
-    ------
-    QosConfigError
-        It is unusable.
-    """
+    """Read the policy file, if there is one, before anything is started; raise `QosConfigError` if it is unusable."""
     if args.qos_config_path:
         Qos.load(Path(args.qos_config_path), [*args.api_keys, *([args.node_key] if args.node_key else [])])
 

@@ -35,10 +35,7 @@ logger = logging.getLogger(__name__)
 def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
     """Start a tritonserver with the models of the command line and its file, and stop it in the end.
 
-    Raises
-    ------
-    CommandError
-        A model, an option or tritonserver is not fit to start with.
+    Raises `CommandError` if a model, an option or tritonserver is not fit to start with.
     """
     try:
         requested = _requested_models(args)

@@ -212,10 +212,7 @@ def add_vision_options(parser: argparse.ArgumentParser) -> None:
 def engine_config(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of the engine that were given: options, which win, and ``LMDEPLOY_ENGINE_CONFIG``.
 
-    Raises
-    ------
-    ValueError
-        The variable holds something else than settings, or a value is out of range.
+    Raises `ValueError` if the variable holds something else than settings, or a value is out of range.
     """
     variable = "LMDEPLOY_ENGINE_CONFIG"
     try:

@@ -158,13 +158,7 @@ def _lines(sizes: Sizes, device: Device, load: Load, made: Plan) -> list[str]:
 
 
 def _device(args: argparse.Namespace) -> Device:
-    """Return the device asked for.
-
-    Raises
-    ------
-    ValueError
-        There is no such GPU, or too little is said of another device.
-    """
+    """Return the device asked for; raise `ValueError` if there is no such GPU, or another device is not described."""
     given = {name: getattr(args, name) for name in ("memory", "bandwidth", "tflops")}
     if args.gpu is None:
         missing = [f"--{name}" for name, value in given.items() if value is None]

@@ -66,17 +66,14 @@ def add_pull_options(parser: argparse.ArgumentParser) -> None:
 def pulled_or_rejected(model: str, args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     """Return the path or name of a model to serve, downloaded first where `add_pull_options` asks for that.
 
+    Raises `HubError` if it is on a hub only, and is not to be downloaded, or cannot be.
+
     Parameters
     ----------
     model
         As users name it.
     settings
         Of the engine, with ``revision`` and ``download_dir``.
-
-    Raises
-    ------
-    HubError
-        It is on a hub only, and is not to be downloaded, or cannot be.
     """
     path = Path(model).expanduser()
     name = None if not model or path.exists() or path.suffix.lower() == ".gguf" else hub_name(model, args.hf_file)
@@ -104,15 +101,12 @@ def pulled_or_rejected(model: str, args: argparse.Namespace, settings: Mapping[s
 def pull_with_progress(name: HubName, revision: str | None, download_dir: str | None) -> Path:
     """Download a model, and report on stderr how far it is.
 
+    Raises `HubError` as `lmdeploy.hub.pull.pull`.
+
     Returns
     -------
     Path
         What is loaded: a folder, or a GGUF file.
-
-    Raises
-    ------
-    HubError
-        As `lmdeploy.hub.pull.pull`.
     """
     from lmdeploy.hub.pull import pull
     from lmdeploy.paths import pulled_records

@@ -18,13 +18,7 @@ __all__ = ["base_url", "browsers_line", "check_files", "serve"]
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """Read the certificate and the policy file, if they are asked for.
-
-    Raises
-    ------
-    CommandError
-        One is unusable.
-    """
+    """Read the certificate and the policy file, if they are asked for; raise `CommandError` if one is unusable."""
     with _explained():
         listening(args)
         check_qos(args)
@@ -33,10 +27,7 @@ def check_files(args: argparse.Namespace) -> None:
 def serve(args: argparse.Namespace, served: ServedModel, on_ready: Callable[[], None]) -> None:
     """Serve a model once it is loaded, until stopped.
 
-    Raises
-    ------
-    CommandError
-        The gateway cannot start.
+    Raises `CommandError` if the gateway cannot start.
     """
     base = Settings(
         triton_address=served.server.grpc_address,

@@ -71,10 +71,7 @@ class ServedModel:
     def wait_ready(self) -> None:
         """Return once the model can be used; from then on the server is started again when it dies.
 
-        Raises
-        ------
-        TritonStartError
-            It could not be loaded.
+        Raises `TritonStartError` if it could not be loaded.
         """
         with _progress(f"loading {self.name} into tritonserver") as progress:
             self.server.wait_ready(progress=progress)
@@ -102,6 +99,8 @@ def stop_on_sigterm() -> None:
 def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     """Start a tritonserver with `model`, which is loaded while the caller continues, and stop it in the end.
 
+    Raises `CommandError` if the model, an option or tritonserver is not fit to start with.
+
     Parameters
     ----------
     model : str
@@ -109,11 +108,6 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     args : argparse.Namespace
         With the options of ``add_engine_options``, ``add_triton_options``, ``add_server_options`` and
         ``add_pull_options``.
-
-    Raises
-    ------
-    CommandError
-        The model, an option or tritonserver is not fit to start with.
     """
     try:
         settings = engine_config(args)
@@ -146,10 +140,7 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
 def started(server: TritonServer, log_file: Path, scratch: Scratch) -> Iterator[Supervisor]:
     """Start a server, and stop it in the end; `scratch` is removed then.
 
-    Raises
-    ------
-    CommandError
-        It cannot be started, or a model not be loaded.
+    Raises `CommandError` if it cannot be started, or a model not be loaded.
     """
     supervisor = Supervisor(server)
     try:

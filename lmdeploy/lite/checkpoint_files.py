@@ -23,13 +23,7 @@ _SHARD = 1 << 30  # bytes of what is not in a layer
 
 
 def converted(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """Return tensors as they are stored.
-
-    Raises
-    ------
-    ValueError
-        If a number is too large for the type.
-    """
+    """Return tensors as they are stored; raise `ValueError` if a number is too large for the type."""
     target = getattr(torch, dtype)
     stored = {}
     for name, tensor in tensors.items():

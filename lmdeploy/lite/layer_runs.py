@@ -37,6 +37,11 @@ def quantize(
 ) -> Path:
     """Write a quantized checkpoint of a model into ``work_dir``, continuing an interrupted run of the same settings.
 
+    Raises `UnsupportedModelError` if the engine does not serve the model, or its layers are stored in a way that the
+    format has no form for, `CheckpointError` if the checkpoint is incomplete, or quantized already, `ValueError` if
+    sizes do not fit the method, or the calibration text cannot be had, and `FileExistsError` if ``work_dir`` holds a
+    model, or an interrupted run with other settings.
+
     Parameters
     ----------
     model_dir
@@ -52,17 +57,6 @@ def quantize(
     -------
     Path
         ``work_dir``.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the engine does not serve the model, or its layers are stored in a way that the format has no form for.
-    CheckpointError
-        If the checkpoint is incomplete, or quantized already.
-    ValueError
-        If sizes do not fit the method, or the calibration text cannot be had.
-    FileExistsError
-        If ``work_dir`` holds a model, or an interrupted run with other settings.
     """
     settings = method.settings
     model = SourceModel(model_dir, torch.device(settings.device))

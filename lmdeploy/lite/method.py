@@ -60,10 +60,7 @@ class Method(ABC, Generic[Seen]):
     def fitted_to(self, shapes: Mapping[str, tuple[int, int]]) -> "Method[Seen]":
         """Return the method for weights of these names and shapes ``[out, in]``, with sizes chosen that were left open.
 
-        Raises
-        ------
-        ValueError
-            If the user chose a size that does not fit; names those that do.
+        Raises `ValueError` if the user chose a size that does not fit; names those that do.
         """
         return self
 

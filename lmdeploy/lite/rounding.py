@@ -97,10 +97,7 @@ def check_group_size(size: int | None) -> None:
 def fitting_group_size(requested: int | None, shapes: Mapping[str, tuple[int, int]]) -> int:
     """Return the size of groups for weights ``[out, in]``: that requested, or the largest usual one that fits them all.
 
-    Raises
-    ------
-    ValueError
-        If that requested does not divide every layer's inputs; names a weight and the sizes that do.
+    Raises `ValueError` if that requested does not divide every layer's inputs; names a weight and the sizes that do.
     """
     fitting = [size for size in USUAL if all(columns % size == 0 for _, columns in shapes.values())]
     if requested is None:

@@ -16,6 +16,8 @@ FORMATS = ("own", "compressed-tensors")
 class RunSettings:
     """Text, device and type.
 
+    Raises `ValueError` if a value is out of range.
+
     Parameters
     ----------
     calib_dataset, calib_samples, calib_seqlen
@@ -26,11 +28,6 @@ class RunSettings:
         ``cpu`` or ``cuda``.
     dtype
         Of what is not quantized: ``auto`` (float16), ``float16``, ``bfloat16``.
-
-    Raises
-    ------
-    ValueError
-        If a value is out of range.
     """
 
     calib_dataset: str | None = None
@@ -85,12 +82,8 @@ _CHANGE_NOTHING = ("batch_size", "device")  # but the time
 def open_work_dir(work_dir: Path, model_dir: Path, command: str, settings: RunSettings, text: str) -> Path:
     """Return the folder for unfinished work in ``work_dir``, new or left by an interrupted run of the same kind.
 
-    ``text`` is a hash of the calibration text.
-
-    Raises
-    ------
-    FileExistsError
-        If ``work_dir`` holds a model, or an interrupted run of another command or with other settings: names these.
+    ``text`` is a hash of the calibration text. Raises `FileExistsError` if ``work_dir`` holds a model, or an
+    interrupted run of another command or with other settings: names these.
     """
     if (work_dir / "config.json").exists():
         raise FileExistsError(f"{work_dir} holds a model already: choose another --work-dir")

@@ -41,6 +41,9 @@ class WeightFiles:
 class SourceModel:
     """A model that is not quantized yet.
 
+    Raises `UnsupportedModelError` if the engine does not serve the model, or its layers are stored in a way that
+    quantized files have no form for, and `CheckpointError` if the checkpoint is incomplete, or quantized already.
+
     Parameters
     ----------
     directory
@@ -54,13 +57,6 @@ class SourceModel:
         Where the checkpoint is as safetensors.
     spec
         What the engine knows of the model.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the engine does not serve the model, or its layers are stored in a way that quantized files have no form for.
-    CheckpointError
-        If the checkpoint is incomplete, or quantized already.
     """
 
     def __init__(self, directory: Path, device: torch.device) -> None:

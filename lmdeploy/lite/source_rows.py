@@ -59,6 +59,8 @@ def evaluate(tree: Tree, load: Callable[[str], Tensor], reshaped: Callable[[Sequ
 class RowMap:
     """Where each row of an engine tensor ``[out]`` or ``[out, in]`` is in the checkpoint.
 
+    Raises `ValueError` if the expression takes rows apart.
+
     Parameters
     ----------
     tree
@@ -74,11 +76,6 @@ class RowMap:
         For each row, the number of its tensor in ``names``.
     row
         For each row, its number there.
-
-    Raises
-    ------
-    ValueError
-        If the expression takes rows apart.
     """
 
     def __init__(self, tree: Tree, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -174,6 +174,8 @@ class TritonClient:
         """Run one request and yield its responses as they come.
 
         Leaving before the last chunk (``aclose``, an exception, a cancelled task) cancels the request in the engine.
+        Raises `TritonUnavailable` if the server cannot be reached, or went away, and `TritonRequestError` if the server
+        refused or failed this request.
 
         Parameters
         ----------
@@ -184,13 +186,6 @@ class TritonClient:
         ------
         GenerateChunk
             The last one of each choice has a ``finish_reason``.
-
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached, or went away.
-        TritonRequestError
-            The server refused or failed this request.
         """
         trace = None if self._tracer is None else self._tracer.begin(request)
         if trace is None:
@@ -240,15 +235,12 @@ class TritonClient:
     async def cancel(self, request_id: str, is_prepared: bool = False) -> None:
         """Cancel a request; an unknown one is ignored.
 
+        Raises `TritonUnavailable` if the server cannot be reached.
+
         Parameters
         ----------
         is_prepared
             Whether the engine has its prompt; else that is not prepared any further.
-
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
         """
         await asyncio.gather(
             *(() if is_prepared else (self._drop(request_id),)), self._control(encode_stop(request_id))
@@ -257,10 +249,7 @@ class TritonClient:
     async def cancel_session(self, session_id: int) -> None:
         """Cancel the running request of a session, if any.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
+        Raises `TritonUnavailable` if the server cannot be reached.
         """
         with contextlib.suppress(TritonRequestError):
             await self._control(encode_stop_session(session_id))
@@ -268,10 +257,7 @@ class TritonClient:
     async def end_session(self, session_id: int) -> None:
         """Delete a session of the engine; an unknown one is ignored.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
+        Raises `TritonUnavailable` if the server cannot be reached.
         """
         with contextlib.suppress(TritonRequestError):
             await self._control(encode_end_session(session_id))
@@ -279,22 +265,15 @@ class TritonClient:
     async def adapters(self) -> dict[str, str]:
         """Return the LoRA adapters that requests may name, with the note that each was loaded with.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
+        Raises `TritonUnavailable` if the server cannot be reached.
         """
         return await self._adapters(encode_adapter_control("list", key=self._control_key))
 
     async def context_len(self) -> int:
         """Return the maximum number of tokens of prompt and response together.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
-        TritonRequestError
-            It is an older one, which does not report this.
+        Raises `TritonUnavailable` if the server cannot be reached, and `TritonRequestError` if it is an older one,
+        which does not report this.
         """
         response = await self._query(encode_limits(), _READY_TIMEOUT)
         try:
@@ -305,12 +284,8 @@ class TritonClient:
     async def load_adapter(self, name: str, path: str, note: str = "") -> None:
         """Load a LoRA adapter from a folder of the server's machine; a chat template in it is that of its prompts.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
-        TritonRequestError
-            The name is taken, or the adapter does not fit the model; the text says why.
+        Raises `TritonUnavailable` if the server cannot be reached, and `TritonRequestError` if the name is taken, or
+        the adapter does not fit the model; the text says why.
         """
         await self._adapters(encode_adapter_control("load", name, path, note, self._control_key))
         try:
@@ -322,12 +297,8 @@ class TritonClient:
     async def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter: later requests are refused, open ones finish.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
-        TritonRequestError
-            There is none of that name.
+        Raises `TritonUnavailable` if the server cannot be reached, and `TritonRequestError` if there is none of that
+        name.
         """
         await self._adapters(encode_adapter_control("unload", name, key=self._control_key))
         await self._infer(encode_adapter_template("unload", name, key=self._control_key))
@@ -338,14 +309,8 @@ class TritonClient:
         """Run a cache control operation; return what the cache holds then, by tier.
 
         ``action`` is ``report``, ``drop_memory``, ``drop_files``, ``pin`` or ``unpin``; the last two are of a prompt,
-        with the salt and the LoRA adapter that its requests have.
-
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
-        TritonRequestError
-            The engine refuses it; the text says why.
+        with the salt and the LoRA adapter that its requests have. Raises `TritonUnavailable` if the server cannot be
+        reached, and `TritonRequestError` if the engine refuses it; the text says why.
         """
         message = encode_cache_control(action, input_ids, salt, adapter, self._control_key)
         return decode_cache_report(await self._query(message, _TOKENIZE_TIMEOUT))
@@ -353,12 +318,8 @@ class TritonClient:
     async def sleep_report(self) -> SleepReport:
         """Return the memory that the model holds, and whether it sleeps.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached, or does not serve the model.
-        TritonRequestError
-            Its engine does not sleep.
+        Raises `TritonUnavailable` if the server cannot be reached, or does not serve the model, and
+        `TritonRequestError` if its engine does not sleep.
         """
         message = encode_sleep_control("report", key=self._control_key)
         return decode_sleep_report(await self._query(message, _READY_TIMEOUT))
@@ -390,14 +351,8 @@ class TritonClient:
 
         ``tools`` are those of the conversation, in OpenAI's format; ``template_options`` are further variables for its
         template; ``adapter`` is the LoRA adapter it is for; ``add_special_tokens`` is for the tokenizer, None: as
-        prompts of responses have them.
-
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
-        TritonRequestError
-            The prompt was refused.
+        prompts of responses have them. Raises `TritonUnavailable` if the server cannot be reached, and
+        `TritonRequestError` if the prompt was refused.
         """
         name, content, tools_json = "text_input", text or "", ""
         if messages is not None:
@@ -409,12 +364,8 @@ class TritonClient:
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; incomplete characters are U+FFFD.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached, or has no model that detokenizes.
-        TritonRequestError
-            A token was refused.
+        Raises `TritonUnavailable` if the server cannot be reached, or has no model that detokenizes, and
+        `TritonRequestError` if a token was refused.
         """
         return decode_text(await self._infer(encode_detokenize(token_ids, skip_special_tokens)))
 
@@ -447,10 +398,7 @@ class TritonClient:
     async def model_name(self) -> str:
         """Return the name of the served model: its configured name, else its directory's.
 
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached, or does not serve the engine.
+        Raises `TritonUnavailable` if the server cannot be reached, or does not serve the engine.
         """
         request = service_pb2.ModelConfigRequest(name=ENGINE)
         try:

@@ -55,10 +55,7 @@ class TritonInstallation:
 def find_tritonserver() -> TritonInstallation:
     """Return the tritonserver to use.
 
-    Raises
-    ------
-    TritonStartError
-        There is none, or it does not support the running Python.
+    Raises `TritonStartError` if there is none, or it does not support the running Python.
     """
     on_path = shutil.which("tritonserver")
     if on_path is not None:
@@ -85,17 +82,14 @@ def find_tritonserver() -> TritonInstallation:
 def backend_directory(installation: TritonInstallation, backends: Sequence[Path]) -> Path:
     """Return a directory with links to the Python backend and to `backends`, made once and kept in the cache.
 
+    Raises `TritonStartError` if a backend is not compiled.
+
     Parameters
     ----------
     installation : TritonInstallation
         Where the Python backend is.
     backends : sequence of Path
         Folders named after the backend whose library they hold.
-
-    Raises
-    ------
-    TritonStartError
-        A backend is not compiled.
     """
     for folder in backends:
         library = folder / f"libtriton_{folder.name}.so"

@@ -17,10 +17,7 @@ def split_keys(texts: Iterable[str]) -> tuple[str, ...]:
 def read_keys(file: str | Path) -> tuple[str, ...]:
     """Return the keys of a file, one a line.
 
-    Raises
-    ------
-    ValueError
-        It cannot be read, or holds none: a server would then be open to everybody.
+    Raises `ValueError` if it cannot be read, or holds none: a server would then be open to everybody.
     """
     try:
         keys = split_keys([Path(file).expanduser().read_text(encoding="utf-8")])

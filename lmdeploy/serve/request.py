@@ -160,6 +160,8 @@ FIELDS: dict[str, FieldInfo] = {
 class GenerateRequest:
     """A generation request.
 
+    Raises `ValueError` if not exactly one prompt, or a field there is not.
+
     Parameters
     ----------
     messages : sequence of dict, optional
@@ -186,11 +188,6 @@ class GenerateRequest:
         Unique among all requests the engine has at one time; default: a new one.
     **fields
         Those of `FIELDS`, as in `GenerationConfig`; None, or one left out, has the served model's default.
-
-    Raises
-    ------
-    ValueError
-        Not exactly one prompt, or a field there is not.
     """
 
     __slots__ = (

@@ -40,6 +40,9 @@ class ResolvedModel:
 def resolved_model(path: str, backend: str, chat_template: str, settings: Mapping[str, Any]) -> ResolvedModel:
     """Return a model that can be loaded, described where it was not yet.
 
+    Raises `ValueError` or `OSError` if there is no such model or adapter, the engine cannot run it, or not with these
+    settings, and `MissingExtraError` if it takes packages that are not installed.
+
     Parameters
     ----------
     path
@@ -50,13 +53,6 @@ def resolved_model(path: str, backend: str, chat_template: str, settings: Mappin
         As asked for; empty: the one stored with the model, or its own.
     settings
         Of the engine, by name.
-
-    Raises
-    ------
-    ValueError, OSError
-        There is no such model or adapter, the engine cannot run it, or not with these settings.
-    MissingExtraError
-        It takes packages that are not installed.
     """
     directory = locate_model(path, settings.get("revision"), settings.get("download_dir"))
     stored = stored_parameters(directory)

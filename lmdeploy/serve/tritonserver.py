@@ -164,10 +164,7 @@ class TritonServer:
     def start(self) -> None:
         """Start it; it is not ready yet.
 
-        Raises
-        ------
-        TritonStartError
-            There is no tritonserver or backend, or a port is in use.
+        Raises `TritonStartError` if there is no tritonserver or backend, or a port is in use.
         """
         found = installation.find_tritonserver()
         for name, port in (("http", self.ports.http), ("grpc", self.ports.grpc), ("metrics", self.ports.metrics)):
@@ -186,17 +183,14 @@ class TritonServer:
     def wait_ready(self, timeout: float = 600.0, progress: Callable[[float], None] = lambda seconds: None) -> None:
         """Return once every model is ready.
 
+        Raises `TritonStartError` if it ended, or was not ready in time; the text has the reason from its log.
+
         Parameters
         ----------
         timeout : float
             Seconds.
         progress : callable
             Called again and again with the seconds waited so far.
-
-        Raises
-        ------
-        TritonStartError
-            It ended, or was not ready in time; the text has the reason from its log.
         """
         begin = time.monotonic()
         while not self.is_ready():

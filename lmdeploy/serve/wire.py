@@ -55,10 +55,7 @@ def conversation_json(messages: Sequence[dict[str, Any]], options: dict[str, Any
 def encode_generate(request: GenerateRequest, *, return_engine_seconds: bool = False) -> service_pb2.ModelInferRequest:
     """Return `request` as one request for the ensemble, or for the engine when its prompt is tokens.
 
-    Raises
-    ------
-    ValueError
-        A number does not fit its tensor's type.
+    Raises `ValueError` if a number does not fit its tensor's type.
     """
     message = _streamed(ENSEMBLE_VISION if request.has_images else ENSEMBLE, request.request_id)
     if request.messages is not None:

@@ -289,10 +289,7 @@ def _limited(template: UntrustedTemplate, variables: dict[str, Any] | None) -> s
 def render(template: str, variables: Mapping[str, Any]) -> str:
     """Render a template.
 
-    Raises
-    ------
-    Exception
-        Whatever it raises; of those in `REFUSALS` the template refuses its variables.
+    Raises whatever the template raises; of those in `REFUSALS` the template refuses its variables.
     """
     return _compiled(template).render(variables)
 

@@ -29,10 +29,7 @@ class AdapterTemplates:
     def add(self, name: str, directory: Path) -> None:
         """Learn the template of an adapter's directory: chat_template.jinja, or that of its tokenizer_config.json.
 
-        Raises
-        ------
-        CheckpointError
-            If there is one that is invalid.
+        Raises `CheckpointError` if there is one that is invalid.
         """
         from lmdeploy.model_metadata.end_tokens import closing_token, end_texts
         from lmdeploy.templates.jinja import JinjaChatTemplate, UntrustedTemplate

@@ -198,17 +198,14 @@ class Thinking:
 def thinking_of(name: str, template: ChatTemplate | None) -> Thinking | None:
     """Return where a model's reasoning is; None: nowhere.
 
+    Raises `ValueError` if there is no such parser; lists them.
+
     Parameters
     ----------
     name
         One of `PARSERS`; ``auto``: as the template has it.
     template
         The model's, if it is at hand.
-
-    Raises
-    ------
-    ValueError
-        There is no such parser; lists them.
     """
     name = parser_name("reasoning_parser", name, PARSERS)
     if name == "none":

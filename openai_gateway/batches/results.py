@@ -19,10 +19,7 @@ class ResultsError(ValueError):
 class _File:
     """One file of results, open at its end, and the lines whose whole results it holds.
 
-    Raises
-    ------
-    ResultsError, OSError
-        As `Results`.
+    Raises `ResultsError` or `OSError` as `Results`.
     """
 
     def __init__(self, path: Path, done: set[int]) -> None:
@@ -69,18 +66,14 @@ class _File:
 class Results:
     """Two files, of responses and of errors; a request is in one of them, once.
 
+    Raises `ResultsError` if one of them holds something else, or another process writes to it, and `OSError` if one
+    cannot be written.
+
     Parameters
     ----------
     output, errors
         The files. Where they are there already, what is whole in them counts as done, and half a line that a killed
         process left is cut off.
-
-    Raises
-    ------
-    ResultsError
-        One of them holds something else, or another process writes to it.
-    OSError
-        One cannot be written.
 
     Attributes
     ----------
@@ -111,10 +104,7 @@ class Results:
     def add(self, line: int, result: bytes, *, is_error: bool) -> None:
         """Write down the result of a line of the input.
 
-        Raises
-        ------
-        OSError
-            It cannot be written, for example because the disk is full; the files are as before.
+        Raises `OSError` if it cannot be written, for example because the disk is full; the files are as before.
         """
         file = self._files[is_error]
         file.append(result)

@@ -83,6 +83,9 @@ async def work_through(
 ) -> None:
     """Dispatch every request that has no result yet.
 
+    Raises `OSError` if the requests cannot be read, or a result not be written. Requests that were being asked have no
+    result then, nor have they where this task is cancelled.
+
     Parameters
     ----------
     requests
@@ -95,12 +98,6 @@ async def work_through(
         What answers a request. While it answers that the server is full or away, it is asked again.
     name
         How ids of results begin.
-
-    Raises
-    ------
-    OSError
-        The requests cannot be read, or a result not be written. Requests that were being asked have no result then,
-        nor have they where this task is cancelled.
     """
     tasks: set[asyncio.Task[None]] = set()
 

@@ -70,10 +70,7 @@ async def collect(streams: Sequence[AsyncGenerator[GenerateChunk, None]], choice
 def finish_reason(last: GenerateChunk) -> FinishReason:
     """Return why a response ended, given its last chunk.
 
-    Raises
-    ------
-    TritonUnavailable
-        The engine cancelled it, which is no response for a client that is still there.
+    Raises `TritonUnavailable` if the engine cancelled it, which is no response for a client that is still there.
     """
     if last.finish_reason == "cancelled":
         raise TritonUnavailable("the engine cancelled a request whose client is still waiting")

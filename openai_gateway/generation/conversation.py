@@ -48,17 +48,14 @@ class Conversation:
     def request(self, inputs: dict[str, Any], *, counts_reasoning: bool = True) -> GenerateRequest:
         """Return the request to the engine.
 
+        Raises `ApiError` if a schema of a tool has a keyword that no grammar of the model's calls can hold.
+
         Parameters
         ----------
         inputs
             Fields of `GenerateRequest` that say how to generate.
         counts_reasoning
             Whether the tokens of reasoning are reported.
-
-        Raises
-        ------
-        ApiError
-            A schema of a tool has a keyword that no grammar of the model's calls can hold.
         """
         body, thinking = self._body, self._thinking
         if isinstance(self._messages, str):  # LMDeploy completes a plain string without a chat template
@@ -148,6 +145,8 @@ def tool_inputs(
 ) -> dict[str, Any]:
     """Return the fields of `GenerateRequest` that depend on tools.
 
+    Raises `ApiError` if a schema has a keyword that no grammar of the format can hold.
+
     Parameters
     ----------
     usable : sequence of Tool
@@ -163,11 +162,6 @@ def tool_inputs(
         Whether the model may call more than once.
     thinking : Thinking, optional
         How the model writes its reasoning.
-
-    Raises
-    ------
-    ApiError
-        A schema has a keyword that no grammar of the format can hold.
     """
     inputs: dict[str, Any] = {}
     if usable:

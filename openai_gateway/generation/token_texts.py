@@ -59,13 +59,7 @@ class TokenTexts:
         return {token: self._cache[token][0] for token in requested}
 
     async def join(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Return the text of tokens.
-
-        Raises
-        ------
-        ApiError
-            A token does not exist.
-        """
+        """Return the text of tokens; raise `ApiError` if a token does not exist."""
         table = await self.table()
         if table is None:
             return await self._client.detokenize(token_ids, skip_special_tokens)

@@ -24,10 +24,8 @@ class TlsFiles:
 def tls_files(environment: Mapping[str, str] = os.environ) -> TlsFiles:
     """Return the files named by ``SSL_KEYFILE`` and ``SSL_CERTFILE``.
 
-    Raises
-    ------
-    TlsError
-        One is not named or cannot be read, they do not belong together, or the certificate is not valid today.
+    Raises `TlsError` if one is not named or cannot be read, they do not belong together, or the certificate is not
+    valid today.
     """
     paths = {}
     for name in ("SSL_KEYFILE", "SSL_CERTFILE"):

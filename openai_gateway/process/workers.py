@@ -47,6 +47,9 @@ def serve_until_stopped(
 ) -> None:
     """Block until SIGINT, or whatever signal the caller turned into an exception.
 
+    Raises `WorkerError` if several processes were wanted, and one did not start, and `QosConfigError` if the policy
+    file is unusable.
+
     Parameters
     ----------
     settings, listening
@@ -57,13 +60,6 @@ def serve_until_stopped(
         Called once when connections are accepted.
     wait_for_model
         Called before; a gateway in this process is made first, while the model is loaded.
-
-    Raises
-    ------
-    WorkerError
-        Several processes were wanted, and one did not start.
-    QosConfigError
-        The policy file is unusable.
     """
     trim_heap()
     if workers == 1:
@@ -98,13 +94,7 @@ class Workers:
         self._children: list[ChildProcess] = []
 
     def run(self) -> None:
-        """Start them, and start again those that end.
-
-        Raises
-        ------
-        WorkerError
-            One did not start.
-        """
+        """Start them, and start again those that end; raise `WorkerError` if one did not start."""
         with Scratch(Path(gettempdir()), "lmdeploy-metrics-") as metrics:
             self._metrics = metrics
             try:

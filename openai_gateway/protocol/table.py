@@ -51,10 +51,7 @@ def body_of(name: str, base: type[Strict], fields: tuple[str, ...]) -> Any:
 def given(body: Strict, name: str) -> Any:
     """Return the value of a field of the table, under whichever of its names a body has it; None: under none.
 
-    Raises
-    ------
-    FieldError
-        It has several, with different values.
+    Raises `FieldError` if it has several, with different values.
     """
     values = {spelling: getattr(body, spelling) for spelling in (name, *FIELDS[name].also)}
     named = {spelling: value for spelling, value in values.items() if value is not None}

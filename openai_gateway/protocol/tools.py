@@ -23,10 +23,7 @@ _TYPE_NAMES = {"int": "integer", "float": "number", "str": "string", "bool": "bo
 def require_enforced(field: str, schema: dict[str, Any]) -> None:
     """Refuse a schema of arguments that is not enforced, in a field of that name.
 
-    Raises
-    ------
-    FieldError
-        A keyword is not enforced.
+    Raises `FieldError` if a keyword is not enforced.
     """
     try:
         grammar_of(schema)

@@ -20,17 +20,12 @@ _EXPECTED = "url must be http(s)://HOST:PORT, without a user, a path or a query"
 
 
 def base_url(url: str, peer: str = THIS_MACHINE) -> str:
-    """Return a node's base URL in one form, without a slash at the end.
+    """Return a node's base URL in one form, without a slash at the end; raise `ApiError` if it is no base URL.
 
     Parameters
     ----------
     peer : str
         Who names it: the host of a server that says that it listens on all addresses (0.0.0.0, [::]).
-
-    Raises
-    ------
-    ApiError
-        It is no base URL.
     """
     try:
         parts = urlsplit(url)
@@ -61,6 +56,8 @@ def identity_of(url: str) -> tuple[str, int]:
 def checked_url(url: str, *, allow_private: bool, from_this_machine: bool, peer: str = THIS_MACHINE) -> str:
     """Return a node's base URL, as `base_url`.
 
+    Raises `ApiError` if it is no base URL, or nodes may not have this address.
+
     Parameters
     ----------
     allow_private : bool
@@ -69,11 +66,6 @@ def checked_url(url: str, *, allow_private: bool, from_this_machine: bool, peer:
         Whether it is named by somebody on this machine, who may name this machine.
     peer : str
         Who names it.
-
-    Raises
-    ------
-    ApiError
-        It is no base URL, or nodes may not have this address.
     """
     url = base_url(url, peer)
     host = urlsplit(url).hostname or ""
@@ -113,13 +105,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return the addresses of a name that may be connected to.
-
-        Raises
-        ------
-        OSError
-            There is none.
-        """
+        """Return the addresses of a name that may be connected to; raise `OSError` if there is none."""
         found = await self._resolver.resolve(host, port, family)
         allowed = [one for one in found if self._allows(host, one["host"])]
         if not allowed:

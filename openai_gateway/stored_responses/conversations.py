@@ -18,10 +18,7 @@ _PREVIOUS = "previous_response_id"
 async def stored_response(store: ResponseStore, key: str | None, response_id: str) -> StoredResponse:
     """Return a response of the caller's; another's is as if it were not there.
 
-    Raises
-    ------
-    ApiError
-        There is none.
+    Raises `ApiError` if there is none.
     """
     if (text := await store.get(key, response_id)) is None:
         raise ApiError(404, f"Response with id '{response_id[:_SHOWN]}' not found.", code="response_not_found")
@@ -49,10 +46,7 @@ class References:
     async def conversation(self, response_id: str) -> list[dict[str, Any]]:
         """Return all items up to the end of a response, those of the responses that it continues first.
 
-        Raises
-        ------
-        ApiError
-            One of them is not there any more, or they are too many.
+        Raises `ApiError` if one of them is not there any more, or they are too many.
         """
         found: list[StoredResponse] = []
         next_id: str | None = response_id
@@ -65,13 +59,7 @@ class References:
         return [item for stored in reversed(found) for item in stored.items]
 
     async def item(self, item_id: str) -> dict[str, Any]:
-        """Return an item of a stored response, or of its input.
-
-        Raises
-        ------
-        ApiError
-            There is none.
-        """
+        """Return an item of a stored response, or of its input; raise `ApiError` if there is none."""
         response_id = response_of_item(item_id)
         stored = await self._get(response_id) if response_id else None
         for item in stored.items if stored else ():
@@ -86,10 +74,7 @@ class References:
     def require_bounds(self, items: int) -> None:
         """Refuse a conversation that no body could bring along.
 
-        Raises
-        ------
-        ApiError
-            It has too many items, or too many values.
+        Raises `ApiError` if it has too many items, or too many values.
         """
         if items > MAX_ITEMS:
             message = f"The conversation has more than {MAX_ITEMS} items; begin a new one."

@@ -112,10 +112,7 @@ class ResponseStore:
     async def put(self, key: str | None, stored: StoredResponse) -> bool:
         """Keep a response, in place of the ones that were not used for longest; False: it is too large.
 
-        Raises
-        ------
-        OSError
-            It cannot be written.
+        Raises `OSError` if it cannot be written.
         """
         return await asyncio.to_thread(self._put, owner_name(key), stored)
 

@@ -17,12 +17,7 @@ class TraceEndpointError(ValueError):
 def checked_endpoint(given: str) -> str:
     """Return an endpoint in full: a file, or the URL that OTLP over HTTP goes to.
 
-    Raises
-    ------
-    TraceEndpointError
-        It is neither.
-    MissingExtraError
-        OpenTelemetry is not installed.
+    Raises `TraceEndpointError` if it is neither, and `MissingExtraError` if OpenTelemetry is not installed.
     """
     require("trace", "it")
     if given.startswith(FILE) and given != FILE:

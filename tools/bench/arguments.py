@@ -103,10 +103,7 @@ def add_workload(made: argparse.ArgumentParser) -> None:
 def engine_config(arguments: argparse.Namespace, batch: int) -> EngineConfig:
     """Return the engine config the flags describe, with room for a batch of that size.
 
-    Raises
-    ------
-    ValueError
-        The engine has no such setting, or not this value of it.
+    Raises `ValueError` if the engine has no such setting, or not this value of it.
     """
     given = {name: getattr(arguments, name) for name in _ENGINE if getattr(arguments, name) is not None}
     try:

@@ -72,7 +72,7 @@ class InProcess:
         sampling: GenerationConfig,
         advance: Callable[[], None] = ignore,
     ) -> list[Record]:
-        """Answer all requests, this many at a time.
+        """Answer all requests, this many at a time; raise `RuntimeError` if a request failed.
 
         Parameters
         ----------
@@ -84,11 +84,6 @@ class InProcess:
             How to choose tokens; lengths come from the requests.
         advance
             Called after each request.
-
-        Raises
-        ------
-        RuntimeError
-            A request failed.
         """
         records = [Record(started=0.0, input_len=len(request.input_ids)) for request in requests]
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -41,10 +41,7 @@ class Target:
     async def send(self, session: aiohttp.ClientSession, request: Request) -> Record:
         """Return when the tokens of a response came.
 
-        Raises
-        ------
-        RuntimeError
-            The server refused the request, or its response failed or has no text.
+        Raises `RuntimeError` if the server refused the request, or its response failed or has no text.
         """
         body = {"model": self.model, "prompt": request.prompt, "max_tokens": request.output_len, "stream": self.stream}
         if self.stream:
@@ -95,6 +92,8 @@ def run_over_http(
 ) -> Summary:
     """Answer all requests by a server's first model, this many at a time.
 
+    Raises `RuntimeError` if a request was refused or failed, or its response has not the length asked for.
+
     Parameters
     ----------
     url
@@ -107,11 +106,6 @@ def run_over_http(
         How to choose tokens; lengths come from the requests.
     advance
         Called after each request.
-
-    Raises
-    ------
-    RuntimeError
-        A request was refused or failed, or its response has not the length asked for.
     """
     return asyncio.run(_in_turn(url.rstrip("/"), requests, concurrency, sampling, advance))
 

@@ -199,13 +199,7 @@ def _add_sizes(writer: gguf.GGUFWriter, shape: Shape, bits: int) -> None:
 
 @contextmanager
 def random_file(name: str, bits: int) -> Iterator[Path]:
-    """Have the file of a shape for as long as the block lasts.
-
-    Raises
-    ------
-    RuntimeError
-        The disk has no room for it.
-    """
+    """Have the file of a shape for as long as the block lasts; raise `RuntimeError` if the disk has no room for it."""
     file = path_of(name, bits)
     file.parent.mkdir(parents=True, exist_ok=True)
     needed, free = file_bytes(SHAPES[name], bits), shutil.disk_usage(file.parent).free

@@ -141,13 +141,7 @@ def head_bytes(head_dim: int, bits: int) -> int:
 
 
 def measure_limits() -> Limits:
-    """Measure the machine (about 5 s).
-
-    Raises
-    ------
-    RuntimeError
-        It could not be measured.
-    """
+    """Measure the machine (about 5 s); raise `RuntimeError` if it could not be measured."""
     done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"the machine's limits could not be measured:\n{done.stderr[-2000:]}")

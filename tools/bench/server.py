@@ -37,6 +37,8 @@ def _flag(name: str, value: object) -> list[str]:
 def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
     """Run Triton and the gateway for as long as the block lasts.
 
+    Raises `RuntimeError` if it did not start; the message ends with what it printed.
+
     Parameters
     ----------
     model_path
@@ -48,11 +50,6 @@ def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
     ------
     str
         URL of the gateway, without ``/v1``.
-
-    Raises
-    ------
-    RuntimeError
-        It did not start; the message ends with what it printed.
     """
     port, http_port, grpc_port, metrics_port = free_ports(4)
     command = [
@@ -74,6 +71,8 @@ def running(
 ) -> Iterator[str]:
     """Run an HTTP server of any kind for as long as the block lasts.
 
+    Raises `RuntimeError` if it did not start; the message ends with what it printed.
+
     Parameters
     ----------
     command
@@ -89,11 +88,6 @@ def running(
     ------
     str
         The URL.
-
-    Raises
-    ------
-    RuntimeError
-        It did not start; the message ends with what it printed.
     """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

@@ -81,12 +81,8 @@ def steady_rate(records: Sequence[Record]) -> float:
     """Return tokens/s while all requests generate: from when the last one has its first token, prefill excluded.
 
     It is the sum of the requests' own rates over their responses in that time, so that it does not matter in which
-    order the responses of one step arrive.
-
-    Raises
-    ------
-    RuntimeError
-        A request brought fewer than two responses in that time.
+    order the responses of one step arrive. Raises `RuntimeError` if a request brought fewer than two responses in that
+    time.
     """
     begin = max(record.arrivals[0][0] for record in records)
     total = 0.0

@@ -57,10 +57,7 @@ class Lengths:
     def parse(cls, text: str) -> "Lengths":
         """Return the bounds in ``64`` or ``16:256``.
 
-        Raises
-        ------
-        ValueError
-            The text is neither, or the bounds are not 1 <= low <= high.
+        Raises `ValueError` if the text is neither, or the bounds are not 1 <= low <= high.
         """
         low, _, high = text.partition(":")
         lengths = cls(int(low), int(high or low))

@@ -76,13 +76,7 @@ def _inputs(field: FieldInfo) -> list[str]:
 
 
 def _replaced(text: str, comment: str, part: str, lines: list[str], indent: str = "  ") -> str:
-    """Return `text` with `lines` between the marks of `part`.
-
-    Raises
-    ------
-    ValueError
-        The marks are not there.
-    """
+    """Return `text` with `lines` between the marks of `part`; raise `ValueError` if the marks are not there."""
     begin = f"{indent}{comment} begin: {part} (written by `make fields`)\n"
     end = f"{indent}{comment} end: {part}\n"
     before, found_begin, rest = text.partition(begin)

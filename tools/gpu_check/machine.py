@@ -42,10 +42,7 @@ class Gpu:
     def architecture(self) -> str:
         """CMake's name of its machine code; of Hopper with the instructions that only Hopper has.
 
-        Raises
-        ------
-        ValueError
-            The GPU is older than what is supported.
+        Raises `ValueError` if the GPU is older than what is supported.
         """
         if float(self.capability) < _OLDEST:
             raise ValueError(f"{self.name} has compute capability {self.capability}: 8.0 is the oldest supported")
@@ -59,10 +56,7 @@ class Gpu:
 def read_gpu() -> Gpu:
     """Return the first GPU of the machine.
 
-    Raises
-    ------
-    ValueError
-        There is none, or what ``nvidia-smi`` says cannot be read.
+    Raises `ValueError` if there is none, or what ``nvidia-smi`` says cannot be read.
     """
     query = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:

@@ -67,6 +67,8 @@ class _Posted(BaseModel):
 def checked(raw: bytes, functions: Mapping[int, Any], *, is_queued: bool) -> Event:
     """Return the event of a request's body, of which every value is one that its component may have.
 
+    Raises `EventRejected` if it is no event, or one that this page never sends.
+
     Parameters
     ----------
     raw
@@ -75,11 +77,6 @@ def checked(raw: bytes, functions: Mapping[int, Any], *, is_queued: bool) -> Eve
         Gradio's, by number.
     is_queued
         Whether it came to the queue.
-
-    Raises
-    ------
-    EventRejected
-        It is no event, or one that this page never sends.
     """
     posted = _parsed(raw)
     function = functions.get(posted.fn_index)

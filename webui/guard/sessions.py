@@ -68,10 +68,7 @@ class Sessions:
     def request(self, name: str, event: int, size: int) -> Iterator[None]:
         """Count a request of a session while it is open: for an event, with this many bytes.
 
-        Raises
-        ------
-        SessionsFull
-            There is no space for it.
+        Raises `SessionsFull` if there is no space for it.
         """
         known = self._sessions.get(name, _Session())
         more = size - known.bodies.get(event, 0)
@@ -85,13 +82,7 @@ class Sessions:
 
     @contextmanager
     def page(self, name: str) -> Iterator[None]:
-        """Keep a session as long as its page is open.
-
-        Raises
-        ------
-        SessionsFull
-            There is no space for it.
-        """
+        """Keep a session as long as its page is open; raise `SessionsFull` if there is no space for it."""
         if sum(session.pages for session in self._sessions.values()) >= MAX_PAGES:
             raise SessionsFull
         known = self._sessions.get(name, _Session())

@@ -40,12 +40,7 @@ def add_parser(subparsers: Any) -> None:
 def read_prompts(path: Path) -> list[Any]:
     """Return the prompts of a file, conversations and texts.
 
-    Raises
-    ------
-    ValueError
-        A line is something else; the error says which.
-    OSError
-        The file cannot be read.
+    Raises `ValueError` if a line is something else; the error says which, and `OSError` if the file cannot be read.
     """
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):

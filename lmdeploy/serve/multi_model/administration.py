@@ -59,12 +59,8 @@ class Administration:
     async def load(self, requested: RequestedModel) -> None:
         """Load one more model. Where that fails, everything is as it was.
 
-        Raises
-        ------
-        TritonRequestError
-            Its name is taken, it cannot be loaded or does not fit; the text says why.
-        TritonUnavailable
-            The server cannot be reached.
+        Raises `TritonRequestError` if its name is taken, it cannot be loaded or does not fit; the text says why, and
+        `TritonUnavailable` if the server cannot be reached.
         """
         with self._changing():
             served = self._registry.models()
@@ -87,12 +83,8 @@ class Administration:
     async def unload(self, name: str) -> None:
         """Refuse later requests for a model, let open ones end, and give its memory back.
 
-        Raises
-        ------
-        TritonRequestError
-            There is none of that name.
-        TritonUnavailable
-            The server cannot be reached.
+        Raises `TritonRequestError` if there is none of that name, and `TritonUnavailable` if the server cannot be
+        reached.
         """
         with self._changing():
             served = self._registry.models()
@@ -163,13 +155,7 @@ class Administration:
 
 
 async def _prepared(requested: RequestedModel) -> PreparedModel:
-    """Prepare a model in its own process.
-
-    Raises
-    ------
-    ValueError
-        It cannot be; the text says why.
-    """
+    """Prepare a model in its own process; raise `ValueError` if it cannot be; the text says why."""
     command = [sys.executable, "-m", "lmdeploy.serve.multi_model.prepare"]
     done = await asyncio.to_thread(subprocess.run, command, input=requested.to_json(), capture_output=True, text=True)
     if done.returncode != 0:

@@ -52,7 +52,7 @@ class Need:
 
 
 def divide(needs: Sequence[Need], free: int, budget: str = "") -> dict[str, int]:
-    """Return how many blocks the cache of each model gets.
+    """Return how many blocks the cache of each model gets; raise `ValueError` if they do not fit; the text names sizes.
 
     Parameters
     ----------
@@ -62,11 +62,6 @@ def divide(needs: Sequence[Need], free: int, budget: str = "") -> dict[str, int]
         Bytes of that device.
     budget
         The option that says how many, for errors; empty: they are all that are free.
-
-    Raises
-    ------
-    ValueError
-        They do not fit; the text names sizes.
     """
     given = sum(need.cache or 0 for need in needs if need.fixed_blocks is None)
     if given > 1:

@@ -20,6 +20,8 @@ def place_first(
 ) -> None:
     """Write the models that a server starts with into an empty registry.
 
+    Raises `ValueError` if they do not fit together; the text names sizes.
+
     Parameters
     ----------
     budget
@@ -27,11 +29,6 @@ def place_first(
         of which each has its part.
     idle_timeout
         Of models that have none of their own (`RequestedModel`).
-
-    Raises
-    ------
-    ValueError
-        They do not fit together; the text names sizes.
     """
     devices = {"cpu", *(model.device for model in models)}  # one that is loaded later may want the CPU
     free = {device: count for device in sorted(devices) if (count := free_memory(device)) is not None}
@@ -56,10 +53,7 @@ def place_first(
 def place_another(registry: Registry, model: PreparedModel, unload_seconds: float) -> ServedEntry:
     """Write the folders of a model for a server that runs; the list of those served stays as it is.
 
-    Raises
-    ------
-    ValueError
-        It does not fit alongside the others; the text names sizes.
+    Raises `ValueError` if it does not fit alongside the others; the text names sizes.
     """
     served, budget = registry.models(), registry.budget()
     if budget is not None:

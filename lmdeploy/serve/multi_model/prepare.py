@@ -32,15 +32,12 @@ _BATCH = {"cpu": 64, "cuda": 256}  # as backend_cpp/engine/load_engine.cc
 def prepare(requested: RequestedModel, common_session_len: int | None = None) -> PreparedModel:
     """Return a model that can be loaded, converted where it was not yet.
 
+    Raises `ValueError`, `OSError` or `MissingExtraError` if there is no such model, or the engine cannot run it.
+
     Parameters
     ----------
     common_session_len
         What was asked for all models: one that has learned fewer positions gets these.
-
-    Raises
-    ------
-    ValueError, OSError, MissingExtraError
-        There is no such model, or the engine cannot run it.
     """
     found = resolved_model(requested.path, requested.backend, requested.chat_template, requested.engine)
     made, engine = found.engine, dict(found.settings)

@@ -112,13 +112,7 @@ class Registry:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Let nobody else change what is served.
-
-        Raises
-        ------
-        RegistryBusyError
-            Somebody does already.
-        """
+        """Let nobody else change what is served; raise `RegistryBusyError` if somebody does already."""
         with (self.folder / "lock").open("w", encoding="ascii") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,6 +29,8 @@ _SETTINGS = [field.name for config in (TurbomindEngineConfig, WorkerSettings) fo
 class RequestedModel:
     """A model as somebody asks for it.
 
+    Raises `ValueError` if a value is not what it may be.
+
     Attributes
     ----------
     name
@@ -43,11 +45,6 @@ class RequestedModel:
         Settings of the engine (docs/reference/settings.md).
     idle_timeout
         Seconds after its last request after which it leaves memory; negative: it stays; None: as the server has it.
-
-    Raises
-    ------
-    ValueError
-        A value is not what it may be.
     """
 
     name: str
@@ -106,10 +103,7 @@ def newest_versions(names: Iterable[str]) -> dict[str, str]:
 def require_distinct(names: Sequence[str]) -> None:
     """Check that each name stands for one model.
 
-    Raises
-    ------
-    ValueError
-        Two models have one name, or one has a version where another of its name has none.
+    Raises `ValueError` if two models have one name, or one has a version where another of its name has none.
     """
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -131,15 +125,12 @@ def split_argument(argument: str) -> tuple[str, str]:
 def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[RequestedModel]:
     """Return the models of a command line, each ``PATH`` or ``NAME=PATH``.
 
+    Raises `ValueError` if one cannot be what it is called, or two are called the same.
+
     Parameters
     ----------
     common
         Fields that all have.
-
-    Raises
-    ------
-    ValueError
-        One cannot be what it is called, or two are called the same.
     """
     models = []
     for argument in arguments:
@@ -153,15 +144,12 @@ def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[
 def read_models_file(file: Path, common: Mapping[str, Any]) -> list[RequestedModel]:
     """Return the models of a JSON, TOML or YAML file.
 
+    Raises `ValueError` if the file cannot be read, or something in it is not as it should be; the text says where.
+
     Parameters
     ----------
     common
         Fields for models that do not have their own; settings of the engine are joined one by one.
-
-    Raises
-    ------
-    ValueError
-        The file cannot be read, or something in it is not as it should be; the text says where.
     """
     try:
         return _models_of(_parsed(file), file, common)

@@ -70,10 +70,7 @@ class Head:
 def with_routing(request: RoutedRequest, session_header: str | None) -> RoutedRequest:
     """Return a request with what the router goes by; what is wrong with its JSON is for the replica to say.
 
-    Raises
-    ------
-    ApiError
-        The body would take too much memory as objects.
+    Raises `ApiError` if the body would take too much memory as objects.
     """
     fields: Any = None
     body = request.body

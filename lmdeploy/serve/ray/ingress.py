@@ -95,10 +95,7 @@ class Ingress:
     def _check(self, request: Request) -> None:
         """Refuse what is not for a replica, by its head alone: nothing of the body has been read.
 
-        Raises
-        ------
-        ApiError
-            There is no such path, it is not for callers here, or no key was shown.
+        Raises `ApiError` if there is no such path, it is not for callers here, or no key was shown.
         """
         path, method = request.scope["path"], request.scope["method"]
         if path not in self._paths:
@@ -112,10 +109,7 @@ class Ingress:
     async def _read(self, request: Request, reserved: AsyncExitStack) -> RoutedRequest:
         """Return the request; of a `POST` with its body.
 
-        Raises
-        ------
-        ApiError
-            The body is too long, or would take too much memory as objects.
+        Raises `ApiError` if the body is too long, or would take too much memory as objects.
         """
         body = await self._body(request, reserved) if request.method == "POST" else b""
         scope, session = request.scope, request.headers.get(SESSION_HEADER)
@@ -150,10 +144,7 @@ class Ingress:
     async def _respond(self, routed: RoutedRequest) -> Response:
         """Return the response of the first replica that gives one: all of it, or the beginning of a stream.
 
-        Raises
-        ------
-        ApiError
-            None answered.
+        Raises `ApiError` if none answered.
         """
         rejection = None
         for attempt in range(_ATTEMPTS):

@@ -117,10 +117,7 @@ class RaySettings(BaseModel):
     def api_keys(self) -> tuple[str, ...]:
         """The keys of callers: of the options `api-keys` and `api-keys-file`, and of ``LMDEPLOY_API_KEYS`` here.
 
-        Raises
-        ------
-        ValueError
-            The file cannot be read, or holds none.
+        Raises `ValueError` if the file cannot be read, or holds none.
         """
         given, file = self.options.get(_KEYS, ()), self.options.get(_KEYS_FILE)
         texts = [given] if isinstance(given, str) else [str(word) for word in given]

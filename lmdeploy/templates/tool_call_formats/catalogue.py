@@ -291,17 +291,12 @@ PARSERS = ("auto", "none", *sorted(TOOL_CALL_FORMATS))
 
 
 def tool_call_formats_of(name: str) -> tuple[ToolCallFormat, ...]:
-    """Return the formats in which calls are parsed.
+    """Return the formats in which calls are parsed; raise `ValueError` if there is no such parser; lists them.
 
     Parameters
     ----------
     name
         One of `PARSERS`. ``auto``: all that have marks, which distinguish them; ``none``: nothing.
-
-    Raises
-    ------
-    ValueError
-        There is no such parser; lists them.
     """
     name = parser_name("tool_call_parser", name, PARSERS)
     if name == "none":
@@ -315,17 +310,14 @@ def tool_call_formats_of(name: str) -> tuple[ToolCallFormat, ...]:
 def tool_call_format_of(name: str, own: ToolCallFormat | None) -> ToolCallFormat | None:
     """Return the format of a model's calls that can be enforced; None: it is not known.
 
+    Raises `ValueError` if there is no such parser; lists them.
+
     Parameters
     ----------
     name
         One of `PARSERS`.
     own
         What its chat template says.
-
-    Raises
-    ------
-    ValueError
-        There is no such parser; lists them.
     """
     name = parser_name("tool_call_parser", name, PARSERS)
     return own if name in ("auto", "none") else TOOL_CALL_FORMATS[name].formats[0]

@@ -23,6 +23,8 @@ _ANY_OBJECT = ObjectPlan((), (Group(None, TRUE),), 0, None, "")
 class FunctionSchema:
     """A function that may be called.
 
+    Raises `SchemaError` if it is strict, and has a keyword that no grammar can hold.
+
     Attributes
     ----------
     name : str
@@ -33,11 +35,6 @@ class FunctionSchema:
         Arguments are held to all of the schema. Otherwise, keywords that no grammar can hold are left out.
     enforced : dict
         The same, without the keywords that are left out.
-
-    Raises
-    ------
-    SchemaError
-        It is strict, and has a keyword that no grammar can hold.
     """
 
     name: str
@@ -53,10 +50,8 @@ class FunctionSchema:
     def rules(self, syntax: Syntax) -> tuple[Rules, list[ObjectPlan]]:
         """Return the writer of the arguments, and the objects of which they are one.
 
-        Raises
-        ------
-        ValueError
-            One is listed as a whole, or has members whose names come by a rule, alongside others or with a count.
+        Raises `ValueError` if one is listed as a whole, or has members whose names come by a rule, alongside others or
+        with a count.
         """
         rules = rules_of(self.enforced, syntax)
         shapes = [_ANY_OBJECT if plan == Kind("object") else plan for plan in rules.plans(rules.root)]
@@ -116,12 +111,8 @@ class CallGrammar:
 def further_members(rules: Rules, shape: ObjectPlan) -> Conjunction | None:
     """Return the schema of members that an object does not name; None: there are none.
 
-    Alongside members with names there are none: a name could come twice, with values of different schemas.
-
-    Raises
-    ------
-    ValueError
-        The object has a keyword that cannot be held with names that come twice; names it.
+    Alongside members with names there are none: a name could come twice, with values of different schemas. Raises
+    `ValueError` if the object has a keyword that cannot be held with names that come twice; names it.
     """
     groups = [] if shape.members else [group for group in shape.groups if rules.is_productive(group.value)]
     if any(group.names is not None for group in groups):

@@ -77,10 +77,7 @@ class PythonLines:
 def python_tag(function: FunctionSchema) -> Grammar:
     """Return the grammar of a call in Python.
 
-    Raises
-    ------
-    ValueError
-        The schema has a keyword that cannot be held, or a name that Python cannot write; names it.
+    Raises `ValueError` if the schema has a keyword that cannot be held, or a name that Python cannot write; names it.
     """
     rules, shapes = function.rules(_PYTHON)
     names = [name for shape in shapes for name, *_ in shape.members]

@@ -49,10 +49,7 @@ class QuotedArguments:
     def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
         """Return the grammar of calls of `functions`.
 
-        Raises
-        ------
-        ValueError
-            A schema has a keyword that cannot be held; names it.
+        Raises `ValueError` if a schema has a keyword that cannot be held; names it.
         """
         tags = [
             tag(f"{self.opening}{self.before_name}{function.name}", self._arguments(function), self.closing)

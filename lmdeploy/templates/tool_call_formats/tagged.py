@@ -131,10 +131,7 @@ class TaggedArguments:
     def _argument(self, function: FunctionSchema, rules: Rules, name: str | None, value: Conjunction) -> Grammar:
         """Return the grammar of an argument that is read as what its schema allows; name None: any name.
 
-        Raises
-        ------
-        ValueError
-            All that its schema allows would be read as something else.
+        Raises `ValueError` if all that its schema allows would be read as something else.
         """
         texts, others = _texts_and_others(rules.plans(value))
         types = argument_types(function.parameters, _NO_NAME if name is None else name)

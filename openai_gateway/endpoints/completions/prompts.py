@@ -51,13 +51,7 @@ class Echo:
 
 
 def infilling_by(model: ServedModel) -> Infilling:
-    """Return how a model is asked for a missing middle.
-
-    Raises
-    ------
-    ApiError
-        It cannot be.
-    """
+    """Return how a model is asked for a missing middle; raise `ApiError` if it cannot be."""
     if model.infilling is None:
         raise ApiError(400, f"The model `{model.name}` fills in no middles; leave suffix out.", param="suffix")
     return model.infilling

@@ -30,10 +30,7 @@ async def token_vectors_of(
 ) -> tuple[list[NDArray[np.float32]], TokenCounts]:
     """Return the vectors of each text's tokens, ``[tokens, size]`` each, and how many tokens the texts have.
 
-    Raises
-    ------
-    ApiError
-        The model is no encoder, or the texts have more tokens than a response may have vectors.
+    Raises `ApiError` if the model is no encoder, or the texts have more tokens than a response may have vectors.
     """
     heads = _heads_of(ctx.chosen)
     ids = await ids_of(ctx.chosen, inputs, params)
@@ -50,10 +47,7 @@ async def token_weights_of(
 ) -> tuple[list[NDArray[np.float32]], TokenCounts]:
     """Return the weight of each token of each text, ``[tokens]`` each, and how many tokens the texts have.
 
-    Raises
-    ------
-    ApiError
-        The model has no layer for weights.
+    Raises `ApiError` if the model has no layer for weights.
     """
     heads = _heads_of(ctx.chosen)
     if not heads.weights:
@@ -65,10 +59,7 @@ async def token_weights_of(
 async def sparse_vectors_of(ctx: ServeContext, inputs: Sequence[str], params: PoolingParams) -> list[dict[int, float]]:
     """Return the weights of each text by token of the vocabulary.
 
-    Raises
-    ------
-    ApiError
-        The model has no layer for weights, or the vectors have more of them than a response may have.
+    Raises `ApiError` if the model has no layer for weights, or the vectors have more of them than a response may have.
     """
     heads = _heads_of(ctx.chosen)
     if not heads.makes_sparse_vectors:

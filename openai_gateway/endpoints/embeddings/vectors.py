@@ -101,17 +101,14 @@ async def vectors_of(
 ) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return the vector of each text, as its model wants it made, and how many tokens the texts have.
 
+    Raises `ApiError` if the model is not made for embeddings, has no such prompt, or its vectors are shorter.
+
     Parameters
     ----------
     inputs
         Texts, or their tokens.
     params
         How they are made.
-
-    Raises
-    ------
-    ApiError
-        The model is not made for embeddings, has no such prompt, or its vectors are shorter.
     """
     model, pooling = ctx.chosen.model, ctx.chosen.model.pooling
     if pooling is None or pooling.refusal:

@@ -25,6 +25,9 @@ _UNCHECKED = 8 * 1024 * 1024  # bytes that are written between two looks at all 
 class FileForm:
     """A body of ``multipart/form-data`` (RFC 7578) with one file, called ``file``, and short fields.
 
+    Raises `ApiError` if the request has no such body. So do the methods, which raise `QuotaError` where the owner would
+    have too much, and `OSError` where the file cannot be written.
+
     Parameters
     ----------
     content_type
@@ -33,12 +36,6 @@ class FileForm:
         Whose the file becomes.
     max_bytes
         Of the file.
-
-    Raises
-    ------
-    ApiError
-        The request has no such body. So do the methods, which raise `QuotaError` where the owner would have too much,
-        and `OSError` where the file cannot be written.
     """
 
     def __init__(self, content_type: str, owned: Owned, max_bytes: int) -> None:

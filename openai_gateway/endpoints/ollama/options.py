@@ -36,7 +36,7 @@ _EPSILON = 1e-6  # added to a limit that a number has to be above
 
 
 def fields_of_options(options: Mapping[str, Any], context_len: int | None) -> dict[str, Any]:
-    """Return the fields of a chat completion that options ask for.
+    """Return the fields of a chat completion that options ask for; raise `ApiError` if an option is of another type.
 
     Parameters
     ----------
@@ -44,11 +44,6 @@ def fields_of_options(options: Mapping[str, Any], context_len: int | None) -> di
         A null option is as if it were left out.
     context_len
         Tokens of the model's context; None: not known.
-
-    Raises
-    ------
-    ApiError
-        An option is of another type.
     """
     given = {name: value for name, value in options.items() if value is not None}
     fields: dict[str, Any] = {}

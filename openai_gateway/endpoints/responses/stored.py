@@ -26,10 +26,7 @@ _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 async def with_stored_items(body: ResponsesRequest, request: Request, gateway: Gateway) -> ResponsesRequest:
     """Return a body whose input has what it refers to: the conversation before it, and items by their ids.
 
-    Raises
-    ------
-    ApiError
-        Something is not there, or all of it is too long.
+    Raises `ApiError` if something is not there, or all of it is too long.
     """
     items = _items(body)
     if body.previous_response_id is None and not any(isinstance(item, ItemReference) for item in items):

@@ -39,17 +39,13 @@ async def scores_of_pairs(
 ) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return a score for each pair, and how many tokens the model read.
 
-    A model with a head reads both texts; of one that makes vectors it is their cosine.
+    A model with a head reads both texts; of one that makes vectors it is their cosine. Raises `ApiError` if the model
+    is made for neither, or its head separates classes.
 
     Parameters
     ----------
     firsts
         Queries: one for all, or one for each of `seconds`.
-
-    Raises
-    ------
-    ApiError
-        The model is made for neither, or its head separates classes.
     """
     chosen, head = ctx.chosen, ctx.chosen.model.score_head
     if head is None and chosen.model.pooling is None:
@@ -80,13 +76,7 @@ async def scores_of_pairs(
 
 
 async def head_numbers(ctx: ServeContext, prompts: Sequence[Any]) -> tuple[NDArray[np.float32], ScoreHead, TokenCounts]:
-    """Return the numbers that a model's head makes of each prompt, and the head.
-
-    Raises
-    ------
-    ApiError
-        It has none.
-    """
+    """Return the numbers that a model's head makes of each prompt, and the head; raise `ApiError` if it has none."""
     head = _head_of(ctx.chosen)
     requests = [state_request(prompt) for prompt in prompts]
     await ctx.gateway.bring_images(ctx.request, ctx.chosen.model, *requests)
@@ -99,10 +89,7 @@ async def numbers_of_rows(
 ) -> tuple[NDArray[np.float32], ScoreHead]:
     """Return the numbers that a model's head makes of texts and of pairs of texts, ``[rows, labels]``, and the head.
 
-    Raises
-    ------
-    ApiError
-        It has none.
+    Raises `ApiError` if it has none.
     """
     chosen, head = ctx.chosen, _head_of(ctx.chosen)
     pairs = [row for row in rows if len(row) > 1]

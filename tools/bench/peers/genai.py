@@ -26,10 +26,7 @@ class GenAI:
     def generate(self, requests: Sequence[TokenRequest], concurrency: int) -> list[Record]:
         """Answer all requests, greedily, this many at a time.
 
-        Raises
-        ------
-        RuntimeError
-            The process ended, or a response has not the length asked for.
+        Raises `RuntimeError` if the process ended, or a response has not the length asked for.
         """
         run = {"requests": [[r.input_ids, r.output_len] for r in requests], "concurrency": concurrency}
         assert self._process.stdin is not None

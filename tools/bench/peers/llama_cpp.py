@@ -64,7 +64,7 @@ def slot_tokens(longest: int) -> int:
 def serving(
     model: Path, slots: int, longest: int, *, keeps_prompts: bool = False, cache_type: str = "f16"
 ) -> Iterator[str]:
-    """Run ``llama-server`` for as long as the block lasts.
+    """Run ``llama-server`` for as long as the block lasts; raise `RuntimeError` if it did not start.
 
     Parameters
     ----------
@@ -83,11 +83,6 @@ def serving(
     ------
     str
         Its URL, without ``/v1``.
-
-    Raises
-    ------
-    RuntimeError
-        It did not start.
     """
     (port,) = free_ports(1)
     command = [
@@ -109,10 +104,7 @@ def _llama_bench(model: Path, attention: str, sizes: Mapping[str, int]) -> float
 def _rows(command: Sequence[str]) -> list[dict[str, Any]]:
     """Run a program and return the JSON objects it prints, one a line, between other lines.
 
-    Raises
-    ------
-    RuntimeError
-        It failed, ran too long or printed none.
+    Raises `RuntimeError` if it failed, ran too long or printed none.
     """
     name = Path(command[0]).name
     try:

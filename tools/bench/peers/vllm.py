@@ -17,6 +17,8 @@ _START_SECONDS = 300  # it compiles parts of the model first
 def serving(model: Path, streams: int, longest: int) -> Iterator[str]:
     """Run vLLM's server for as long as the block lasts, in bfloat16; it keeps no prompt for later.
 
+    Raises `RuntimeError` if it did not start.
+
     Parameters
     ----------
     model
@@ -30,11 +32,6 @@ def serving(model: Path, streams: int, longest: int) -> Iterator[str]:
     ------
     str
         Its URL, without ``/v1``.
-
-    Raises
-    ------
-    RuntimeError
-        It did not start.
     """
     (port,) = free_ports(1)
     command = [

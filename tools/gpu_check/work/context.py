@@ -59,13 +59,7 @@ class Context:
         append(self.folder, step=self.step, row=row, value=value, side=self.side)
 
     def found(self, row: str) -> float:
-        """Return the result of an earlier step.
-
-        Raises
-        ------
-        RuntimeError
-            It has found nothing.
-        """
+        """Return the result of an earlier step; raise `RuntimeError` if it has found nothing."""
         for line in reversed(read(self.folder)):
             if line.get("row") == row:
                 return float(line["value"])

@@ -19,10 +19,7 @@ _OUTPUT = 24
 def main(context: Context) -> None:
     """Compare tokens; and write a stand-in for the default model, whose tokenizer tests take, where that is not here.
 
-    Raises
-    ------
-    RuntimeError
-        The devices disagree.
+    Raises `RuntimeError` if the devices disagree.
     """
     if not (default_model_dir() / "tokenizer.json").exists():
         print(random_model.write("tiny", default_model_dir()))
