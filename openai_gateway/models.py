@@ -37,27 +37,14 @@ _CONTEXT_KNOWN = 10.0  # seconds after which an engine may have been restarted w
 
 @dataclass(frozen=True)
 class Traits:
-    """Facts of a model from its template and its server.
+    """Facts of a model from its template and its server."""
 
-    Attributes
-    ----------
-    thinking
-        How it marks reasoning; None: it has none.
-    infilling
-        How it is asked for a missing middle; None: it cannot be, or nobody here knows.
-    tool_call_parser
-        How calls are found, one of `lmdeploy.templates.tool_call_formats.PARSERS`.
-    tool_call_format
-        How the model writes calls, so that a grammar can hold it to them; None: it is not known.
-    media_in_tool_results
-        As for `openai_gateway.media.readable_messages`.
-    """
-
-    thinking: Thinking | None = None
-    infilling: Infilling | None = None
-    tool_call_parser: str = "auto"
+    thinking: Thinking | None = None  # how it marks reasoning; None: it has none
+    infilling: Infilling | None = None  # how it is asked for a missing middle; None: it cannot be, or nobody here knows
+    tool_call_parser: str = "auto"  # how calls are found, one of `lmdeploy.templates.tool_call_formats.PARSERS`
+    # How the model writes calls, so that a grammar can hold it to them; None: it is not known
     tool_call_format: ToolCallFormat | None = None
-    media_in_tool_results: str = PLACEHOLDER
+    media_in_tool_results: str = PLACEHOLDER  # as for `openai_gateway.media.readable_messages`
 
 
 class ServedModel:
@@ -125,21 +112,11 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Model of a request, with its adapter.
+    """Model of a request, with its adapter."""
 
-    Attributes
-    ----------
-    model
-        Answers it.
-    name
-        What the caller called it: the model, an adapter of it, or a name without a version.
-    is_adapter
-        Whether it is an adapter.
-    """
-
-    model: ServedModel
-    name: str
-    is_adapter: bool = False
+    model: ServedModel  # answers it
+    name: str  # what the caller called it: the model, an adapter of it, or a name without a version
+    is_adapter: bool = False  # whether it is an adapter
 
     @property
     def adapter(self) -> str | None:

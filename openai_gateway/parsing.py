@@ -48,17 +48,11 @@ _TURNS = Shares(1)
 
 
 class RejectedBody(RequestValidationError):
-    """A body that is not of the model of its route.
-
-    Attributes
-    ----------
-    reported : ApiError
-        What its client reads.
-    """
+    """A body that is not of the model of its route."""
 
     def __init__(self, reported: ApiError, model: object = None) -> None:
         super().__init__([], body={"model": model})
-        self.reported = reported
+        self.reported = reported  # what its client reads
 
 
 class BoundedRoute(APIRoute):

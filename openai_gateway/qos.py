@@ -55,18 +55,10 @@ class _Policy(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that may run.
+    """A request that may run."""
 
-    Attributes
-    ----------
-    priority : int
-        For the engine: lower numbers go first.
-    release : callable
-        To call once, when the request is over.
-    """
-
-    priority: int
-    release: Callable[[], None]
+    priority: int  # for the engine: lower numbers go first
+    release: Callable[[], None]  # to call once, when the request is over
 
 
 @dataclass(frozen=True, slots=True)

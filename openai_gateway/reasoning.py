@@ -35,13 +35,6 @@ class ReasoningParser:
         Makes a parser of calls; None: there are none.
     budget : int, optional
         Tokens after which the engine ends the reasoning, wherever that is. None: the model alone ends it.
-
-    Attributes
-    ----------
-    token_count : int
-        Tokens of the reasoning and its marks: exact where each piece of text has one token.
-    unclosed : str
-        Once the response is over: its end from the first call on, in reasoning that was not closed.
     """
 
     def __init__(
@@ -66,7 +59,8 @@ class ReasoningParser:
         self._is_cut = False
         self._has_reported = False  # reasoning
         self._begun = self._ended = False  # the reasoning
-        self.token_count = 0
+        self.token_count = 0  # tokens of the reasoning and its marks: exact where each piece of text has one token
+        # Once the response is over: its end from the first call on, in reasoning that was not closed
         self.unclosed = ""
 
     def feed(self, text: str, tokens: int = 0) -> ReasoningDelta:

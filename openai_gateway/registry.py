@@ -11,42 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A path and its traits.
+    """A path and its traits."""
 
-    Attributes
-    ----------
-    path
-        As the OpenAPI document has it, parameters in braces.
-    prompt
-        The field that holds the prompt, which errors about its length name.
-    checks_model
-        A model that is not served is reported before values of other fields.
-    is_proxied
-        The proxy forwards it to a node, by the `model` of its body.
-    is_batched
-        Requests of batches may name it.
-    administers
-        What administrators do there, as a sentence begins; empty: it is for callers.
-    is_open
-        Where a server has no keys at all, its callers are its administrators there.
-    method
-        By which administrators ask there; other methods are not allowed.
-    is_monitoring
-        Needs no key, has no trace, and is served when the server is full.
-    distinguishes_types
-        A wrong type is 422, as LMDeploy's clients expect; elsewhere it is 400.
-    """
-
-    path: str
-    prompt: str = "input"
-    checks_model: bool = False
-    is_proxied: bool = False
-    is_batched: bool = False
-    administers: str = ""
-    is_open: bool = False
-    method: str = "POST"
-    is_monitoring: bool = False
-    distinguishes_types: bool = False
+    path: str  # as the OpenAPI document has it, parameters in braces
+    prompt: str = "input"  # the field that holds the prompt, which errors about its length name
+    checks_model: bool = False  # a model that is not served is reported before values of other fields
+    is_proxied: bool = False  # the proxy forwards it to a node, by the `model` of its body
+    is_batched: bool = False  # requests of batches may name it
+    administers: str = ""  # what administrators do there, as a sentence begins; empty: it is for callers
+    is_open: bool = False  # where a server has no keys at all, its callers are its administrators there
+    method: str = "POST"  # by which administrators ask there; other methods are not allowed
+    is_monitoring: bool = False  # needs no key, has no trace, and is served when the server is full
+    distinguishes_types: bool = False  # a wrong type is 422, as LMDeploy's clients expect; elsewhere it is 400
 
 
 FILES = "/v1/files"

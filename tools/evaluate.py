@@ -33,41 +33,22 @@ _CALIBRATION = ("--calib-samples", "4", "--calib-seqlen", "512")
 
 @dataclass(frozen=True)
 class Agreement:
-    """Means over all tokens of all texts that have a next token.
+    """Means over all tokens of all texts that have a next token."""
 
-    Attributes
-    ----------
-    perplexity
-        exp of the mean cross-entropy of the token that follows.
-    divergence
-        Kullback-Leibler divergence from the reference's distribution of the next token, KL(reference || this), in
-        nats a token; 0 for the reference itself (Kullback and Leibler, 1951).
-    same_top
-        Share of tokens where the most likely token is the reference's.
-    tokens
-        How many there were.
-    """
-
-    perplexity: float
+    perplexity: float  # exp of the mean cross-entropy of the token that follows
+    # Kullback-Leibler divergence from the reference's distribution of the next token, KL(reference || this), in nats a
+    # token; 0 for the reference itself (Kullback and Leibler, 1951)
     divergence: float
-    same_top: float
-    tokens: int
+    same_top: float  # share of tokens where the most likely token is the reference's
+    tokens: int  # how many there were
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Bounds of the loss of a format.
+    """Bounds of the loss of a format."""
 
-    Attributes
-    ----------
-    divergence
-        Most KL divergence from float32, in nats a token.
-    perplexity
-        Most that the perplexity may grow, as a share of float32's.
-    """
-
-    divergence: float
-    perplexity: float
+    divergence: float  # most KL divergence from float32, in nats a token
+    perplexity: float  # most that the perplexity may grow, as a share of float32's
 
     def exceeded(self, measured: Agreement, reference: Agreement) -> list[str]:
         """Return the losses beyond the bounds, in words; none: the format keeps them."""
@@ -78,27 +59,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class Format:
-    """A way to store weights or the KV cache.
+    """A way to store weights or the KV cache."""
 
-    Attributes
-    ----------
-    name
-        As users write it.
-    settings
-        Fields of ``TurbomindEngineConfig``.
-    bound
-        What it may lose; None: what is measured is only reported.
-    lite
-        Arguments of ``lmdeploy lite`` that make the checkpoint; empty: the model is used as it is.
-    checkpoint
-        A checkpoint that is there.
-    """
-
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    bound: Bound | None = None
+    name: str  # as users write it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # fields of ``TurbomindEngineConfig``
+    bound: Bound | None = None  # what it may lose; None: what is measured is only reported
+    # Arguments of ``lmdeploy lite`` that make the checkpoint; empty: the model is used as it is
     lite: Sequence[str] = ()
-    checkpoint: str = ""
+    checkpoint: str = ""  # a checkpoint that is there
 
     def model(self, source: str, work_dir: Path) -> str:
         """Return the checkpoint to load, made in ``work_dir`` unless it is there.

@@ -35,49 +35,30 @@ _CHUNK = 50_000  # requests that are turned into Python's numbers at once
 
 @dataclass(frozen=True)
 class Costs:
-    """An engine, as measured or planned.
+    """An engine, as measured or planned."""
 
-    Attributes
-    ----------
-    step, row
-        Seconds of a step, and for each of its sequences.
-    prompt
-        Seconds for each token of a prompt.
-    batch
-        Most sequences in a step.
-    cache
-        Tokens that the prefix cache holds.
-    """
-
+    # Seconds of a step, and for each of its sequences
     step: float = 0.010
     row: float = 0.0001
-    prompt: float = 0.00003
-    batch: int = 64
-    cache: int = 400_000
+    prompt: float = 0.00003  # seconds for each token of a prompt
+    batch: int = 64  # most sequences in a step
+    cache: int = 400_000  # tokens that the prefix cache holds
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Conversations: each has a shared beginning and some turns, each turn brings all that was said.
+    """Conversations: each has a shared beginning and some turns, each turn brings all that was said."""
 
-    Attributes
-    ----------
-    requests, rate
-        How many, and how many a second.
-    turns, think
-        Mean turns of a conversation, and seconds from one to the next.
-    systems, system_tokens
-        Shared prefixes (popular ones far more often: Zipf), and tokens of each.
-    new, response
-        Mean tokens a turn brings and gets (exponential).
-    """
-
+    # How many, and how many a second
     requests: int = 200_000
     rate: float = 400.0
+    # Mean turns of a conversation, and seconds from one to the next
     turns: float = 4.0
     think: float = 30.0
+    # Shared prefixes (popular ones far more often: Zipf), and tokens of each
     systems: int = 200
     system_tokens: int = 800
+    # Mean tokens a turn brings and gets (exponential)
     new: float = 150.0
     answer: float = 150.0
 
@@ -295,29 +276,19 @@ STRATEGIES = tuple(strategies(1, Loads(1)))
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a run; times in seconds, of all requests but the first tenth.
-
-    Attributes
-    ----------
-    first_mean, first_p50, first_p99
-        To the first token.
-    whole_mean, whole_p50, whole_p99
-        To the last.
-    found
-        Share of the prompts' tokens that caches had.
-    simulated
-        Requests simulated a second of processor time.
-    """
+    """Result of a run; times in seconds, of all requests but the first tenth."""
 
     strategy: str
+    # To the first token
     first_mean: float
     first_p50: float
     first_p99: float
+    # To the last
     whole_mean: float
     whole_p50: float
     whole_p99: float
-    found: float
-    simulated: float
+    found: float  # share of the prompts' tokens that caches had
+    simulated: float  # requests simulated a second of processor time
 
 
 def simulate(trace: Trace, replicas: int, costs: Costs, strategy: str, slack: int = SLACK, seed: int = 0) -> Result:

@@ -33,17 +33,10 @@ _WRITES = ("STG", "ST", "ATOMG", "ATOM", "RED", "REDG", "UTMASTG", "UTMAREDG")
 
 @dataclass(frozen=True)
 class Start:
-    """The beginning of a kernel.
+    """The beginning of a kernel."""
 
-    Attributes
-    ----------
-    waits
-        How often the kernel waits: more than once where ways through it differ.
-    reads, writes
-        Instructions that touch the device's memory and are before the first wait.
-    """
-
-    waits: int
+    waits: int  # how often the kernel waits: more than once where ways through it differ
+    # Instructions that touch the device's memory and are before the first wait
     reads: Counter[str]
     writes: Counter[str]
 

@@ -36,61 +36,40 @@ class Call:
 
 @dataclass
 class Piece:
-    """A piece of a response, as a server streams it.
-
-    Attributes
-    ----------
-    reasoning, text
-        What is new of each.
-    calls
-        What is new of each call, by its place among them.
-    finish_reason
-        As OpenAI's, or ``cancelled``; None until the last piece.
-    token_count, prompt_count, cached_count
-        Tokens generated so far, of the prompt, and of those found in the cache; None: not given here.
-    token_ids
-        New tokens that may be sent to the server with the next question; empty: not given here.
-    """
+    """A piece of a response, as a server streams it."""
 
     text: str = ""
+    # What is new of each
     reasoning: str = ""
-    calls: dict[int, Call] = field(default_factory=dict)
-    finish_reason: str | None = None
+    calls: dict[int, Call] = field(default_factory=dict)  # what is new of each call, by its place among them
+    finish_reason: str | None = None  # as OpenAI's, or ``cancelled``; None until the last piece
+    # Tokens generated so far, of the prompt, and of those found in the cache; None: not given here
     token_count: int | None = None
     prompt_count: int | None = None
     cached_count: int | None = None
+    # New tokens that may be sent to the server with the next question; empty: not given here
     token_ids: Sequence[int] = ()
 
 
 @dataclass
 class Response:
-    """One response to a question, which grows while it is generated.
-
-    Attributes
-    ----------
-    error
-        Why there is no whole response, in words for the reader; empty otherwise.
-    waited, thought, decoded
-        Seconds to the first token, until the end of reasoning, and from the first to the last token.
-    token_ids
-        What the text was written in, for the server that wrote it; kept as long as the page is open.
-    context_len
-        Tokens that the model has room for; None: not known.
-    """
+    """One response to a question, which grows while it is generated."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     outcome: Outcome = Outcome.RUNNING
-    error: str = ""
+    error: str = ""  # why there is no whole response, in words for the reader; empty otherwise
     token_count: int = 0
     prompt_count: int | None = None
     cached_count: int | None = None
+    # Seconds to the first token, until the end of reasoning, and from the first to the last token
     waited: float = 0.0
     thought: float = 0.0
     decoded: float = 0.0
+    # What the text was written in, for the server that wrote it; kept as long as the page is open
     token_ids: list[int] = field(default_factory=list)
-    context_len: int | None = None
+    context_len: int | None = None  # tokens that the model has room for; None: not known
 
     @property
     def is_empty(self) -> bool:
@@ -159,23 +138,13 @@ class Response:
 
 @dataclass
 class Turn:
-    """A question and its responses, of which one is shown and sent with later questions.
-
-    Attributes
-    ----------
-    images
-        Files of what is shown with the question.
-    shown
-        Which of the responses.
-    is_compared
-        All of them are shown side by side, for now.
-    """
+    """A question and its responses, of which one is shown and sent with later questions."""
 
     question: str
-    images: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()  # files of what is shown with the question
     responses: list[Response] = field(default_factory=lambda: [Response()])
-    shown: int = 0
-    is_compared: bool = False
+    shown: int = 0  # which of the responses
+    is_compared: bool = False  # all of them are shown side by side, for now
 
     @property
     def response(self) -> Response:

@@ -26,28 +26,15 @@ def newer(index: int) -> str:
 
 @dataclass
 class ConversationList:
-    """Its parts.
+    """Its parts."""
 
-    Attributes
-    ----------
-    entries
-        Reports ``select`` when a conversation is chosen, ``clear`` when the shown one is deleted, and ``apply`` when
-        another response is to be shown.
-    kept
-        What the browser is to keep, or has kept.
-    newer
-        The shown conversation, where another tab has changed it.
-    step
-        Number of a turn, and where the response is that it is to show, seen from the shown one.
-    file
-        What is exported, ``name`` and ``text``.
-    """
-
+    # Reports ``select`` when a conversation is chosen, ``clear`` when the shown one is deleted, and ``apply`` when
+    # another response is to be shown
     entries: Any
-    kept: Any
-    newer: Any
-    step: Any
-    file: Any
+    kept: Any  # what the browser is to keep, or has kept
+    newer: Any  # the shown conversation, where another tab has changed it
+    step: Any  # number of a turn, and where the response is that it is to show, seen from the shown one
+    file: Any  # what is exported, ``name`` and ``text``
     export_json: Any
     export_markdown: Any
     load: Any

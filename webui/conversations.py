@@ -26,18 +26,10 @@ def new_id() -> str:
 
 @dataclass
 class Conversation:
-    """A conversation with its settings.
+    """A conversation with its settings."""
 
-    Attributes
-    ----------
-    id
-        Under which the browser keeps it.
-    name
-        What its reader calls it; empty: as it begins.
-    """
-
-    id: str = field(default_factory=new_id)
-    name: str = ""
+    id: str = field(default_factory=new_id)  # under which the browser keeps it
+    name: str = ""  # what its reader calls it; empty: as it begins
     settings: Settings = field(default_factory=Settings)
     turns: list[Turn] = field(default_factory=list)
 

@@ -20,48 +20,25 @@ _LOOK_SECONDS = 0.2
 
 @dataclass
 class Generation:
-    """The response that a conversation's last question is getting.
-
-    Attributes
-    ----------
-    work
-        Cancelling it cancels the request in the engine.
-    followers
-        Browser sessions whose page is open; the first of them saves the conversation.
-    left
-        When the last of them went, in ``time.monotonic()``.
-    is_seen
-        One of them has all of it.
-    """
+    """The response that a conversation's last question is getting."""
 
     conversation: Conversation
-    work: asyncio.Task[None]
+    work: asyncio.Task[None]  # cancelling it cancels the request in the engine
+    # Browser sessions whose page is open; the first of them saves the conversation
     followers: list[str] = field(default_factory=list)
-    left: float = field(default_factory=time.monotonic)
-    is_seen: bool = False
+    left: float = field(default_factory=time.monotonic)  # when the last of them went, in ``time.monotonic()``
+    is_seen: bool = False  # one of them has all of it
 
 
 @dataclass
 class Page:
-    """Shared state of all browsers: the connection, and the responses that are generated.
-
-    Attributes
-    ----------
-    model_name
-        Shown as title; ``None`` asks the server.
-    watch
-        Its metrics.
-    generations
-        By id of their conversation.
-    shown
-        Ids of the conversations that are shown, by Gradio session.
-    """
+    """Shared state of all browsers: the connection, and the responses that are generated."""
 
     server: Server
-    model_name: str | None
-    watch: Watch
-    generations: dict[str, Generation] = field(default_factory=dict)
-    shown: dict[str, str] = field(default_factory=dict)
+    model_name: str | None  # shown as title; ``None`` asks the server
+    watch: Watch  # its metrics
+    generations: dict[str, Generation] = field(default_factory=dict)  # by id of their conversation
+    shown: dict[str, str] = field(default_factory=dict)  # ids of the conversations that are shown, by Gradio session
     _owners: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def header(self) -> tuple[str, list[str]]:

@@ -10,15 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Number:
-    """A setting that is a number, as a slider shows it.
+    """A setting that is a number, as a slider shows it."""
 
-    Attributes
-    ----------
-    name
-        Of `Settings`.
-    """
-
-    name: str
+    name: str  # of `Settings`
     label: str
     low: float
     high: float
@@ -46,26 +40,10 @@ THINKING = ("default", "on", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """How the next response is to be generated.
-
-    Attributes
-    ----------
-    model
-        Model or adapter that answers; empty: the server's first.
-    seed
-        None: every response is drawn again.
-    json_schema
-        JSON text of what the response must look like; empty: free.
-    thinking
-        One of `THINKING`.
-    thinking_budget
-        Most tokens of reasoning; None: as many as the response may have.
-    tools
-        JSON text of OpenAI's list of tools; empty: none.
-    """
+    """How the next response is to be generated."""
 
     system_prompt: str = ""
-    model: str = ""
+    model: str = ""  # model or adapter that answers; empty: the server's first
     temperature: float = 0.7
     top_p: float = 0.95
     top_k: int = 40
@@ -74,12 +52,12 @@ class Settings:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int | None = None
+    seed: int | None = None  # None: every response is drawn again
     stop_words: tuple[str, ...] = ()
-    json_schema: str = ""
-    thinking: str = THINKING[0]
-    thinking_budget: int | None = None
-    tools: str = ""
+    json_schema: str = ""  # JSON text of what the response must look like; empty: free
+    thinking: str = THINKING[0]  # one of `THINKING`
+    thinking_budget: int | None = None  # most tokens of reasoning; None: as many as the response may have
+    tools: str = ""  # JSON text of OpenAI's list of tools; empty: none
 
     @property
     def response_format(self) -> dict[str, Any] | None:

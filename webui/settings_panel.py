@@ -17,18 +17,10 @@ _NOT_SHOWN = "model"  # is in the page's head
 
 @dataclass
 class SettingsPanel:
-    """Its parts.
+    """Its parts."""
 
-    Attributes
-    ----------
-    controls
-        By name of `Settings`.
-    preset
-        Name of the preset; none: the settings are those of no preset.
-    """
-
-    controls: dict[str, Any]
-    preset: Any
+    controls: dict[str, Any]  # by name of `Settings`
+    preset: Any  # name of the preset; none: the settings are those of no preset
 
     @property
     def inputs(self) -> list[Any]:

@@ -46,27 +46,15 @@ class CommandError(Exception):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model, or several, in a tritonserver that was started.
+    """A model, or several, in a tritonserver that was started."""
 
-    Attributes
-    ----------
-    name
-        What it is called, for people too.
-    chat_template
-        Of one model, as asked for; empty: its own.
-    engine_dir
-        Of one model.
-    models_dir
-        The registry's folder of several.
-    """
-
-    name: str
+    name: str  # what it is called, for people too
     server: TritonServer
     log_file: Path
     supervisor: Supervisor
-    chat_template: str = ""
-    engine_dir: Path | None = None
-    models_dir: Path | None = None
+    chat_template: str = ""  # of one model, as asked for; empty: its own
+    engine_dir: Path | None = None  # of one model
+    models_dir: Path | None = None  # the registry's folder of several
 
     def wait_ready(self) -> None:
         """Return once the model can be used; from then on the server is started again when it dies.

@@ -29,33 +29,18 @@ Seen = TypeVar("Seen", bound=Observed)
 
 @dataclass(frozen=True)
 class Coded:
-    """A weight ``[out, in]`` as codes.
+    """A weight ``[out, in]`` as codes."""
 
-    Attributes
-    ----------
-    rows
-        Tensors with a row for each output.
-    shared
-        Tensors that are those of all outputs, by the ends of their names.
-    """
-
-    rows: Mapping[str, Tensor]
+    rows: Mapping[str, Tensor]  # tensors with a row for each output
+    # Tensors that are those of all outputs, by the ends of their names
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Method(ABC, Generic[Seen]):
-    """How weights are quantized.
+    """How weights are quantized."""
 
-    Attributes
-    ----------
-    name
-        Of the command; the folder for unfinished work is named after it.
-    settings
-        What the user chose.
-    """
-
-    name: str
-    settings: RunSettings
+    name: str  # of the command; the folder for unfinished work is named after it
+    settings: RunSettings  # what the user chose
 
     def fitted_to(self, shapes: Mapping[str, tuple[int, int]]) -> "Method[Seen]":
         """Return the method for weights of these names and shapes ``[out, in]``, with sizes chosen that were left open.

@@ -74,11 +74,6 @@ class QuantizedLayer:
         Its weights, which are scaled in place.
     method
         How to quantize.
-
-    Attributes
-    ----------
-    parts
-        What to hand to :meth:`watching` and :meth:`make`, one after the other.
     """
 
     def __init__(self, model: SourceModel, number: int, layer: LayerWeights, method: Method[Any]) -> None:
@@ -89,6 +84,7 @@ class QuantizedLayer:
         groups = [group for group in groups_of(model.spec, number) if any(map(self._sources, group.consumers))]
         first = tuple(group for group in groups if not _EXPERT.match(group.consumers[0]) or group.has_separate_inputs)
         self._shared_group = next((group for group in groups if group.has_separate_inputs), None)
+        # What to hand to :meth:`watching` and :meth:`make`, one after the other
         self.parts = [_Part(first), *self._expert_parts([group for group in groups if group not in first])]
 
     @contextmanager

@@ -10,20 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers a matrix may be rounded to.
+    """The numbers a matrix may be rounded to."""
 
-    Attributes
-    ----------
-    bits
-        Of a code.
-    group
-        Neighbouring inputs that share a scale; divides the number of inputs.
-    is_symmetric
-        True: the zero point is the middle code; False: it is chosen so that the codes span smallest to largest number.
-    """
-
-    bits: int
-    group: int
+    bits: int  # of a code
+    group: int  # neighbouring inputs that share a scale; divides the number of inputs
+    # True: the zero point is the middle code; False: it is chosen so that the codes span smallest to largest number
     is_symmetric: bool
 
 

@@ -12,46 +12,23 @@ from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RecurrenceSpec
 
 @dataclass(frozen=True)
 class Producer:
-    """A norm, or a linear layer, that makes inputs which are linear in its outputs.
+    """A norm, or a linear layer, that makes inputs which are linear in its outputs."""
 
-    Attributes
-    ----------
-    name
-        The engine's.
-    source
-        Which of its outputs each input comes from, ``[in]``; None: the one of the same number.
-    offset
-        What a norm adds to its weight.
-    """
-
-    name: str
+    name: str  # the engine's
+    # Which of its outputs each input comes from, ``[in]``; None: the one of the same number
     source: Tensor | None = None
-    offset: float = 0.0
+    offset: float = 0.0  # what a norm adds to its weight
 
 
 @dataclass(frozen=True)
 class ScaledGroup:
-    """Linear layers with the same inputs, and what makes these.
+    """Linear layers with the same inputs, and what makes these."""
 
-    Attributes
-    ----------
-    consumers
-        Names of the layers that are quantized.
-    producer
-        None: the inputs cannot be divided where they are made.
-    others
-        Names of layers with the same inputs that stay numbers.
-    watched
-        The layer whose inputs are all there are; a layer with experts gives each of these only some.
-    has_separate_inputs
-        Whether each consumer sees other rows.
-    """
-
-    consumers: tuple[str, ...]
-    producer: Producer | None
-    others: tuple[str, ...] = ()
-    watched: str = ""
-    has_separate_inputs: bool = False
+    consumers: tuple[str, ...]  # names of the layers that are quantized
+    producer: Producer | None  # None: the inputs cannot be divided where they are made
+    others: tuple[str, ...] = ()  # names of layers with the same inputs that stay numbers
+    watched: str = ""  # the layer whose inputs are all there are; a layer with experts gives each of these only some
+    has_separate_inputs: bool = False  # whether each consumer sees other rows
 
     @property
     def seen_as(self) -> str:

@@ -50,17 +50,10 @@ class SourceModel:
         A Hugging Face directory, or one in another form that the engine reads.
     device
         Where to compute, in float32.
-
-    Attributes
-    ----------
-    directory
-        Where the checkpoint is as safetensors.
-    spec
-        What the engine knows of the model.
     """
 
     def __init__(self, directory: Path, device: torch.device) -> None:
-        self.directory = readable_checkpoint(directory)
+        self.directory = readable_checkpoint(directory)  # where the checkpoint is as safetensors
         self.device = device
         if given := read_config(self.directory).get("quantization_config"):
             form = given.get("quant_method") if isinstance(given, dict) else given
@@ -70,7 +63,7 @@ class SourceModel:
         if linked_gguf_files(self.directory):
             raise UnsupportedModelError("GGUF files cannot be quantized: take the model as safetensors")
         description = describe(self.directory, directory.name)
-        self.spec: ModelSpec = description.spec
+        self.spec: ModelSpec = description.spec  # what the engine knows of the model
         if self.spec.encoder is not None:
             raise UnsupportedModelError("encoders cannot be quantized: serve them with --weight-bits")
         self.name = self.spec.architecture

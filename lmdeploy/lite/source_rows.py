@@ -67,19 +67,10 @@ class RowMap:
         The engine tensor's expression.
     shapes
         Of the checkpoint's tensors.
-
-    Attributes
-    ----------
-    names
-        The checkpoint's tensors.
-    file
-        For each row, the number of its tensor in ``names``.
-    row
-        For each row, its number there.
     """
 
     def __init__(self, tree: Tree, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.names = list(dict.fromkeys(loads_in(tree)))
+        self.names = list(dict.fromkeys(loads_in(tree)))  # the checkpoint's tensors
         if not moves_only(tree) or any(len(shapes[name]) > 2 for name in self.names):
             raise ValueError(f"{', '.join(self.names)}: rows are taken apart")
         first, starts = 0, {}
@@ -101,8 +92,9 @@ class RowMap:
             raise ValueError(f"{', '.join(self.names)}: rows are taken apart")
         flat = every.flatten()
         bounds = torch.tensor([starts[name] for name in self.names])
+        # For each row, the number of its tensor in ``names``
         self.file = torch.searchsorted(bounds, flat, right=True) - 1
-        self.row = flat - bounds[self.file]
+        self.row = flat - bounds[self.file]  # for each row, its number there
 
     def of(self, name: str) -> tuple[Tensor, Tensor]:
         """Return, for each row of a checkpoint tensor that the engine has, one of the engine's, and its number."""

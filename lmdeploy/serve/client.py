@@ -95,15 +95,9 @@ class Ledger(Protocol):
 
 
 class RequestTrace(Protocol):
-    """Trace of one request of `TritonClient.generate`.
+    """Trace of one request of `TritonClient.generate`."""
 
-    Attributes
-    ----------
-    traceparent : str
-        What Triton continues the trace from; empty: none.
-    """
-
-    traceparent: str
+    traceparent: str  # what Triton continues the trace from; empty: none
 
     def see(self, chunk: GenerateChunk) -> None:
         """Record the last chunk of a choice."""

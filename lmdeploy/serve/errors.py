@@ -14,20 +14,12 @@ class TritonUnavailable(Exception):
 
 
 class TritonRequestError(Exception):
-    """Triton refused, or failed, one request; others are not affected.
-
-    Attributes
-    ----------
-    code : str
-        Name of the gRPC status, e.g. ``INVALID_ARGUMENT``.
-    message : str
-        Text for the user.
-    """
+    """Triton refused, or failed, one request; others are not affected."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
+        self.code = code  # name of the gRPC status, e.g. ``INVALID_ARGUMENT``
+        self.message = message  # text for the user
 
 
 class ContextExceeded(TritonRequestError):

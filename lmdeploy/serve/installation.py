@@ -32,24 +32,12 @@ _SYSTEM_LIBRARY_DIRS = {"/lib", "/lib64", "/usr/lib", "/usr/lib64"}
 
 @dataclass(frozen=True)
 class TritonInstallation:
-    """A tritonserver and what belongs to it.
+    """A tritonserver and what belongs to it."""
 
-    Attributes
-    ----------
-    binary : Path
-        The program.
-    python_backend : Path
-        Directory of its Python backend.
-    python_stub : Path or None
-        The stub for the running Python; None: the one in `python_backend` fits.
-    library_dirs : tuple of Path
-        Directories its libraries are in, alongside the system's.
-    """
-
-    binary: Path
-    python_backend: Path
-    python_stub: Path | None
-    library_dirs: tuple[Path, ...]
+    binary: Path  # the program
+    python_backend: Path  # directory of its Python backend
+    python_stub: Path | None  # the stub for the running Python; None: the one in `python_backend` fits
+    library_dirs: tuple[Path, ...]  # directories its libraries are in, alongside the system's
 
 
 def find_tritonserver() -> TritonInstallation:

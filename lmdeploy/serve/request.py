@@ -246,102 +246,52 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class SleepReport:
-    """Memory and sleep of a model, as its engine reports them.
+    """Memory and sleep of a model, as its engine reports them."""
 
-    Attributes
-    ----------
-    state
-        ``awake``, ``waking`` or ``asleep``.
-    level
-        1: it sleeps without its cache; 2: without its weights too; 0: it is awake.
-    bytes, awake_bytes
-        Weights and cache that it has now, and has when it is awake.
-    all_bytes
-        Those that all models of the server have now.
-    idle_seconds
-        Since its last request ended; None: some are open.
-    sleeps_in
-        Seconds until it sleeps unless a request comes; None: it does not.
-    waiting
-        Requests that wait until it is awake.
-    error
-        Why it could not be woken last; empty: it could.
-    """
-
-    state: Literal["awake", "waking", "asleep"]
-    level: int = 0
+    state: Literal["awake", "waking", "asleep"]  # ``awake``, ``waking`` or ``asleep``
+    level: int = 0  # 1: it sleeps without its cache; 2: without its weights too; 0: it is awake
+    # Weights and cache that it has now, and has when it is awake
     bytes: int = 0
     awake_bytes: int = 0
-    all_bytes: int = 0
-    idle_seconds: float | None = None
-    sleeps_in: float | None = None
-    waiting: int = 0
-    error: str = ""
+    all_bytes: int = 0  # those that all models of the server have now
+    idle_seconds: float | None = None  # since its last request ended; None: some are open
+    sleeps_in: float | None = None  # seconds until it sleeps unless a request comes; None: it does not
+    waiting: int = 0  # requests that wait until it is awake
+    error: str = ""  # why it could not be woken last; empty: it could
 
 
 @dataclass(slots=True)
 class GenerateChunk:
-    """One response of the engine.
+    """One response of the engine."""
 
-    Attributes
-    ----------
-    text : str
-        New text; empty while the engine holds text back.
-    token_ids : tuple of int
-        New token ids; empty unless the request wanted them.
-    finish_reason : str or None
-        None until the choice's last chunk; then ``stop``, ``length`` or ``cancelled``.
-    stop_reason : str or None
-        With ``length``: ``repetition`` where ``repetition_detection`` ended the choice.
-    stop_string : str
-        With ``return_stop_string``, in a choice's last chunk: the one of ``stop_words``, or of the chat template's,
-        that ended it; empty: none did.
-    input_token_len, generate_token_len : int
-        Tokens in the prompt, and tokens generated so far for this choice.
-    index : int
-        Which of the n choices this belongs to.
-    history_token_len : int
-        Tokens the session held before.
-    cached_token_len : int
-        With ``return_cached_len``: tokens of session and prompt that were found in the cache.
-    cache_report : dict or None
-        With ``include_cache_report``, in a choice's last chunk: `lmdeploy.serve.cache_report`.
-    engine_seconds : tuple of float
-        With ``return_engine_seconds``, in a choice's last chunk: seconds before the batch, to the first token and to
-        the end, each from the one before; negative: it did not come to that.
-    load_seconds : float
-        With ``return_engine_seconds``, in a choice's last chunk: how long it waited for its model to wake.
-    token_logprobs : tuple of float
-        Log probability of each of ``token_ids``.
-    top_token_ids : tuple of tuple of int
-        The most likely tokens alongside each of ``token_ids``.
-    top_logprobs : tuple of tuple of float
-        Their log probabilities.
-    embedding : bytes
-        With ``output_embedding``: float32 [hidden size], little-endian.
-    prompt_token_ids, prompt_token_logprobs, prompt_top_token_ids, prompt_top_logprobs
-        With ``prompt_logprobs``, in the first chunk of the first choice: the prompt's tokens, and the same of each of
-        them. Nothing predicts the first one: its log probabilities are NaN, and the most likely tokens -1.
-    """
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    finish_reason: str | None = None
+    text: str = ""  # new text; empty while the engine holds text back
+    token_ids: tuple[int, ...] = ()  # new token ids; empty unless the request wanted them
+    finish_reason: str | None = None  # None until the choice's last chunk; then ``stop``, ``length`` or ``cancelled``
+    # With ``length``: ``repetition`` where ``repetition_detection`` ended the choice
     stop_reason: Literal["repetition"] | None = None
+    # With ``return_stop_string``, in a choice's last chunk: the one of ``stop_words``, or of the chat template's, that
+    # ended it; empty: none did
     stop_string: str = ""
+    # Tokens in the prompt, and tokens generated so far for this choice
     input_token_len: int = 0
     generate_token_len: int = 0
-    index: int = 0
-    history_token_len: int = 0
-    cached_token_len: int = 0
+    index: int = 0  # which of the n choices this belongs to
+    history_token_len: int = 0  # tokens the session held before
+    cached_token_len: int = 0  # with ``return_cached_len``: tokens of session and prompt that were found in the cache
+    # With ``include_cache_report``, in a choice's last chunk: `lmdeploy.serve.cache_report`
     cache_report: dict[str, Any] | None = None
+    # With ``return_engine_seconds``, in a choice's last chunk: seconds before the batch, to the first token and to the
+    # end, each from the one before; negative: it did not come to that
     engine_seconds: tuple[float, ...] = ()
+    # With ``return_engine_seconds``, in a choice's last chunk: how long it waited for its model to wake
     load_seconds: float = 0.0
-    token_logprobs: tuple[float, ...] = ()
-    top_token_ids: tuple[tuple[int, ...], ...] = ()
-    top_logprobs: tuple[tuple[float, ...], ...] = ()
+    token_logprobs: tuple[float, ...] = ()  # log probability of each of ``token_ids``
+    top_token_ids: tuple[tuple[int, ...], ...] = ()  # the most likely tokens alongside each of ``token_ids``
+    top_logprobs: tuple[tuple[float, ...], ...] = ()  # their log probabilities
+    # With ``prompt_logprobs``, in the first chunk of the first choice: the prompt's tokens, and the same of each of
+    # them. Nothing predicts the first one: its log probabilities are NaN, and the most likely tokens -1
     prompt_token_ids: tuple[int, ...] = ()
     prompt_token_logprobs: tuple[float, ...] = ()
     prompt_top_token_ids: tuple[tuple[int, ...], ...] = ()
     prompt_top_logprobs: tuple[tuple[float, ...], ...] = ()
-    embedding: bytes = b""
+    embedding: bytes = b""  # with ``output_embedding``: float32 [hidden size], little-endian

@@ -17,23 +17,12 @@ from lmdeploy.turbomind.repository import stored_parameters
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model that an engine can load.
+    """A model that an engine can load."""
 
-    Attributes
-    ----------
-    engine
-        Its engine directory.
-    name
-        What it is called where nobody says otherwise.
-    chat_template
-        As asked for, or stored with it; empty: its own.
-    settings
-        Of the engine: those asked for, in front of those stored with it; adapters are named by directories.
-    """
-
-    engine: EngineDir
-    name: str
-    chat_template: str
+    engine: EngineDir  # its engine directory
+    name: str  # what it is called where nobody says otherwise
+    chat_template: str  # as asked for, or stored with it; empty: its own
+    # Of the engine: those asked for, in front of those stored with it; adapters are named by directories
     settings: dict[str, Any]
 
 

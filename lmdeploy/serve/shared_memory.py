@@ -14,19 +14,13 @@ _PREFIX = "lmdeploy-triton-"
 
 
 class Regions:
-    """A name for the regions of one server, taken from when this is made until `remove`.
-
-    Attributes
-    ----------
-    prefix : str
-        How the regions' names have to begin.
-    """
+    """A name for the regions of one server, taken from when this is made until `remove`."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         for left in left_behind(folder, _PREFIX):
             _remove_regions(left)
         self._scratch = Scratch(folder, _PREFIX)
-        self.prefix = f"{self._scratch.path.name}-"
+        self.prefix = f"{self._scratch.path.name}-"  # how the regions' names have to begin
 
     def remove(self) -> None:
         """Remove what the server, which has ended, left of them."""

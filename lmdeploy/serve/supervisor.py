@@ -15,33 +15,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Restart conditions and delays, in seconds.
+    """Restart conditions and delays, in seconds."""
 
-    Attributes
-    ----------
-    first_delay, longest_delay
-        A server that fails is started again at once; if it fails again the wait is `first_delay`, and doubles.
-    stable_after
-        A server that ran this long is started again at once.
-    unready_after
-        A server that is not ready for this long is killed.
-    poll_interval
-        Between two questions whether it is ready.
-    look_interval
-        Between two looks whether it lives, which costs next to nothing.
-    probe_interval
-        Between two short texts that are tokenized as those of requests are.
-    silent_after
-        A server that does not tokenize one in this time is killed. The engine watches its own steps.
-    """
-
+    # A server that fails is started again at once; if it fails again the wait is `first_delay`, and doubles
     first_delay: float = 1.0
     longest_delay: float = 30.0
-    stable_after: float = 60.0
-    unready_after: float = 30.0
-    poll_interval: float = 1.0
-    look_interval: float = 0.25
-    probe_interval: float = 10.0
+    stable_after: float = 60.0  # a server that ran this long is started again at once
+    unready_after: float = 30.0  # a server that is not ready for this long is killed
+    poll_interval: float = 1.0  # between two questions whether it is ready
+    look_interval: float = 0.25  # between two looks whether it lives, which costs next to nothing
+    probe_interval: float = 10.0  # between two short texts that are tokenized as those of requests are
+    # A server that does not tokenize one in this time is killed. The engine watches its own steps
     silent_after: float = 60.0
 
 
@@ -129,16 +113,10 @@ class Supervisor:
 
 
 class _Probe:
-    """Sends short texts through a ready server's preprocessing.
-
-    Attributes
-    ----------
-    is_silent
-        Whether one was not tokenized in time.
-    """
+    """Sends short texts through a ready server's preprocessing."""
 
     def __init__(self, server: TritonServer, policy: RestartPolicy) -> None:
-        self.is_silent = False
+        self.is_silent = False  # whether one was not tokenized in time
         self._server, self._policy = server, policy
         self._stopped = threading.Event()
         threading.Thread(target=self._run, name="triton probe", daemon=True).start()

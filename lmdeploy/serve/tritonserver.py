@@ -69,13 +69,6 @@ class TritonServer:
         Folders of the backends the repository needs alongside the Python one.
     models : Registry, optional
         The models that it serves, which may change while it runs; None: all of `repository`, for good.
-
-    Attributes
-    ----------
-    control_key
-        Models whose adapters are listed and changed.
-    repository_key
-        What opens the model repository over gRPC; empty: nothing does.
     """
 
     def __init__(
@@ -99,7 +92,8 @@ class TritonServer:
     ) -> None:
         self.ports = ports or Ports()
         self.host = host
-        self.control_key = new_key()
+        self.control_key = new_key()  # models whose adapters are listed and changed
+        # What opens the model repository over gRPC; empty: nothing does
         self.repository_key = "" if models is None else new_key()
         self._models = models
         self._has_started = False

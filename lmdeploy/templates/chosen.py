@@ -16,17 +16,10 @@ _FILE = "chosen_templates.json"
 
 @dataclass(frozen=True)
 class ChosenTemplates:
-    """Names of chat templates.
+    """Names of chat templates."""
 
-    Attributes
-    ----------
-    builtin
-        The one for a model that brings no template along.
-    older_clients
-        The one that the Triton clients of LMDeploy up to 0.5.1 shall use (``lmdeploy.templates.older_clients``).
-    """
-
-    builtin: str
+    builtin: str  # the one for a model that brings no template along
+    # The one that the Triton clients of LMDeploy up to 0.5.1 shall use (``lmdeploy.templates.older_clients``)
     older_clients: str
 
     def write(self, directory: Path) -> None:

@@ -20,18 +20,10 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Infilling:
-    """The prompt for a missing middle.
+    """The prompt for a missing middle."""
 
-    Attributes
-    ----------
-    form : str
-        With ``{prefix}`` and ``{suffix}``.
-    stop_words : tuple of str
-        What ends the middle, alongside the model's own ends.
-    """
-
-    form: str
-    stop_words: tuple[str, ...] = ()
+    form: str  # with ``{prefix}`` and ``{suffix}``
+    stop_words: tuple[str, ...] = ()  # what ends the middle, alongside the model's own ends
 
     def prompt(self, prefix: str, suffix: str) -> str:
         """Return the prompt."""

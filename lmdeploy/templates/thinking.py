@@ -12,31 +12,15 @@ from lmdeploy.templates.base import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """Marks around a model's reasoning, which comes before its answer.
-
-    Attributes
-    ----------
-    begin, end : str
-        The marks.
-    before_answer : str
-        Written between the end of the reasoning and the answer, and no part of it.
-    before_answer_alone : tuple of str
-        Written before an answer without reasoning, and no part of it.
-    before_call : str
-        Written between the end of the reasoning and a call.
-    after_answer : str
-        Written after an answer, and no part of it.
-    are_special : bool
-        The marks are special tokens, which are left out of texts unless they are asked for.
-    """
+    """Marks around a model's reasoning, which comes before its answer."""
 
     begin: str
     end: str
-    before_answer: str = ""
-    before_answer_alone: tuple[str, ...] = ()
-    before_call: str = ""
-    after_answer: str = ""
-    are_special: bool = False
+    before_answer: str = ""  # written between the end of the reasoning and the answer, and no part of it
+    before_answer_alone: tuple[str, ...] = ()  # written before an answer without reasoning, and no part of it
+    before_call: str = ""  # written between the end of the reasoning and a call
+    after_answer: str = ""  # written after an answer, and no part of it
+    are_special: bool = False  # the marks are special tokens, which are left out of texts unless they are asked for
 
 
 # DeepSeek R1 and V3.1, Qwen3, GLM-4.5, MiniMax M2, OLMo 3 and others: their published templates.
@@ -74,24 +58,12 @@ HARMONY = ThinkingMarks(
 
 @dataclass(frozen=True, slots=True)
 class NamedThinking:
-    """A named reasoning format.
-
-    Attributes
-    ----------
-    marks : ThinkingMarks
-        The marks.
-    begins : bool
-        Where there is no template at hand: prompts end with the opening mark, and responses lack it.
-    only_if_requested : bool
-        Where there is no template at hand: only with ``thinking`` or ``enable_thinking``.
-    in_content : bool
-        Responses keep their reasoning in the content, with both marks.
-    """
+    """A named reasoning format."""
 
     marks: ThinkingMarks
-    begins: bool = False
-    only_if_requested: bool = False
-    in_content: bool = False
+    begins: bool = False  # where there is no template at hand: prompts end with the opening mark, and responses lack it
+    only_if_requested: bool = False  # where there is no template at hand: only with ``thinking`` or ``enable_thinking``
+    in_content: bool = False  # responses keep their reasoning in the content, with both marks
 
 
 # The names of vLLM's and SGLang's parsers, and some of our own.
@@ -147,24 +119,12 @@ _RETURNED: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Thinking:
-    """Where the reasoning of a served model is.
+    """Where the reasoning of a served model is."""
 
-    Attributes
-    ----------
-    marks : ThinkingMarks
-        Around it.
-    named : NamedThinking, optional
-        Says, where there is no template, whether prompts end with the opening mark.
-    template : ChatTemplate, optional
-        Knows whether prompts end so.
-    end_ids : tuple of int
-        The tokens of `closing`; empty: they are not known.
-    """
-
-    marks: ThinkingMarks
-    named: NamedThinking | None = None
-    template: ChatTemplate | None = None
-    end_ids: tuple[int, ...] = ()
+    marks: ThinkingMarks  # around it
+    named: NamedThinking | None = None  # says, where there is no template, whether prompts end with the opening mark
+    template: ChatTemplate | None = None  # knows whether prompts end so
+    end_ids: tuple[int, ...] = ()  # the tokens of `closing`; empty: they are not known
 
     @property
     def in_content(self) -> bool:

@@ -10,15 +10,9 @@ from lmdeploy.templates.tool_call_formats import ToolCallFormat
 
 
 class ToolChatTemplate(BaseChatTemplate):
-    """A template of plain strings that also writes tools, calls and what they return.
+    """A template of plain strings that also writes tools, calls and what they return."""
 
-    Attributes
-    ----------
-    calls : ToolCallFormat
-        What calls are written in.
-    """
-
-    calls: ClassVar[ToolCallFormat]
+    calls: ClassVar[ToolCallFormat]  # what calls are written in
 
     @property
     def tool_call_format(self) -> ToolCallFormat | None:

@@ -76,12 +76,6 @@ class BatchObject(BaseModel):
 
 
 class Record(BatchObject):
-    """A batch as it is kept.
+    """A batch as it is kept."""
 
-    Attributes
-    ----------
-    results_seconds
-        How long its results are kept.
-    """
-
-    results_seconds: int = SECONDS_KEPT
+    results_seconds: int = SECONDS_KEPT  # how long its results are kept

@@ -31,20 +31,12 @@ _ID = re.compile(rb'{"id":"(batch_req[\w]*)-(\d+)","custom_id":')
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A request of a batch.
+    """A request of a batch."""
 
-    Attributes
-    ----------
-    line
-        Its number in the file, from 1.
-    body
-        JSON.
-    """
-
-    line: int
+    line: int  # its number in the file, from 1
     custom_id: str
     url: str
-    body: bytes
+    body: bytes  # JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,15 +74,10 @@ class Results:
     output, errors
         The files. Where they are there already, what is whole in them counts as done, and half a line that a killed
         process left is cut off.
-
-    Attributes
-    ----------
-    done
-        The lines of the input that have a result.
     """
 
     def __init__(self, output: Path, errors: Path) -> None:
-        self.done: set[int] = set()
+        self.done: set[int] = set()  # the lines of the input that have a result
         self._files: list[_File] = []
         try:
             for path in (output, errors):

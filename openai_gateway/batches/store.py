@@ -37,21 +37,11 @@ CREATE INDEX IF NOT EXISTS open_batches ON batches (owner, id) WHERE is_open;
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the files and batches of one owner.
+    """Limits of the files and batches of one owner."""
 
-    Attributes
-    ----------
-    file_bytes
-        Of one file.
-    owner_bytes
-        Of all files and results of one owner.
-    owner_count
-        Files of one owner, and, counted for themselves, batches.
-    """
-
-    file_bytes: int
-    owner_bytes: int
-    owner_count: int
+    file_bytes: int  # of one file
+    owner_bytes: int  # of all files and results of one owner
+    owner_count: int  # files of one owner, and, counted for themselves, batches
 
 
 class QuotaError(Exception):

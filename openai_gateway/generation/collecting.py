@@ -14,15 +14,9 @@ from openai_gateway.protocol.outputs import FinishReason, PromptTokens, Usage
 
 @dataclass(slots=True)
 class CollectedChoice:
-    """One complete choice.
+    """One complete choice."""
 
-    Attributes
-    ----------
-    chunks : list of GenerateChunk
-        As they came.
-    """
-
-    chunks: list[GenerateChunk] = field(default_factory=list)
+    chunks: list[GenerateChunk] = field(default_factory=list)  # as they came
 
     @property
     def text(self) -> str:

@@ -37,11 +37,6 @@ class ResponseMachine:
         Further calls are left out.
     on_recovered : callable
         Told, at the end, how each call was written that was not quite as its format has it.
-
-    Attributes
-    ----------
-    is_plain : bool
-        Chunks are text and nothing else.
     """
 
     def __init__(
@@ -56,7 +51,7 @@ class ResponseMachine:
         self._calls = calls
         self._max_calls = max_calls
         self._reported: set[int] = set()  # calls
-        self.is_plain = reasoning is None and calls is None
+        self.is_plain = reasoning is None and calls is None  # chunks are text and nothing else
 
     @property
     def reasoning_tokens(self) -> int:

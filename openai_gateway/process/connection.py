@@ -27,24 +27,15 @@ DEFAULT_MAX_CONNECTIONS = 8192
 
 @dataclass(frozen=True)
 class ClientTimeouts:
-    """How long a client may take, in seconds.
+    """How long a client may take, in seconds."""
 
-    Attributes
-    ----------
-    head : float
-        From opening a connection, or from the first byte of a further request, to the end of the request's head.
-    body : float
-        From there to the end of its body.
-    write : float
-        To take what has been written for it, once so much is waiting that no more is written.
-    idle : float
-        To begin a further request. A request that is sent at the moment we close is lost to its client, which cannot
-        know whether it ran: so longer than clients and proxies keep what they do not use (5 to 60).
-    """
-
+    # From opening a connection, or from the first byte of a further request, to the end of the request's head
     head: float = DEFAULT_HEAD_SECONDS
-    body: float = DEFAULT_BODY_SECONDS
+    body: float = DEFAULT_BODY_SECONDS  # from there to the end of its body
+    # To take what has been written for it, once so much is waiting that no more is written
     write: float = DEFAULT_WRITE_SECONDS
+    # To begin a further request. A request that is sent at the moment we close is lost to its client, which cannot know
+    # whether it ran: so longer than clients and proxies keep what they do not use (5 to 60)
     idle: float = DEFAULT_IDLE_SECONDS
 
 

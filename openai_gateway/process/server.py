@@ -22,31 +22,16 @@ from openai_gateway.process.tls import TlsFiles
 
 @dataclass(frozen=True)
 class Listening:
-    """Where and how a server listens.
+    """Where and how a server listens."""
 
-    Attributes
-    ----------
-    server_name, server_port
-        The address; port 0 takes a free one.
-    log_level : str
-        One of Python's logging levels.
-    tls : TlsFiles, optional
-        Serve HTTPS.
-    timeouts : ClientTimeouts
-        How long clients may take.
-    log_format : str
-        As for ``lmdeploy.logs.configure``.
-    max_connections : int
-        Open at a time.
-    """
-
+    # The address; port 0 takes a free one
     server_name: str
     server_port: int
-    log_level: str = "WARNING"
-    tls: TlsFiles | None = None
-    timeouts: ClientTimeouts = DEFAULT_CLIENT_TIMEOUTS
-    log_format: str = "text"
-    max_connections: int = DEFAULT_MAX_CONNECTIONS
+    log_level: str = "WARNING"  # one of Python's logging levels
+    tls: TlsFiles | None = None  # serve HTTPS
+    timeouts: ClientTimeouts = DEFAULT_CLIENT_TIMEOUTS  # how long clients may take
+    log_format: str = "text"  # as for ``lmdeploy.logs.configure``
+    max_connections: int = DEFAULT_MAX_CONNECTIONS  # open at a time
 
 
 class Server(QuietServer):

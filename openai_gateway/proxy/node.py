@@ -22,33 +22,15 @@ class NodeStatus(BaseModel):
 
 @dataclass(slots=True)
 class Node:
-    """One server.
+    """One server."""
 
-    Attributes
-    ----------
-    url : str
-        Its base URL, without a slash at the end.
-    models : list of str
-        What it serves.
-    speed : float, optional
-        Requests a second, as its operator says.
-    unfinished : int
-        Requests it is working on for this proxy.
-    latency : deque of float
-        Seconds its last requests took.
-    is_up : bool
-        Whether it is in service.
-    down_since : float
-        When it was taken out of service (``time.monotonic``).
-    """
-
-    url: str
-    models: list[str]
-    speed: float | None = None
-    unfinished: int = 0
-    latency: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
-    is_up: bool = True
-    down_since: float = field(default_factory=time.monotonic)
+    url: str  # its base URL, without a slash at the end
+    models: list[str]  # what it serves
+    speed: float | None = None  # requests a second, as its operator says
+    unfinished: int = 0  # requests it is working on for this proxy
+    latency: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))  # seconds its last requests took
+    is_up: bool = True  # whether it is in service
+    down_since: float = field(default_factory=time.monotonic)  # when it was taken out of service (``time.monotonic``)
 
     def status(self) -> NodeStatus:
         """Return its public state."""
@@ -56,17 +38,11 @@ class Node:
 
 
 class Work:
-    """Context manager around one request to a node: counts it, and times it if it is a success.
-
-    Attributes
-    ----------
-    is_success : bool
-        To be set: what a node refuses, it refuses quickly.
-    """
+    """Context manager around one request to a node: counts it, and times it if it is a success."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.is_success = False
+        self.is_success = False  # to be set: what a node refuses, it refuses quickly
 
     def __enter__(self) -> Work:
         self._begin = time.monotonic()

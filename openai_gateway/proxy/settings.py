@@ -21,56 +21,24 @@ def heartbeat_seconds() -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ProxySettings:
-    """Settings of a proxy.
+    """Settings of a proxy."""
 
-    Attributes
-    ----------
-    strategy : str
-        One of `STRATEGIES`.
-    state_file : Path, optional
-        Where the nodes are kept over a restart; None: nowhere.
-    api_keys : tuple of str
-        One of them is needed; empty: none is.
-    admin_keys : tuple of str
-        One of them is needed to register and remove nodes; empty: that is for callers on this machine.
-    node_key : str, optional
-        Shown to nodes, which ask for a key too, and with it a digest of the caller's.
-    allow_private_nodes : bool
-        Whether nodes may have private addresses (`openai_gateway.proxy.addresses`).
-    check_seconds : float
-        Between two looks at a node that is in service.
-    return_seconds : float
-        Between two looks at a node that has failed.
-    evict_seconds : float
-        After which a node that has failed is removed.
-    connect_seconds, read_seconds : float
-        What a node gets to accept a connection, and until each next piece of a response.
-    retry_seconds : float
-        How long a request waits for a node when none is in service.
-    max_requests : int
-        Requests beyond this many at a time are refused with 429.
-    max_body_bytes : int
-        A longer request body is refused with 413.
-    max_bodies_bytes : int
-        Of all long request bodies at a time, and half of it of one API key; those beyond wait, then are refused
-        with 503.
-    drain_seconds : float
-        What open requests get when the proxy is asked to stop.
-    """
-
-    strategy: str = STRATEGIES[1]
-    state_file: Path | None = None
-    api_keys: tuple[str, ...] = ()
+    strategy: str = STRATEGIES[1]  # one of `STRATEGIES`
+    state_file: Path | None = None  # where the nodes are kept over a restart; None: nowhere
+    api_keys: tuple[str, ...] = ()  # one of them is needed; empty: none is
+    # One of them is needed to register and remove nodes; empty: that is for callers on this machine
     admin_keys: tuple[str, ...] = ()
-    node_key: str | None = None
-    allow_private_nodes: bool = False
-    check_seconds: float = _DEFAULT_HEARTBEAT
-    return_seconds: float = 1.0
-    evict_seconds: float = 3600.0
+    node_key: str | None = None  # shown to nodes, which ask for a key too, and with it a digest of the caller's
+    allow_private_nodes: bool = False  # whether nodes may have private addresses (`openai_gateway.proxy.addresses`)
+    check_seconds: float = _DEFAULT_HEARTBEAT  # between two looks at a node that is in service
+    return_seconds: float = 1.0  # between two looks at a node that has failed
+    evict_seconds: float = 3600.0  # after which a node that has failed is removed
+    # What a node gets to accept a connection, and until each next piece of a response
     connect_seconds: float = 5.0
     read_seconds: float = 600.0
-    retry_seconds: float = 10.0
-    max_requests: int = 4096
-    max_body_bytes: int = 8 * 1024 * 1024
+    retry_seconds: float = 10.0  # how long a request waits for a node when none is in service
+    max_requests: int = 4096  # requests beyond this many at a time are refused with 429
+    max_body_bytes: int = 8 * 1024 * 1024  # a longer request body is refused with 413
+    # Of all long request bodies at a time, and half of it of one API key; those beyond wait, then are refused with 503
     max_bodies_bytes: int = DEFAULT_BODIES_BYTES
-    drain_seconds: float = DEFAULT_DRAIN_SECONDS
+    drain_seconds: float = DEFAULT_DRAIN_SECONDS  # what open requests get when the proxy is asked to stop

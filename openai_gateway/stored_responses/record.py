@@ -34,38 +34,21 @@ CREATE INDEX IF NOT EXISTS responses_by_use ON responses (owner, used, size);
 
 @dataclass(frozen=True)
 class Bounds:
-    """Upper bounds of the store.
+    """Upper bounds of the store."""
 
-    Attributes
-    ----------
-    owner_bytes, owner_count
-        Of all responses of one API key.
-    seconds
-        After a response was last used.
-    """
-
+    # Of all responses of one API key
     owner_bytes: int
     owner_count: int
-    seconds: int = SECONDS_KEPT
+    seconds: int = SECONDS_KEPT  # after a response was last used
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response and what it was made from.
+    """A response and what it was made from."""
 
-    Attributes
-    ----------
-    response
-        As callers get it.
-    input
-        The items that were new in its request, each with an id.
-    previous
-        The response that it continues; None: none.
-    """
-
-    response: dict[str, Any]
-    input: list[dict[str, Any]]
-    previous: str | None = None
+    response: dict[str, Any]  # as callers get it
+    input: list[dict[str, Any]]  # the items that were new in its request, each with an id
+    previous: str | None = None  # the response that it continues; None: none
 
     @property
     def id(self) -> str:

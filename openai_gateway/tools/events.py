@@ -56,43 +56,21 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A call that was asked to have begun is none; its arguments stay unfinished.
+    """A call that was asked to have begun is none; its arguments stay unfinished."""
 
-    Attributes
-    ----------
-    index : int
-        The call.
-    text : str
-        What was read of it, as the model wrote it, to be shown as text. What comes after is reported as text.
-    """
-
-    index: int
-    text: str
+    index: int  # the call
+    text: str  # what was read of it, as the model wrote it, to be shown as text. What comes after is reported as text
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The response is over; the last event.
-
-    Attributes
-    ----------
-    reason : str
-        Why.
-    has_calls : bool
-        It has calls, of which the last one may be cut.
-    stop_string : str
-        The stop word that ended it.
-    tokens : int
-        Of the whole response.
-    stop_reason : str, optional
-        What made a response end by ``length`` before its limit.
-    """
+    """The response is over; the last event."""
 
     reason: FinishReason
-    has_calls: bool
-    stop_string: str
-    tokens: int
-    stop_reason: Literal["repetition"] | None = None
+    has_calls: bool  # it has calls, of which the last one may be cut
+    stop_string: str  # the stop word that ended it
+    tokens: int  # of the whole response
+    stop_reason: Literal["repetition"] | None = None  # what made a response end by ``length`` before its limit
 
 
 Event = ReasoningFound | TextFound | CallBegun | ArgumentsFound | CallEnded | CallBroken | Ended
@@ -100,30 +78,14 @@ Event = ReasoningFound | TextFound | CallBegun | ArgumentsFound | CallEnded | Ca
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a call in the text that its reader got.
+    """Progress of a call in the text that its reader got."""
 
-    Attributes
-    ----------
-    name : str, optional
-        The function, once, when it is known.
-    arguments : str
-        New arguments, as far as they are the beginning of a JSON object.
-    rest : str, optional
-        The call is complete, and this text comes after it.
-    following : Body, optional
-        The call is complete, and `rest` is for this reader: it is the next call of a list.
-    is_broken : bool
-        This is no call; `rest` is what was not read of it, where that is known.
-    recovered : str
-        The call is not as its format has it, and this is how; empty: it is.
-    """
-
-    name: str | None = None
-    arguments: str = ""
-    rest: str | None = None
-    following: Body | None = None
-    is_broken: bool = False
-    recovered: str = ""
+    name: str | None = None  # the function, once, when it is known
+    arguments: str = ""  # new arguments, as far as they are the beginning of a JSON object
+    rest: str | None = None  # the call is complete, and this text comes after it
+    following: Body | None = None  # the call is complete, and `rest` is for this reader: it is the next call of a list
+    is_broken: bool = False  # this is no call; `rest` is what was not read of it, where that is known
+    recovered: str = ""  # the call is not as its format has it, and this is how; empty: it is
 
 
 class Body(Protocol):

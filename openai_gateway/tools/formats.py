@@ -36,17 +36,11 @@ class AnyFunction(dict[str, Mapping[str, Any]]):
 
 @dataclass(slots=True)
 class Opening:
-    """Readers that a mark opens.
+    """Readers that a mark opens."""
 
-    Attributes
-    ----------
-    bodies : list of callable
-        Each makes a reader for what may follow the mark; formats share some.
-    group_ends : list of str
-        What may be after the last of several calls, and belongs to no text.
-    """
-
+    # Each makes a reader for what may follow the mark; formats share some
     bodies: list[Callable[[], Body]] = field(default_factory=list)
+    # What may be after the last of several calls, and belongs to no text
     group_ends: list[str] = field(default_factory=list)
 
     def body(self) -> Body:
@@ -65,11 +59,6 @@ class Readers:
         One of `lmdeploy.templates.tool_call_formats.PARSERS`.
     recovers : bool
         Calls are also read that are not quite as one of its formats has them.
-
-    Attributes
-    ----------
-    openings : dict
-        By the mark before a call.
     """
 
     def __init__(self, functions: Schemas, parser: str = "auto", *, recovers: bool = False) -> None:
@@ -77,7 +66,7 @@ class Readers:
         self._any = AnyFunction(functions)
         self._described = formats.tool_call_formats_of(parser)
         self._recovers = recovers and parser != "none"
-        self.openings: dict[str, Opening] = {}
+        self.openings: dict[str, Opening] = {}  # by the mark before a call
         for described in self._described:
             self._add(described, self._any)
         if self._recovers:

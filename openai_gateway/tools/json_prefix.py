@@ -40,21 +40,11 @@ class JsonObjectReader:
         Where the object, or white space before it, begins in the text.
     skips_commas : bool
         A comma that nothing follows in its object or list is white space.
-
-    Attributes
-    ----------
-    position : int
-        What is before it is the beginning of a JSON object, or all of it.
-    is_complete : bool
-        The object ends at `position`.
-    is_broken : bool
-        The character at `position` cannot follow.
-    has_skipped : bool
-        A comma was skipped.
     """
 
     def __init__(self, begin: int = 0, *, skips_commas: bool = False) -> None:
-        self.position = begin
+        self.position = begin  # what is before it is the beginning of a JSON object, or all of it
+        # The object ends at `position`; the character there cannot follow; a comma was skipped.
         self.is_complete = self.is_broken = self.has_skipped = False
         self._skips_commas = skips_commas
         self._expect = _Expect.OBJECT

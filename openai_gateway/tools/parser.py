@@ -38,15 +38,6 @@ class ToolCallParser:
         How calls are written, one of `lmdeploy.templates.tool_call_formats.PARSERS`.
     recovers : bool
         Calls are also read that are not quite so (`openai_gateway.tools.near_misses`).
-
-    Attributes
-    ----------
-    recovered : list of str
-        How the calls were written that were not quite so.
-    body : Body or None
-        Reads the call we are in.
-    complete : int
-        Calls so far.
     """
 
     def __init__(
@@ -62,11 +53,11 @@ class ToolCallParser:
         self._readers = Readers(schemas, parser, recovers=recovers)
         self._recovers = recovers
         self._kind = ""  # of the call we are in, how it is not quite as its format has it
-        self.recovered: list[str] = []
+        self.recovered: list[str] = []  # how the calls were written that were not quite so
         self._marks = marks_of(tuple(self._readers.openings))
         self._group_ends: tuple[str, ...] = ()  # each may follow the last call
         self._text = ""  # not given yet: blanks, or what may become a mark
-        self.body: Body | None = None
+        self.body: Body | None = None  # reads the call we are in
         self._mark = ""  # of the call we are in, with blanks before a bare one
         self._raw = ""  # of the call we are in, after its mark
         self._name: str | None = None  # of the call we are in
@@ -74,7 +65,7 @@ class ToolCallParser:
         self._pending = ""  # the end of them
         self._is_reported = False
         self._calls = 0  # begun
-        self.complete = 0
+        self.complete = 0  # calls so far
         self._at_start = True  # where a bare call may be
 
     def feed(self, text: str) -> list[Event]:

@@ -46,15 +46,10 @@ class Tracing:
         As ``checked_endpoint`` returns it.
     on_lost
         Called with the number of spans that could not be sent.
-
-    Attributes
-    ----------
-    model : str
-        The served model's name, once somebody has asked for it.
     """
 
     def __init__(self, endpoint: str, on_lost: Callable[[int], object]) -> None:
-        self.model = ""
+        self.model = ""  # the served model's name, once somebody has asked for it
         self._provider: TracerProvider = provider_for(endpoint, on_lost)
         self.tracer: Tracer = self._provider.get_tracer("openai_gateway")
 
@@ -83,13 +78,7 @@ class ModelTracer:
 
 
 class PromptSpan:
-    """One prompt on its way through the engine.
-
-    Attributes
-    ----------
-    traceparent : str
-        What Triton continues the trace from; empty where nobody looks at it.
-    """
+    """One prompt on its way through the engine."""
 
     def __init__(self, tracer: Tracer, request: GenerateRequest, model: str) -> None:
         operation = "chat" if request.messages is not None else "text_completion"
@@ -114,6 +103,7 @@ class PromptSpan:
         carrier: dict[str, str] = {}
         if self._span.is_recording():  # Triton records whatever it is handed
             _W3C.inject(carrier, self._context)
+        # What Triton continues the trace from; empty where nobody looks at it
         self.traceparent = carrier.get("traceparent", "")
 
     def see(self, chunk: GenerateChunk) -> None:

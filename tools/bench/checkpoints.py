@@ -35,19 +35,12 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a checkpoint.
-
-    Attributes
-    ----------
-    dtype
-        As in safetensors' headers.
-    role
-        ``matrix`` and ``expert``: multiplied with rows; ``embedding``, ``norm``, ``scale``, ``zeros``: not.
-    """
+    """A tensor of a checkpoint."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str = "BF16"
+    dtype: str = "BF16"  # as in safetensors' headers
+    # ``matrix`` and ``expert``: multiplied with rows; ``embedding``, ``norm``, ``scale``, ``zeros``: not
     role: str = "matrix"
 
 

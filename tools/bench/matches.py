@@ -56,26 +56,15 @@ Played = tuple[str, Rates, float | None]
 
 @dataclass(frozen=True)
 class Match:
-    """One workload of the engines alone.
+    """One workload of the engines alone."""
 
-    Attributes
-    ----------
-    part
-        ``decode``, ``streams`` or ``prefill``.
-    bits
-        Of the weights.
-    streams, prompt_len, output_len
-        Sequences at a time, and their tokens.
-    prompts
-        Of a measurement, where prompts are measured.
-    """
-
-    part: str
-    bits: int
+    part: str  # ``decode``, ``streams`` or ``prefill``
+    bits: int  # of the weights
+    # Sequences at a time, and their tokens
     streams: int
     prompt_len: int
     output_len: int
-    prompts: int = PREFILLS
+    prompts: int = PREFILLS  # of a measurement, where prompts are measured
 
     def __str__(self) -> str:
         if self.part == "prefill":

@@ -24,15 +24,9 @@ _DATA, _DONE = b"data: ", b"data: [DONE]"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A server and the fields of each request to it.
+    """A server and the fields of each request to it."""
 
-    Attributes
-    ----------
-    url : str
-        Of the server, without ``/v1``.
-    """
-
-    url: str
+    url: str  # of the server, without ``/v1``
     model: str
     stream: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)

@@ -22,17 +22,10 @@ _PASSES = 6
 
 @dataclass(frozen=True)
 class Limits:
-    """The machine's limits, a second, with one thread for each processor.
+    """The machine's limits, a second, with one thread for each processor."""
 
-    Attributes
-    ----------
-    bandwidth
-        Bytes read from memory.
-    float32, int8
-        Operations (a multiplication and an addition are two) in torch's matrix products of these types.
-    """
-
-    bandwidth: float
+    bandwidth: float  # bytes read from memory
+    # Operations (a multiplication and an addition are two) in torch's matrix products of these types
     float32: float
     int8: float
 
@@ -45,23 +38,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Bytes and operations of a model's steps; a multiplication and an addition are two operations.
+    """Bytes and operations of a model's steps; a multiplication and an addition are two operations."""
 
-    Attributes
-    ----------
-    sizes
-        Of the model, as `lmdeploy plan` reads them.
-    dense_bytes, output_bytes, expert_bytes
-        Weights of the layers that every step reads, of the output layer, and of all experts.
-    cache_bytes
-        Read for every token of a context.
-    """
-
-    sizes: Sizes
+    sizes: Sizes  # of the model, as `lmdeploy plan` reads them
+    # Weights of the layers that every step reads, of the output layer, and of all experts
     dense_bytes: float
     output_bytes: float
     expert_bytes: float = 0.0
-    cache_bytes: float = 0.0
+    cache_bytes: float = 0.0  # read for every token of a context
 
     @classmethod
     def of(cls, sizes: Sizes, weight: float, output: float, cached: float) -> "ModelCost":

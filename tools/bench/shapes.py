@@ -18,19 +18,12 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A model.
+    """A model."""
 
-    Attributes
-    ----------
-    architecture, config
-        Of ``config.json``.
-    weights
-        ``bfloat16``, ``awq`` or ``fp8`` (a scale an output).
-    """
-
+    # Of ``config.json``
     architecture: str
     config: dict[str, Any]
-    weights: str = "bfloat16"
+    weights: str = "bfloat16"  # ``bfloat16``, ``awq`` or ``fp8`` (a scale an output)
 
     @property
     def head_dim(self) -> int:

@@ -10,22 +10,13 @@ PERCENTILES = (50, 75, 95, 99)
 
 @dataclass
 class Record:
-    """When the tokens of one request arrived.
+    """When the tokens of one request arrived."""
 
-    Attributes
-    ----------
-    started
-        When it was sent; seconds of ``time.perf_counter()``, like all times here.
-    arrivals
-        For each response that brought tokens: its time and how many.
-    tokens
-        Those that came, where a peer says which.
-    """
-
-    started: float
+    started: float  # when it was sent; seconds of ``time.perf_counter()``, like all times here
+    # For each response that brought tokens: its time and how many
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     input_len: int = 0
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # those that came, where a peer says which
 
     def arrive(self, tokens: Sequence[int]) -> None:
         """Note tokens that have come now, if any."""
@@ -97,22 +88,15 @@ def steady_rate(records: Sequence[Record]) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in numbers: lengths in tokens, times in seconds, rates a second.
-
-    Attributes
-    ----------
-    token_throughput
-        Generated tokens over total time, prefill included.
-    first_token_latency, token_latency
-        Mean, and percentiles by name (``p50``, ...).
-    """
+    """A run in numbers: lengths in tokens, times in seconds, rates a second."""
 
     requests: int
     seconds: float
     input_tokens: int
     output_tokens: int
-    token_throughput: float
+    token_throughput: float  # generated tokens over total time, prefill included
     requests_per_minute: float
+    # Mean, and percentiles by name (``p50``, ...)
     first_token_latency: dict[str, float]
     token_latency: dict[str, float]
 

@@ -64,26 +64,16 @@ def targets_with(isa: str) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison.
+    """One comparison."""
 
-    Attributes
-    ----------
-    workload, alongside
-        What was measured, and with what it is compared.
-    served, reference
-        Medians of the rates; ``reference`` is None alongside the machine's limit.
-    ratio
-        Median of the rounds' ratios; alongside the machine's limit the share of it.
-    target
-        Least ratio promised; None: no promise.
-    """
-
+    # What was measured, and with what it is compared
     workload: str
     alongside: str
+    # Medians of the rates; ``reference`` is None alongside the machine's limit
     served: float
     reference: float | None
-    ratio: float
-    target: float | None
+    ratio: float  # median of the rounds' ratios; alongside the machine's limit the share of it
+    target: float | None  # least ratio promised; None: no promise
 
     @property
     def is_missed(self) -> bool:

@@ -23,20 +23,12 @@ _HOPPER = "9.0"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as ``nvidia-smi`` describes it.
-
-    Attributes
-    ----------
-    capability
-        The compute capability, ``9.0`` for example.
-    memory_mib
-        All of its memory.
-    """
+    """A GPU as ``nvidia-smi`` describes it."""
 
     name: str
-    capability: str
+    capability: str  # the compute capability, ``9.0`` for example
     driver: str
-    memory_mib: int
+    memory_mib: int  # all of its memory
 
     @property
     def architecture(self) -> str:

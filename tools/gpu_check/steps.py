@@ -30,26 +30,14 @@ _WORKERS = 4  # of pytest-xdist, where it is here
 
 @dataclass(frozen=True)
 class Step:
-    """One process.
-
-    Attributes
-    ----------
-    seconds
-        How long it is expected to take; it may take longer where later steps do not need the time.
-    runs_tests
-        It calls pytest, some of whose tests have to pass.
-    environment
-        Variables of its own.
-    is_essential
-        Without its good end nothing else is done.
-    """
+    """One process."""
 
     name: str
     command: tuple[str, ...]
-    seconds: float
-    runs_tests: bool = False
-    environment: dict[str, str] = field(default_factory=dict)
-    is_essential: bool = False
+    seconds: float  # how long it is expected to take; it may take longer where later steps do not need the time
+    runs_tests: bool = False  # it calls pytest, some of whose tests have to pass
+    environment: dict[str, str] = field(default_factory=dict)  # variables of its own
+    is_essential: bool = False  # without its good end nothing else is done
 
 
 def steps_of(what: str, builds: Sequence[Path] = (), *, is_dry_run: bool) -> list[Step]:

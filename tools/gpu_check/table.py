@@ -16,20 +16,13 @@ SELF_CHECK = "self-check of "  # how rows of kernels under self-check begin
 
 @dataclass(frozen=True)
 class Target:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes
-    ----------
-    row, per
-        The finding it shows, and the one that this is divided by; empty: by nothing.
-    floor
-        What is promised, if anything is.
-    """
-
+    # The finding it shows, and the one that this is divided by; empty: by nothing
     row: str
     text: str
     per: str = ""
-    floor: float | None = None
+    floor: float | None = None  # what is promised, if anything is
 
 
 TARGETS = (

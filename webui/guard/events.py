@@ -33,24 +33,12 @@ class EventRejected(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """One that the page may send.
+    """One that the page may send."""
 
-    Attributes
-    ----------
-    session
-        Name of the browser's session.
-    number
-        Of Gradio's function.
-    body
-        JSON text for Gradio.
-    size
-        Bytes that it makes the page keep: its own, and those of a file that is read.
-    """
-
-    session: str
-    number: int
-    body: bytes
-    size: int
+    session: str  # name of the browser's session
+    number: int  # of Gradio's function
+    body: bytes  # JSON text for Gradio
+    size: int  # bytes that it makes the page keep: its own, and those of a file that is read
 
 
 class _Posted(BaseModel):

@@ -20,24 +20,13 @@ class SessionsFull(Exception):
 
 @dataclass
 class _Session:
-    """A session.
+    """A session."""
 
-    Attributes
-    ----------
-    bodies
-        Bytes of the last body of each event: Gradio keeps the last value of everything on the page.
-    kept
-        Bytes of its conversation.
-    open
-        Pages and requests.
-    pages
-        Pages alone.
-    """
-
+    # Bytes of the last body of each event: Gradio keeps the last value of everything on the page
     bodies: dict[int, int] = field(default_factory=dict)
-    kept: int = 0
-    open: int = 0
-    pages: int = 0
+    kept: int = 0  # bytes of its conversation
+    open: int = 0  # pages and requests
+    pages: int = 0  # pages alone
 
     @property
     def size(self) -> int:

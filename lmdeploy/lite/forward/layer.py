@@ -15,18 +15,13 @@ class Carried:
     """Layout of a token's row between layers: the residual stream, then values for later layers.
 
     That is the further input of each layer, then keys and values of the layers that others attend to.
-
-    Attributes
-    ----------
-    width
-        Numbers of a row.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         self._hidden = spec.hidden_size
         self._input = spec.layer_input.size if spec.layer_input else 0
         self._sources: dict[int, int] = {}
-        self.width = spec.hidden_size + spec.num_layers * self._input
+        self.width = spec.hidden_size + spec.num_layers * self._input  # numbers of a row
         for source in sorted({spec.keys_of(layer) for layer in range(spec.num_layers)} - {-1}):
             attention = spec.attention_of(source)
             self._sources[source] = self.width

@@ -21,22 +21,12 @@ Watch = Callable[[str, Tensor], None]
 
 
 class LayerWeights:
-    """The tensors of a layer by the engine's names, and who looks at the inputs of its linear layers.
-
-    Attributes
-    ----------
-    tensors
-        ``attention.qkv.weight`` and so on, float32.
-    watch
-        Called with the name of each linear layer and its inputs ``[..., in]``.
-    watch_output
-        The same with its outputs ``[..., out]``.
-    """
+    """The tensors of a layer by the engine's names, and who looks at the inputs of its linear layers."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = dict(tensors)
-        self.watch: Watch | None = None
-        self.watch_output: Watch | None = None
+        self.tensors = dict(tensors)  # ``attention.qkv.weight`` and so on, float32
+        self.watch: Watch | None = None  # called with the name of each linear layer and its inputs ``[..., in]``
+        self.watch_output: Watch | None = None  # the same with its outputs ``[..., out]``
 
     def __contains__(self, name: str) -> bool:
         return f"{name}.weight" in self.tensors

@@ -19,30 +19,14 @@ _SMI_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Need:
-    """Memory that a model takes of a device.
+    """Memory that a model takes of a device."""
 
-    Attributes
-    ----------
-    name
-        The model's.
-    device
-        ``cpu`` or ``cuda``.
-    weights
-        Bytes, and those of the states of sequences, whose number is fixed.
-    block
-        Bytes of a block of the cache.
-    max_blocks
-        More blocks are of no use to it.
-    cache
-        ``cache_max_entry_count``: below 1 a share of what all weights leave, from 1 on a number of blocks; None: not
-        said.
-    """
-
-    name: str
-    device: str
-    weights: int
-    block: int
-    max_blocks: int
+    name: str  # the model's
+    device: str  # ``cpu`` or ``cuda``
+    weights: int  # bytes, and those of the states of sequences, whose number is fixed
+    block: int  # bytes of a block of the cache
+    max_blocks: int  # more blocks are of no use to it
+    # ``cache_max_entry_count``: below 1 a share of what all weights leave, from 1 on a number of blocks; None: not said
     cache: float | None = None
 
     @property

@@ -12,38 +12,19 @@ from lmdeploy.serve.multi_model.memory import Need
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that the engine can load.
+    """A model that the engine can load."""
 
-    Attributes
-    ----------
-    name
-        What callers call it.
-    engine_dir
-        Its engine directory.
-    older_name
-        What Triton clients of LMDeploy up to 0.5.1 receive.
-    chat_template
-        As in `RequestedModel`.
-    engine
-        Settings of the engine.
-    idle_timeout
-        As in `RequestedModel`.
-    device
-        ``cpu`` or ``cuda``.
-    weights, block, max_blocks
-        As in `Need`.
-    """
-
-    name: str
-    engine_dir: str
-    older_name: str
-    chat_template: str
-    engine: Mapping[str, Any]
-    device: str
+    name: str  # what callers call it
+    engine_dir: str  # its engine directory
+    older_name: str  # what Triton clients of LMDeploy up to 0.5.1 receive
+    chat_template: str  # as in `RequestedModel`
+    engine: Mapping[str, Any]  # settings of the engine
+    device: str  # ``cpu`` or ``cuda``
+    # As in `Need`
     weights: int
     block: int
     max_blocks: int
-    idle_timeout: float | None = None
+    idle_timeout: float | None = None  # as in `RequestedModel`
 
     @property
     def need(self) -> Need:

@@ -30,29 +30,18 @@ class RegistryBusyError(Exception):
 
 @dataclass(frozen=True)
 class ServedEntry:
-    """A model that is served.
+    """A model that is served."""
 
-    Attributes
-    ----------
-    name
-        What callers call it.
-    suffix
-        What the names of its models in Triton have after those of a server with one model: ``ensemble.small``.
-    engine_dir, chat_template
-        As in `PreparedModel`.
-    device, memory
-        Where it runs, and how many bytes were set apart for it there.
-    error
-        Why it could not be loaded when the server started; empty: it was.
-    """
-
-    name: str
+    name: str  # what callers call it
+    # What the names of its models in Triton have after those of a server with one model: ``ensemble.small``
     suffix: str
+    # As in `PreparedModel`
     engine_dir: str
     chat_template: str
+    # Where it runs, and how many bytes were set apart for it there
     device: str
     memory: int
-    error: str = ""
+    error: str = ""  # why it could not be loaded when the server started; empty: it was
 
     @property
     def triton_models(self) -> list[str]:

@@ -30,28 +30,14 @@ class RequestedModel:
     """A model as somebody asks for it.
 
     Raises `ValueError` if a value is not what it may be.
-
-    Attributes
-    ----------
-    name
-        What callers call it: a name, or a name with a version, as ``chat@2``.
-    path
-        As for ``lmdeploy serve api_server``.
-    chat_template
-        A built-in template or a JSON file; empty: the model's own.
-    backend
-        The engine, as for ``lmdeploy serve api_server``.
-    engine
-        Settings of the engine (docs/reference/settings.md).
-    idle_timeout
-        Seconds after its last request after which it leaves memory; negative: it stays; None: as the server has it.
     """
 
-    name: str
-    path: str
-    chat_template: str = ""
-    backend: str = "turbomind"
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # what callers call it: a name, or a name with a version, as ``chat@2``
+    path: str  # as for ``lmdeploy serve api_server``
+    chat_template: str = ""  # a built-in template or a JSON file; empty: the model's own
+    backend: str = "turbomind"  # the engine, as for ``lmdeploy serve api_server``
+    engine: Mapping[str, Any] = field(default_factory=dict)  # settings of the engine (docs/reference/settings.md)
+    # Seconds after its last request after which it leaves memory; negative: it stays; None: as the server has it
     idle_timeout: float | None = None
 
     def __post_init__(self) -> None:

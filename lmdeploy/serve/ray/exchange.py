@@ -19,31 +19,18 @@ _PROMPTS = ("messages", "prompt", "input")  # the field that holds it, of any en
 
 @dataclass(frozen=True)
 class RoutedRequest:
-    """An HTTP request, and what the router goes by.
+    """An HTTP request, and what the router goes by."""
 
-    Attributes
-    ----------
-    method, path, query, headers, body
-        The request; its path is decoded, its query is not.
-    model
-        What the body names.
-    session
-        Key of its session.
-    keys
-        Of its prompt's prefixes.
-    avoided
-        Replicas that could not answer it.
-    """
-
+    # The request; its path is decoded, its query is not
     method: str
     path: str
     query: str
     headers: tuple[tuple[str, str], ...]
     body: bytes
-    model: str = ""
-    session: int | None = None
-    keys: tuple[int, ...] = ()
-    avoided: frozenset[str] = frozenset()
+    model: str = ""  # what the body names
+    session: int | None = None  # key of its session
+    keys: tuple[int, ...] = ()  # of its prompt's prefixes
+    avoided: frozenset[str] = frozenset()  # replicas that could not answer it
 
     def avoiding(self, replica: str) -> RoutedRequest:
         """Return the same request for another replica."""
@@ -52,17 +39,10 @@ class RoutedRequest:
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning of a response; bytes of its body follow.
+    """The beginning of a response; bytes of its body follow."""
 
-    Attributes
-    ----------
-    replica
-        Who answers.
-    status, headers
-        As its server says.
-    """
-
-    replica: str
+    replica: str  # who answers
+    # As its server says
     status: int
     headers: Mapping[str, str]
 

@@ -35,59 +35,32 @@ _NOT_FOR_REPLICAS = {
 
 
 class RaySettings(BaseModel):
-    """Settings of the application.
-
-    Attributes
-    ----------
-    model
-        As for ``lmdeploy serve api_server``; a path must be there on each machine.
-    options
-        Further options of ``lmdeploy serve api_server`` for each replica, by name: a value, a list, a mapping for
-        what is written ``NAME=VALUE``, or true.
-    replicas
-        At least this many.
-    max_replicas
-        At most this many; None: as many as `replicas`, always.
-    waiting_per_replica
-        Requests waiting before the batch, on average, from which on there should be one replica more.
-    target_requests
-        Open requests that a replica should have.
-    upscale_seconds, downscale_seconds
-        How long there must be too few or too many replicas before anything is done.
-    look_back_seconds
-        The time that metrics are averaged over.
-    max_requests
-        Open requests of a replica; more wait outside.
-    max_queued
-        Requests that may wait outside; more are refused with 503.
-    cpus, gpus
-        What Ray reserves for a replica. With 0 GPUs a replica sees none.
-    ingresses
-        Processes that take requests from Ray's proxies.
-    health_seconds
-        Between two questions whether a replica is healthy; one that is not three times in a row is replaced.
-    drain_seconds
-        What open requests get when a replica is taken away.
-    """
+    """Settings of the application."""
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = ""
+    model: str = ""  # as for ``lmdeploy serve api_server``; a path must be there on each machine
+    # Further options of ``lmdeploy serve api_server`` for each replica, by name: a value, a list, a mapping for what is
+    # written ``NAME=VALUE``, or true
     options: dict[str, Any] = {}
-    replicas: int = Field(1, ge=1)
-    max_replicas: int | None = Field(None, ge=1)
+    replicas: int = Field(1, ge=1)  # at least this many
+    max_replicas: int | None = Field(None, ge=1)  # at most this many; None: as many as `replicas`, always
+    # Requests waiting before the batch, on average, from which on there should be one replica more
     waiting_per_replica: float = Field(4, gt=0)
-    target_requests: float = Field(48, gt=0)
+    target_requests: float = Field(48, gt=0)  # open requests that a replica should have
+    # How long there must be too few or too many replicas before anything is done
     upscale_seconds: float = Field(30, ge=0)
     downscale_seconds: float = Field(600, ge=0)
-    look_back_seconds: float = Field(30, gt=0)
-    max_requests: int = Field(384, ge=1)
-    max_queued: int = Field(4096, ge=-1)
+    look_back_seconds: float = Field(30, gt=0)  # the time that metrics are averaged over
+    max_requests: int = Field(384, ge=1)  # open requests of a replica; more wait outside
+    max_queued: int = Field(4096, ge=-1)  # requests that may wait outside; more are refused with 503
+    # What Ray reserves for a replica. With 0 GPUs a replica sees none
     cpus: float = Field(1, ge=0)
     gpus: float = Field(0, ge=0)
-    ingresses: int = Field(1, ge=1)
+    ingresses: int = Field(1, ge=1)  # processes that take requests from Ray's proxies
+    # Between two questions whether a replica is healthy; one that is not three times in a row is replaced
     health_seconds: float = Field(5, gt=0)
-    drain_seconds: float = Field(60, gt=0)
+    drain_seconds: float = Field(60, gt=0)  # what open requests get when a replica is taken away
 
     @field_validator("options")
     @classmethod

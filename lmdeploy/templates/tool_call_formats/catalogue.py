@@ -215,21 +215,11 @@ OLMO3 = PythonLines("<function_calls>", "</function_calls>")
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """A named tool call format.
+    """A named tool call format."""
 
-    Attributes
-    ----------
-    formats : tuple
-        The one that is written first; all are read.
-    signs : tuple of tuple of str
-        A template that holds all texts of one of them writes calls so.
-    in_auto : bool
-        Whether it is read, too, where no format is known: not where it has no mark, or a common one.
-    """
-
-    formats: tuple[ToolCallFormat, ...]
-    signs: tuple[tuple[str, ...], ...] = ()
-    in_auto: bool = True
+    formats: tuple[ToolCallFormat, ...]  # the one that is written first; all are read
+    signs: tuple[tuple[str, ...], ...] = ()  # a template that holds all texts of one of them writes calls so
+    in_auto: bool = True  # whether it is read, too, where no format is known: not where it has no mark, or a common one
 
 
 _NAMED = {

@@ -24,23 +24,13 @@ class FunctionSchema:
     """A function that may be called.
 
     Raises `SchemaError` if it is strict, and has a keyword that no grammar can hold.
-
-    Attributes
-    ----------
-    name : str
-        Its name.
-    parameters : dict
-        The JSON schema of its arguments, an object; readers go by it.
-    is_strict : bool
-        Arguments are held to all of the schema. Otherwise, keywords that no grammar can hold are left out.
-    enforced : dict
-        The same, without the keywords that are left out.
     """
 
-    name: str
-    parameters: dict[str, Any]
+    name: str  # its name
+    parameters: dict[str, Any]  # the JSON schema of its arguments, an object; readers go by it
+    # Arguments are held to all of the schema. Otherwise, keywords that no grammar can hold are left out
     is_strict: bool = False
-    enforced: dict[str, Any] = field(init=False)
+    enforced: dict[str, Any] = field(init=False)  # the same, without the keywords that are left out
 
     def __post_init__(self) -> None:
         schema = self.parameters if self.is_strict else relaxed(self.parameters)
@@ -63,26 +53,15 @@ class FunctionSchema:
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """The calls of some functions.
+    """The calls of some functions."""
 
-    Attributes
-    ----------
-    tags : list of dict
-        A tag for a call of each function: ``begin``, ``content`` and ``end``.
-    before, separator, after : str
-        Around all calls, and between two.
-    trigger : str
-        What a call is known by among other text; empty: nothing.
-    is_alone : bool
-        A call ends the response.
-    """
-
-    tags: list[Grammar]
+    tags: list[Grammar]  # a tag for a call of each function: ``begin``, ``content`` and ``end``
+    # Around all calls, and between two
     before: str = ""
     separator: str = ""
     after: str = ""
-    trigger: str = ""
-    is_alone: bool = False
+    trigger: str = ""  # what a call is known by among other text; empty: nothing
+    is_alone: bool = False  # a call ends the response
 
     def calls(self, *, several: bool) -> Grammar:
         """Return the grammar of a call, or of several, and nothing else."""

@@ -17,21 +17,11 @@ from lmdeploy.templates.tool_call_formats.grammar import (
 
 @dataclass(frozen=True, slots=True)
 class NamedArguments:
-    """Each call is the function's name and then its arguments, a JSON object.
+    """Each call is the function's name and then its arguments, a JSON object."""
 
-    Attributes
-    ----------
-    opening : str
-        The mark before the name.
-    ending : str
-        What ends the name.
-    closing : str
-        The mark after the arguments; empty: there is none.
-    """
-
-    opening: str
-    ending: str
-    closing: str = ""
+    opening: str  # the mark before the name
+    ending: str  # what ends the name
+    closing: str = ""  # the mark after the arguments; empty: there is none
 
     def write(self, calls: Sequence[Call]) -> str:
         """Return the calls as the model writes them."""
@@ -53,37 +43,19 @@ class NamedArguments:
 
 @dataclass(frozen=True, slots=True)
 class HeadedArguments:
-    """Each call is a head that holds the function's name, and then its arguments, a JSON object.
+    """Each call is a head that holds the function's name, and then its arguments, a JSON object."""
 
-    Attributes
-    ----------
-    head : str
-        As written, with ``{name}``, and ``{number}`` or ``{id}`` of the call.
-    closing : str
-        The mark after the arguments as written.
-    openings : tuple of str
-        The marks that heads begin with.
-    pattern : str
-        Regular expression of what is between one of them and the arguments; its group ``name`` is the name.
-    closings : tuple of str
-        Each may end a call.
-    before, separator, after : str
-        Around all calls, and between two, as written.
-    other_afters : tuple of str
-        Read like `after`.
-    response_head : str
-        As `head` at the beginning of a response, where the prompt ends with a part of it; the call ends the response.
-    """
-
-    head: str
-    closing: str
-    openings: tuple[str, ...]
-    pattern: str
-    closings: tuple[str, ...]
+    head: str  # as written, with ``{name}``, and ``{number}`` or ``{id}`` of the call
+    closing: str  # the mark after the arguments as written
+    openings: tuple[str, ...]  # the marks that heads begin with
+    pattern: str  # regular expression of what is between one of them and the arguments; its group ``name`` is the name
+    closings: tuple[str, ...]  # each may end a call
+    # Around all calls, and between two, as written
     before: str = ""
     separator: str = ""
     after: str = ""
-    other_afters: tuple[str, ...] = ()
+    other_afters: tuple[str, ...] = ()  # read like `after`
+    # As `head` at the beginning of a response, where the prompt ends with a part of it; the call ends the response
     response_head: str = ""
 
     def write(self, calls: Sequence[Call]) -> str:

@@ -10,29 +10,16 @@ from lmdeploy.templates.tool_call_formats.grammar import CallGrammar, FunctionSc
 
 @dataclass(frozen=True, slots=True)
 class MarkedObjects:
-    """Each call is a JSON object between two marks.
-
-    Attributes
-    ----------
-    opening, closing : str
-        The marks.
-    before, after : str
-        What is between the marks and the object as written; any white space is read.
-    separator : str
-        Between two calls as written.
-    arguments : str
-        Name of the object's member with the arguments; any of the usual names is read.
-    other_openings : tuple of str
-        Read like `opening`.
-    """
+    """Each call is a JSON object between two marks."""
 
     opening: str
     closing: str
+    # What is between the marks and the object as written; any white space is read
     before: str = "\n"
     after: str = "\n"
-    separator: str = "\n"
-    arguments: str = "arguments"
-    other_openings: tuple[str, ...] = ()
+    separator: str = "\n"  # between two calls as written
+    arguments: str = "arguments"  # name of the object's member with the arguments; any of the usual names is read
+    other_openings: tuple[str, ...] = ()  # read like `opening`
 
     def write(self, calls: Sequence[Call]) -> str:
         """Return the calls as the model writes them."""
@@ -48,18 +35,10 @@ class MarkedObjects:
 
 @dataclass(frozen=True, slots=True)
 class BareObjects:
-    """Each call is a JSON object without marks.
+    """Each call is a JSON object without marks."""
 
-    Attributes
-    ----------
-    separator : str
-        Between two calls.
-    arguments : str
-        Name of the object's member with the arguments as written.
-    """
-
-    separator: str = "; "
-    arguments: str = "parameters"
+    separator: str = "; "  # between two calls
+    arguments: str = "parameters"  # name of the object's member with the arguments as written
 
     def write(self, calls: Sequence[Call]) -> str:
         """Return the calls as the model writes them."""
@@ -73,33 +52,18 @@ class BareObjects:
 
 @dataclass(frozen=True, slots=True)
 class ObjectList:
-    """The calls are a JSON list after a mark.
+    """The calls are a JSON list after a mark."""
 
-    Attributes
-    ----------
-    opening : str
-        The mark.
-    closing : str
-        After the list; empty: nothing.
-    name, arguments, identity : str
-        Names of an object's members with the function, its arguments and the call's id, as written; empty: calls have
-        no ids. Any of the usual names is read.
-    indent : int, optional
-        Of the list as written.
-    other_openings : tuple of str
-        Read like `opening`.
-    is_bare : bool
-        The list is written without marks, and read where a response begins with it.
-    """
-
-    opening: str
-    closing: str = ""
+    opening: str  # the mark
+    closing: str = ""  # after the list; empty: nothing
+    # Names of an object's members with the function, its arguments and the call's id, as written; empty: calls have no
+    # ids. Any of the usual names is read
     name: str = "name"
     arguments: str = "arguments"
     identity: str = ""
-    indent: int | None = None
-    other_openings: tuple[str, ...] = ()
-    is_bare: bool = False
+    indent: int | None = None  # of the list as written
+    other_openings: tuple[str, ...] = ()  # read like `opening`
+    is_bare: bool = False  # the list is written without marks, and read where a response begins with it
 
     def write(self, calls: Sequence[Call], gap: str = "") -> str:
         """Return the calls as the model writes them, with `gap` after the mark."""

@@ -22,22 +22,13 @@ from lmdeploy.templates.tool_call_formats.grammar import (
 
 @dataclass(frozen=True, slots=True)
 class PythonList:
-    """The calls are a Python list of calls with keywords: ``[add(a=1, b=2), today()]``.
+    """The calls are a Python list of calls with keywords: ``[add(a=1, b=2), today()]``."""
 
-    Attributes
-    ----------
-    opening, closing : str
-        Marks that may be around the list.
-    is_marked : bool
-        They are written.
-    has_json : bool
-        Lists and objects are written in JSON; Python is read all the same.
-    """
-
+    # Marks that may be around the list
     opening: str
     closing: str
-    is_marked: bool = False
-    has_json: bool = False
+    is_marked: bool = False  # they are written
+    has_json: bool = False  # lists and objects are written in JSON; Python is read all the same
 
     def write(self, calls: Sequence[Call]) -> str:
         """Return the calls as the model writes them."""
@@ -53,13 +44,7 @@ class PythonList:
 
 @dataclass(frozen=True, slots=True)
 class PythonLines:
-    """The calls are Python calls with keywords, a line each, between two marks.
-
-    Attributes
-    ----------
-    opening, closing : str
-        The marks.
-    """
+    """The calls are Python calls with keywords, a line each, between two marks."""
 
     opening: str
     closing: str

@@ -21,22 +21,12 @@ from lmdeploy.templates.tool_call_formats.grammar import (
 
 @dataclass(frozen=True, slots=True)
 class QuotedArguments:
-    """Each call is ``NAME{key:<quote>text<quote>,other:42,list:[1,{a:true}]}`` between two marks.
-
-    Attributes
-    ----------
-    opening, closing : str
-        The marks.
-    quote : str
-        Before and after a text; within, nothing is escaped.
-    before_name : str
-        Before the function's name.
-    """
+    """Each call is ``NAME{key:<quote>text<quote>,other:42,list:[1,{a:true}]}`` between two marks."""
 
     opening: str
     closing: str
-    quote: str
-    before_name: str = "call:"
+    quote: str  # before and after a text; within, nothing is escaped
+    before_name: str = "call:"  # before the function's name
 
     def write(self, calls: Sequence[Call]) -> str:
         """Return the calls as the model writes them."""

@@ -33,40 +33,24 @@ _ANY_NAME: Grammar = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
 
 @dataclass(frozen=True, slots=True)
 class TaggedArguments:
-    """Each call is the function's name, and then its arguments one by one. All marks are given as they are written.
+    """Each call is the function's name, and then its arguments one by one. All marks are given as they are written."""
 
-    Attributes
-    ----------
-    call, name_end : str
-        Around the name of the function.
-    key, value, value_end : str
-        Before an argument's name, between the name and the value, and after the value. Where the value says of itself
-        whether it is text, ``{is_text}`` stands for ``true`` or ``false``.
-    call_end : str
-        After the arguments.
-    section : tuple of str
-        Around all calls, or around each; it is read around one or several.
-    separator : str
-        Between two calls.
-    pads : bool
-        Line ends around values belong to the marks: one on each side is no part of the value.
-    untyped : str
-        What an argument is whose type the schema does not say: ``text``, or ``json`` where it can be.
-    words : str
-        Whether ``true`` and the like are written in JSON or in Python.
-    """
-
+    # Around the name of the function
     call: str
     name_end: str
+    # Before an argument's name, between the name and the value, and after the value. Where the value says of itself
+    # whether it is text, ``{is_text}`` stands for ``true`` or ``false``
     key: str
     value: str
     value_end: str
-    call_end: str
-    section: tuple[str, str] = ("", "")
+    call_end: str  # after the arguments
+    section: tuple[str, str] = ("", "")  # around all calls, or around each; it is read around one or several
     section_each: bool = False
-    separator: str = ""
-    pads: bool = False
+    separator: str = ""  # between two calls
+    pads: bool = False  # line ends around values belong to the marks: one on each side is no part of the value
+    # What an argument is whose type the schema does not say: ``text``, or ``json`` where it can be
     untyped: Literal["text", "json"] = "text"
+    # Whether ``true`` and the like are written in JSON or in Python
     words: Literal["json", "python", "python all"] = "json"
 
     def write(self, calls: Sequence[Call]) -> str:

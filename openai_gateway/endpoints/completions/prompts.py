@@ -17,21 +17,12 @@ from openai_gateway.models import ServedModel
 
 @dataclass(slots=True)
 class Echo:
-    """Common prefix of one prompt's choices.
+    """Common prefix of one prompt's choices."""
 
-    Attributes
-    ----------
-    text : str
-        The prompt; empty when it is not given.
-    scored : list of Scored
-        The prompt's tokens, reported or not, if their log probabilities were asked for and have come.
-    shows_special : bool
-        Whether special tokens of responses are in their texts.
-    """
-
-    text: str
+    text: str  # the prompt; empty when it is not given
+    # The prompt's tokens, reported or not, if their log probabilities were asked for and have come
     scored: list[Scored]
-    shows_special: bool
+    shows_special: bool  # whether special tokens of responses are in their texts
 
     async def cursor(self, texts: TokenTexts) -> TextCursor:
         """Return where in the text the first token begins: before it, where the tokenizer puts something in front."""

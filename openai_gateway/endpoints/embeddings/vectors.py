@@ -41,54 +41,31 @@ _TYPES = {"search_query": "query", "search_document": "document", "passage": "do
 
 @dataclass(frozen=True)
 class PoolingParams:
-    """How a caller wants vectors made.
+    """How a caller wants vectors made."""
 
-    Attributes
-    ----------
-    dimensions
-        How many numbers of each are kept, as models allow that were trained so (Kusupati et al., 2022); such a vector
-        has length 1. None: all.
-    input_type
-        What the texts are: ``query`` or ``document``, or as the model calls it; it has a prompt for it, or needs none.
-    prompt_name
-        Which of the model's prompts is in front of each text. None: that of `input_type`, else the default one.
-    truncate
-        The end of a text that is longer than the model reads is left out.
-    normalizes
-        Whether vectors have length 1. None: as the model says.
-    task
-        Which of the model's adapters is used, with the prompt of its name unless another one is named. None: none.
-    """
-
+    # How many numbers of each are kept, as models allow that were trained so (Kusupati et al., 2022); such a vector has
+    # length 1. None: all
     dimensions: int | None = None
+    # What the texts are: ``query`` or ``document``, or as the model calls it; it has a prompt for it, or needs none
     input_type: str | None = None
+    # Which of the model's prompts is in front of each text. None: that of `input_type`, else the default one
     prompt_name: str | None = None
-    truncate: bool = False
-    normalizes: bool | None = None
+    truncate: bool = False  # the end of a text that is longer than the model reads is left out
+    normalizes: bool | None = None  # whether vectors have length 1. None: as the model says
+    # Which of the model's adapters is used, with the prompt of its name unless another one is named. None: none
     task: str | None = None
 
 
 @dataclass(frozen=True)
 class ServeContext:
-    """A request for what a model makes of texts, without a response to them.
+    """A request for what a model makes of texts, without a response to them."""
 
-    Attributes
-    ----------
-    gateway, request
-        Admit the texts.
-    chosen
-        The model that reads them.
-    user
-        Whose they are.
-    keep_alive
-        Of the requests (`lmdeploy.serve.request.RequestFields`).
-    """
-
+    # Admit the texts
     gateway: Gateway
     request: Request
-    chosen: Chosen
-    user: str | None = None
-    keep_alive: float | None = None
+    chosen: Chosen  # the model that reads them
+    user: str | None = None  # whose they are
+    keep_alive: float | None = None  # of the requests (`lmdeploy.serve.request.RequestFields`)
 
 
 def cannot(chosen: Chosen, why: str) -> ApiError:

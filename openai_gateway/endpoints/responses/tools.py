@@ -152,20 +152,11 @@ class OfferedTools:
     tools
         Of the request. A function in a group has its own name where no other function has it; else the group's name
         comes before it.
-
-    Attributes
-    ----------
-    functions
-        By the names that the model sees.
-    left_out
-        The tools that the client does not run, as `OtherTool.shown`.
-    freeform
-        Names in `functions` of tools that take a text.
     """
 
     def __init__(self, tools: Sequence[FunctionTool | CustomTool | NamespaceTool | OtherTool]) -> None:
         found: list[tuple[str | None, FunctionTool | CustomTool]] = []
-        self.left_out: list[str] = []
+        self.left_out: list[str] = []  # the tools that the client does not run, as `OtherTool.shown`
         for tool in tools:
             namespace = tool.name if isinstance(tool, NamespaceTool) else None
             for one in tool.tools if isinstance(tool, NamespaceTool) else (tool,):
@@ -174,8 +165,8 @@ class OfferedTools:
                 else:
                     found.append((namespace, one))
         named = Counter(tool.name for _, tool in found)
-        self.functions: dict[str, Tool] = {}
-        self.freeform: set[str] = set()
+        self.functions: dict[str, Tool] = {}  # by the names that the model sees
+        self.freeform: set[str] = set()  # names in `functions` of tools that take a text
         self._origins: dict[str, tuple[str | None, str]] = {}
         for namespace, tool in found:
             shown = f"{namespace}__{tool.name}" if namespace and named[tool.name] > 1 else tool.name

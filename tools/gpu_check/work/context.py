@@ -21,23 +21,12 @@ _LIBRARY_USES = ("scales", "experts", "prompts", "latents")  # of the emulation
 
 @dataclass(frozen=True)
 class Context:
-    """A step on this machine.
+    """A step on this machine."""
 
-    Attributes
-    ----------
-    folder
-        Of the results.
-    step
-        Its name.
-    is_dry_run
-        Kernels run under the emulation, on tiny shapes.
-    side, module
-        ``old`` or ``new``, and its compiled module; empty: the one of this checkout.
-    """
-
-    folder: Path
-    step: str
-    is_dry_run: bool
+    folder: Path  # of the results
+    step: str  # its name
+    is_dry_run: bool  # kernels run under the emulation, on tiny shapes
+    # ``old`` or ``new``, and its compiled module; empty: the one of this checkout
     side: str = ""
     module: str = ""
 
