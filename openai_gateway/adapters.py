@@ -16,11 +16,6 @@ class Adapters:
 
     An adapter may be bound to API keys; who has none of them neither sees nor uses it. The engine keeps digests of
     these keys as the adapter's note.
-
-    Parameters
-    ----------
-    client
-        Of the engine.
     """
 
     def __init__(self, client: TritonClient) -> None:

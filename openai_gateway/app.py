@@ -56,12 +56,8 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
 def create_app(settings: Settings, client: TritonClient | None = None) -> FastAPI:
     """Return the gateway as an ASGI application; raise `QosConfigError` if the policy file is unusable.
 
-    Parameters
-    ----------
-    settings : Settings
-        Triton need not run yet; requests get 503 until it does.
-    client : TritonClient, optional
-        Answers requests; default: one of the settings' Triton.
+    ``settings``: Triton need not run yet; requests get 503 until it does. ``client``: answers requests; default: one of
+    the settings' Triton.
     """
     ledger = Ledger(settings.ledger) if settings.ledger else None
     counted = GatewayMetrics()

@@ -16,12 +16,7 @@ _EMBEDS = "/api/embed"  # begins paths of Ollama's where no token is left to ans
 def context_error(error: ContextExceeded, path: str, limit_field: str) -> ApiError:
     """Return the error for clients.
 
-    Parameters
-    ----------
-    path
-        Of the request.
-    limit_field
-        What the request calls the limit of a response's tokens.
+    ``limit_field``: what the request calls the limit of a response's tokens.
     """
     if not error.is_prompt:
         return _answer_error(error, path, limit_field)

@@ -39,18 +39,10 @@ def make_private(folder: Path) -> None:
 
 
 class Database:
-    """One SQLite file, opened at the first transaction.
-
-    Parameters
-    ----------
-    path
-        The file, for this user alone; None: the memory of this process.
-    schema
-        Statements that make the tables where they are missing.
-    """
+    """One SQLite file, opened at the first transaction."""
 
     def __init__(self, path: Path | None, schema: str) -> None:
-        self._path = path
+        self._path = path  # the file, for this user alone; None: the memory of this process
         self._schema = schema
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None

@@ -44,12 +44,8 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiError:
     """Return the response for `error`; an unexpected one is logged and keeps its details to itself.
 
-    Parameters
-    ----------
-    path
-        Of the request: a context that is exceeded is worded as programs expect it of each API.
-    body
-        Of the request, once it is a model: its `limit_field` is what it calls the limit of its tokens.
+    ``path``: of the request: a context that is exceeded is worded as programs expect it of each API. ``body``: of the
+    request, once it is a model: its `limit_field` is what it calls the limit of its tokens.
     """
     match error:
         case ApiError():
@@ -99,12 +95,8 @@ def install_error_handlers(
 ) -> None:
     """Make `app` answer every failure in OpenAI's form.
 
-    Parameters
-    ----------
-    app : FastAPI
-        The application.
-    check_first : callable, optional
-        Called when a value of a request is refused whose fields have the right types; its error is reported instead.
+    ``check_first``: called when a value of a request is refused whose fields have the right types; its error is
+    reported instead.
     """
 
     async def respond(request: Request, error: Exception) -> Response:

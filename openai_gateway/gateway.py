@@ -164,10 +164,7 @@ class Gateway:
     async def choose(self, requested: str | None, request: Request) -> Chosen:
         """Return the model or permitted adapter of a name; an error where there is none.
 
-        Parameters
-        ----------
-        requested
-            The name; None: the model that is asked where a request names none.
+        ``requested``: the name; None: the model that is asked where a request names none.
         """
         if (key := key_of(request.scope)) is not None:
             CALLER.set(caller_of_key(key))
@@ -214,18 +211,13 @@ class Gateway:
         request: Request,
         generate: GenerateRequest,
         *,
-        chosen: Chosen | None = None,
+        chosen: Chosen | None = None,  # what `choose` returned
         user: str | None = None,
         session_id: int | None = None,
     ) -> None:
         """Let a request through to the engine with its user's priority and key's salt, and log what the settings allow.
 
         Raises `ApiError` if the user has too many requests open, or the session belongs to an interactive conversation.
-
-        Parameters
-        ----------
-        chosen
-            What `choose` returned.
         """
         adapter = None if chosen is None else chosen.adapter
         if adapter is not None:

@@ -34,12 +34,8 @@ PROCESS_BYTES = 128 << 20  # of those of all requests that are open in this proc
 class MediaFetcher:
     """Fetcher of the images that requests name.
 
-    Parameters
-    ----------
-    hosts
-        Names of hosts they are fetched from, ``*`` for any; None: from none.
-    folder
-        Files in it may be named; None: none may.
+    ``hosts``: names of hosts they are fetched from, ``*`` for any; None: from none. ``folder``: files in it may be
+    named; None: none may.
     """
 
     def __init__(self, hosts: tuple[str, ...] | None, folder: Path | None) -> None:
@@ -132,13 +128,7 @@ def readable_messages(
 
 
 class RequestMedia:
-    """The images of one request, fetched one after the other.
-
-    Parameters
-    ----------
-    fetcher
-        Of this process.
-    """
+    """The images of one request, fetched one after the other."""
 
     def __init__(self, fetcher: MediaFetcher) -> None:
         self._fetcher = fetcher

@@ -50,26 +50,14 @@ class Traits:
 class ServedModel:
     """Served model, and its control requests.
 
-    Raises `ValueError` if `generation_config` is a folder without a usable file.
-
-    Parameters
-    ----------
-    name
-        What callers call it.
-    client
-        Of its engine.
-    engine_dir
-        As `TokenTexts` takes it.
-    traits
-        What its template says.
-    generation_config
-        Where its sampling defaults come from (`lmdeploy.model_metadata.sampling_defaults`).
+    Raises `ValueError` if `generation_config` is a folder without a usable file. ``traits``: what its template says.
+    ``generation_config``: where its sampling defaults come from (`lmdeploy.model_metadata.sampling_defaults`).
     """
 
     def __init__(
         self, name: str, client: TritonClient, engine_dir: Path | None, traits: Traits, generation_config: str = AUTO
     ) -> None:
-        self.name = name
+        self.name = name  # what callers call it
         self.sampling_defaults = sampling_defaults(generation_config, engine_dir)
         self.thinking = traits.thinking
         self.infilling = traits.infilling
@@ -80,6 +68,7 @@ class ServedModel:
         self._media_in_tool_results = traits.media_in_tool_results
         self.score_head = None if engine_dir is None else read_score_head(engine_dir)
         self.token_heads = None if engine_dir is None else read_token_heads(engine_dir)
+        # As `TokenTexts` takes it
         self.client, self.engine_dir = client, engine_dir
         self.load_error = ""  # why the server could not load it when it was started
         self.adapters = Adapters(client)
@@ -155,14 +144,7 @@ class Models(Protocol):
 class OneModel:
     """The only model of a Triton.
 
-    Parameters
-    ----------
-    settings
-        Its name, or None: what Triton says; its engine directory; what says where it thinks.
-    client
-        Of the tritonserver.
-    tracing
-        Called with the name.
+    ``settings``: its name, or None: what Triton says; its engine directory; what says where it thinks.
     """
 
     def __init__(self, settings: Settings, client: TritonClient, tracing: Tracing | None = None) -> None:
@@ -170,7 +152,7 @@ class OneModel:
         self._model = ServedModel(
             settings.model_name or "", client, settings.engine_dir, traits, settings.generation_config
         )
-        self._tracing = tracing
+        self._tracing = tracing  # called with the name
 
     async def all(self) -> list[ServedModel]:
         """Return it; as `Models.all`."""
@@ -186,27 +168,15 @@ class OneModel:
 
 
 class MultiModel:
-    """The models of a registry, whoever changes it.
-
-    Parameters
-    ----------
-    registry
-        Looked at again for each request.
-    client
-        Of the tritonserver.
-    settings
-        How reasoning and calls are found in their responses.
-    tracing
-        Makes spans of their responses.
-    """
+    """The models of a registry, whoever changes it."""
 
     def __init__(
         self, registry: Registry, client: TritonClient, settings: Settings, tracing: Tracing | None = None
     ) -> None:
-        self._registry = registry
+        self._registry = registry  # looked at again for each request
         self._client = client
-        self._settings = settings
-        self._tracing = tracing
+        self._settings = settings  # how reasoning and calls are found in their responses
+        self._tracing = tracing  # makes spans of their responses
         self._entries: tuple[ServedEntry, ...] = ()
         self._models: dict[ServedEntry, ServedModel] = {}
         self._named: dict[str, ServedModel] = {}

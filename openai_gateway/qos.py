@@ -88,10 +88,7 @@ class Qos:
     def load(cls, path: Path, api_keys: Sequence[str] = ()) -> Qos:
         """Read a policy file; raise `QosConfigError` if it cannot be read, or is no policy.
 
-        Parameters
-        ----------
-        api_keys
-            Those of the server; empty: callers need none.
+        ``api_keys``: those of the server; empty: callers need none.
         """
         try:
             policy = _Policy.model_validate_json(path.read_bytes())
@@ -113,16 +110,9 @@ class Qos:
     def admit(self, user: str | None, *keys: str | None, counts: bool = True) -> Admission:
         """Count a request as open.
 
-        Raises `ApiError` if the user is unknown, or has its quota of requests open.
-
-        Parameters
-        ----------
-        user
-            Who the request says it is from.
-        keys
-            The caller's API keys, of which the first one that the policy knows counts; none: the server has none.
-        counts
-            False: it is let through in addition to the quota.
+        Raises `ApiError` if the user is unknown, or has its quota of requests open. ``user``: who the request says it
+        is from. ``keys``: the caller's API keys, of which the first one that the policy knows counts; none: the server
+        has none. ``counts``: False: it is let through in addition to the quota.
         """
         if not self._enabled:
             return Admission(0, lambda: None)

@@ -24,25 +24,15 @@ class ReasoningParser:
 
     Reasoning is at the beginning alone: marks in the answer are text. A call in reasoning that is closed after it is a
     draft, and stays there; in reasoning that is never closed it is a call. So from the mark of a call on all waits.
-
-    Parameters
-    ----------
-    marks : ThinkingMarks
-        The model's.
-    begins_inside : bool
-        The prompt ended with the opening mark.
-    new_calls : callable, optional
-        Makes a parser of calls; None: there are none.
-    budget : int, optional
-        Tokens after which the engine ends the reasoning, wherever that is. None: the model alone ends it.
     """
 
     def __init__(
         self,
         marks: ThinkingMarks,
         *,
-        begins_inside: bool,
-        new_calls: Callable[[], ToolCallParser] | None = None,
+        begins_inside: bool,  # the prompt ended with the opening mark
+        new_calls: Callable[[], ToolCallParser] | None = None,  # makes a parser of calls; None: there are none
+        # Tokens after which the engine ends the reasoning, wherever that is. None: the model alone ends it
         budget: int | None = None,
     ) -> None:
         self._marks = marks

@@ -14,29 +14,16 @@ _BLANKS: Grammar = {"type": "regex", "pattern": r"[ \n]{0,2}"}
 
 
 def after_reasoning(
-    response_format: Mapping[str, Any],
-    marks: ThinkingMarks,
+    response_format: Mapping[str, Any],  # the engine's, of what comes after
+    marks: ThinkingMarks,  # around the reasoning
     *,
-    begins_inside: bool,
-    is_call: bool,
-    budget: int | None = None,
+    begins_inside: bool,  # the prompt ended with the opening mark: there is reasoning. Else there may be
+    is_call: bool,  # what comes after is a call, not an answer
+    budget: int | None = None,  # tokens that reasoning may take; None: any number
 ) -> dict[str, Any]:
     """Return a ``response_format`` whose text may come after reasoning.
 
     Raises `ApiError` if the format is a Lark grammar.
-
-    Parameters
-    ----------
-    response_format
-        The engine's, of what comes after.
-    marks
-        Around the reasoning.
-    begins_inside
-        The prompt ended with the opening mark: there is reasoning. Else there may be.
-    is_call
-        What comes after is a call, not an answer.
-    budget
-        Tokens that reasoning may take; None: any number.
     """
     thought = {"type": "any_text", "excludes": [marks.end]} | ({} if budget is None else {"max_tokens": budget})
     reasoning = tag("" if begins_inside else marks.begin, thought, marks.end)
@@ -56,14 +43,8 @@ def after_reasoning(
 def or_calls(response_format: Mapping[str, Any], calls: Grammar, marks: ThinkingMarks | None) -> dict[str, Any] | None:
     """Return a ``response_format`` of a text that it describes, or of calls; None: there is no grammar of both.
 
-    Parameters
-    ----------
-    response_format
-        The engine's, of the text.
-    calls
-        The grammar of the calls.
-    marks
-        Around the model's reasoning. Where a text and a call begin or end with different marks, there is none of both.
+    ``response_format``: the engine's, of the text. ``calls``: the grammar of the calls. ``marks``: around the model's
+    reasoning. Where a text and a call begin or end with different marks, there is none of both.
     """
     if response_format["type"] == "lark" or (marks and any(getattr(marks, end) for end in _ENDS)):
         return None

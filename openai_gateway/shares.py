@@ -13,17 +13,12 @@ class Shares:
 
     A key that waits for what is free has its turn before all that come after it, however little they want: what is
     large waits no longer than the keys before it. A key that has its share takes none of the others' turns.
-
-    Parameters
-    ----------
-    total
-        What there is.
-    max_per_key
-        What one key may have at a time, unless it has nothing; default: all. Requests without a key may have all.
+    ``max_per_key``: what one key may have at a time, unless it has nothing; default: all. Requests without a key may
+    have all.
     """
 
     def __init__(self, total: int, max_per_key: int | None = None) -> None:
-        self._total = self._free = total
+        self._total = self._free = total  # what there is
         self._max_per_key = total if max_per_key is None else max_per_key
         self._reserved: Counter[str | None] = Counter()
         self._waiting: dict[str | None, deque[tuple[int, asyncio.Future[None]]]] = {}  # by key, whose turn is first

@@ -153,12 +153,8 @@ def check_model(model_dir: Path) -> None:
 def make(model_dir: Path) -> None:
     """Make ``model_dir`` unless it is there; it appears complete or not at all.
 
-    Raises `RuntimeError` if what was written is not a whole model.
-
-    Parameters
-    ----------
-    model_dir
-        The directory to make. Its parent is created when missing.
+    Raises `RuntimeError` if what was written is not a whole model. ``model_dir``: the directory to make. Its parent is
+    created when missing.
     """
     if is_complete(model_dir):
         add_sampling(model_dir)  # one that was made before it was written

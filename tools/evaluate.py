@@ -126,12 +126,7 @@ def read_pieces(path: Path = TEXTS) -> list[str]:
 def log_probabilities(logits: torch.Tensor, length: int) -> torch.Tensor:
     """Return the log-probabilities ``[length - 1, vocab]`` of what follows each token of a text but its last.
 
-    Parameters
-    ----------
-    logits
-        ``[tokens, vocab]``, with rows for at least ``length`` tokens.
-    length
-        Tokens of the text.
+    ``logits``: ``[tokens, vocab]``, with rows for at least ``length`` tokens.
     """
     return torch.log_softmax(logits[: length - 1].float(), dim=-1)
 
@@ -141,12 +136,8 @@ def compare(
 ) -> Agreement:
     """Return how far ``measured`` is from ``reference``.
 
-    Parameters
-    ----------
-    texts
-        Token ids, at least two a text.
-    reference, measured
-        For each text what :func:`log_probabilities` returns.
+    ``texts``: token ids, at least two a text. ``reference``, ``measured``: for each text what :func:`log_probabilities`
+    returns.
     """
     divergence = loss = 0.0
     same = tokens = 0
@@ -159,18 +150,10 @@ def compare(
 
 
 class Evaluation:
-    """Formats of one model, one after the other; the first one measured is the reference.
-
-    Parameters
-    ----------
-    pieces
-        The texts.
-    backend
-        The engine: ``turbomind`` or ``pytorch``.
-    """
+    """Formats of one model, one after the other; the first one measured is the reference."""
 
     def __init__(self, pieces: Sequence[str], backend: Literal["turbomind", "pytorch"] = "turbomind") -> None:
-        self._backend = backend
+        self._backend = backend  # the engine: ``turbomind`` or ``pytorch``
         self._pieces = list(pieces)
         self._texts: list[list[int]] = []
         self._reference: list[torch.Tensor] = []

@@ -41,21 +41,13 @@ LOGIN = "Any name will do; the password is an API key of this server."
 def create_app(
     server: str,
     model_name: str | None = None,
-    api_keys: Sequence[str] = (),
+    api_keys: Sequence[str] = (),  # the page is for those who know one of them; empty: for everybody
     api_key: str | None = None,
     control_key: str = "",
     metrics_url: str = "",
     sampling_defaults: Mapping[str, Any] | None = None,
 ) -> ASGIApp:
-    """Return the page as an ASGI application that stops its running responses when it shuts down.
-
-    Parameters
-    ----------
-    server, model_name, api_key, control_key, metrics_url, sampling_defaults
-        Of `build`.
-    api_keys
-        The page is for those who know one of them; empty: for everybody.
-    """
+    """Return the page as an ASGI application that stops its running responses when it shuts down."""
     blocks = build(server, model_name, api_key, control_key, metrics_url, sampling_defaults)
     page: Page = blocks.page
 
@@ -134,31 +126,19 @@ def _knows_one_of(api_keys: Sequence[str]) -> Callable[[str, str], bool]:
 
 
 def launch(
+    # ``host:port`` of Triton's gRPC service, or the URL of a server with OpenAI's API. It need not be up yet
     server: str,
+    # Where to listen
     server_name: str,
     server_port: int,
-    model_name: str | None = None,
+    model_name: str | None = None,  # title of the page; ``None`` asks the server
     api_keys: Sequence[str] = (),
     api_key: str | None = None,
     control_key: str = "",
     metrics_url: str = "",
     sampling_defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Serve the page until the process is asked to stop.
-
-    Parameters
-    ----------
-    server
-        ``host:port`` of Triton's gRPC service, or the URL of a server with OpenAI's API. It need not be up yet.
-    server_name, server_port
-        Where to listen.
-    model_name
-        Title of the page; ``None`` asks the server.
-    api_keys
-        Of `create_app`.
-    api_key, control_key, metrics_url, sampling_defaults
-        Of `build`.
-    """
+    """Serve the page until the process is asked to stop."""
     app = create_app(server, model_name, api_keys, api_key, control_key, metrics_url, sampling_defaults)
     served = server_of(app, server_name, server_port)
     with suppress(KeyboardInterrupt):

@@ -26,29 +26,15 @@ _MAX_PASTED_LEN = 1 << 22  # longer ones become files, which only images may be
 
 
 def build(
-    server: str,
-    model_name: str | None = None,
-    api_key: str | None = None,
-    control_key: str = "",
-    metrics_url: str = "",
+    server: str,  # ``host:port`` of Triton's gRPC service, or the URL of a server with OpenAI's API
+    model_name: str | None = None,  # title of the page; ``None`` asks the server
+    api_key: str | None = None,  # a key of the server with OpenAI's API
+    control_key: str = "",  # the model whose adapters Triton lists
+    metrics_url: str = "",  # the server's page of metrics; empty: where it usually is
+    # Of a Triton's model (`lmdeploy.model_metadata.sampling_defaults`)
     sampling_defaults: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build the page.
-
-    Parameters
-    ----------
-    server
-        ``host:port`` of Triton's gRPC service, or the URL of a server with OpenAI's API.
-    model_name
-        Title of the page; ``None`` asks the server.
-    api_key
-        A key of the server with OpenAI's API.
-    control_key
-        The model whose adapters Triton lists.
-    metrics_url
-        The server's page of metrics; empty: where it usually is.
-    sampling_defaults
-        Of a Triton's model (`lmdeploy.model_metadata.sampling_defaults`).
 
     Returns
     -------

@@ -64,12 +64,8 @@ class Conversation:
 def conversation_of(reported: object, images_below: Path | None = None) -> Conversation:
     """Return the conversation that a browser or a file reports; what cannot be is left out.
 
-    Parameters
-    ----------
-    reported
-        As of `Conversation.to_json`, of any types.
-    images_below
-        Where images may be: a browser could name any file of this server. None: there are none.
+    ``reported``: as of `Conversation.to_json`, of any types. ``images_below``: where images may be: a browser could
+    name any file of this server. None: there are none.
     """
     if not isinstance(reported, Mapping):
         return Conversation()

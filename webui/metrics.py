@@ -66,12 +66,7 @@ def default_metrics_url(server: str) -> str:
 class Watch:
     """Metrics of a server over time. It is asked when somebody looks, and then once for all who do.
 
-    Parameters
-    ----------
-    url
-        Of its page of metrics.
-    every
-        Seconds that a sample stands for.
+    ``every``: seconds that a sample stands for.
     """
 
     url: str

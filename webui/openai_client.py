@@ -21,12 +21,7 @@ _FURTHER = ("top_k", "min_p", "repetition_penalty", "thinking_budget")
 class OpenAIClient:
     """A server with OpenAI's API as the page sees it (`webui.generating.Server`).
 
-    Parameters
-    ----------
-    base_url
-        Of the server, with or without ``/v1``.
-    api_key
-        A key of it, if it asks for one.
+    ``base_url``: of the server, with or without ``/v1``. ``api_key``: a key of it, if it asks for one.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:

@@ -91,10 +91,7 @@ class Settings:
 def settings_of(reported: object) -> Settings:
     """Return the settings that a browser or a file reports; what cannot be has its default.
 
-    Parameters
-    ----------
-    reported
-        Values by names of `Settings`, of any types.
+    ``reported``: values by names of `Settings`, of any types.
     """
     if not isinstance(reported, Mapping):
         return Settings()

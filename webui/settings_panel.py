@@ -53,12 +53,7 @@ def updates_for(settings: Settings) -> list[Any]:
 def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> SettingsPanel:
     """Build the panel; call it where it is to be.
 
-    Parameters
-    ----------
-    model
-        The control that chooses the model.
-    default_of
-        Returns the default settings of a model.
+    ``default_of``: returns the default settings of a model.
     """
     usual = Settings()
     controls: dict[str, Any] = {_NOT_SHOWN: model}

@@ -59,14 +59,8 @@ _TOP = 4.0  # room above the highest value
 def plot(values: Sequence[float | None], room: int, highest: float = 0.0) -> str:
     """Return values over time as an area, the latest at the right.
 
-    Parameters
-    ----------
-    values
-        None where nothing is known.
-    room
-        Number of values that fill the width.
-    highest
-        At least so much is shown.
+    ``values``: None where nothing is known. ``room``: number of values that fill the width. ``highest``: at least so
+    much is shown.
     """
     known = [(index, value) for index, value in enumerate(values) if value is not None]
     top = max([highest, *(value for _, value in known)]) or 1.0

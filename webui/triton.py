@@ -15,16 +15,12 @@ from webui.settings import Settings
 class TritonServer(TritonClient):
     """A client that takes the page's settings, and says what its reader may choose from.
 
-    Parameters
-    ----------
-    address, control_key
-        Of `TritonClient`.
-    sampling_defaults
-        The model's (`lmdeploy.model_metadata.sampling_defaults`), which Triton does not report.
+    ``address``, ``control_key``: of `TritonClient`.
     """
 
     def __init__(self, address: str, control_key: str = "", sampling_defaults: Mapping[str, Any] | None = None) -> None:
         super().__init__(address, control_key=control_key)
+        # The model's (`lmdeploy.model_metadata.sampling_defaults`), which Triton does not report
         self._sampling_defaults = sampling_defaults or {}
         self._context_size: int | None = None
         self._context_len: int | None = None

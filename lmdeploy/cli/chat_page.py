@@ -20,31 +20,18 @@ _POLL = 0.1
 
 
 class ChatPage:
-    """The page of a running server. It starts when the API is served, which it would slow down before.
-
-    Parameters
-    ----------
-    control_key
-        The model whose adapters Triton lists.
-    server
-        Triton's address, or the URL of an API; the page shows that one of `api_keys`.
-    server_name, server_port, api_keys
-        As for ``lmdeploy serve gradio``.
-    on_ready
-        Called, in a thread, once the page can be opened.
-    generation_config
-        As for ``lmdeploy serve gradio``.
-    """
+    """The page of a running server. It starts when the API is served, which it would slow down before."""
 
     def __init__(
         self,
-        server: str,
-        control_key: str,
+        server: str,  # Triton's address, or the URL of an API; the page shows that one of `api_keys`
+        control_key: str,  # the model whose adapters Triton lists
+        # As for ``lmdeploy serve gradio``
         server_name: str,
         server_port: int,
         api_keys: Sequence[str],
-        on_ready: Callable[[], None],
-        generation_config: str = AUTO,
+        on_ready: Callable[[], None],  # called, in a thread, once the page can be opened
+        generation_config: str = AUTO,  # as for ``lmdeploy serve gradio``
     ) -> None:
         where = ["--server-name", server_name, "--server-port", str(server_port)]
         where += ["--generation-config", generation_config]

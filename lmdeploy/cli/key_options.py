@@ -14,12 +14,7 @@ _Target = argparse.ArgumentParser | argparse._ArgumentGroup
 def add_keys(parser: _Target, option: str, what: str) -> None:
     """Add an option for keys, one for a file of them, and the environment variable; the keys of all three count.
 
-    Parameters
-    ----------
-    option
-        Without hyphens in front, for example ``api-keys``.
-    what
-        The keys, for the help.
+    ``option``: without hyphens in front, for example ``api-keys``. ``what``: the keys, for the help.
     """
     dest, variable = option.replace("-", "_"), variable_of(option)
     default = list(split_keys([os.environ.get(variable, "")]))

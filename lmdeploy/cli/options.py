@@ -51,10 +51,7 @@ SETTINGS = {field.name: field for field in (*fields_of(TurbomindEngineConfig), *
 def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = tuple(SETTINGS)) -> None:
     """Add the engine settings, from their table, and LMDeploy's options that choose an engine.
 
-    Parameters
-    ----------
-    names
-        The settings wanted; default: all.
+    ``names``: the settings wanted; default: all.
     """
     group = parser.add_argument_group("engine (docs/reference/settings.md)")
     for name in names:

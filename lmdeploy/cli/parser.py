@@ -45,14 +45,8 @@ class Parser(argparse.ArgumentParser):
 def exit_status(prog: str, run: Callable[[], int | None]) -> int:
     """Run a command or a tool; what the user can mend is a line on stderr, and exit status 1.
 
-    A traceback is left for bugs; with ``python -X dev`` everything has one.
-
-    Parameters
-    ----------
-    prog
-        Begins the line.
-    run
-        Returns the exit status, or nothing for 0.
+    A traceback is left for bugs; with ``python -X dev`` everything has one. ``prog``: begins the line. ``run``: returns
+    the exit status, or nothing for 0.
     """
     try:
         status = run() or 0

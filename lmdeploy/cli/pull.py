@@ -66,14 +66,8 @@ def add_pull_options(parser: argparse.ArgumentParser) -> None:
 def pulled_or_rejected(model: str, args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     """Return the path or name of a model to serve, downloaded first where `add_pull_options` asks for that.
 
-    Raises `HubError` if it is on a hub only, and is not to be downloaded, or cannot be.
-
-    Parameters
-    ----------
-    model
-        As users name it.
-    settings
-        Of the engine, with ``revision`` and ``download_dir``.
+    Raises `HubError` if it is on a hub only, and is not to be downloaded, or cannot be. ``model``: as users name it.
+    ``settings``: of the engine, with ``revision`` and ``download_dir``.
     """
     path = Path(model).expanduser()
     name = None if not model or path.exists() or path.suffix.lower() == ".gguf" else hub_name(model, args.hf_file)

@@ -42,14 +42,8 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
 def talk(name: str, respond: Callable[[str], None], start_again: Callable[[], None]) -> None:
     """Take messages until the user leaves.
 
-    Parameters
-    ----------
-    name
-        The model's, shown first.
-    respond
-        Prints the response to a message.
-    start_again
-        Forgets the conversation.
+    ``name``: the model's, shown first. ``respond``: prints the response to a message. ``start_again``: forgets the
+    conversation.
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (editing and history for input())

@@ -87,15 +87,9 @@ def stop_on_sigterm() -> None:
 def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     """Start a tritonserver with `model`, which is loaded while the caller continues, and stop it in the end.
 
-    Raises `CommandError` if the model, an option or tritonserver is not fit to start with.
-
-    Parameters
-    ----------
-    model : str
-        A path, or a name on a hub; empty: the default model.
-    args : argparse.Namespace
-        With the options of ``add_engine_options``, ``add_triton_options``, ``add_server_options`` and
-        ``add_pull_options``.
+    Raises `CommandError` if the model, an option or tritonserver is not fit to start with. ``model``: a path, or a name
+    on a hub; empty: the default model. ``args``: with the options of ``add_engine_options``, ``add_triton_options``,
+    ``add_server_options`` and ``add_pull_options``.
     """
     try:
         settings = engine_config(args)

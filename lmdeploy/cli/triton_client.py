@@ -37,18 +37,11 @@ class Conversation:
 
     A turn sends only what is new, unless the engine does not hold the rest as the chat template writes it: at first,
     after a response that was cut off, and when the engine has forgotten the session.
-
-    Parameters
-    ----------
-    client : TritonClient
-        The server.
-    args : argparse.Namespace
-        With ``session_id`` and the options of ``add_sampling_options``.
     """
 
     def __init__(self, client: TritonClient, args: argparse.Namespace) -> None:
         self._client = client
-        self._args = args
+        self._args = args  # with ``session_id`` and the options of ``add_sampling_options``
         self._session_id: int = secrets.randbits(63) if args.session_id is None else args.session_id
         self._beginning = [{"role": "system", "content": args.meta_instruction}] if args.meta_instruction else []
         self._messages: list[dict[str, Any]] = list(self._beginning)

@@ -48,13 +48,9 @@ def load_text(source: str | None) -> str:
     """Return a calibration text.
 
     Raises `ValueError` if there is no such file or data set, or the file holds something else; names the default.
-
-    Parameters
-    ----------
-    source
-        A text file; a ``.json`` file with a list, or a ``.jsonl`` file with lines, of strings or of objects with a
-        ``text``; each of these also after ``.gz``; a folder with such files, which are read by name; one of ``ptb``,
-        ``wikitext2``, ``c4``, ``pileval``, which need the package ``datasets``; None: the texts that come along.
+    ``source``: a text file; a ``.json`` file with a list, or a ``.jsonl`` file with lines, of strings or of objects
+    with a ``text``; each of these also after ``.gz``; a folder with such files, which are read by name; one of ``ptb``,
+    ``wikitext2``, ``c4``, ``pileval``, which need the package ``datasets``; None: the texts that come along.
     """
     if source is None:
         return built_in_text()

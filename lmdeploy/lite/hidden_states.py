@@ -9,24 +9,12 @@ from torch import Tensor
 
 
 class HiddenStates:
-    """The inputs of each layer for batches of a text, float32, one file a layer.
-
-    Parameters
-    ----------
-    folder
-        Where the files are.
-    shapes
-        Samples and tokens of each batch.
-    width
-        Numbers of a token.
-    device
-        Where tensors are wanted.
-    """
+    """The inputs of each layer for batches of a text, float32, one file a layer."""
 
     def __init__(self, folder: Path, shapes: list[tuple[int, int]], width: int, device: torch.device) -> None:
         self._folder = folder
-        self._shapes = shapes
-        self._width = width
+        self._shapes = shapes  # samples and tokens of each batch
+        self._width = width  # numbers of a token
         self._device = device
 
     def has(self, layer: int) -> bool:

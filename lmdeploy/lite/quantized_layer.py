@@ -66,17 +66,11 @@ class _Part:
 class QuantizedLayer:
     """A layer's weights, scaled and rounded part by part.
 
-    Parameters
-    ----------
-    model, number
-        Whose layer it is.
-    layer
-        Its weights, which are scaled in place.
-    method
-        How to quantize.
+    ``layer``: its weights, which are scaled in place.
     """
 
     def __init__(self, model: SourceModel, number: int, layer: LayerWeights, method: Method[Any]) -> None:
+        # Whose layer it is
         self._model, self._number, self._layer, self._method = model, number, layer, method
         self._seen: dict[str, Observed] = {}
         self._tensors: dict[str, Tensor] = {}

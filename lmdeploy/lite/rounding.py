@@ -36,15 +36,8 @@ class Rounded:
 def round_matrix(weight: Tensor, grid: Grid, limits: tuple[Tensor, Tensor] | None = None) -> Rounded:
     """Return ``weight`` ``[out, in]`` float32 rounded to the nearest codes.
 
-    Parameters
-    ----------
-    weight
-        The matrix.
-    grid
-        How codes are laid out.
-    limits
-        Smallest and largest number of each group, ``[out, groups]``; what is beyond is cut off. Default: the numbers'
-        own.
+    ``grid``: how codes are laid out. ``limits``: smallest and largest number of each group, ``[out, groups]``; what is
+    beyond is cut off. Default: the numbers' own.
     """
     out_features = weight.shape[0]
     grouped = weight.view(out_features, -1, grid.group)

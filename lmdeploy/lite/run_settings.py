@@ -21,7 +21,8 @@ class RunSettings:
     Parameters
     ----------
     calib_dataset, calib_samples, calib_seqlen
-        Text (see :func:`lmdeploy.lite.calibration.load_text`), and how many pieces of how many tokens to take of it.
+        Text (see :func:`lmdeploy.lite.calibration.load_text`), and how many pieces of how many tokens to take of
+        it.
     batch_size
         Pieces to compute at a time.
     device
@@ -54,10 +55,7 @@ class RunSettings:
 class CodesSettings(RunSettings):
     """Further settings of commands that write quantized weights.
 
-    Parameters
-    ----------
-    format
-        How codes are stored: ``own``, the method's own form, or ``compressed-tensors``.
+    ``format``: how codes are stored: ``own``, the method's own form, or ``compressed-tensors``.
     """
 
     format: str = "own"

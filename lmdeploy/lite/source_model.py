@@ -43,18 +43,12 @@ class SourceModel:
 
     Raises `UnsupportedModelError` if the engine does not serve the model, or its layers are stored in a way that
     quantized files have no form for, and `CheckpointError` if the checkpoint is incomplete, or quantized already.
-
-    Parameters
-    ----------
-    directory
-        A Hugging Face directory, or one in another form that the engine reads.
-    device
-        Where to compute, in float32.
+    ``directory``: a Hugging Face directory, or one in another form that the engine reads.
     """
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self.directory = readable_checkpoint(directory)  # where the checkpoint is as safetensors
-        self.device = device
+        self.device = device  # where to compute, in float32
         if given := read_config(self.directory).get("quantization_config"):
             form = given.get("quant_method") if isinstance(given, dict) else given
             raise CheckpointError(

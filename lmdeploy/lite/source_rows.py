@@ -33,14 +33,7 @@ def moves_only(tree: Tree) -> bool:
 def evaluate(tree: Tree, load: Callable[[str], Tensor], reshaped: Callable[[Sequence[int]], Sequence[int]]) -> Tensor:
     """Return the tensor that an expression describes.
 
-    Parameters
-    ----------
-    tree
-        The expression; :func:`moves_only` holds.
-    load
-        From a name to the tensor.
-    reshaped
-        From the shape of a reshaping to that to use.
+    ``load``: from a name to the tensor. ``reshaped``: from the shape of a reshaping to that to use.
     """
     if tree["op"] == "load":
         return load(tree["name"])
@@ -59,14 +52,8 @@ def evaluate(tree: Tree, load: Callable[[str], Tensor], reshaped: Callable[[Sequ
 class RowMap:
     """Where each row of an engine tensor ``[out]`` or ``[out, in]`` is in the checkpoint.
 
-    Raises `ValueError` if the expression takes rows apart.
-
-    Parameters
-    ----------
-    tree
-        The engine tensor's expression.
-    shapes
-        Of the checkpoint's tensors.
+    Raises `ValueError` if the expression takes rows apart. ``tree``: the engine tensor's expression. ``shapes``: of the
+    checkpoint's tensors.
     """
 
     def __init__(self, tree: Tree, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -35,12 +35,8 @@ def session_key(session: str) -> int:
 def prefix_keys(prompt: bytes, model: str = "") -> tuple[int, ...]:
     """Return the keys of a prompt's prefixes, the shortest first; none for a prompt shorter than `PIECE`.
 
-    Parameters
-    ----------
-    prompt
-        What the prompt is made of, written so that a longer conversation begins like a shorter one.
-    model
-        The model or adapter that is asked: caches of one are of no use to another.
+    ``prompt``: what the prompt is made of, written so that a longer conversation begins like a shorter one. ``model``:
+    the model or adapter that is asked: caches of one are of no use to another.
     """
     so_far = hashlib.blake2b(model.encode(), digest_size=_DIGEST, person=b"prefix")
     keys = []
@@ -51,19 +47,11 @@ def prefix_keys(prompt: bytes, model: str = "") -> tuple[int, ...]:
 
 
 class Affinity(Generic[Replica]):
-    """Prefix affinity: a router's record of where it sent requests.
-
-    Parameters
-    ----------
-    slack
-        As `SLACK`.
-    max_keys
-        As `MAX_KEYS`; the keys that were not used for longest are forgotten.
-    """
+    """Prefix affinity: a router's record of where it sent requests."""
 
     def __init__(self, slack: int = SLACK, max_keys: int = MAX_KEYS) -> None:
         self._slack = slack
-        self._max_keys = max_keys
+        self._max_keys = max_keys  # as `MAX_KEYS`; the keys that were not used for longest are forgotten
         self._holders: OrderedDict[int, tuple[Replica, ...]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -75,18 +63,8 @@ class Affinity(Generic[Replica]):
         """Return the replica that should get a request, if any, and how many of its pieces are held there.
 
         A session stays where it is. The holder of a prefix is preferred unless it is too busy; then the holder of a
-        shorter part of it may be.
-
-        Parameters
-        ----------
-        keys
-            Of the prompt.
-        session
-            Its key, if the request has a session.
-        loads
-            Open requests of each replica that could take it.
-        min_load
-            The least of them.
+        shorter part of it may be. ``session``: its key, if the request has a session. ``loads``: open requests of each
+        replica that could take it. ``min_load``: the least of them.
         """
         if session is not None:
             holders = self._holders_of(session, loads)

@@ -36,14 +36,8 @@ def report_numbers(raw: bytes) -> dict[str, Any] | None:
 async def cache_report(request: GenerateRequest, numbers: dict[str, Any], tokenize: Tokenize) -> dict[str, Any]:
     """Return the report in words.
 
-    Parameters
-    ----------
-    request
-        What was asked.
-    numbers
-        `report_numbers` of its response.
-    tokenize
-        `TritonClient.tokenize`, called to find the part of a conversation where the known prompts leave it.
+    ``numbers``: `report_numbers` of its response. ``tokenize``: `TritonClient.tokenize`, called to find the part of a
+    conversation where the known prompts leave it.
 
     Returns
     -------

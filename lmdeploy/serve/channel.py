@@ -24,16 +24,10 @@ Result = TypeVar("Result")
 
 
 class Channel:
-    """A channel that is opened at its first use. Use it inside one event loop.
-
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of Triton's gRPC service.
-    """
+    """A channel that is opened at its first use. Use it inside one event loop."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self._address = address  # ``host:port`` of Triton's gRPC service
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
         self._running: set[asyncio.Task[Any]] = set()

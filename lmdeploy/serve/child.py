@@ -20,21 +20,14 @@ _KEPT_LINES = 200
 class ChildProcess:
     """Start a program in its own process group, which is killed with this process at the latest.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Absolute path of the program, and its arguments.
-    env : mapping
-        Its whole environment.
-    log : callable
-        Gets each line the program prints, in its own thread.
+    ``command``: absolute path of the program, and its arguments.
     """
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], log: Callable[[str], None]) -> None:
         wrapper = [sys.executable, "-I", "-S", str(Path(exec_with_parent.__file__)), str(os.getpid())]
         self._command = [*wrapper, *command]
         self._env = dict(env)
-        self._log = log
+        self._log = log  # gets each line the program prints, in its own thread
         self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._started = threading.Event()

@@ -120,26 +120,16 @@ class TritonClient:
     """One gRPC channel to a Triton that serves our model repository.
 
     Use it inside one event loop. It connects by itself, and again when the server was restarted.
-
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of Triton's gRPC service.
-    ledger : Ledger, optional
-        Notified of the requests of `generate`.
-    control_key : str
-        What the server lets adapters be loaded and its cache be administered with; empty: it was started without one.
-    tracer : RequestTracer, optional
-        Follows the requests of `generate`, whose last chunks then say how long the engine took.
     """
 
     def __init__(
         self, address: str, ledger: Ledger | None = None, control_key: str = "", tracer: RequestTracer | None = None
     ) -> None:
-        self._tracer = tracer
+        self._tracer = tracer  # follows the requests of `generate`, whose last chunks then say how long the engine took
+        # What the server lets adapters be loaded and its cache be administered with; empty: it was started without one
         self._control_key = control_key
-        self.address = address
-        self._ledger = ledger
+        self.address = address  # ``host:port`` of Triton's gRPC service
+        self._ledger = ledger  # notified of the requests of `generate`
         self._suffix = ""
         self._channel = Channel(address)
         self._cancellations: set[asyncio.Task[None]] = set()
@@ -153,12 +143,7 @@ class TritonClient:
     def of_model(self, suffix: str, tracer: RequestTracer | None = None) -> TritonClient:
         """Return a client of one of several models, over the same channel, which it does not close.
 
-        Parameters
-        ----------
-        suffix
-            What the model's names in Triton end with, as ``.small``.
-        tracer
-            As above.
+        ``suffix``: what the model's names in Triton end with, as ``.small``.
         """
         other = copy.copy(self)
         other._suffix, other._tracer = suffix, tracer
@@ -169,12 +154,8 @@ class TritonClient:
 
         Leaving before the last chunk (``aclose``, an exception, a cancelled task) cancels the request in the engine.
         Raises `TritonUnavailable` if the server cannot be reached, or went away, and `TritonRequestError` if the server
-        refused or failed this request.
-
-        Parameters
-        ----------
-        request : GenerateRequest
-            With ``stream=False`` there is one chunk a choice, with the whole response.
+        refused or failed this request. ``request``: with ``stream=False`` there is one chunk a choice, with the whole
+        response.
 
         Yields
         ------
@@ -229,12 +210,8 @@ class TritonClient:
     async def cancel(self, request_id: str, is_prepared: bool = False) -> None:
         """Cancel a request; an unknown one is ignored.
 
-        Raises `TritonUnavailable` if the server cannot be reached.
-
-        Parameters
-        ----------
-        is_prepared
-            Whether the engine has its prompt; else that is not prepared any further.
+        Raises `TritonUnavailable` if the server cannot be reached. ``is_prepared``: whether the engine has its prompt;
+        else that is not prepared any further.
         """
         await asyncio.gather(
             *(() if is_prepared else (self._drop(request_id),)), self._control(encode_stop(request_id))

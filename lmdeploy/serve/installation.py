@@ -70,14 +70,8 @@ def find_tritonserver() -> TritonInstallation:
 def backend_directory(installation: TritonInstallation, backends: Sequence[Path]) -> Path:
     """Return a directory with links to the Python backend and to `backends`, made once and kept in the cache.
 
-    Raises `TritonStartError` if a backend is not compiled.
-
-    Parameters
-    ----------
-    installation : TritonInstallation
-        Where the Python backend is.
-    backends : sequence of Path
-        Folders named after the backend whose library they hold.
+    Raises `TritonStartError` if a backend is not compiled. ``backends``: folders named after the backend whose library
+    they hold.
     """
     for folder in backends:
         library = folder / f"libtriton_{folder.name}.so"
@@ -114,12 +108,7 @@ def server_environment(installation: TritonInstallation) -> dict[str, str]:
 def shell_command(installation: TritonInstallation, backends: Path, repository: Path) -> str:
     """Return the line for a shell, whatever its environment, that serves a model repository to this machine.
 
-    Parameters
-    ----------
-    installation, backends
-        As ``find_tritonserver`` and ``backend_directory`` return them.
-    repository
-        The model repository.
+    ``installation``, ``backends``: as ``find_tritonserver`` and ``backend_directory`` return them.
     """
     words = []
     for name, (first, last) in _search_paths(installation).items():

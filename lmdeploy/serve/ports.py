@@ -34,12 +34,8 @@ class Ports:
 def require_free(host: str, port: int, what: str) -> None:
     """Check that `port` can be listened on; raise `PortInUseError` if another process listens there.
 
-    Parameters
-    ----------
-    host, port
-        The address; port 0 is always free.
-    what : str
-        Whose port it is and how to choose another, for the message.
+    ``host``, ``port``: the address; port 0 is always free. ``what``: whose port it is and how to choose another, for
+    the message.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

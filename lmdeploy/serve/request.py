@@ -161,33 +161,6 @@ class GenerateRequest:
     """A generation request.
 
     Raises `ValueError` if not exactly one prompt, or a field there is not.
-
-    Parameters
-    ----------
-    messages : sequence of dict, optional
-        OpenAI messages; the chat template is applied. Give this, ``text_input`` or ``input_ids``.
-    text_input : str, optional
-        A finished prompt, used as is.
-    input_ids : sequence of int, optional
-        A finished prompt as tokens.
-    tools : sequence of dict, optional
-        OpenAI tools, handed to the chat template.
-    template_options : dict, optional
-        Further variables for the chat template, with ``messages``.
-    stream : bool
-        True: one chunk a generated step. False: one chunk a choice, with the whole response.
-    return_token_ids : bool
-        Whether chunks carry token ids. They do with ``logprobs``.
-    return_cached_len : bool
-        Whether chunks carry ``cached_token_len``.
-    return_engine_seconds : bool
-        Whether a choice's last chunk has ``engine_seconds``.
-    return_stop_string : bool
-        Whether a choice's last chunk says which of ``stop_words`` ended it.
-    request_id : str
-        Unique among all requests the engine has at one time; default: a new one.
-    **fields
-        Those of `FIELDS`, as in `GenerationConfig`; None, or one left out, has the served model's default.
     """
 
     __slots__ = (
@@ -208,17 +181,19 @@ class GenerateRequest:
     def __init__(
         self,
         *,
+        # OpenAI messages; the chat template is applied. Give this, ``text_input`` or ``input_ids``
         messages: Sequence[dict[str, Any]] | None = None,
-        text_input: str | None = None,
-        input_ids: Sequence[int] | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        template_options: dict[str, Any] | None = None,
-        stream: bool = True,
-        return_token_ids: bool = False,
-        return_cached_len: bool = False,
-        return_engine_seconds: bool = False,
-        return_stop_string: bool = False,
-        request_id: str | None = None,
+        text_input: str | None = None,  # a finished prompt, used as is
+        input_ids: Sequence[int] | None = None,  # a finished prompt as tokens
+        tools: Sequence[dict[str, Any]] | None = None,  # OpenAI tools, handed to the chat template
+        template_options: dict[str, Any] | None = None,  # further variables for the chat template, with ``messages``
+        stream: bool = True,  # True: one chunk a generated step. False: one chunk a choice, with the whole response
+        return_token_ids: bool = False,  # whether chunks carry token ids. They do with ``logprobs``
+        return_cached_len: bool = False,  # whether chunks carry ``cached_token_len``
+        return_engine_seconds: bool = False,  # whether a choice's last chunk has ``engine_seconds``
+        return_stop_string: bool = False,  # whether a choice's last chunk says which of ``stop_words`` ended it
+        request_id: str | None = None,  # unique among all requests the engine has at one time; default: a new one
+        # Those of `FIELDS`, as in `GenerationConfig`; None, or one left out, has the served model's default
         **fields: Any,
     ) -> None:
         if sum(prompt is not None for prompt in (messages, text_input, input_ids)) != 1:

@@ -28,10 +28,7 @@ def new_key() -> str:
 def restriction_options(key: str, *, but_repository_over_grpc: bool = False) -> dict[str, str]:
     """Return the options of tritonserver, without ``--``, that close protocols to all who lack `key`.
 
-    Parameters
-    ----------
-    but_repository_over_grpc
-        The model repository has a key of its own over gRPC, see `repository_option`.
+    ``but_repository_over_grpc``: the model repository has a key of its own over gRPC, see `repository_option`.
     """
     others = [name for name in CLOSED if name != _REPOSITORY] if but_repository_over_grpc else CLOSED
     return {

@@ -30,18 +30,10 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Watch a started server in a thread, from `start` until `stop`.
-
-    Parameters
-    ----------
-    server : TritonServer
-        Started and ready. The supervisor stops it in the end.
-    policy : RestartPolicy
-        When to restart.
-    """
+    """Watch a started server in a thread, from `start` until `stop`."""
 
     def __init__(self, server: TritonServer, policy: RestartPolicy | None = None) -> None:
-        self._server = server
+        self._server = server  # started and ready. The supervisor stops it in the end
         self._policy = policy or RestartPolicy()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="triton supervisor", daemon=True)

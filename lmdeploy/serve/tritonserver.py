@@ -39,55 +39,32 @@ _SHORT_TEXT = json.dumps(
 
 
 class TritonServer:
-    """One tritonserver process.
-
-    Parameters
-    ----------
-    repository : Path
-        The model repository.
-    model_path, model_name, chat_template : str
-        Override the parameters of the models' config.pbtxt; empty: they are.
-    engine_config : mapping
-        Fields of ``TurbomindEngineConfig``; those not given have their defaults. Adapters are named by directories.
-    ports : Ports
-        Where it listens.
-    host : str
-        The address it listens on.
-    max_log_len : int
-        Most characters of a rendered prompt it prints; 0: none.
-    split_special_tokens : bool
-        Special tokens in what callers send are text.
-    trace_url : str
-        Where its own spans of requests that bring a ``traceparent`` go, by OTLP over HTTP; empty: nowhere.
-    idle_timeout : float, optional
-        Seconds after its last request after which a model leaves memory; negative, or None: it stays.
-    models_memory : int, optional
-        Bytes for the weights and caches of all models together; None: all that there is.
-    log : callable
-        Gets each line it prints.
-    backends : sequence of Path
-        Folders of the backends the repository needs alongside the Python one.
-    models : Registry, optional
-        The models that it serves, which may change while it runs; None: all of `repository`, for good.
-    """
+    """One tritonserver process."""
 
     def __init__(
         self,
         repository: Path,
         *,
+        # Override the parameters of the models' config.pbtxt; empty: they are
         model_path: str = "",
         model_name: str = "",
         chat_template: str = "",
+        # Fields of ``TurbomindEngineConfig``; those not given have their defaults. Adapters are named by directories
         engine_config: Mapping[str, Any] | None = None,
         ports: Ports | None = None,
         host: str = DEFAULT_TRITON_HOST,
-        max_log_len: int = 0,
-        split_special_tokens: bool = False,
+        max_log_len: int = 0,  # most characters of a rendered prompt it prints; 0: none
+        split_special_tokens: bool = False,  # special tokens in what callers send are text
+        # Where its own spans of requests that bring a ``traceparent`` go, by OTLP over HTTP; empty: nowhere
         trace_url: str = "",
+        # Seconds after its last request after which a model leaves memory; negative, or None: it stays
         idle_timeout: float | None = None,
+        # Bytes for the weights and caches of all models together; None: all that there is
         models_memory: int | None = None,
-        log: Callable[[str], None] = lambda line: None,
+        log: Callable[[str], None] = lambda line: None,  # gets each line it prints
+        # Folders of the backends the repository needs alongside the Python one
         backends: Sequence[Path] = (installation.OUR_BACKEND,),
+        # The models that it serves, which may change while it runs; None: all of `repository`, for good
         models: Registry | None = None,
     ) -> None:
         self.ports = ports or Ports()
@@ -178,13 +155,7 @@ class TritonServer:
         """Return once every model is ready.
 
         Raises `TritonStartError` if it ended, or was not ready in time; the text has the reason from its log.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds.
-        progress : callable
-            Called again and again with the seconds waited so far.
+        ``progress``: called again and again with the seconds waited so far.
         """
         begin = time.monotonic()
         while not self.is_ready():

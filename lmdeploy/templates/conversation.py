@@ -17,14 +17,9 @@ class Parts(list[dict[str, str]]):
 def read_messages(messages: object) -> list[Message]:
     """Return the conversation with plain text contents; ``developer`` becomes ``system``, ``ipython`` ``tool``.
 
-    Raises `ValueError` if it is anything else; says where and what was expected.
-
-    Parameters
-    ----------
-    messages
-        A list of objects with ``role`` and ``content``: a string, or a list of ``{"type": "text", "text": ...}`` parts,
-        which are joined by newlines. An assistant message with ``tool_calls`` needs no content; a tool's may be an
-        object. Other keys are kept.
+    Raises `ValueError` if it is anything else; says where and what was expected. ``messages``: a list of objects with
+    ``role`` and ``content``: a string, or a list of ``{"type": "text", "text": ...}`` parts, which are joined by
+    newlines. An assistant message with ``tool_calls`` needs no content; a tool's may be an object. Other keys are kept.
     """
     if not isinstance(messages, list):
         raise ValueError(f"messages must be a list, got {type(messages).__name__}")
@@ -41,12 +36,8 @@ def rounds_of(messages: list[Message]) -> int:
 def read_tools(tools: object) -> list[dict[str, Any]] | None:
     """Return OpenAI tool descriptions; None if there are none.
 
-    Raises `ValueError` if it is anything else; says where and what was expected.
-
-    Parameters
-    ----------
-    tools
-        A list of ``{"type": "function", "function": {"name": ..., ...}}``, or of what such a ``function`` is; or None.
+    Raises `ValueError` if it is anything else; says where and what was expected. ``tools``: a list of ``{"type":
+    "function", "function": {"name": ..., ...}}``, or of what such a ``function`` is; or None.
     """
     if tools is None:
         return None

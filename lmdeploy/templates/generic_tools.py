@@ -30,16 +30,8 @@ def description(tools: Sequence[Tool], format: MarkedObjects | HeadedArguments) 
 def with_description(messages: list[Message], text: str, default_system: str, takes_system: bool) -> list[Message]:
     """Return a conversation with a description in the system prompt.
 
-    Parameters
-    ----------
-    messages
-        As ``read_messages`` returns them.
-    text
-        The description.
-    default_system
-        The system prompt of conversations without one.
-    takes_system
-        Whether the template writes system prompts; else the description begins the user's first turn.
+    ``messages``: as ``read_messages`` returns them. ``default_system``: the system prompt of conversations without one.
+    ``takes_system``: whether the template writes system prompts; else the description begins the user's first turn.
     """
     first = messages[0]
     if first["role"] == "system":

@@ -44,24 +44,17 @@ REFUSALS = (
 
 
 class JinjaChatTemplate(ChatTemplate):
-    """The tokenizer's own template. It writes bos itself, where the model wants one.
-
-    Parameters
-    ----------
-    template
-        The template; or several by name, of which ``tool_use`` is for tools and ``default`` for everything else.
-    special_tokens
-        Role to text, such as ``bos_token``; templates read them as variables.
-    end_of_sequence
-        The model's tokens that end a response, one of which the template may write after the assistant's turn.
-    """
+    """The tokenizer's own template. It writes bos itself, where the model wants one."""
 
     add_bos = False
 
     def __init__(
         self,
+        # The template; or several by name, of which ``tool_use`` is for tools and ``default`` for everything else
         template: str | Mapping[str, str],
+        # Role to text, such as ``bos_token``; templates read them as variables
         special_tokens: Mapping[str, str] | None = None,
+        # The model's tokens that end a response, one of which the template may write after the assistant's turn
         end_of_sequence: Sequence[str] = (),
     ) -> None:
         self._templates = {"default": template} if isinstance(template, str) else dict(template)

@@ -14,16 +14,10 @@ if TYPE_CHECKING:
 
 
 class AdapterTemplates:
-    """The templates of those adapters that have one, by the adapter's name. Safe to use from any thread.
-
-    Parameters
-    ----------
-    tokenizer
-        The base model's: an adapter has no tokens of its own.
-    """
+    """The templates of those adapters that have one, by the adapter's name. Safe to use from any thread."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer  # the base model's: an adapter has no tokens of its own
         self._templates: dict[str, ChatTemplate] = {}  # one operation at a time, each of them atomic
 
     def add(self, name: str, directory: Path) -> None:

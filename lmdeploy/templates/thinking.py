@@ -140,12 +140,7 @@ class Thinking:
     def begins_inside(self, options: Mapping[str, Any], *, after_tool: bool = False) -> bool:
         """Return whether a response begins with reasoning, its prompt made with these ``chat_template_kwargs``.
 
-        Parameters
-        ----------
-        options
-            The variables.
-        after_tool
-            The prompt ends with what a tool returned.
+        ``after_tool``: the prompt ends with what a tool returned.
         """
         if self.template is not None:
             return _ends_open(self.template, self.marks.begin, json.dumps(options, sort_keys=True), after_tool)
@@ -158,14 +153,8 @@ class Thinking:
 def thinking_of(name: str, template: ChatTemplate | None) -> Thinking | None:
     """Return where a model's reasoning is; None: nowhere.
 
-    Raises `ValueError` if there is no such parser; lists them.
-
-    Parameters
-    ----------
-    name
-        One of `PARSERS`; ``auto``: as the template has it.
-    template
-        The model's, if it is at hand.
+    Raises `ValueError` if there is no such parser; lists them. ``name``: one of `PARSERS`; ``auto``: as the template
+    has it. ``template``: the model's, if it is at hand.
     """
     name = parser_name("reasoning_parser", name, PARSERS)
     if name == "none":

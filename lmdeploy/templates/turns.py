@@ -10,14 +10,9 @@ from lmdeploy.templates.conversation import Message, Parts
 def in_turns(messages: list[Message], *, takes_system: bool = True, joins_results: bool = False) -> list[Message]:
     """Return a conversation in which no later message is a system prompt, and messages of one side in a row are one.
 
-    Parameters
-    ----------
-    messages
-        As ``read_messages`` returns them.
-    takes_system
-        Whether the system prompts at the beginning stay one; else they begin the user's first turn.
-    joins_results
-        What the user says after a tool's result becomes part of that result: to some templates it is a second turn.
+    ``messages``: as ``read_messages`` returns them. ``takes_system``: whether the system prompts at the beginning stay
+    one; else they begin the user's first turn. ``joins_results``: what the user says after a tool's result becomes part
+    of that result: to some templates it is a second turn.
     """
     turns: list[Message] = []
     for message in messages:

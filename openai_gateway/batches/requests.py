@@ -50,21 +50,11 @@ class InvalidRequest:
 
 
 class BatchRequests:
-    """The requests of a file, each line for itself: one that is wrong costs no other its response.
-
-    Parameters
-    ----------
-    path
-        The file.
-    url
-        Where all requests have to go; None: each to one of `BATCHED`.
-    max_bytes
-        Of a line.
-    """
+    """The requests of a file, each line for itself: one that is wrong costs no other its response."""
 
     def __init__(self, path: Path, url: str | None, max_bytes: int) -> None:
         self._path = path
-        self._url = url
+        self._url = url  # where all requests have to go; None: each to one of `BATCHED`
         self._max_bytes = max_bytes
 
     def __iter__(self) -> Iterator[BatchRequest | InvalidRequest]:
@@ -121,10 +111,8 @@ class BatchRequests:
 def count_requests(path: Path, max_bytes: int, max_lines: int | None = None) -> int:
     """Return how many lines hold something; one more than `max_bytes` is enough to know.
 
-    Parameters
-    ----------
-    max_lines
-        A file with more lines, blank ones among them, counts as one with too many requests; None: any number will do.
+    ``max_lines``: a file with more lines, blank ones among them, counts as one with too many requests; None: any number
+    will do.
     """
     count = 0
     with path.open("rb") as file:
@@ -140,10 +128,7 @@ def count_requests(path: Path, max_bytes: int, max_lines: int | None = None) -> 
 def result_line(name: str, request: BatchRequest, reply: httpx.Response) -> tuple[bytes, bool]:
     """Return the result of a request that was answered, and whether it belongs among the errors.
 
-    Parameters
-    ----------
-    name
-        How ids of results begin, as ``batch_req``.
+    ``name``: how ids of results begin, as ``batch_req``.
     """
     body: Any = orjson.Fragment(reply.content) if reply.content else None
     request_id = reply.headers.get("x-request-id", "")

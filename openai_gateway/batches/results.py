@@ -67,13 +67,8 @@ class Results:
     """Two files, of responses and of errors; a request is in one of them, once.
 
     Raises `ResultsError` if one of them holds something else, or another process writes to it, and `OSError` if one
-    cannot be written.
-
-    Parameters
-    ----------
-    output, errors
-        The files. Where they are there already, what is whole in them counts as done, and half a line that a killed
-        process left is cut off.
+    cannot be written. ``output``, ``errors``: the files. Where they are there already, what is whole in them counts as
+    done, and half a line that a killed process left is cut off.
     """
 
     def __init__(self, output: Path, errors: Path) -> None:

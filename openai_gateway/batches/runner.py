@@ -36,28 +36,14 @@ class _Ended(Exception):
 
 
 class BatchRunner:
-    """The batches of all owners whose keys there are, one of each owner's at a time.
-
-    Parameters
-    ----------
-    store
-        Where they are.
-    keys
-        The API keys; empty: there are none.
-    slots
-        How many requests are asked at a time.
-    dispatch
-        Returns what answers requests for the holder of a key.
-    max_request_bytes
-        Of a line.
-    """
+    """The batches of all owners whose keys there are, one of each owner's at a time."""
 
     def __init__(
         self,
         store: Store,
-        keys: Collection[str],
+        keys: Collection[str],  # the API keys; empty: there are none
         slots: Slots,
-        dispatch: Callable[[str | None], Dispatch],
+        dispatch: Callable[[str | None], Dispatch],  # returns what answers requests for the holder of a key
         max_request_bytes: int,
     ) -> None:
         self._store = store

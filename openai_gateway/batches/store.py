@@ -53,19 +53,11 @@ class Owned:
 
     The record of a batch is written by who makes it, and from then on by who runs batches alone; others may set when it
     was cancelled.
-
-    Parameters
-    ----------
-    database
-        The records of all owners.
-    folder
-        The contents of this one's files and, until a batch has ended, its results; named after the owner.
-    limits
-        What the owner may have.
     """
 
     def __init__(self, database: Database, folder: Path, limits: Limits) -> None:
         self._database = database
+        # The contents of this one's files and, until a batch has ended, its results; named after the owner
         self._folder = folder
         self._owner = folder.name
         self._limits = limits
@@ -232,18 +224,10 @@ class Owned:
 
 
 class Store:
-    """Files and batches of all owners, and the lock of who runs the batches.
-
-    Parameters
-    ----------
-    folder
-        It is made when something is first kept.
-    limits
-        What each owner may have.
-    """
+    """Files and batches of all owners, and the lock of who runs the batches."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
-        self._folder = folder
+        self._folder = folder  # it is made when something is first kept
         self._database = Database(folder / "records.sqlite", _SCHEMA)
         self.limits = limits
 

@@ -23,17 +23,10 @@ _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one
 
 
 class Slots:
-    """Places for requests, given in the order in which they were asked for; fewer while clients ask.
-
-    Parameters
-    ----------
-    limit
-        Requests at a time while no client asks; each request of a client's takes a place, but the last one stays.
-    clients
-        Their open requests.
-    """
+    """Places for requests, given in the order in which they were asked for; fewer while clients ask."""
 
     def __init__(self, limit: int, clients: OpenRequests) -> None:
+        # Requests at a time while no client asks; each request of a client's takes a place, but the last one stays
         self._limit = limit
         self._clients = clients
         self._taken = 0
@@ -57,10 +50,7 @@ class Slots:
 def dispatcher(app: ASGIApp, key: str | None = None) -> Dispatch:
     """Return a client of an application, its middleware included, without a socket; cancelling it cancels the request.
 
-    Parameters
-    ----------
-    key
-        The API key that requests come with; it is not looked at again. None: there are none.
+    ``key``: the API key that requests come with; it is not looked at again. None: there are none.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,20 +74,9 @@ async def work_through(
     """Dispatch every request that has no result yet.
 
     Raises `OSError` if the requests cannot be read, or a result not be written. Requests that were being asked have no
-    result then, nor have they where this task is cancelled.
-
-    Parameters
-    ----------
-    requests
-        Read in another thread.
-    results
-        Get an entry a request.
-    slots
-        How many at a time.
-    dispatch
-        What answers a request. While it answers that the server is full or away, it is asked again.
-    name
-        How ids of results begin.
+    result then, nor have they where this task is cancelled. ``requests``: read in another thread. ``dispatch``: what
+    answers a request. While it answers that the server is full or away, it is asked again. ``name``: how ids of results
+    begin.
     """
     tasks: set[asyncio.Task[None]] = set()
 

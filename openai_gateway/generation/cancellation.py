@@ -18,14 +18,8 @@ class ClientDisconnected(Exception):
 async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, which is cancelled when the client disconnects.
 
-    Raises `ClientDisconnected` if the client left first.
-
-    Parameters
-    ----------
-    receive : Receive
-        The ASGI channel of a request whose body has been read.
-    work : Coroutine
-        What to do for the client.
+    Raises `ClientDisconnected` if the client left first. ``receive``: the ASGI channel of a request whose body has been
+    read.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))

@@ -43,15 +43,7 @@ class CollectedChoices:
 
 
 async def collect(streams: Sequence[AsyncGenerator[GenerateChunk, None]], choices: int = 1) -> CollectedChoices:
-    """Return the sum of `streams`; the first failure cancels the others.
-
-    Parameters
-    ----------
-    streams : sequence of async generators
-        One a prompt, read at the same time.
-    choices : int
-        Choices a prompt.
-    """
+    """Return the sum of `streams`; the first failure cancels the others."""
     responses = [CollectedChoice() for _ in range(len(streams) * choices)]
     async with aclosing(merge(streams)) as batches:
         async for batch in batches:

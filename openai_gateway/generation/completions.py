@@ -44,20 +44,11 @@ async def dispatch_completion(
 def completion_stream(
     body: GenerationFields,
     streams: Sequence[AsyncGenerator[GenerateChunk, None]],
-    frame: dict[str, Any],
+    frame: dict[str, Any],  # members that all events have
+    # Makes the writer of a choice, given the frame of its events and its number
     new_writer: Callable[[dict[str, Any], int], CompletionChoiceWriter],
 ) -> EventResponse:
-    """Return the streamed response to a body.
-
-    Parameters
-    ----------
-    streams
-        The engine's, one a prompt.
-    frame
-        Members that all events have.
-    new_writer
-        Makes the writer of a choice, given the frame of its events and its number.
-    """
+    """Return the streamed response to a body."""
     usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
     if body.includes_usage:
         frame = {**frame, "usage": None}  # as OpenAI: null in every chunk but the last
@@ -72,16 +63,10 @@ def completion_stream(
 
 
 class _CountingWriter:
-    """Writes the tokens of the prompt and of the choice so far in each event (vLLM's ``continuous_usage_stats``).
-
-    Parameters
-    ----------
-    writer : ChoiceWriter
-        Writes the events, with ``usage`` null before their choices.
-    """
+    """Writes the tokens of the prompt and of the choice so far in each event (vLLM's ``continuous_usage_stats``)."""
 
     def __init__(self, writer: ChoiceWriter) -> None:
-        self._writer = writer
+        self._writer = writer  # writes the events, with ``usage`` null before their choices
         self._begins = True
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:

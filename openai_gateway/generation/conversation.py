@@ -23,19 +23,10 @@ from openai_gateway.tools.parser import ToolCallParser
 
 
 class Conversation:
-    """A conversation with a model.
-
-    Parameters
-    ----------
-    body
-        What was asked.
-    model
-        Answers.
-    gateway
-        Has the settings and metrics of calls.
-    """
+    """A conversation with a model."""
 
     def __init__(self, body: ConversationFields, model: ServedModel, gateway: Gateway) -> None:
+        # Has the settings and metrics of calls
         self._body, self._model, self._gateway = body, model, gateway
         self._messages = messages = body.conversation
         self._options = body.template_options
@@ -48,14 +39,9 @@ class Conversation:
     def request(self, inputs: dict[str, Any], *, counts_reasoning: bool = True) -> GenerateRequest:
         """Return the request to the engine.
 
-        Raises `ApiError` if a schema of a tool has a keyword that no grammar of the model's calls can hold.
-
-        Parameters
-        ----------
-        inputs
-            Fields of `GenerateRequest` that say how to generate.
-        counts_reasoning
-            Whether the tokens of reasoning are reported.
+        Raises `ApiError` if a schema of a tool has a keyword that no grammar of the model's calls can hold. ``inputs``:
+        fields of `GenerateRequest` that say how to generate. ``counts_reasoning``: whether the tokens of reasoning are
+        reported.
         """
         body, thinking = self._body, self._thinking
         if isinstance(self._messages, str):  # LMDeploy completes a plain string without a chat template
@@ -107,12 +93,7 @@ class Conversation:
     ) -> dict[str, Any]:
         """Return the fields such that reasoning can be found, counted and ended.
 
-        Parameters
-        ----------
-        inputs
-            The other fields.
-        is_call
-            The response format among them is that of calls.
+        ``is_call``: the response format among them is that of calls.
         """
         marks, budget, begins_inside = thinking.marks, self._body.reasoning_budget, self._begins_inside
         fields: dict[str, Any] = {}
@@ -135,33 +116,19 @@ class Conversation:
 
 
 def tool_inputs(
-    usable: Sequence[Tool],
-    forced: Sequence[Tool],
+    usable: Sequence[Tool],  # what the model may call
+    forced: Sequence[Tool],  # of which it has to call one; none: it decides
     given: Mapping[str, Any],
+    # How the model writes calls: those that are forced, and those of strict tools, are held to their schemas in it.
+    # None: it is not known; forced calls are written as most models know it, others as they come
     form: ToolCallFormat | None = None,
     *,
-    several: bool = True,
-    thinking: Thinking | None = None,
+    several: bool = True,  # whether the model may call more than once
+    thinking: Thinking | None = None,  # how the model writes its reasoning
 ) -> dict[str, Any]:
     """Return the fields of `GenerateRequest` that depend on tools.
 
     Raises `ApiError` if a schema has a keyword that no grammar of the format can hold.
-
-    Parameters
-    ----------
-    usable : sequence of Tool
-        What the model may call.
-    forced : sequence of Tool
-        Of which it has to call one; none: it decides.
-    given : mapping
-        The other fields.
-    form : ToolCallFormat, optional
-        How the model writes calls: those that are forced, and those of strict tools, are held to their schemas in it.
-        None: it is not known; forced calls are written as most models know it, others as they come.
-    several : bool
-        Whether the model may call more than once.
-    thinking : Thinking, optional
-        How the model writes its reasoning.
     """
     inputs: dict[str, Any] = {}
     if usable:

@@ -77,15 +77,11 @@ async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, num_logpr
 class TextCursor:
     """Where in a text its next token begins.
 
-    Parameters
-    ----------
-    offset : int
-        In characters; negative: this many characters are not shown.
-    shown : float
-        How many of the next tokens are in the text also where they are special.
+    ``shown``: how many of the next tokens are in the text also where they are special.
     """
 
     def __init__(self, offset: int = 0, shown: float = 0) -> None:
+        # In characters; negative: this many characters are not shown
         self._offset, self._shown = offset, shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -103,10 +99,7 @@ async def completion_logprobs(
 ) -> CompletionLogprobs:
     """Return a completion's log probabilities of tokens, of which the first begins at `cursor`; it moves past them.
 
-    Parameters
-    ----------
-    num_logprobs : int
-        How many most likely tokens were asked for; the chosen one is always among them.
+    ``num_logprobs``: how many most likely tokens were asked for; the chosen one is always among them.
     """
     known = await texts.lookup(_all_ids(scored))
     report = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])

@@ -16,12 +16,8 @@ Arrived = tuple[int, GenerateChunk]  # which stream, and what
 async def merge(streams: Sequence[AsyncGenerator[GenerateChunk, None]]) -> AsyncGenerator[list[Arrived], None]:
     """Yield the chunks of all streams as they come.
 
-    Leaving early, or a failure in one of them, closes every stream, which cancels them in the engine.
-
-    Parameters
-    ----------
-    streams : sequence of async generators
-        At least one.
+    Leaving early, or a failure in one of them, closes every stream, which cancels them in the engine. ``streams``: at
+    least one.
 
     Yields
     ------

@@ -26,24 +26,14 @@ class ResponseMachine:
     """Parser of one choice, which finds reasoning and calls. Its events do not depend on how text is cut into chunks.
 
     Of a call that the token limit cut, name and arguments are reported as far as they came, without `CallEnded`.
-
-    Parameters
-    ----------
-    reasoning : ReasoningParser, optional
-        None: there is no reasoning.
-    calls : ToolCallParser, optional
-        None: all of the answer is text.
-    max_calls : int, optional
-        Further calls are left out.
-    on_recovered : callable
-        Told, at the end, how each call was written that was not quite as its format has it.
     """
 
     def __init__(
         self,
-        reasoning: ReasoningParser | None = None,
-        calls: ToolCallParser | None = None,
-        max_calls: int | None = None,
+        reasoning: ReasoningParser | None = None,  # None: there is no reasoning
+        calls: ToolCallParser | None = None,  # None: all of the answer is text
+        max_calls: int | None = None,  # further calls are left out
+        # Told, at the end, how each call was written that was not quite as its format has it
         on_recovered: Callable[[str], None] = lambda kind: None,
     ) -> None:
         self._on_recovered = on_recovered

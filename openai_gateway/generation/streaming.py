@@ -33,13 +33,7 @@ def event(payload: bytes) -> bytes:
 
 
 class EventTemplate:
-    """An event of which only one value changes.
-
-    Parameters
-    ----------
-    payload : dict
-        The event; `SLOT` is where the value goes.
-    """
+    """An event of which only one value changes."""
 
     __slots__ = ("_head", "_tail")
 
@@ -87,19 +81,10 @@ async def respond(
 
 async def event_stream(
     streams: Sequence[AsyncGenerator[GenerateChunk, None]],
-    writers: Sequence[ChoiceWriter],
-    end: Callable[[Usage], Awaitable[bytes]],
+    writers: Sequence[ChoiceWriter],  # one a choice, those of the first prompt first; the same number for each prompt
+    end: Callable[[Usage], Awaitable[bytes]],  # writes what comes after all choices
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of all choices as they come, and the end of the stream.
-
-    Parameters
-    ----------
-    streams : sequence of async generators
-        The engine's, one a prompt.
-    writers : sequence of ChoiceWriter
-        One a choice, those of the first prompt first; the same number for each prompt.
-    end : callable
-        Writes what comes after all choices.
 
     Yields
     ------
@@ -131,20 +116,12 @@ class EventResponse(Response):
     """A response that sends events as they come, and stops the engine when its client leaves.
 
     An error before the first event is answered with its HTTP status; a later one becomes the stream's last event.
-
-    Parameters
-    ----------
-    events : async generator of bytes
-        Whole events.
-    frame_error : callable
-        Returns the last event of a stream that fails, given the error.
-    media_type : str
-        Of the events.
     """
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        events: AsyncGenerator[bytes, None],  # whole events
+        # Returns the last event of a stream that fails, given the error
         frame_error: Callable[[ApiError], bytes] | None = None,
         media_type: str = "text/event-stream",
     ) -> None:

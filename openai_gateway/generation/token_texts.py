@@ -16,16 +16,11 @@ _AT_A_TIME = 4096  # tokens asked for
 class TokenTexts:
     """Bytes of tokens, by id.
 
-    Parameters
-    ----------
-    client : TritonClient
-        Asked for tokens when there is no table.
-    engine_dir : Path, optional
-        Has ``token_bytes.bin``.
+    ``engine_dir``: has ``token_bytes.bin``.
     """
 
     def __init__(self, client: TritonClient, engine_dir: Path | None) -> None:
-        self._client = client
+        self._client = client  # asked for tokens when there is no table
         self._path = engine_dir / "token_bytes.bin" if engine_dir is not None else None
         self._table: TokenBytes | None = None
         self._loading = asyncio.Lock()

@@ -12,16 +12,10 @@ _TIMEOUT = 3.0  # seconds
 
 
 class EnginePage:
-    """Reads Triton's page. Routers ask for it many times a second, so connections are kept.
-
-    Parameters
-    ----------
-    url : str, optional
-        Where the page is; None: there is none.
-    """
+    """Reads Triton's page. Routers ask for it many times a second, so connections are kept."""
 
     def __init__(self, url: str | None) -> None:
-        self._url = url
+        self._url = url  # where the page is; None: there is none
         self._http: httpx.AsyncClient | None = None
 
     async def text(self) -> bytes:

@@ -8,13 +8,7 @@ _BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class RequestMetrics:
-    """Counts and times requests.
-
-    Parameters
-    ----------
-    registry : CollectorRegistry
-        Where the metrics go.
-    """
+    """Counts and times requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.open = Gauge(

@@ -26,13 +26,7 @@ _LEFT, _FAILED = "abort", "error"
 
 
 class ResponseMetrics:
-    """Histograms and counters of responses, by model.
-
-    Parameters
-    ----------
-    registry : CollectorRegistry
-        Where the metrics go.
-    """
+    """Histograms and counters of responses, by model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
@@ -99,24 +93,14 @@ class ModelMetrics:
 
 
 class Watch:
-    """Follows the responses to one prompt.
-
-    Parameters
-    ----------
-    metrics : ModelMetrics
-        Where it counts.
-    begin : float
-        When the request came, by ``time.perf_counter``.
-    choices : int
-        Choices for the prompt.
-    """
+    """Follows the responses to one prompt."""
 
     __slots__ = ("_add_gap", "_begin", "_first", "_is_waiting", "_last", "_metrics", "_open", "_tokens")
 
     def __init__(self, metrics: ModelMetrics, begin: float, choices: int) -> None:
         self._metrics = metrics
         self._add_gap = metrics.gap.add
-        self._begin = begin
+        self._begin = begin  # when the request came, by ``time.perf_counter``
         self._open = choices
         self._is_waiting = True  # for the first token of any response
         self._tokens = [0] * choices

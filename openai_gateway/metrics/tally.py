@@ -8,18 +8,12 @@ from prometheus_client import Histogram
 
 
 class Tally:
-    """Counts for one series of a histogram until they are handed over.
-
-    Parameters
-    ----------
-    histogram : Histogram
-        With its labels, if it has any. Only this tally may observe it.
-    """
+    """Counts for one series of a histogram until they are handed over."""
 
     __slots__ = ("_bounds", "_counts", "_histogram", "_sum")
 
     def __init__(self, histogram: Histogram) -> None:
-        self._histogram = histogram
+        self._histogram = histogram  # with its labels, if it has any. Only this tally may observe it
         self._bounds = histogram._upper_bounds  # ascending; the last one is infinite
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0

@@ -28,15 +28,6 @@ class Access:
 
     It puts ``lmdeploy.request_id``, ``lmdeploy.begin`` (when the request came, by ``time.perf_counter``) and
     ``lmdeploy.finally``, a list of what to call when the request is over, into the request's scope.
-
-    Parameters
-    ----------
-    metrics
-        The metrics.
-    max_requests
-        Requests of clients beyond this many at a time are refused.
-    open_requests
-        Counts them; default: for this alone.
     """
 
     def __init__(
@@ -44,8 +35,8 @@ class Access:
     ) -> None:
         self._app = app
         self._metrics = metrics
-        self._max_requests = max_requests
-        self._open = open_requests or OpenRequests()
+        self._max_requests = max_requests  # requests of clients beyond this many at a time are refused
+        self._open = open_requests or OpenRequests()  # counts them; default: for this alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""

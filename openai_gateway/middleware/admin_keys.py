@@ -13,20 +13,12 @@ from openai_gateway.registry import ADMINISTERED
 
 
 class AdminKeys:
-    """ASGI middleware that refuses what administrators do without an administrator's key.
-
-    Parameters
-    ----------
-    keys : sequence of str
-        Any of them will do; empty: nobody may.
-    has_api_keys : bool
-        Callers need keys too.
-    """
+    """ASGI middleware that refuses what administrators do without an administrator's key."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], *, has_api_keys: bool) -> None:
         self._app = app
-        self._keys = keys
-        self._has_keys = has_api_keys or bool(keys)
+        self._keys = keys  # any of them will do; empty: nobody may
+        self._has_keys = has_api_keys or bool(keys)  # callers need keys too
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""

@@ -27,19 +27,12 @@ class ApiKeys:
     """ASGI middleware that answers 401 to a request without ``Authorization: Bearer KEY`` or ``x-api-key: KEY``.
 
     It puts the caller's key into the request's scope, for `key_of`.
-
-    Parameters
-    ----------
-    keys : sequence of str
-        Any of them will do.
-    node_key : str, optional
-        The one of them that a proxy shows, which says whose requests it brings (`CALLER`).
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], node_key: str | None = None) -> None:
         self._app = app
-        self._keys = keys
-        self._node_key = node_key
+        self._keys = keys  # any of them will do
+        self._node_key = node_key  # the one of them that a proxy shows, which says whose requests it brings (`CALLER`)
         # A caller with a key of this server is the same one through the proxy.
         self._known = {} if node_key is None else {digest_for_node(node_key, key): key for key in keys}
 

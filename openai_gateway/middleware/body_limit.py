@@ -24,22 +24,14 @@ _DRAINED = (
 class BodyLimit:
     """ASGI middleware that answers 413 to a body that is too long, and 503 to one for which others leave no memory.
 
-    A body is in memory until its response is complete. Short ones always have room.
-
-    Parameters
-    ----------
-    max_bytes
-        Of a body.
-    max_bytes_in_all
-        Of all long bodies at a time; of those with one API key half of it.
-    max_file_bytes
-        Of a form with a file, which is written to the disk as it comes.
+    A body is in memory until its response is complete. Short ones always have room. ``max_bytes_in_all``: of all long
+    bodies at a time; of those with one API key half of it.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_bytes_in_all: int, max_file_bytes: int | None = None) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._max_file_bytes = max_file_bytes
+        self._max_bytes = max_bytes  # of a body
+        self._max_file_bytes = max_file_bytes  # of a form with a file, which is written to the disk as it comes
         self._shares = Shares(max_bytes_in_all, max_bytes_in_all // 2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,12 +17,8 @@ class Origins:
     """ASGI middleware that answers 403 to what a page of an origin that is not allowed asks a server to do.
 
     CORS keeps such a page from reading responses. But without asking first a browser sends what a form could hold, for
-    example a file to ``/v1/files``.
-
-    Parameters
-    ----------
-    allowed : collection of str
-        Origins, as of ``--allow-origins``; the server's own is always allowed.
+    example a file to ``/v1/files``. ``allowed``: origins, as of ``--allow-origins``; the server's own is always
+    allowed.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:

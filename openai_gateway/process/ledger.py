@@ -20,10 +20,7 @@ _MAX_LEN = 1 << 20  # bytes, before what is over is left out
 class Ledger:
     """A worker's list. Every entry is a line, with a sign before the request's id, and written at once.
 
-    Parameters
-    ----------
-    path
-        The file; a new one.
+    ``path``: the file; a new one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,10 +59,7 @@ def open_requests(path: Path) -> set[str]:
 def cancel_requests(triton_address: str, request_ids: set[str], suffixes: Sequence[str] = ("",)) -> None:
     """Cancel requests in the engine; those it does not know, or that cannot be asked to it any more, are let be.
 
-    Parameters
-    ----------
-    suffixes
-        Of the engines, where there are several: one of them has a request.
+    ``suffixes``: of the engines, where there are several: one of them has a request.
     """
 
     async def cancel(client: TritonClient, request_id: str) -> None:

@@ -35,28 +35,15 @@ class Listening:
 
 
 class Server(QuietServer):
-    """A uvicorn server for one application. ``run`` blocks until SIGINT, SIGTERM or ``should_exit``.
-
-    Parameters
-    ----------
-    app : ASGIApp
-        What to serve. It writes its own access log.
-    listening : Listening
-        Where and how.
-    drain_seconds : float
-        What open requests get when the server is asked to stop.
-    on_ready : callable, optional
-        Called once when connections are accepted.
-    on_stopping : callable, optional
-        Called when the server is asked to stop, before it stops listening.
-    """
+    """A uvicorn server for one application. ``run`` blocks until SIGINT, SIGTERM or ``should_exit``."""
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: ASGIApp,  # what to serve. It writes its own access log
         listening: Listening,
-        drain_seconds: float,
-        on_ready: Callable[[], None] | None = None,
+        drain_seconds: float,  # what open requests get when the server is asked to stop
+        on_ready: Callable[[], None] | None = None,  # called once when connections are accepted
+        # Called when the server is asked to stop, before it stops listening
         on_stopping: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         tls = listening.tls

@@ -42,24 +42,14 @@ def serve_until_stopped(
     listening: Listening,
     *,
     workers: int,
-    on_ready: Callable[[], None],
+    on_ready: Callable[[], None],  # called once when connections are accepted
+    # Called before; a gateway in this process is made first, while the model is loaded
     wait_for_model: Callable[[], None] = lambda: None,
 ) -> None:
     """Block until SIGINT, or whatever signal the caller turned into an exception.
 
     Raises `WorkerError` if several processes were wanted, and one did not start, and `QosConfigError` if the policy
     file is unusable.
-
-    Parameters
-    ----------
-    settings, listening
-        What is served, and where.
-    workers
-        Processes.
-    on_ready
-        Called once when connections are accepted.
-    wait_for_model
-        Called before; a gateway in this process is made first, while the model is loaded.
     """
     trim_heap()
     if workers == 1:
@@ -76,20 +66,13 @@ def serve_until_stopped(
 class Workers:
     """Gateway processes, from ``run`` until the thread is interrupted by an exception such as KeyboardInterrupt.
 
-    Parameters
-    ----------
-    assignment : Assignment
-        What they serve. Only the first one registers at a proxy.
-    count : int
-        How many.
-    on_ready : callable
-        Called once when all accept connections.
+    ``assignment``: what they serve. Only the first one registers at a proxy.
     """
 
     def __init__(self, assignment: Assignment, count: int, on_ready: Callable[[], None]) -> None:
         others = replace(assignment, settings=replace(assignment.settings, proxy_url=None))
         self._assignments = [assignment, *[others] * (count - 1)]
-        self._on_ready = on_ready
+        self._on_ready = on_ready  # called once when all accept connections
         self._ready = [threading.Event() for _ in range(count)]
         self._children: list[ChildProcess] = []
 

@@ -98,11 +98,8 @@ class SamplingFields(_Sampling):
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit.
 
-        Parameters
-        ----------
-        sampling_defaults
-            The model's (`lmdeploy.model_metadata.sampling_defaults`). A greedy request takes none of them: it stays
-            reproducible, whatever a checkpoint recommends.
+        ``sampling_defaults``: the model's (`lmdeploy.model_metadata.sampling_defaults`). A greedy request takes none of
+        them: it stays reproducible, whatever a checkpoint recommends.
         """
         top_p, top_k = (None, 1) if self.top_p == 0 else (self.top_p, self.top_k)
         is_recommended = bool(sampling_defaults) and not is_greedy(self.temperature, top_k)

@@ -22,10 +22,7 @@ _EXPECTED = "url must be http(s)://HOST:PORT, without a user, a path or a query"
 def base_url(url: str, peer: str = THIS_MACHINE) -> str:
     """Return a node's base URL in one form, without a slash at the end; raise `ApiError` if it is no base URL.
 
-    Parameters
-    ----------
-    peer : str
-        Who names it: the host of a server that says that it listens on all addresses (0.0.0.0, [::]).
+    ``peer``: who names it: the host of a server that says that it listens on all addresses (0.0.0.0, [::]).
     """
     try:
         parts = urlsplit(url)
@@ -56,16 +53,9 @@ def identity_of(url: str) -> tuple[str, int]:
 def checked_url(url: str, *, allow_private: bool, from_this_machine: bool, peer: str = THIS_MACHINE) -> str:
     """Return a node's base URL, as `base_url`.
 
-    Raises `ApiError` if it is no base URL, or nodes may not have this address.
-
-    Parameters
-    ----------
-    allow_private : bool
-        Whether it may have a private address.
-    from_this_machine : bool
-        Whether it is named by somebody on this machine, who may name this machine.
-    peer : str
-        Who names it.
+    Raises `ApiError` if it is no base URL, or nodes may not have this address. ``allow_private``: whether it may have a
+    private address. ``from_this_machine``: whether it is named by somebody on this machine, who may name this machine.
+    ``peer``: who names it.
     """
     url = base_url(url, peer)
     host = urlsplit(url).hostname or ""
@@ -88,19 +78,11 @@ def is_allowed_address(address: IP, *, allow_private: bool) -> bool:
 
 
 class CheckedResolver(AbstractResolver):
-    """Resolves names to addresses that nodes may have, each time one is connected to: a name may change.
-
-    Parameters
-    ----------
-    allow_private : bool
-        Whether nodes may have private addresses.
-    resolver : AbstractResolver, optional
-        What knows names; None: the system.
-    """
+    """Resolves names to addresses that nodes may have, each time one is connected to: a name may change."""
 
     def __init__(self, *, allow_private: bool, resolver: AbstractResolver | None = None) -> None:
-        self._allow_private = allow_private
-        self._resolver = resolver or ThreadedResolver()
+        self._allow_private = allow_private  # whether nodes may have private addresses
+        self._resolver = resolver or ThreadedResolver()  # what knows names; None: the system
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET

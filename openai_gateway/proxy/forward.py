@@ -55,12 +55,8 @@ class Forwarder:
     async def forward(self, path: str, body: bytes, model: str, headers: Headers, key: str | None) -> Response:
         """Return the response of the first node that gives one.
 
-        Raises `ApiError` if no node serves the model, or none answered.
-
-        Parameters
-        ----------
-        key
-            The caller's, which nodes learn a digest of; None: the proxy asks for none.
+        Raises `ApiError` if no node serves the model, or none answered. ``key``: the caller's, which nodes learn a
+        digest of; None: the proxy asks for none.
         """
         if not self._table.is_served(model):
             message = f"The model `{model[:_SHOWN_NAME]}` does not exist."

@@ -21,19 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class NodeTable:
-    """All nodes, each once, however its host is written. It is written to a file whenever a node comes or is removed.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        Chooses among the nodes in service.
-    state_file : Path, optional
-        Read at first; None: nothing is kept.
-    """
+    """All nodes, each once, however its host is written; kept in a file whenever a node comes or is removed."""
 
     def __init__(self, strategy: Strategy, state_file: Path | None) -> None:
-        self._strategy = strategy
-        self._file = state_file
+        self._strategy = strategy  # chooses among the nodes in service
+        self._file = state_file  # read at first; None: nothing is kept
         self._nodes: dict[tuple[str, int], Node] = {}
         self._changed = asyncio.Event()
         if state_file is not None and state_file.exists():

@@ -26,20 +26,12 @@ async def stored_response(store: ResponseStore, key: str | None, response_id: st
 
 
 class References:
-    """The stored responses that one request refers to, each read once.
-
-    Parameters
-    ----------
-    store, key
-        Where they are, and whose.
-    max_bytes
-        Of all of them together.
-    """
+    """The stored responses that one request refers to, each read once."""
 
     def __init__(self, store: ResponseStore, key: str | None, max_bytes: int) -> None:
         self._store = store
         self._key = key
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes  # of all of them together
         self._texts: dict[str, bytes] = {}
         self._read: dict[str, StoredResponse] = {}
 

@@ -75,20 +75,14 @@ class StoredResponse:
 class ResponseStore:
     """Keeps responses in SQLite; those of one API key are not there for another.
 
-    Parameters
-    ----------
-    folder
-        Of the file, which processes share and which outlives them; None: the memory of this process.
-    bounds
-        For each API key.
-    max_bytes
-        Of all together, as there may be any number of callers behind a proxy; who keeps most loses what it has not used
-        for longest. None: any number.
+    ``folder``: of the file, which processes share and which outlives them; None: the memory of this process.
     """
 
     def __init__(self, folder: Path | None, bounds: Bounds, max_bytes: int | None = None) -> None:
         self._database = Database(None if folder is None else folder / "responses.sqlite", _SCHEMA)
         self._bounds = bounds
+        # Of all together, as there may be any number of callers behind a proxy; who keeps most loses what it has not
+        # used for longest. None: any number
         self._max_bytes = max_bytes
         self._clock: Callable[[], float] = time.monotonic if folder is None else now
 

@@ -51,20 +51,14 @@ class Opening:
 class Readers:
     """Factory of readers for calls.
 
-    Parameters
-    ----------
-    functions : mapping
-        The schemas of the arguments, by the names of the functions the model may call.
-    parser : str
-        One of `lmdeploy.templates.tool_call_formats.PARSERS`.
-    recovers : bool
-        Calls are also read that are not quite as one of its formats has them.
+    ``parser``: one of `lmdeploy.templates.tool_call_formats.PARSERS`.
     """
 
     def __init__(self, functions: Schemas, parser: str = "auto", *, recovers: bool = False) -> None:
-        self._functions = functions
+        self._functions = functions  # the schemas of the arguments, by the names of the functions the model may call
         self._any = AnyFunction(functions)
         self._described = formats.tool_call_formats_of(parser)
+        # Calls are also read that are not quite as one of its formats has them
         self._recovers = recovers and parser != "none"
         self.openings: dict[str, Opening] = {}  # by the mark before a call
         for described in self._described:
@@ -85,12 +79,7 @@ class Readers:
     def bare(self, text: str, *, is_first: bool = False) -> Body | None:
         """Return a reader for what may be the beginning of a call without a mark; None: it is none.
 
-        Parameters
-        ----------
-        text
-            So far.
-        is_first
-            Nothing is before it in the response.
+        ``is_first``: nothing is before it in the response.
         """
         bodies = list[Callable[[], Body]]()
         for described in self._described:

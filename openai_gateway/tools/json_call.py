@@ -24,19 +24,11 @@ OPENING = re.compile(
 
 
 class JsonCall:
-    """Reads a call whose name is known as soon as it has come, and whose arguments stream.
-
-    Parameters
-    ----------
-    names : collection of str
-        The functions it may be; others are no call.
-    is_bare : bool
-        Without a mark, an object without arguments is none.
-    """
+    """Reads a call whose name is known as soon as it has come, and whose arguments stream."""
 
     def __init__(self, names: Collection[str], *, is_bare: bool = False) -> None:
-        self._names = names
-        self._is_bare = is_bare
+        self._names = names  # the functions it may be; others are no call
+        self._is_bare = is_bare  # without a mark, an object without arguments is none
         self._text = ""
         self._object = JsonObjectReader(skips_commas=True)
         self._arguments: JsonObjectReader | None = None  # in them

@@ -32,21 +32,14 @@ class _Expect(Enum):
 
 
 class JsonObjectReader:
-    """Reads one JSON object out of a growing text (RFC 8259).
-
-    Parameters
-    ----------
-    begin : int
-        Where the object, or white space before it, begins in the text.
-    skips_commas : bool
-        A comma that nothing follows in its object or list is white space.
-    """
+    """Reads one JSON object out of a growing text (RFC 8259)."""
 
     def __init__(self, begin: int = 0, *, skips_commas: bool = False) -> None:
+        # Where the object, or white space before it, begins in the text
         self.position = begin  # what is before it is the beginning of a JSON object, or all of it
         # The object ends at `position`; the character there cannot follow; a comma was skipped.
         self.is_complete = self.is_broken = self.has_skipped = False
-        self._skips_commas = skips_commas
+        self._skips_commas = skips_commas  # a comma that nothing follows in its object or list is white space
         self._expect = _Expect.OBJECT
         self._open: list[str] = []  # the closing brackets that are due
         self._is_key = False  # of the string being read

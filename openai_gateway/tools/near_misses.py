@@ -17,13 +17,7 @@ _CALLS = list[tuple[str, str]]  # names and arguments
 
 
 class OtherFormat:
-    """Reads a call in a format that is not the model's.
-
-    Parameters
-    ----------
-    body : Body
-        Reads it.
-    """
+    """Reads a call in a format that is not the model's."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -38,16 +32,10 @@ class OtherFormat:
 
 
 class NothingButObjects:
-    """Reads a response that is JSON objects of calls and nothing else, which may be in blocks of code.
-
-    Parameters
-    ----------
-    names : collection of str
-        The functions they may be of.
-    """
+    """Reads a response that is JSON objects of calls and nothing else, which may be in blocks of code."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+        self._names = names  # the functions they may be of
         self._text = ""
         self._begin = 0  # of the object being read
         self._object: JsonObjectReader | None = None
@@ -90,19 +78,11 @@ class NothingButObjects:
 
 
 class PythonObjects:
-    """Reads a call, or a list of calls, written as Python writes dictionaries.
-
-    Parameters
-    ----------
-    closing : str
-        The mark after them.
-    names : collection of str
-        The functions they may be of.
-    """
+    """Reads a call, or a list of calls, written as Python writes dictionaries."""
 
     def __init__(self, closing: str, names: Collection[str]) -> None:
-        self._closing = closing
-        self._names = names
+        self._closing = closing  # the mark after them
+        self._names = names  # the functions they may be of
         self._text = ""
         self._searched = self._tries = 0
 
@@ -131,16 +111,10 @@ class PythonObjects:
 
 
 class _Found:
-    """Reports calls that were read before.
-
-    Parameters
-    ----------
-    calls : sequence of (str, str)
-        Names and arguments, at least one.
-    """
+    """Reports calls that were read before."""
 
     def __init__(self, calls: Sequence[tuple[str, str]], kind: str) -> None:
-        self._calls = calls
+        self._calls = calls  # names and arguments, at least one
         self._kind = kind
 
     def feed(self, text: str) -> Progress:

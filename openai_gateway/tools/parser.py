@@ -27,26 +27,17 @@ class ToolCallParser:
     follows a call) is a call, too, that begins with a JSON object that names one of the functions; with a function's
     name on a line of its own when a JSON object follows; or with a Python list of calls of the functions. A whole call
     between marks that nothing else has is one, too, where it names another function, for the client to answer.
-
-    Parameters
-    ----------
-    functions : mapping, or collection of str
-        The functions the model may call: the schemas of their arguments by their names, or the names alone.
-    at_once : collection of str
-        Those whose calls are reported when they are whole; calls of the others are reported as they come.
-    parser : str
-        How calls are written, one of `lmdeploy.templates.tool_call_formats.PARSERS`.
-    recovers : bool
-        Calls are also read that are not quite so (`openai_gateway.tools.near_misses`).
     """
 
     def __init__(
         self,
+        # The functions the model may call: the schemas of their arguments by their names, or the names alone
         functions: Schemas | Collection[str],
+        # Those whose calls are reported when they are whole; calls of the others are reported as they come
         at_once: Collection[str] = (),
-        parser: str = "auto",
+        parser: str = "auto",  # how calls are written, one of `lmdeploy.templates.tool_call_formats.PARSERS`
         *,
-        recovers: bool = False,
+        recovers: bool = False,  # calls are also read that are not quite so (`openai_gateway.tools.near_misses`)
     ) -> None:
         schemas = functions if isinstance(functions, Mapping) else {name: {} for name in functions}
         self._streamed = frozenset(schemas).difference(at_once)

@@ -20,16 +20,10 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 class PythonCall:
-    """Reads a call up to its last bracket. Each argument comes when it is whole: before, it is no JSON.
-
-    Parameters
-    ----------
-    names : collection of str
-        The functions it may be; others are no call.
-    """
+    """Reads a call up to its last bracket. Each argument comes when it is whole: before, it is no JSON."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+        self._names = names  # the functions it may be; others are no call
         self._text = ""
         self._name: str | None = None
         self._begin = self._position = 0  # of the argument being read; up to where it was read
@@ -96,16 +90,10 @@ class PythonCall:
 
 
 class EnvironmentCall:
-    """Reads code for Llama's environment: a built-in tool's ``NAME.call(KEY=VALUE)``, or anything Python.
-
-    Parameters
-    ----------
-    names : collection of str
-        The functions the model may call.
-    """
+    """Reads code for Llama's environment: a built-in tool's ``NAME.call(KEY=VALUE)``, or anything Python."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+        self._names = names  # the functions the model may call
         self._text = ""
 
     def feed(self, text: str) -> Progress:

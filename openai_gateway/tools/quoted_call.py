@@ -21,19 +21,11 @@ _MAX_BARE_LEN = 256  # characters
 
 
 class QuotedCall:
-    """Reads a call; its arguments stream as JSON.
-
-    Parameters
-    ----------
-    form : QuotedArguments
-        How the call is written.
-    functions : mapping
-        By the names that it may have.
-    """
+    """Reads a call; its arguments stream as JSON."""
 
     def __init__(self, form: QuotedArguments, functions: Mapping[str, Mapping[str, Any]]) -> None:
         self._form = form
-        self._functions = functions
+        self._functions = functions  # by the names that it may have
         self._text = ""  # not read yet
         self._due: list[str] | None = None  # closing brackets; None: the arguments have not begun, none: they are over
         self._in_string = self._is_key = False

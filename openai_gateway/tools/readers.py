@@ -13,16 +13,10 @@ _MAX_HEAD_LEN = 200  # characters
 
 
 class ArgumentsBehindHead(ABC):
-    """Reads a head, the arguments, and the mark that closes the call, which may be missing at the end.
-
-    Parameters
-    ----------
-    closings : tuple of str
-        Each may be the mark after the arguments; none: there is none.
-    """
+    """Reads a head, the arguments, and the mark that closes the call, which may be missing at the end."""
 
     def __init__(self, closings: tuple[str, ...]) -> None:
-        self._closings = closings
+        self._closings = closings  # each may be the mark after the arguments; none: there is none
         self._text = ""
         self._arguments: JsonObjectReader | None = None
         self._reported = 0  # up to where in the text
@@ -80,20 +74,13 @@ class ArgumentsBehindHead(ABC):
 class NamedCall(ArgumentsBehindHead):
     """Reads a name, what ends it, the arguments, and the mark that closes the call.
 
-    Parameters
-    ----------
-    ending : str
-        What comes after the name.
-    closing : str
-        The mark after the arguments; empty: there is none.
-    names : collection of str
-        The functions it may be; others are no call.
+    ``closing``: the mark after the arguments; empty: there is none.
     """
 
     def __init__(self, ending: str, closing: str, names: Collection[str]) -> None:
         super().__init__((closing,) if closing else ())
-        self._ending = ending
-        self._names = names
+        self._ending = ending  # what comes after the name
+        self._names = names  # the functions it may be; others are no call
 
     def _read_head(self, text: str, progress: Progress) -> None:
         name, ending, after = text.partition(self._ending)
@@ -112,20 +99,14 @@ class NamedCall(ArgumentsBehindHead):
 class HeadedCall(ArgumentsBehindHead):
     """Reads a head that an expression describes, the arguments, and one of the marks that close the call.
 
-    Parameters
-    ----------
-    pattern : str
-        Matches what is before the arguments. One of its groups is the name.
-    closings : tuple of str
-        The marks; none: the arguments end the call.
-    names : collection of str
-        The functions it may be; others are no call.
+    ``pattern``: matches what is before the arguments. One of its groups is the name. ``closings``: the marks; none: the
+    arguments end the call.
     """
 
     def __init__(self, pattern: str, closings: tuple[str, ...], names: Collection[str]) -> None:
         super().__init__(closings)
         self._pattern = re.compile(pattern)
-        self._names = names
+        self._names = names  # the functions it may be; others are no call
 
     def _read_head(self, text: str, progress: Progress) -> None:
         head, opening, _ = text.partition("{")
@@ -148,28 +129,16 @@ def _name_of(match: re.Match[str]) -> str:
 
 
 class GroupedCall:
-    """Reads one call of a group and the mark that closes the group, which may be missing at the end of a response.
-
-    Parameters
-    ----------
-    new_call : callable
-        Makes a reader for a call itself.
-    closing : str
-        The mark.
-    opening : str
-        Comes before the call.
-    separator : str, optional
-        Comes before the next call; None: there is one call.
-    """
+    """Reads one call of a group and the mark that closes the group, which may be missing at the end of a response."""
 
     def __init__(
         self, new_call: Callable[[], Body], closing: str, opening: str = "", separator: str | None = None
     ) -> None:
-        self._new_call = new_call
+        self._new_call = new_call  # makes a reader for a call itself
         self._call = new_call()
         self._closing = closing
-        self._opening = opening
-        self._separator = separator
+        self._opening = opening  # comes before the call
+        self._separator = separator  # comes before the next call; None: there is one call
         self._head: str | None = "" if opening else None  # until the opening has come
         self._after: str | None = None  # what came after the call
 
@@ -209,10 +178,7 @@ class GroupedCall:
 class FirstThatFits:
     """Reads with several readers until one of them knows the function, and then with that one alone.
 
-    Parameters
-    ----------
-    bodies : sequence of Body
-        New ones; of two that know it at once the first is taken.
+    ``bodies``: new ones; of two that know it at once the first is taken.
     """
 
     def __init__(self, bodies: Sequence[Body]) -> None:

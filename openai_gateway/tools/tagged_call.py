@@ -21,20 +21,13 @@ class TaggedCall:
     """Reads a call up to the mark that closes it. Texts stream, other values come when they are whole.
 
     An argument ends at its closing mark where the next argument or the end of the call follows, so that the mark may
-    are in its text; vLLM's parser for Qwen3-Coder does the same.
-
-    Parameters
-    ----------
-    form : TaggedArguments
-        How the call is written.
-    mark : str
-        What was found of it: the mark before several calls, or that before the name.
-    functions : mapping
-        The schemas of the functions' arguments by the functions' names; others are no call.
+    are in its text; vLLM's parser for Qwen3-Coder does the same. ``mark``: what was found of it: the mark before
+    several calls, or that before the name.
     """
 
     def __init__(self, form: TaggedArguments, mark: str, functions: Mapping[str, Mapping[str, Any]]) -> None:
         self._form = form
+        # The schemas of the functions' arguments by the functions' names; others are no call
         self._functions = functions
         self._before_name = "" if form.call == mark else form.call
         self._text = ""  # not read yet

@@ -20,12 +20,7 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 def value_text(text: str, types: tuple[str, ...]) -> str:
     """Return the JSON text of an argument that was written as bare text.
 
-    Parameters
-    ----------
-    text
-        As written.
-    types
-        What it may be; none: anything but a string, if it reads as such.
+    ``types``: what it may be; none: anything but a string, if it reads as such.
     """
     stripped = text.strip()
     word = _WORDS.get(stripped.lower())

@@ -22,12 +22,8 @@ _TIMEOUT = 5.0  # seconds for a collector to take a batch, in its own thread
 def provider_for(endpoint: str, on_lost: Callable[[int], object]) -> TracerProvider:
     """Return the tracer provider. The usual variables OTEL_... set sampling and the resource.
 
-    Parameters
-    ----------
-    endpoint
-        As ``checked_endpoint`` returns it.
-    on_lost
-        Called with the number of spans that could not be sent.
+    ``endpoint``: as ``checked_endpoint`` returns it. ``on_lost``: called with the number of spans that could not be
+    sent.
     """
     attributes = {SERVICE_NAME: _SERVICE, "service.version": __version__}
     environment = Resource.create({})  # with the SDK's own word for what nobody has named

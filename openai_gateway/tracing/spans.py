@@ -40,12 +40,8 @@ _SECOND = 1_000_000_000  # ns
 class Tracing:
     """Makes the spans of one gateway.
 
-    Parameters
-    ----------
-    endpoint
-        As ``checked_endpoint`` returns it.
-    on_lost
-        Called with the number of spans that could not be sent.
+    ``endpoint``: as ``checked_endpoint`` returns it. ``on_lost``: called with the number of spans that could not be
+    sent.
     """
 
     def __init__(self, endpoint: str, on_lost: Callable[[int], object]) -> None:

@@ -18,12 +18,7 @@ from tools.bench.workload import Request, TokenRequest
 class InProcess:
     """An engine, and the tokenizer of its model.
 
-    Parameters
-    ----------
-    model_path
-        A model directory; empty: the default model.
-    config
-        How the engine runs.
+    ``model_path``: a model directory; empty: the default model.
     """
 
     def __init__(self, model_path: str, config: EngineConfig) -> None:
@@ -67,24 +62,12 @@ class InProcess:
 
     def generate(
         self,
-        requests: Sequence[TokenRequest],
-        concurrency: int,
-        sampling: GenerationConfig,
-        advance: Callable[[], None] = ignore,
+        requests: Sequence[TokenRequest],  # started in this order; a new one as soon as one ends
+        concurrency: int,  # most requests open at a time
+        sampling: GenerationConfig,  # how to choose tokens; lengths come from the requests
+        advance: Callable[[], None] = ignore,  # called after each request
     ) -> list[Record]:
-        """Answer all requests, this many at a time; raise `RuntimeError` if a request failed.
-
-        Parameters
-        ----------
-        requests
-            Started in this order; a new one as soon as one ends.
-        concurrency
-            Most requests open at a time.
-        sampling
-            How to choose tokens; lengths come from the requests.
-        advance
-            Called after each request.
-        """
+        """Answer all requests, this many at a time; raise `RuntimeError` if a request failed."""
         records = [Record(started=0.0, input_len=len(request.input_ids)) for request in requests]
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         for number, (request, record) in enumerate(zip(requests, records, strict=True)):

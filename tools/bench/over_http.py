@@ -78,28 +78,15 @@ def _session(max_open: int, headers: Mapping[str, str]) -> AbstractAsyncContextM
 
 
 def run_over_http(
-    url: str,
-    requests: Sequence[Request],
-    concurrency: int,
-    sampling: GenerationConfig,
-    advance: Callable[[], None] = ignore,
+    url: str,  # of the server, without ``/v1``
+    requests: Sequence[Request],  # started in this order; a new one as soon as one ends
+    concurrency: int,  # most requests open at a time
+    sampling: GenerationConfig,  # how to choose tokens; lengths come from the requests
+    advance: Callable[[], None] = ignore,  # called after each request
 ) -> Summary:
     """Answer all requests by a server's first model, this many at a time.
 
     Raises `RuntimeError` if a request was refused or failed, or its response has not the length asked for.
-
-    Parameters
-    ----------
-    url
-        Of the server, without ``/v1``.
-    requests
-        Started in this order; a new one as soon as one ends.
-    concurrency
-        Most requests open at a time.
-    sampling
-        How to choose tokens; lengths come from the requests.
-    advance
-        Called after each request.
     """
     return asyncio.run(_in_turn(url.rstrip("/"), requests, concurrency, sampling, advance))
 
@@ -152,29 +139,13 @@ class Load:
 
 async def run_open_loop(
     target: Target,
-    requests: Sequence[Request],
-    rate: float,
-    max_open: int,
-    seed: int,
-    advance: Callable[[], None] = ignore,
+    requests: Sequence[Request],  # in this order
+    rate: float,  # mean requests a second of a Poisson process; infinity: all at once
+    max_open: int,  # connections at a time; further requests wait, and their waiting counts
+    seed: int,  # of the arrival times
+    advance: Callable[[], None] = ignore,  # called after each request
 ) -> Load:
-    """Send all requests and return when all are answered.
-
-    Parameters
-    ----------
-    target
-        The server.
-    requests
-        In this order.
-    rate
-        Mean requests a second of a Poisson process; infinity: all at once.
-    max_open
-        Connections at a time; further requests wait, and their waiting counts.
-    seed
-        Of the arrival times.
-    advance
-        Called after each request.
-    """
+    """Send all requests and return when all are answered."""
     generator = random.Random(seed)
     records: list[Record] = []
     failures: list[str] = []

@@ -114,16 +114,8 @@ def path_of(name: str, bits: int) -> Path:
 def write(shape: Shape, bits: int, file: Path, tokenizer: Path | None = None) -> None:
     """Write a file of random weights.
 
-    Parameters
-    ----------
-    shape
-        Of the model.
-    bits
-        Of the layers' weights: 4, 8 or 16.
-    file
-        Its folder must be there.
-    tokenizer
-        A GGUF file with the tokenizer; None: the default model's.
+    ``bits``: of the layers' weights: 4, 8 or 16. ``file``: its folder must be there. ``tokenizer``: a GGUF file with
+    the tokenizer; None: the default model's.
     """
     partial = file.with_suffix(".part")
     writer = gguf.GGUFWriter(partial, _ARCHITECTURES[shape.architecture])

@@ -15,14 +15,8 @@ _CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor 
 def write(shape: str, directory: Path, device: str = "cpu") -> Path:
     """Write a bfloat16 checkpoint, and a tokenizer whose tokens are bytes, with a chat template.
 
-    Parameters
-    ----------
-    shape
-        One of :data:`tools.bench.shapes.SHAPES`.
-    directory
-        Made if missing.
-    device
-        Where torch draws the numbers; ``cuda`` is much faster.
+    ``shape``: one of :data:`tools.bench.shapes.SHAPES`. ``directory``: made if missing. ``device``: where torch draws
+    the numbers; ``cuda`` is much faster.
 
     Returns
     -------

@@ -25,14 +25,8 @@ def progress_bar(
 ) -> Iterator[Callable[[], None]]:
     """Show a bar for as long as the block lasts; the value moves it on by one.
 
-    Parameters
-    ----------
-    total, unit
-        How many steps of what, such as ``request``.
-    is_shown
-        Whether there is a bar; None: in a terminal only.
-    title
-        Before the bar; None: nothing.
+    ``total``, ``unit``: how many steps of what, such as ``request``. ``is_shown``: whether there is a bar; None: in a
+    terminal only. ``title``: before the bar; None: nothing.
     """
     from tqdm import tqdm  # tables are printed where no package is installed
 
@@ -115,18 +109,8 @@ def write_json(
 ) -> None:
     """Write a report; a path of None writes nothing.
 
-    Parameters
-    ----------
-    path
-        The file to write.
-    name
-        Of the tool.
-    runs
-        Summaries by name.
-    limits
-        Of the machine, where they were measured.
-    **more
-        Whatever else belongs to the report: settings, ratios.
+    ``limits``: of the machine, where they were measured. ``more``: whatever else belongs to the report: settings,
+    ratios.
     """
     write_report(path, name, limits, runs={key: asdict(run) for key, run in runs.items()}, **more)
 

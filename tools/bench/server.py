@@ -39,13 +39,6 @@ def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
 
     Raises `RuntimeError` if it did not start; the message ends with what it printed.
 
-    Parameters
-    ----------
-    model_path
-        The model to serve.
-    config
-        How the engine runs.
-
     Yields
     ------
     str
@@ -64,25 +57,14 @@ def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
 
 @contextmanager
 def running(
-    command: Sequence[str],
-    url: str,
-    environment: Mapping[str, str] | None = None,
-    start_seconds: float = START_SECONDS,
+    command: Sequence[str],  # starts it; it ends itself when interrupted
+    url: str,  # where it will answer ``/health`` with 200 once it is ready
+    environment: Mapping[str, str] | None = None,  # of the server; None: this process's
+    start_seconds: float = START_SECONDS,  # most that it may take until then
 ) -> Iterator[str]:
     """Run an HTTP server of any kind for as long as the block lasts.
 
     Raises `RuntimeError` if it did not start; the message ends with what it printed.
-
-    Parameters
-    ----------
-    command
-        Starts it; it ends itself when interrupted.
-    url
-        Where it will answer ``/health`` with 200 once it is ready.
-    environment
-        Of the server; None: this process's.
-    start_seconds
-        Most that it may take until then.
 
     Yields
     ------

@@ -95,14 +95,7 @@ HEADER = ("workload / alongside", "ours", "theirs", "ratio", "target", "")
 def rows(rates: Rates, shares: Mapping[str, float], promises: Mapping[str, Mapping[str, float]] = TARGETS) -> list[Row]:
     """Return every comparison that was measured.
 
-    Parameters
-    ----------
-    rates
-        By workload and side.
-    shares
-        Of the machine's limit, by workload.
-    promises
-        As ``TARGETS``.
+    ``rates``: by workload and side. ``shares``: of the machine's limit, by workload. ``promises``: as ``TARGETS``.
     """
     found = []
     for workload, sides in rates.items():

@@ -12,27 +12,14 @@ Result = TypeVar("Result")
 
 
 def take_turns(
-    sides: Mapping[str, Callable[[], Result]],
+    sides: Mapping[str, Callable[[], Result]],  # what to run, by name; in this order in every round
     rounds: int,
-    describe: Callable[[Result], str],
-    before: Callable[[], object] = lambda: None,
+    describe: Callable[[Result], str],  # returns a result in a few words
+    before: Callable[[], object] = lambda: None,  # called before every run
     *,
-    is_shown: bool | None = None,
+    is_shown: bool | None = None,  # whether there is a progress bar, as in `progress_bar`
 ) -> dict[str, list[Result]]:
     """Run every side once a round, and print each result when it is there.
-
-    Parameters
-    ----------
-    sides
-        What to run, by name; in this order in every round.
-    rounds
-        How often.
-    describe
-        Returns a result in a few words.
-    before
-        Called before every run.
-    is_shown
-        Whether there is a progress bar, as in `progress_bar`.
 
     Returns
     -------

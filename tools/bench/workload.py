@@ -87,12 +87,8 @@ def token_requests(count: int, prompt_len: int, output_len: int, seed: int) -> l
 def dataset_requests(path: Path, count: int, outputs: Lengths, seed: int) -> list[Request]:
     """Return the first question of random conversations in a ShareGPT-style JSON file.
 
-    Parameters
-    ----------
-    path
-        A JSON list of ``{"conversations": [{"from": "human", "value": "..."}, ...]}``.
-    outputs
-        Bounds of the responses' lengths, drawn at random: real responses depend on the model that gave them.
+    ``path``: a JSON list of ``{"conversations": [{"from": "human", "value": "..."}, ...]}``. ``outputs``: bounds of the
+    responses' lengths, drawn at random: real responses depend on the model that gave them.
     """
     generator = random.Random(seed)
     conversations = [entry["conversations"] for entry in json.loads(path.read_text(encoding="utf-8"))]

@@ -32,17 +32,11 @@ _TRIAL = re.compile(r"turbomind: (?P<name>.+?) (?P<verdict>(?:agrees with|DIFFER
 class Runner:
     """One call of the check.
 
-    Parameters
-    ----------
-    folder
-        Where ``gpu_check.jsonl``, ``.log`` and ``.txt`` are written; those of an earlier call go.
-    machine
-        The GPU's fields.
-    seconds
-        For everything.
+    ``seconds``: for everything.
     """
 
     def __init__(self, folder: Path, machine: Mapping[str, Any], seconds: float) -> None:
+        # Where ``gpu_check.jsonl``, ``.log`` and ``.txt`` are written; those of an earlier call go
         self._folder, self._machine = folder, machine
         self._deadline = time.monotonic() + seconds
         for name in (RESULTS, "gpu_check.log"):

@@ -51,8 +51,6 @@ def guarded(gradio_app: Any, functions: Any, sessions: Sessions, script: str, li
         Gradio's application, which nothing else reaches.
     functions
         Its events, by number.
-    sessions
-        The browsers' sessions.
     script
         JavaScript of the page.
     lifespan
@@ -153,33 +151,17 @@ class _Guard:
 
 
 class _FromGradio(Response):
-    """Response of Gradio to the request.
-
-    Parameters
-    ----------
-    gradio_app
-        Its application.
-    path
-        Of what is asked; None: as the request has it.
-    query
-        Of the query: what Gradio is to read there.
-    body
-        In place of the request's.
-    while_open
-        Entered while Gradio responds.
-    is_plain
-        Whether its body must come as it is, not compressed.
-    """
+    """Response of Gradio to the request."""
 
     def __init__(
         self,
         gradio_app: ASGIApp,
         *,
-        path: str | None = None,
-        query: bytes = b"",
-        body: bytes | None = None,
-        while_open: AbstractContextManager[None] | None = None,
-        is_plain: bool = False,
+        path: str | None = None,  # of what is asked; None: as the request has it
+        query: bytes = b"",  # of the query: what Gradio is to read there
+        body: bytes | None = None,  # in place of the request's
+        while_open: AbstractContextManager[None] | None = None,  # entered while Gradio responds
+        is_plain: bool = False,  # whether its body must come as it is, not compressed
     ) -> None:
         self._app = gradio_app
         self._path = path

@@ -55,16 +55,8 @@ class _Posted(BaseModel):
 def checked(raw: bytes, functions: Mapping[int, Any], *, is_queued: bool) -> Event:
     """Return the event of a request's body, of which every value is one that its component may have.
 
-    Raises `EventRejected` if it is no event, or one that this page never sends.
-
-    Parameters
-    ----------
-    raw
-        JSON text.
-    functions
-        Gradio's, by number.
-    is_queued
-        Whether it came to the queue.
+    Raises `EventRejected` if it is no event, or one that this page never sends. ``raw``: JSON text. ``functions``:
+    Gradio's, by number. ``is_queued``: whether it came to the queue.
     """
     posted = _parsed(raw)
     function = functions.get(posted.fn_index)

@@ -16,17 +16,11 @@ _MAX_TOKENS = 10_000  # of those who showed a key; the oldest must show it again
 
 
 class Keys:
-    """ASGI middleware that answers 401 to who has shown no key, and 403 to a request that another site makes.
-
-    Parameters
-    ----------
-    gradio_app
-        Its form asks for keys (``auth``), and it gives a token to who has shown one.
-    """
+    """ASGI middleware that answers 401 to who has shown no key, and 403 to a request that another site makes."""
 
     def __init__(self, app: ASGIApp, gradio_app: Any) -> None:
         self._app = app
-        self._gradio = gradio_app
+        self._gradio = gradio_app  # its form asks for keys (``auth``), and it gives a token to who has shown one
         self._cookies = tuple(f"access-token-{kind}{gradio_app.cookie_id}" for kind in ("", "unsecure-"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -34,19 +34,11 @@ class _Session:
 
 
 class Sessions:
-    """Bounds the sessions, and evicts the oldest of those that nobody has open.
-
-    Parameters
-    ----------
-    kept
-        Returns about how many bytes a session's conversation has.
-    evict
-        Called with the name of a session that is evicted.
-    """
+    """Bounds the sessions, and evicts the oldest of those that nobody has open."""
 
     def __init__(self, kept: Callable[[str], int], evict: Callable[[str], None]) -> None:
-        self._kept = kept
-        self._evict = evict
+        self._kept = kept  # returns about how many bytes a session's conversation has
+        self._evict = evict  # called with the name of a session that is evicted
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     def __contains__(self, name: str) -> bool:

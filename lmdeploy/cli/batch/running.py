@@ -48,14 +48,8 @@ def run_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[int,
     """Answer the requests of a file that have no result yet; return how many were answered, and how many failed.
 
     Raises `BatchError` if the files are not fit for it, or the engine is gone, and `ValueError` or `OSError` as
-    `AsyncEngine`; a file cannot be read or written.
-
-    Parameters
-    ----------
-    args
-        The options of ``lmdeploy batch``.
-    output, errors
-        Where the results go; what they hold already stays.
+    `AsyncEngine`; a file cannot be read or written. ``args``: the options of ``lmdeploy batch``. ``output``,
+    ``errors``: where the results go; what they hold already stays.
     """
     if output.resolve() == errors.resolve():
         raise BatchError(f"--errors must be another file than {output}")

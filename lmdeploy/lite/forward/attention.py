@@ -15,10 +15,8 @@ def attention(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return a layer's attention for its normed input ``[batch, tokens, hidden]``, and its keys and values.
 
-    Parameters
-    ----------
-    shared
-        Keys and values ``[batch, kv_heads, tokens, dim]`` of another layer, where the layer has none of its own.
+    ``shared``: keys and values ``[batch, kv_heads, tokens, dim]`` of another layer, where the layer has none of its
+    own.
     """
     attn = spec.attention_of(layer)
     rope = _rope_of(spec, layer)

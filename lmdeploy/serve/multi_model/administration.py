@@ -38,23 +38,14 @@ _LOAD_FAILURE = re.compile(
 class Administration:
     """Changes what a tritonserver serves; one change at a time, whoever makes it.
 
-    Parameters
-    ----------
-    registry
-        The server's.
-    triton_address
-        ``host:port`` of its gRPC service.
-    key
-        What its model repository is opened with (`TritonServer.repository_key`).
-    unload_seconds
-        What open requests get once their model is being unloaded.
+    ``key``: what its model repository is opened with (`TritonServer.repository_key`).
     """
 
     def __init__(self, registry: Registry, triton_address: str, key: str, unload_seconds: float) -> None:
         self._registry = registry
-        self._address = triton_address
+        self._address = triton_address  # ``host:port`` of its gRPC service
         self._metadata = ((GRPC_KEY_HEADER, key),)
-        self._unload_seconds = unload_seconds
+        self._unload_seconds = unload_seconds  # what open requests get once their model is being unloaded
 
     async def load(self, requested: RequestedModel) -> None:
         """Load one more model. Where that fails, everything is as it was.

@@ -38,14 +38,8 @@ class Need:
 def divide(needs: Sequence[Need], free: int, budget: str = "") -> dict[str, int]:
     """Return how many blocks the cache of each model gets; raise `ValueError` if they do not fit; the text names sizes.
 
-    Parameters
-    ----------
-    needs
-        Of models on one device.
-    free
-        Bytes of that device.
-    budget
-        The option that says how many, for errors; empty: they are all that are free.
+    ``needs``: of models on one device. ``free``: bytes of that device. ``budget``: the option that says how many, for
+    errors; empty: they are all that are free.
     """
     given = sum(need.cache or 0 for need in needs if need.fixed_blocks is None)
     if given > 1:

@@ -15,20 +15,14 @@ def place_first(
     registry: Registry,
     models: Sequence[PreparedModel],
     unload_seconds: float,
+    # Bytes for all models together, which take turns: each is placed as if it had them alone. None: what is free, of
+    # which each has its part
     budget: int | None = None,
-    idle_timeout: float | None = None,
+    idle_timeout: float | None = None,  # of models that have none of their own (`RequestedModel`)
 ) -> None:
     """Write the models that a server starts with into an empty registry.
 
     Raises `ValueError` if they do not fit together; the text names sizes.
-
-    Parameters
-    ----------
-    budget
-        Bytes for all models together, which take turns: each is placed as if it had them alone. None: what is free,
-        of which each has its part.
-    idle_timeout
-        Of models that have none of their own (`RequestedModel`).
     """
     devices = {"cpu", *(model.device for model in models)}  # one that is loaded later may want the CPU
     free = {device: count for device in sorted(devices) if (count := free_memory(device)) is not None}

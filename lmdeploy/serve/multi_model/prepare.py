@@ -33,11 +33,7 @@ def prepare(requested: RequestedModel, common_session_len: int | None = None) ->
     """Return a model that can be loaded, converted where it was not yet.
 
     Raises `ValueError`, `OSError` or `MissingExtraError` if there is no such model, or the engine cannot run it.
-
-    Parameters
-    ----------
-    common_session_len
-        What was asked for all models: one that has learned fewer positions gets these.
+    ``common_session_len``: what was asked for all models: one that has learned fewer positions gets these.
     """
     found = resolved_model(requested.path, requested.backend, requested.chat_template, requested.engine)
     made, engine = found.engine, dict(found.settings)

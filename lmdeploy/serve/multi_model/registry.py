@@ -64,16 +64,10 @@ def triton_models(suffix: str) -> list[str]:
 
 
 class Registry:
-    """The folder.
-
-    Parameters
-    ----------
-    folder
-        Has to be there; it may be empty.
-    """
+    """The folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder  # has to be there; it may be empty
         self.repository = folder / "repository"
         self._list = folder / _LIST
         self._read_at: tuple[int, int] | None = None
@@ -123,12 +117,8 @@ class Registry:
     def add_folders(self, model: PreparedModel, suffix: str, cache: float | None, unload_seconds: float) -> None:
         """Write the model's folders into Triton's repository.
 
-        Parameters
-        ----------
-        cache
-            Blocks of its cache, or a share of the free memory; None: as the model's settings say.
-        unload_seconds
-            What open requests get once it is being unloaded.
+        ``cache``: blocks of its cache, or a share of the free memory; None: as the model's settings say.
+        ``unload_seconds``: what open requests get once it is being unloaded.
         """
         engine = dict(model.engine) if cache is None else {**model.engine, "cache_max_entry_count": cache}
         settings, path = {"engine_config": json.dumps(engine)}, {"model_path": model.engine_dir}

@@ -112,11 +112,6 @@ def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[
     """Return the models of a command line, each ``PATH`` or ``NAME=PATH``.
 
     Raises `ValueError` if one cannot be what it is called, or two are called the same.
-
-    Parameters
-    ----------
-    common
-        Fields that all have.
     """
     models = []
     for argument in arguments:
@@ -131,11 +126,7 @@ def read_models_file(file: Path, common: Mapping[str, Any]) -> list[RequestedMod
     """Return the models of a JSON, TOML or YAML file.
 
     Raises `ValueError` if the file cannot be read, or something in it is not as it should be; the text says where.
-
-    Parameters
-    ----------
-    common
-        Fields for models that do not have their own; settings of the engine are joined one by one.
+    ``common``: fields for models that do not have their own; settings of the engine are joined one by one.
     """
     try:
         return _models_of(_parsed(file), file, common)

@@ -23,10 +23,8 @@ _STOPPING_SECONDS = 20  # what tritonserver gets after the requests
 def app(settings: RaySettings) -> Application:
     """Return the application.
 
-    Parameters
-    ----------
-    settings
-        The ``args`` of the configuration file, or ``NAME=VALUE`` words after ``serve run lmdeploy.serve.ray:app``.
+    ``settings``: the ``args`` of the configuration file, or ``NAME=VALUE`` words after ``serve run
+    lmdeploy.serve.ray:app``.
     """
     scale: dict[str, Any] = {"num_replicas": settings.replicas}
     if settings.max_replicas is not None and settings.max_replicas > settings.replicas:

@@ -13,15 +13,10 @@ class QueuePolicy:
 
     One replica more when requests wait before the engines' batches; none less while any does; else what open requests
     call for. Bounds and delays are Ray's, as configured.
-
-    Parameters
-    ----------
-    waiting_per_replica
-        Requests that may wait, on average.
     """
 
     def __init__(self, waiting_per_replica: float) -> None:
-        self._bound = waiting_per_replica
+        self._bound = waiting_per_replica  # requests that may wait, on average
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         """Return the desired number of replicas, and no state."""

@@ -46,29 +46,17 @@ _SENT_ON = frozenset(
 
 
 class Ingress:
-    """Ray Serve deployment in front of the replicas.
-
-    Parameters
-    ----------
-    replicas
-        Ray's handle of them.
-    adapters
-        Names of LoRA adapters.
-    max_body_bytes
-        A longer body is refused.
-    max_bodies_bytes
-        Of all long bodies at a time, until a replica responds; as for `openai_gateway.middleware.body_limit.BodyLimit`.
-    api_keys
-        One of them is needed; empty: none is.
-    """
+    """Ray Serve deployment in front of the replicas."""
 
     def __init__(
         self,
-        replicas: DeploymentHandle,
-        adapters: tuple[str, ...],
-        max_body_bytes: int,
+        replicas: DeploymentHandle,  # Ray's handle of them
+        adapters: tuple[str, ...],  # names of LoRA adapters
+        max_body_bytes: int,  # a longer body is refused
+        # Of all long bodies at a time, until a replica responds; as for
+        # `openai_gateway.middleware.body_limit.BodyLimit`
         max_bodies_bytes: int,
-        api_keys: tuple[str, ...],
+        api_keys: tuple[str, ...],  # one of them is needed; empty: none is
     ) -> None:
         self._replicas = replicas.options(method_name="respond", stream=True)
         self._adapters = frozenset(adapters)

@@ -37,15 +37,7 @@ _WAITING = re.compile(r"^vllm:num_requests_waiting\{[^}]*\} (\S+)", re.MULTILINE
 
 
 class Replica:
-    """Ray Serve deployment that runs once for each replica.
-
-    Parameters
-    ----------
-    settings
-        Of the application.
-    api_keys
-        Of its callers.
-    """
+    """Ray Serve deployment that runs once for each replica."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, settings: RaySettings, api_keys: tuple[str, ...]

@@ -16,21 +16,13 @@ from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
 class MistralV3ChatTemplate(ToolChatTemplate):
-    """The formats whose vocabulary has marks for tools, calls and what they return.
-
-    Parameters
-    ----------
-    gap
-        What stands between a mark and its text.
-    strings
-        Of ``BaseChatTemplate``.
-    """
+    """The formats whose vocabulary has marks for tools, calls and what they return."""
 
     calls = MISTRAL
 
     def __init__(self, gap: str, **strings: Any) -> None:
         super().__init__(**strings)
-        self._gap = gap
+        self._gap = gap  # what stands between a mark and its text
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         listed = as_json([{"type": "function", "function": function} for function in functions])

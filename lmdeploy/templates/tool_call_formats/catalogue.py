@@ -283,10 +283,7 @@ PARSERS = ("auto", "none", *sorted(TOOL_CALL_FORMATS))
 def tool_call_formats_of(name: str) -> tuple[ToolCallFormat, ...]:
     """Return the formats in which calls are parsed; raise `ValueError` if there is no such parser; lists them.
 
-    Parameters
-    ----------
-    name
-        One of `PARSERS`. ``auto``: all that have marks, which distinguish them; ``none``: nothing.
+    ``name``: one of `PARSERS`. ``auto``: all that have marks, which distinguish them; ``none``: nothing.
     """
     name = parser_name("tool_call_parser", name, PARSERS)
     if name == "none":
@@ -300,14 +297,8 @@ def tool_call_formats_of(name: str) -> tuple[ToolCallFormat, ...]:
 def tool_call_format_of(name: str, own: ToolCallFormat | None) -> ToolCallFormat | None:
     """Return the format of a model's calls that can be enforced; None: it is not known.
 
-    Raises `ValueError` if there is no such parser; lists them.
-
-    Parameters
-    ----------
-    name
-        One of `PARSERS`.
-    own
-        What its chat template says.
+    Raises `ValueError` if there is no such parser; lists them. ``name``: one of `PARSERS`. ``own``: what its chat
+    template says.
     """
     name = parser_name("tool_call_parser", name, PARSERS)
     return own if name in ("auto", "none") else TOOL_CALL_FORMATS[name].formats[0]
@@ -316,10 +307,7 @@ def tool_call_format_of(name: str, own: ToolCallFormat | None) -> ToolCallFormat
 def format_of_template(mentions: Callable[[str], bool]) -> str | None:
     """Return the name of the format that a chat template writes calls in; None: none that is known.
 
-    Parameters
-    ----------
-    mentions
-        Whether a text is in the template.
+    ``mentions``: whether a text is in the template.
     """
     for name, named in _NAMED.items():
         if any(all(mentions(text) for text in sign) for sign in named.signs):

@@ -25,25 +25,11 @@ from openai_gateway.tools.events import (
 
 
 class ChatWriter:
-    """Writes one choice.
-
-    Parameters
-    ----------
-    frame : dict
-        What is the same in every event of the stream.
-    index : int
-        Of the choice.
-    body : ChatCompletionRequest
-        What was asked.
-    machine : ResponseMachine
-        Finds reasoning and calls in the choice.
-    texts : TokenTexts, optional
-        Log probabilities are written with them; None: not written.
-    """
+    """Writes one choice."""
 
     def __init__(
         self,
-        frame: dict[str, Any],
+        frame: dict[str, Any],  # what is the same in every event of the stream
         index: int,
         body: ChatCompletionRequest,
         machine: ResponseMachine,

@@ -15,32 +15,18 @@ from openai_gateway.generation.token_texts import TokenTexts
 
 
 class CompletionWriter:
-    """Writes one choice.
-
-    Parameters
-    ----------
-    frame : dict
-        What is the same in every event of the stream.
-    index : int
-        Of the choice.
-    body : CompletionRequest
-        What was asked.
-    echo : Echo
-        What to begin with; shared by the choices of a prompt.
-    texts : TokenTexts, optional
-        Log probabilities are written with them; None: not written.
-    """
+    """Writes one choice."""
 
     reasoning_tokens = 0
 
     def __init__(
         self, frame: dict[str, Any], index: int, body: CompletionRequest, echo: Echo, texts: TokenTexts | None = None
     ) -> None:
-        self._frame = frame
+        self._frame = frame  # what is the same in every event of the stream
         self._index = index
         self._texts = texts
         self._num_logprobs = body.logprobs or 0
-        self._echo = echo
+        self._echo = echo  # what to begin with; shared by the choices of a prompt
         self._has_begun = not echo.text
         self._cursor: TextCursor | None = None
         self._text = self._event(SLOT)

@@ -79,13 +79,7 @@ async def vectors_of(
     """Return the vector of each text, as its model wants it made, and how many tokens the texts have.
 
     Raises `ApiError` if the model is not made for embeddings, has no such prompt, or its vectors are shorter.
-
-    Parameters
-    ----------
-    inputs
-        Texts, or their tokens.
-    params
-        How they are made.
+    ``inputs``: texts, or their tokens.
     """
     model, pooling = ctx.chosen.model, ctx.chosen.model.pooling
     if pooling is None or pooling.refusal:
@@ -177,13 +171,7 @@ async def first_tokens(chosen: Chosen, frame: Frame, text: str, max_len: int) ->
 
 
 async def states_of(ctx: ServeContext, generates: Sequence[GenerateRequest]) -> tuple[NDArray[np.float32], TokenCounts]:
-    """Return the hidden state of each prompt's last token, ``[prompts, hidden size]``, and how many tokens they have.
-
-    Parameters
-    ----------
-    generates
-        As `state_request` makes them.
-    """
+    """Return the hidden state of each prompt's last token, ``[prompts, hidden size]``, and their token count."""
     rows, usage = await rows_of(ctx, generates)
     return np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1), usage
 

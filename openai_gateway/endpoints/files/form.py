@@ -27,15 +27,6 @@ class FileForm:
 
     Raises `ApiError` if the request has no such body. So do the methods, which raise `QuotaError` where the owner would
     have too much, and `OSError` where the file cannot be written.
-
-    Parameters
-    ----------
-    content_type
-        Of the request.
-    owned
-        Whose the file becomes.
-    max_bytes
-        Of the file.
     """
 
     def __init__(self, content_type: str, owned: Owned, max_bytes: int) -> None:

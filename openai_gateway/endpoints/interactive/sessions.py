@@ -16,12 +16,8 @@ def engine_session(given: int, key: str | None) -> int:
     """Return the engine's id of the session that a caller calls `given`.
 
     Each API key has ids of its own: what callers of another key name reads, cancels and ends another session. That
-    needs no memory, so it holds for all processes and after a restart.
-
-    Parameters
-    ----------
-    key : str, optional
-        The caller's; None: no keys are set, and everybody shares the engine's ids.
+    needs no memory, so it holds for all processes and after a restart. ``key``: the caller's; None: no keys are set,
+    and everybody shares the engine's ids.
     """
     if key is None:
         return given

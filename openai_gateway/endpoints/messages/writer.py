@@ -32,17 +32,7 @@ _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 
 
 class MessageWriter:
-    """Writes the events of one message; `response` is the message so far.
-
-    Parameters
-    ----------
-    body : MessagesRequest
-        What was asked.
-    message_id, model : str
-        Of the message.
-    machine : ResponseMachine
-        Finds reasoning and calls in the response.
-    """
+    """Writes the events of one message; `response` is the message so far."""
 
     def __init__(self, body: MessagesRequest, message_id: str, model: str, machine: ResponseMachine) -> None:
         self._machine = machine

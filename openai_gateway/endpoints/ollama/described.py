@@ -22,10 +22,7 @@ _PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # our names to those of 
 def listed(model: ServedModel, started: int) -> dict[str, Any]:
     """Return an entry of ``/api/tags``.
 
-    Parameters
-    ----------
-    started
-        When the server was, in seconds since 1970.
+    ``started``: when the server was, in seconds since 1970.
     """
     return {
         "name": model.name,
@@ -40,10 +37,7 @@ def listed(model: ServedModel, started: int) -> dict[str, Any]:
 def shown(model: ServedModel, started: int, context_len: int | None) -> dict[str, Any]:
     """Return the response of ``/api/show``.
 
-    Parameters
-    ----------
-    context_len
-        Tokens of prompt and response together; None: not known.
+    ``context_len``: tokens of prompt and response together; None: not known.
     """
     entry, recommended = listed(model, started), model.sampling_defaults.items()
     return {

@@ -38,12 +38,8 @@ _EPSILON = 1e-6  # added to a limit that a number has to be above
 def fields_of_options(options: Mapping[str, Any], context_len: int | None) -> dict[str, Any]:
     """Return the fields of a chat completion that options ask for; raise `ApiError` if an option is of another type.
 
-    Parameters
-    ----------
-    options
-        A null option is as if it were left out.
-    context_len
-        Tokens of the model's context; None: not known.
+    ``options``: a null option is as if it were left out. ``context_len``: tokens of the model's context; None: not
+    known.
     """
     given = {name: value for name, value in options.items() if value is not None}
     fields: dict[str, Any] = {}

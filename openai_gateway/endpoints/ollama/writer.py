@@ -24,28 +24,14 @@ LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjso
 
 
 class LineWriter:
-    """Writes one response; `response` is all of it, once it has ended.
-
-    Parameters
-    ----------
-    kind
-        ``chat``: pieces are messages; ``generate``: texts.
-    model
-        What the caller calls it.
-    begin
-        When the request came, by ``time.perf_counter``.
-    machine
-        Finds reasoning and calls in the response.
-    texts
-        Log probabilities are written with them; None: not written.
-    """
+    """Writes one response; `response` is all of it, once it has ended."""
 
     def __init__(
         self, kind: Kind, model: str, begin: float, machine: ResponseMachine, texts: TokenTexts | None = None
     ) -> None:
-        self._kind = kind
+        self._kind = kind  # ``chat``: pieces are messages; ``generate``: texts
         self._model = model
-        self._begin = begin
+        self._begin = begin  # when the request came, by ``time.perf_counter``
         self._first: float | None = None  # when the first piece came
         self._machine = machine
         self._whole = WholeResponse()

@@ -45,16 +45,10 @@ async def with_stored_items(body: ResponsesRequest, request: Request, gateway: G
 
 
 class Storing:
-    """Stores the response to a request once it is over, unless it is not to be.
-
-    Parameters
-    ----------
-    body
-        As it came.
-    """
+    """Stores the response to a request once it is over, unless it is not to be."""
 
     def __init__(self, body: ResponsesRequest, request: Request, gateway: Gateway) -> None:
-        self._body = body
+        self._body = body  # as it came
         self._key = key_of(request.scope)
         self._store = gateway.responses
         # Results of batches are kept in files; they would push out what callers continue.

@@ -147,11 +147,8 @@ class AllowedTools(Strict):
 class OfferedTools:
     """The functions of a request as the model sees them, each with a name that no other has.
 
-    Parameters
-    ----------
-    tools
-        Of the request. A function in a group has its own name where no other function has it; else the group's name
-        comes before it.
+    ``tools``: of the request. A function in a group has its own name where no other function has it; else the group's
+    name comes before it.
     """
 
     def __init__(self, tools: Sequence[FunctionTool | CustomTool | NamespaceTool | OtherTool]) -> None:

@@ -36,25 +36,14 @@ _PREFIXES = {"reasoning": "rs", "message": "msg"}  # of ids
 class ResponseWriter:
     """Writes the events of one response; `response` is the response so far.
 
-    Parameters
-    ----------
-    body : ResponsesRequest
-        What was asked.
-    response_id : str
-        Of the response.
-    chosen : Chosen
-        Its name, and the texts of tokens for log probabilities.
-    machine : ResponseMachine
-        Finds reasoning and calls in the response.
-    storing : Storing
-        Stores the response before its end is written, so that it can be continued at once.
+    ``chosen``: its name, and the texts of tokens for log probabilities.
     """
 
     def __init__(
         self, body: ResponsesRequest, response_id: str, chosen: Chosen, machine: ResponseMachine, storing: Storing
     ) -> None:
         self._machine = machine
-        self._storing = storing
+        self._storing = storing  # stores the response before its end is written, so that it can be continued at once
         self._texts = chosen.model.token_texts if body.returns_logprobs else None
         self._summarizes = body.reasoning is not None and body.reasoning.summary is not None
         self._number = 0

@@ -40,12 +40,7 @@ async def scores_of_pairs(
     """Return a score for each pair, and how many tokens the model read.
 
     A model with a head reads both texts; of one that makes vectors it is their cosine. Raises `ApiError` if the model
-    is made for neither, or its head separates classes.
-
-    Parameters
-    ----------
-    firsts
-        Queries: one for all, or one for each of `seconds`.
+    is made for neither, or its head separates classes. ``firsts``: queries: one for all, or one for each of `seconds`.
     """
     chosen, head = ctx.chosen, ctx.chosen.model.score_head
     if head is None and chosen.model.pooling is None:

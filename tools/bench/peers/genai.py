@@ -55,12 +55,7 @@ class GenAI:
 def genai(model: Path, batch: int) -> Iterator[GenAI]:
     """Run a pipeline for as long as the block lasts.
 
-    Parameters
-    ----------
-    model
-        A GGUF file.
-    batch
-        Most sequences in a step.
+    ``model``: a GGUF file. ``batch``: most sequences in a step.
     """
     # -P: the folder of the program, whose modules are named after peers, is no place to import from.
     command = [str(openvino_python()), "-P", str(_WORKER), str(model), str(thread_count()), str(batch), str(_CACHE_GIB)]

@@ -13,12 +13,7 @@ from tools.bench.workload import Request
 class Transformers:
     """A model loaded by ``transformers``; greedy, and as long as each request says.
 
-    Parameters
-    ----------
-    model_path
-        A Hugging Face directory, or a model's name.
-    dtype
-        Type of weights and activations.
+    ``model_path``: a Hugging Face directory, or a model's name. ``dtype``: type of weights and activations.
     """
 
     def __init__(self, model_path: Path, dtype: str = "float32") -> None:

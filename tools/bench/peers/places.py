@@ -50,12 +50,7 @@ def embedders() -> Path:
 def gguf(model_path: Path, bits: int) -> Path:
     """Return the GGUF file of a model: its directory's name and the type, e.g. ``SmolLM2-135M-Instruct-Q4_0.gguf``.
 
-    Parameters
-    ----------
-    model_path
-        A Hugging Face directory.
-    bits
-        Of the weights: 4, 8 or 16.
+    ``model_path``: a Hugging Face directory. ``bits``: of the weights: 4, 8 or 16.
     """
     return root() / "models" / f"{model_path.name}-{GGUF_TYPES[bits]}.gguf"
 
@@ -73,12 +68,7 @@ def missing_program(program: Path) -> str | None:
 def why_missing(peer: str, model_path: Path, bits: int) -> str | None:
     """Return why a peer cannot run a model, in a few words; None if it can.
 
-    Parameters
-    ----------
-    peer
-        ``llama.cpp`` or ``openvino``.
-    model_path, bits
-        As in :func:`gguf`.
+    ``peer``: ``llama.cpp`` or ``openvino``. ``model_path``, ``bits``: as in :func:`gguf`.
     """
     if reason := missing_program(openvino_python() if peer == "openvino" else llama_tool("llama-bench")):
         return reason

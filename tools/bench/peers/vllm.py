@@ -17,16 +17,8 @@ _START_SECONDS = 300  # it compiles parts of the model first
 def serving(model: Path, streams: int, longest: int) -> Iterator[str]:
     """Run vLLM's server for as long as the block lasts, in bfloat16; it keeps no prompt for later.
 
-    Raises `RuntimeError` if it did not start.
-
-    Parameters
-    ----------
-    model
-        A Hugging Face directory.
-    streams
-        Most sequences in a step.
-    longest
-        Most tokens of a request, prompt and response.
+    Raises `RuntimeError` if it did not start. ``model``: a Hugging Face directory. ``streams``: most sequences in a
+    step. ``longest``: most tokens of a request, prompt and response.
 
     Yields
     ------

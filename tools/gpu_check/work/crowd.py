@@ -75,14 +75,8 @@ def min_time(
     """Return the seconds until all requests have their first token, if every operator ran at a limit of the device.
 
     Requests are taken in their order, as soon as one of ``batch`` places is free; a step has all that decode, and of
-    prompts what fits into ``tokens_a_step``.
-
-    Parameters
-    ----------
-    limits
-        Of the device: bytes and operations a second.
-    sizes
-        Tokens of each request's prompt and response.
+    prompts what fits into ``tokens_a_step``. ``limits``: of the device: bytes and operations a second. ``sizes``:
+    tokens of each request's prompt and response.
     """
     waiting = list(reversed(sizes))
     running: list[list[int]] = []  # tokens of the prompt still to be computed, context so far, tokens still to come

@@ -56,12 +56,8 @@ def main(context: Context, name: str, step: str) -> None:
 def step_table(events: Iterable[Mapping[str, Any]], steps: int = _STEPS) -> str:
     """Return the time that each kernel adds to a step, in microseconds, the most first.
 
-    Parameters
-    ----------
-    events
-        Of a Chrome trace: ``name``, ``ts`` and ``dur`` in microseconds.
-    steps
-        How many, of those in the middle, are read; 0: all events are one step.
+    ``events``: of a Chrome trace: ``name``, ``ts`` and ``dur`` in microseconds. ``steps``: how many, of those in the
+    middle, are read; 0: all events are one step.
     """
     ordered = sorted(events, key=lambda event: float(event["ts"]))
     chosen = _middle_steps(ordered, steps) if steps else ordered
