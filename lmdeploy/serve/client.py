@@ -28,26 +28,18 @@ from lmdeploy.serve.wire import (
     ENSEMBLE,
     ENSEMBLE_VISION,
     conversation_json,
-    decode_adapters,
-    decode_cache_report,
     decode_chunk,
-    decode_context_len,
-    decode_sleep_report,
+    decode_json,
     decode_text,
     decode_token_bytes,
     decode_token_ids,
-    encode_adapter_control,
-    encode_adapter_template,
-    encode_cache_control,
+    encode_control,
     encode_detokenize,
-    encode_drop,
     encode_end_session,
     encode_generate,
     encode_limits,
-    encode_sleep_control,
+    encode_preprocessing,
     encode_stop,
-    encode_stop_session,
-    encode_token_bytes,
     encode_tokenize,
 )
 
@@ -223,7 +215,7 @@ class TritonClient:
         Raises `TritonUnavailable` if the server cannot be reached.
         """
         with contextlib.suppress(TritonRequestError):
-            await self._control(encode_stop_session(session_id))
+            await self._control(encode_stop(session_id=session_id))
 
     async def end_session(self, session_id: int) -> None:
         """Delete a session of the engine; an unknown one is ignored.
@@ -238,7 +230,7 @@ class TritonClient:
 
         Raises `TritonUnavailable` if the server cannot be reached.
         """
-        return await self._adapters(encode_adapter_control("list", key=self._control_key))
+        return dict(await self._administer(_TOKENIZE_TIMEOUT, lora_control="list"))
 
     async def context_len(self) -> int:
         """Return the maximum number of tokens of prompt and response together.
@@ -246,9 +238,8 @@ class TritonClient:
         Raises `TritonUnavailable` if the server cannot be reached, and `TritonRequestError` if it is an older one,
         which does not report this.
         """
-        response = await self._query(encode_limits(), _READY_TIMEOUT)
         try:
-            return decode_context_len(response)
+            return int((await self._query(encode_limits(), _READY_TIMEOUT))["session_len"])
         except (ValueError, KeyError, TypeError):
             raise TritonRequestError("INTERNAL", "the engine did not report its limits") from None
 
@@ -258,11 +249,12 @@ class TritonClient:
         Raises `TritonUnavailable` if the server cannot be reached, and `TritonRequestError` if the name is taken, or
         the adapter does not fit the model; the text says why.
         """
-        await self._adapters(encode_adapter_control("load", name, path, note, self._control_key))
+        loaded = {"lora_control": "load", "lora_name": name, "lora_path": path}
+        await self._administer(_TOKENIZE_TIMEOUT, **loaded, lora_note=note)
         try:
-            await self._infer(encode_adapter_template("load", name, path, self._control_key))
+            await self._infer(encode_preprocessing(loaded, self._control_key))
         except TritonRequestError:
-            await self._adapters(encode_adapter_control("unload", name, key=self._control_key))
+            await self._administer(_TOKENIZE_TIMEOUT, lora_control="unload", lora_name=name)
             raise
 
     async def unload_adapter(self, name: str) -> None:
@@ -271,8 +263,9 @@ class TritonClient:
         Raises `TritonUnavailable` if the server cannot be reached, and `TritonRequestError` if there is none of that
         name.
         """
-        await self._adapters(encode_adapter_control("unload", name, key=self._control_key))
-        await self._infer(encode_adapter_template("unload", name, key=self._control_key))
+        unloaded = {"lora_control": "unload", "lora_name": name}
+        await self._administer(_TOKENIZE_TIMEOUT, **unloaded)
+        await self._infer(encode_preprocessing(unloaded, self._control_key))
 
     async def control_cache(
         self, action: str, input_ids: Sequence[int] = (), salt: str | None = None, adapter: str | None = None
@@ -283,8 +276,10 @@ class TritonClient:
         with the salt and the LoRA adapter that its requests have. Raises `TritonUnavailable` if the server cannot be
         reached, and `TritonRequestError` if the engine refuses it; the text says why.
         """
-        message = encode_cache_control(action, input_ids, salt, adapter, self._control_key)
-        return decode_cache_report(await self._query(message, _TOKENIZE_TIMEOUT))
+        texts = {"cache_control": action, "cache_salt": salt, "lora_name": adapter}
+        message = encode_control(texts, self._control_key, input_ids)
+        report: dict[str, Any] = await self._query(message, _TOKENIZE_TIMEOUT)
+        return report
 
     async def sleep_report(self) -> SleepReport:
         """Return the memory that the model holds, and whether it sleeps.
@@ -292,21 +287,20 @@ class TritonClient:
         Raises `TritonUnavailable` if the server cannot be reached, or does not serve the model, and
         `TritonRequestError` if its engine does not sleep.
         """
-        message = encode_sleep_control("report", key=self._control_key)
-        return decode_sleep_report(await self._query(message, _READY_TIMEOUT))
+        return SleepReport(**await self._administer(_READY_TIMEOUT, sleep_control="report"))
 
     async def sleep(self, level: int) -> SleepReport:
         """Put the model to sleep once its open requests have ended; the next request wakes it.
 
         ``level`` 1 gives the memory of its cache back, 2 that of its weights too. Raises as `sleep_report`.
         """
-        message = encode_sleep_control("sleep", level, key=self._control_key)
-        return decode_sleep_report(await self._query(message, _LOAD_TIMEOUT))
+        message = encode_control({"sleep_control": "sleep"}, self._control_key, sleep_level=level)
+        return SleepReport(**await self._query(message, _LOAD_TIMEOUT))
 
     async def wake(self, keep_alive: float | None = None) -> SleepReport:
         """Load the model if it sleeps; ``keep_alive`` is as in requests. Raises as `sleep_report`."""
-        message = encode_sleep_control("wake", keep_alive=keep_alive, key=self._control_key)
-        return decode_sleep_report(await self._query(message, _LOAD_TIMEOUT))
+        message = encode_control({"sleep_control": "wake"}, self._control_key, keep_alive=keep_alive)
+        return SleepReport(**await self._query(message, _LOAD_TIMEOUT))
 
     async def tokenize(
         self,
@@ -329,7 +323,8 @@ class TritonClient:
         if messages is not None:
             name, content = "messages", conversation_json(messages, template_options)
             tools_json = json.dumps(list(tools), ensure_ascii=False) if tools else ""
-        message = encode_tokenize(name, content, tools_json, adapter or "", CALLER.get(), add_special_tokens)
+        others = {"tools": tools_json, "lora_name": adapter, "caller": CALLER.get()}
+        message = encode_tokenize(name, content, add_special_tokens, **others)
         return decode_token_ids(await self._infer(message))
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -342,7 +337,7 @@ class TritonClient:
 
     async def token_bytes(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[bytes]:
         """Return the bytes of each token by itself; raises as `detokenize`."""
-        return decode_token_bytes(await self._infer(encode_token_bytes(token_ids, skip_special_tokens)))
+        return decode_token_bytes(await self._infer(encode_detokenize(token_ids, skip_special_tokens, as_bytes=True)))
 
     async def is_ready(self) -> bool:
         """Return whether the server answers, every model is ready, prompts are prepared and the engine takes requests.
@@ -356,7 +351,7 @@ class TritonClient:
                 if not response.ready:
                     return False
             await asyncio.gather(
-                self._adapters(encode_adapter_control("list", key=self._control_key), _READY_TIMEOUT),
+                self._administer(_READY_TIMEOUT, lora_control="list"),
                 self._infer(encode_tokenize("text_input", "a"), _READY_TIMEOUT),
             )
         except (grpc.aio.AioRpcError, TritonUnavailable):
@@ -393,24 +388,22 @@ class TritonClient:
 
     async def _drop(self, request_id: str) -> None:
         with contextlib.suppress(TritonRequestError):  # an older server
-            await self._infer(encode_drop(request_id), _CANCEL_TIMEOUT)
+            await self._infer(encode_preprocessing({"stop_request_id": request_id}), _CANCEL_TIMEOUT)
 
     async def _control(self, message: service_pb2.ModelInferRequest) -> None:
         """Send a control request to the engine, and ignore its response."""
         await self._only_response(message, _CANCEL_TIMEOUT)
 
-    async def _adapters(
-        self, message: service_pb2.ModelInferRequest, timeout: float = _TOKENIZE_TIMEOUT
-    ) -> dict[str, str]:
-        """Send a control request about adapters, and return those that there are then."""
-        return decode_adapters(await self._query(message, timeout))
+    async def _administer(self, timeout: float, **texts: str) -> Any:
+        """Send a control request that has texts alone, and return its response."""
+        return await self._query(encode_control(texts, self._control_key), timeout)
 
-    async def _query(self, message: service_pb2.ModelInferRequest, timeout: float) -> service_pb2.ModelInferResponse:
-        """Send a control request that the engine answers with one response."""
+    async def _query(self, message: service_pb2.ModelInferRequest, timeout: float) -> Any:
+        """Send a control request that the engine answers with one response, and return that."""
         response = await self._only_response(message, timeout)
         if response is None:
             raise TritonRequestError("INTERNAL", "the engine did not respond to a control request")
-        return response
+        return decode_json(response)
 
     async def _only_response(
         self, message: service_pb2.ModelInferRequest, timeout: float

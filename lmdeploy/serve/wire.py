@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import reprlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tritonclient.grpc import service_pb2
@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 from lmdeploy.fields.field import FieldInfo, Kind
 from lmdeploy.messages import REPETITION
 from lmdeploy.serve.cache_report import report_numbers
-from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, SleepReport, new_request_id
+from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, new_request_id
 
 _Number = TypeVar("_Number", int, float)
 
@@ -70,10 +70,8 @@ def encode_generate(request: GenerateRequest, *, return_engine_seconds: bool = F
     _add_numbers(message, "stream", "BOOL", "<?", [request.stream])
     for name, value in request.fields.items():
         _add_field(message, FIELDS[name], value)
-    requested_output = service_pb2.ModelInferRequest.InferRequestedOutputTensor
-    message.outputs.extend(requested_output(name=name) for name in _outputs(request))
-    if return_engine_seconds or request.return_engine_seconds:
-        message.outputs.extend(requested_output(name=name) for name in ("engine_seconds", "load_seconds"))
+    timed = return_engine_seconds or request.return_engine_seconds
+    _request_outputs(message, [*_outputs(request), *(("engine_seconds", "load_seconds") if timed else ())])
     return message
 
 
@@ -135,142 +133,73 @@ def _outputs(request: GenerateRequest) -> list[str]:
     return names
 
 
-def encode_stop(request_id: str) -> service_pb2.ModelInferRequest:
-    """Return the control request that cancels `request_id` in the engine."""
+def encode_stop(request_id: str = "", session_id: int | None = None) -> service_pb2.ModelInferRequest:
+    """Return the control request that cancels a request, or what a session is running."""
     message = _streamed(ENGINE, new_request_id())
     _add_numbers(message, "STOP", "INT32", "<i", [1])
-    _add_texts(message, "stop_request_id", [request_id])
-    return message
-
-
-def encode_drop(request_id: str) -> service_pb2.ModelInferRequest:
-    """Return the control request that ends the preparation of a prompt."""
-    message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
-    _add_texts(message, "stop_request_id", [request_id])
-    message.outputs.add(name="INPUT_ID")
-    return message
-
-
-def encode_stop_session(session_id: int) -> service_pb2.ModelInferRequest:
-    """Return the control request that cancels what a session is running."""
-    message = _streamed(ENGINE, new_request_id())
-    _add_numbers(message, "STOP", "INT32", "<i", [1])
-    _add_numbers(message, "CORRID", "UINT64", "<Q", [session_id])
+    if session_id is None:
+        _add_texts(message, "stop_request_id", [request_id])
+    else:
+        _add_numbers(message, "CORRID", "UINT64", "<Q", [session_id])
     return message
 
 
 def encode_end_session(session_id: int) -> service_pb2.ModelInferRequest:
     """Return the request that makes the engine forget a session, in the words of LMDeploy's own Triton clients."""
     message = service_pb2.ModelInferRequest(model_name=ENGINE, id=new_request_id())
-    _add_numbers(message, "input_ids", "UINT32", "<I", [1])
-    _add_numbers(message, "input_lengths", "UINT32", "<I", [1])
-    _add_numbers(message, "request_output_len", "UINT32", "<I", [0])
+    for name, value in (("input_ids", 1), ("input_lengths", 1), ("request_output_len", 0)):
+        _add_numbers(message, name, "UINT32", "<I", [value])
     for name, value in (("START", 0), ("END", 1), ("STOP", 0)):
         _add_numbers(message, name, "INT32", "<i", [value])
     _add_numbers(message, "CORRID", "UINT64", "<Q", [session_id])
     return message
 
 
-def encode_adapter_control(
-    action: str, name: str = "", path: str = "", note: str = "", key: str = ""
+def encode_control(
+    texts: Mapping[str, str | None],  # tensors, as in the engine's config.pbtxt; empty ones are left out
+    key: str,
+    input_ids: Sequence[int] = (),
+    sleep_level: int | None = None,
+    keep_alive: float | None = None,
 ) -> service_pb2.ModelInferRequest:
-    """Return the control request that loads, unloads or lists (``action``) the engine's LoRA adapters."""
-    message = _streamed(ENGINE, new_request_id())
+    """Return a control request of the engine's adapters, cache or memory."""
+    message = _with_texts(_streamed(ENGINE, new_request_id()), texts)
     message.parameters["control_key"].string_param = key
-    texts = {"lora_control": action, "lora_name": name, "lora_path": path, "lora_note": note}
-    for tensor, text in texts.items():
-        if text:
-            _add_texts(message, tensor, [text])
-    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in _ALWAYS)
-    return message
-
-
-def encode_cache_control(
-    action: str, input_ids: Sequence[int] = (), salt: str | None = None, adapter: str | None = None, key: str = ""
-) -> service_pb2.ModelInferRequest:
-    """Return the control request for the engine's cache (``action``: as in config.pbtxt), of a prompt if need be."""
-    message = _streamed(ENGINE, new_request_id())
-    message.parameters["control_key"].string_param = key
-    for tensor, text in {"cache_control": action, "cache_salt": salt, "lora_name": adapter}.items():
-        if text:
-            _add_texts(message, tensor, [text])
     if input_ids:
         _add_numbers(message, "input_ids", "UINT32", "<I", input_ids)
-    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in _ALWAYS)
-    return message
-
-
-def decode_cache_report(response: service_pb2.ModelInferResponse) -> dict[str, Any]:
-    """Return the response to `encode_cache_control`."""
-    report: dict[str, Any] = json.loads(decode_chunk(response).text)
-    return report
-
-
-def encode_sleep_control(
-    action: str, level: int = 1, keep_alive: float | None = None, key: str = ""
-) -> service_pb2.ModelInferRequest:
-    """Return the control request for the memory of the engine's model (``action``: as in config.pbtxt)."""
-    message = _streamed(ENGINE, new_request_id())
-    message.parameters["control_key"].string_param = key
-    _add_texts(message, "sleep_control", [action])
-    if action == "sleep":
-        _add_numbers(message, "sleep_level", "INT32", "<i", [level])
+    if sleep_level is not None:
+        _add_numbers(message, "sleep_level", "INT32", "<i", [sleep_level])
     if keep_alive is not None:
         _add_field(message, FIELDS["keep_alive"], keep_alive)
-    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in _ALWAYS)
+    _request_outputs(message, _ALWAYS)
     return message
-
-
-def decode_sleep_report(response: service_pb2.ModelInferResponse) -> SleepReport:
-    """Return the response to `encode_sleep_control`."""
-    return SleepReport(**json.loads(decode_chunk(response).text))
 
 
 def encode_limits() -> service_pb2.ModelInferRequest:
     """Return the control request for the engine's limits."""
     message = _streamed(ENGINE, new_request_id())
     _add_numbers(message, "limits", "BOOL", "<?", [True])
-    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in _ALWAYS)
+    _request_outputs(message, _ALWAYS)
     return message
 
 
-def decode_context_len(response: service_pb2.ModelInferResponse) -> int:
-    """Return the tokens of a context, of the response to `encode_limits`."""
-    return int(json.loads(decode_chunk(response).text)["session_len"])
-
-
-def decode_adapters(response: service_pb2.ModelInferResponse) -> dict[str, str]:
-    """Return the response to `encode_adapter_control`: the note of each adapter by its name."""
-    return dict(json.loads(decode_chunk(response).text))
-
-
-def encode_adapter_template(action: str, name: str, path: str = "", key: str = "") -> service_pb2.ModelInferRequest:
-    """Return the request that notifies the chat templates of an adapter that is loaded or unloaded (``action``)."""
+def encode_preprocessing(texts: Mapping[str, str | None], key: str | None = None) -> service_pb2.ModelInferRequest:
+    """Return a request to preprocessing with some texts; with a key it loads or unloads the template of an adapter."""
     message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
-    message.parameters["control_key"].string_param = key
-    for tensor, text in {"lora_control": action, "lora_name": name, "lora_path": path}.items():
-        if text:
-            _add_texts(message, tensor, [text])
+    if key is not None:
+        message.parameters["control_key"].string_param = key
     message.outputs.add(name="INPUT_ID")
-    return message
+    return _with_texts(message, texts)
 
 
 def encode_tokenize(
-    name: str,
-    text: str,
-    tools: str = "",
-    adapter: str = "",
-    caller: str = "",
-    add_special_tokens: bool | None = None,
+    name: str, text: str, add_special_tokens: bool | None = None, **others: str | None
 ) -> service_pb2.ModelInferRequest:
-    """Return the request for token ids; `name` is ``text_input``, ``messages`` (JSON text, as `tools`) or ``QUERY``."""
-    message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
-    for tensor, content in {name: text, "tools": tools, "lora_name": adapter, "caller": caller}.items():
-        if content or tensor == name:
-            _add_texts(message, tensor, [content])
+    """Return the request for token ids; `name` is ``text_input`` or ``messages``, JSON text as `tools` among others."""
+    message = encode_preprocessing(others)
+    _add_texts(message, name, [text])
     if add_special_tokens is not None:
         _add_numbers(message, "add_special_tokens", "BOOL", "<?", [add_special_tokens])
-    message.outputs.add(name="INPUT_ID")
     return message
 
 
@@ -282,29 +211,23 @@ def decode_token_ids(response: service_pb2.ModelInferResponse) -> list[int]:
     return []
 
 
-def encode_detokenize(token_ids: Sequence[int], skip_special_tokens: bool) -> service_pb2.ModelInferRequest:
-    """Return the request for the text of tokens."""
+def encode_detokenize(
+    token_ids: Sequence[int], skip_special_tokens: bool, *, as_bytes: bool = False
+) -> service_pb2.ModelInferRequest:
+    """Return the request for the text of tokens, or for the bytes of each by itself."""
     message = service_pb2.ModelInferRequest(model_name=POSTPROCESSING, id=new_request_id())
-    message.inputs.add(name="TOKENS_BATCH", datatype="UINT32", shape=(1, 1, len(token_ids)))
-    message.raw_input_contents.append(struct.pack(f"<{len(token_ids)}I", *token_ids))
-    _add_numbers(message, "sequence_length", "UINT32", "<I", [0])
-    _add_numbers(message, "skip_special_tokens", "INT32", "<i", [int(skip_special_tokens)])
-    return message
-
-
-def encode_token_bytes(token_ids: Sequence[int], skip_special_tokens: bool) -> service_pb2.ModelInferRequest:
-    """Return the request for the bytes of each token by itself."""
-    message = service_pb2.ModelInferRequest(model_name=POSTPROCESSING, id=new_request_id())
-    message.parameters["as_bytes"].bool_param = True
-    message.inputs.add(name="TOKENS_BATCH", datatype="UINT32", shape=(1, len(token_ids), 1))
-    message.raw_input_contents.append(struct.pack(f"<{len(token_ids)}I", *token_ids))
-    _add_numbers(message, "sequence_length", "UINT32", "<I", [0] * len(token_ids))
+    if as_bytes:
+        message.parameters["as_bytes"].bool_param = True
+    count = len(token_ids)
+    message.inputs.add(name="TOKENS_BATCH", datatype="UINT32", shape=(1, count, 1) if as_bytes else (1, 1, count))
+    message.raw_input_contents.append(struct.pack(f"<{count}I", *token_ids))
+    _add_numbers(message, "sequence_length", "UINT32", "<I", [0] * count if as_bytes else [0])
     _add_numbers(message, "skip_special_tokens", "INT32", "<i", [int(skip_special_tokens)])
     return message
 
 
 def decode_token_bytes(response: service_pb2.ModelInferResponse) -> list[bytes]:
-    """Return the response to `encode_token_bytes`."""
+    """Return the response to `encode_detokenize` with `as_bytes`."""
     raw: bytes = response.raw_output_contents[0]
     items, begin = [], 0
     while begin < len(raw):
@@ -318,6 +241,11 @@ def decode_text(response: service_pb2.ModelInferResponse) -> str:
     """Return the response to `encode_detokenize`."""
     raw: bytes = response.raw_output_contents[0]
     return raw[4:].decode(errors="replace")
+
+
+def decode_json(response: service_pb2.ModelInferResponse) -> Any:
+    """Return the response to a control request."""
+    return json.loads(decode_chunk(response).text)
 
 
 def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
@@ -356,6 +284,19 @@ def _rows(flat: tuple[_Number, ...], width: int) -> tuple[tuple[_Number, ...], .
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _request_outputs(message: service_pb2.ModelInferRequest, names: Iterable[str]) -> None:
+    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in names)
+
+
+def _with_texts(
+    message: service_pb2.ModelInferRequest, texts: Mapping[str, str | None]
+) -> service_pb2.ModelInferRequest:
+    for name, text in texts.items():
+        if text:
+            _add_texts(message, name, [text])
+    return message
 
 
 def _add_texts(message: service_pb2.ModelInferRequest, name: str, texts: Sequence[str]) -> None:
