@@ -1,6 +1,6 @@
 """Published Jinja templates, rendered by ``transformers``.
 
-``tests/data/templates`` holds them, ``index.json`` there says where each is quoted from.
+``tests/data/templates.jsonl`` holds them, a line each, as tokenizer_config.json does, with where it is quoted from.
 """
 
 import datetime
@@ -15,8 +15,8 @@ from transformers.utils import chat_template_utils
 
 from lmdeploy.templates import dates
 
-DATA = Path(__file__).parents[1] / "data" / "templates"
-INDEX: dict[str, dict[str, str]] = json.loads((DATA / "index.json").read_text(encoding="utf-8"))
+_LINES = (Path(__file__).parents[1] / "data" / "templates.jsonl").read_text(encoding="utf-8").splitlines()
+INDEX: dict[str, dict[str, str]] = {entry["name"]: entry for entry in map(json.loads, _LINES)}
 DAY = datetime.datetime(2025, 3, 7)
 
 
@@ -35,19 +35,22 @@ def stop_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dates, "today", DAY.strftime)
 
 
-def published(name: str, messages: list[dict[str, Any]], tools: Any = None, **variables: Any) -> str:
-    """Return the prompt the published template writes, without what the tokenizer puts before every text.
-
-    It is the template of a tokenizer with the model's bos and eos.
-    """
+def published_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a published template and the model's bos and eos."""
     entry = INDEX[name]
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, "?")),
         bos_token=entry["bos"] or None,
         eos_token=entry["eos"] or None,
-        chat_template=(DATA / f"{name}.jinja").read_text(encoding="utf-8"),
+        chat_template=entry["template"],
     )
+
+
+def published(name: str, messages: list[dict[str, Any]], tools: Any = None, **variables: Any) -> str:
+    """Return the prompt the published template writes, without what the tokenizer puts before every text."""
     variables = {"date_string": "26 Jul 2024", **variables}
-    prompt = tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True, **variables)
+    prompt = published_tokenizer(name).apply_chat_template(
+        messages, tools, tokenize=False, add_generation_prompt=True, **variables
+    )
     assert isinstance(prompt, str)
-    return prompt.removeprefix(entry["bos"])
+    return prompt.removeprefix(INDEX[name]["bos"])

@@ -14,7 +14,7 @@ from lmdeploy.model_metadata.end_tokens import EndToken, end_texts, end_tokens
 from lmdeploy.templates.of_adapters import AdapterTemplates
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
-from tests.support.published_templates import DATA
+from tests.support.published_templates import INDEX
 
 GENERATION, CONFIG, TOKENIZER, TEMPLATE = (
     "generation_config.json: eos_token_id",
@@ -87,7 +87,7 @@ def write(
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
     if template:
-        (directory / "chat_template.jinja").write_text((DATA / f"{template}.jinja").read_text(encoding="utf-8"))
+        (directory / "chat_template.jinja").write_text(INDEX[template]["template"])
     return Tokenizer(str(directory))
 
 
@@ -103,7 +103,7 @@ def test_every_place_that_names_an_end_is_read(name: str, tmp_path: Path) -> Non
 
 def test_what_closes_a_part_of_a_turn_ends_no_response(tmp_path: Path) -> None:
     """Some publish gpt-oss with a template that closes every message alike."""
-    source = (DATA / "gpt-oss.jinja").read_text(encoding="utf-8").replace("<|return|>", "<|end|>")
+    source = INDEX["gpt-oss"]["template"].replace("<|return|>", "<|end|>")
     (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
     tokenizer = write(tmp_path, ["<|return|>", "<|end|>"], None, {}, "<|return|>", "")
     assert end_texts(tokenizer) == ["<|return|>"]
@@ -133,7 +133,7 @@ def test_what_an_adapters_template_closes_turns_with_stops_its_responses(tmp_pat
     templates = AdapterTemplates(tokenizer)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / "chat_template.jinja").write_text((DATA / "chatml.jinja").read_text())
+    (adapter / "chat_template.jinja").write_text(INDEX["chatml"]["template"])
     templates.add("adapter", adapter)
     template = templates.get("adapter")
     assert template is not None

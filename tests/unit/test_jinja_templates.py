@@ -1,7 +1,6 @@
 """Jinja templates that checkpoints bring along are rendered as ``transformers`` renders them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmdeploy.templates.calls import parsed_arguments
 from lmdeploy.templates.jinja import JinjaChatTemplate
-from tests.support.published_templates import DATA, INDEX, stop_clocks
+from tests.support.published_templates import INDEX, stop_clocks
 
 Template = str | dict[str, str]
 
@@ -90,7 +89,7 @@ def rendered(template: Template, messages: list[dict[str, Any]], tools: Any, gen
 
 @pytest.mark.parametrize("name", INDEX)
 def test_a_published_template_is_rendered_as_transformers_does_and_takes_tools(name: str) -> None:
-    template = (DATA / f"{name}.jinja").read_text(encoding="utf-8")
+    template = INDEX[name]["template"]
     for conversation, messages in CONVERSATIONS.items():
         shown = CALLS_AS_TEXTS if conversation == "calls" and "tool" not in template else messages
         if name == "kimi_k2":
@@ -126,7 +125,3 @@ def test_of_several_templates_the_one_for_tools_is_for_tools() -> None:
     assert JinjaChatTemplate(templates).render([USER], TOOLS) == f"with {json.dumps(TOOLS, ensure_ascii=False)}"
     with pytest.raises(ValueError, match="no default, only other, tool_use"):
         JinjaChatTemplate({"other": "x", "tool_use": "y"}).render([USER])
-
-
-def test_templates_of_the_test_data_are_all_there() -> None:
-    assert {path.stem for path in Path(DATA).glob("*.jinja")} == set(INDEX)

@@ -5,7 +5,7 @@ import pytest
 from lmdeploy.model import MODELS
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.templates.older_clients import KNOWN_TO_ALL, older_client_template
-from tests.support.published_templates import DATA
+from tests.support.published_templates import INDEX
 
 # The names of every release 0.2.0 to 0.5.1, without `codellama`, for which they end a message otherwise.
 IN_EVERY_RELEASE = {
@@ -40,7 +40,7 @@ def test_a_model_of_a_known_family_gets_that_familys_template(name: str) -> None
 def test_a_template_that_a_checkpoint_brings_along_is_compared_by_what_it_writes(
     published: str, names: set[str]
 ) -> None:
-    source = (DATA / f"{published}.jinja").read_text(encoding="utf-8")
+    source = INDEX[published]["template"]
     template = JinjaChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     assert older_client_template(template) in names
 

@@ -7,7 +7,7 @@ import pytest
 
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.templates.tool_call_formats import TOOL_CALL_FORMATS, format_of_template
-from tests.support.published_templates import DATA, INDEX, published, stop_clocks
+from tests.support.published_templates import INDEX, published, stop_clocks
 from tests.support.tool_calls import parse
 
 # template -> what its calls are written in
@@ -94,7 +94,7 @@ def conversation(name: str) -> list[dict[str, Any]]:
 def template_of(name: str) -> JinjaChatTemplate:
     entry = INDEX[name]
     tokens = {key: value for key, value in (("bos_token", entry["bos"]), ("eos_token", entry["eos"])) if value}
-    return JinjaChatTemplate((DATA / f"{name}.jinja").read_text(encoding="utf-8"), tokens)
+    return JinjaChatTemplate(INDEX[name]["template"], tokens)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -11,14 +11,14 @@ import pytest
 from lmdeploy.model import MODELS
 from lmdeploy.templates.calls import parsed_arguments
 from lmdeploy.templates.jinja import JinjaChatTemplate
-from tests.support.published_templates import DATA, published
+from tests.support.published_templates import INDEX, published
 from tests.support.tool_calls import parse
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
 FUNCTION = '{"name": "add", "description": "Add.", "parameters": {"type": "object"}}'
 
 
-PUBLISHED = (DATA / "deepseek-v3.jinja").read_text(encoding="utf-8")
+PUBLISHED = INDEX["deepseek-v3"]["template"]
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:

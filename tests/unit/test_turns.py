@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-import tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from lmdeploy.model import MODELS
 from lmdeploy.templates.jinja import JinjaChatTemplate
-from tests.support.published_templates import DATA, INDEX, stop_clocks
+from tests.support.published_templates import INDEX, published_tokenizer, stop_clocks
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}
 REMINDER = {"role": "system", "content": "It is Monday."}
@@ -21,7 +19,7 @@ LOSING = ("chatglm", "baichuan2", "mistral-v3", "mistral-nemo")
 
 
 def template(name: str) -> JinjaChatTemplate:
-    text = (DATA / f"{name}.jinja").read_text(encoding="utf-8")
+    text = INDEX[name]["template"]
     return JinjaChatTemplate(text, {"bos_token": INDEX[name]["bos"], "eos_token": INDEX[name]["eos"]})
 
 
@@ -68,15 +66,8 @@ def test_where_turns_are_free_nothing_is_joined() -> None:
 @pytest.mark.parametrize("name", [name for name in INDEX if name not in ("mixtral", "gemma")])
 def test_a_response_that_was_begun_goes_on_as_transformers_has_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_clocks(monkeypatch)
-    entry = INDEX[name]
-    reference = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, "?")),
-        bos_token=entry["bos"] or None,
-        eos_token=entry["eos"] or None,
-        chat_template=(DATA / f"{name}.jinja").read_text(encoding="utf-8"),
-    )
     messages = [SYSTEM, USER, {"role": "assistant", "content": "It is Ann, who"}]
-    expected = reference.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    expected = published_tokenizer(name).apply_chat_template(messages, tokenize=False, continue_final_message=True)
     assert template(name).render(messages, continue_final_message=True) == expected
     assert str(expected).endswith("It is Ann, who")
 

@@ -1,6 +1,6 @@
 """The formats, and the names they go by: those of vLLM's ``--tool-call-parser``, of SGLang's, and some of our own.
 
-Each says where it is taken from. ``tests/data/templates`` holds the published templates, as files of the same names.
+Each says where it is taken from. ``tests/data/templates.jsonl`` holds the published templates under the same names.
 """
 
 from collections.abc import Callable

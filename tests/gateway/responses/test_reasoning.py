@@ -33,7 +33,7 @@ from openai_gateway.settings import Settings
 from openai_gateway.tools.events import Call
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Script
 from tests.support.gateways import running_gateway
-from tests.support.published_templates import DATA, INDEX
+from tests.support.published_templates import INDEX
 from tests.support.tool_calls import Found, parse
 
 # As Qwen3's: thinking is on unless it is switched off, and then found done. With `always` prompts end with the mark.
@@ -347,7 +347,7 @@ PUBLISHED = {
 def test_where_reasoning_begins_is_known_by_the_published_template(name: str) -> None:
     entry = INDEX[name]
     template = JinjaChatTemplate(
-        (DATA / f"{name}.jinja").read_text(encoding="utf-8"),
+        INDEX[name]["template"],
         {key: text for key, text in (("bos_token", entry["bos"]), ("eos_token", entry["eos"])) if text},
     )
     thinking = thinking_of("auto", template)
@@ -357,7 +357,7 @@ def test_where_reasoning_begins_is_known_by_the_published_template(name: str) ->
 
 
 def test_gemma_4_goes_on_to_think_after_what_a_tool_returned() -> None:
-    thinking = thinking_of("auto", JinjaChatTemplate((DATA / "gemma4.jinja").read_text(encoding="utf-8")))
+    thinking = thinking_of("auto", JinjaChatTemplate(INDEX["gemma4"]["template"]))
     assert thinking is not None
     assert thinking.begins_inside({"enable_thinking": True}, after_tool=True)
 
