@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +15,6 @@ ANSWER_SECONDS = 120.0  # a request without an end after so long counts as unans
 DATA = b"data: "
 DONE = b"data: [DONE]"
 
-
-CORPUS = Path(__file__).with_name("corpus.json")
 CHAT = "/v1/chat/completions"
 PROMPT = "Write down what comes to your mind."
 
@@ -48,8 +44,9 @@ class Call:
     manner: Manner = "read"
 
 
-def read_corpus(path: Path = CORPUS) -> list[Call]:
-    """Return the requests of a file that are made to hurt others."""
+def read_corpus() -> list[Call]:
+    """Return the requests of corpus.json, which are made to hurt others."""
+    path = Path(__file__).with_name("corpus.json")
     return [_hostile(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 
@@ -76,25 +73,13 @@ class Outcome:
         ``answered``; ``refused`` (4xx); ``overloaded`` (429, 503); ``failed`` (5xx, an error event, a connection that
         broke); ``left`` by the caller; ``cut``: whoever drives the callers stopped waiting; or ``unanswered``, which
         must never be.
-    started, ended
-        Seconds of ``time.perf_counter()``.
-    arrivals
-        When the response's events came.
     detail
         What a failure said.
     """
 
     name: str
-    started: float
     end: str = "unanswered"
-    ended: float = 0.0
-    arrivals: list[float] = field(default_factory=list)
     detail: str = ""
-
-    def gaps(self) -> list[float]:
-        """Return the seconds between events; of a response that was cut off, the last wait too."""
-        times = [*self.arrivals, *([self.ended] if self.end == "cut" and self.arrivals else [])]
-        return [now - before for before, now in pairwise(times)]
 
 
 class Caller:
@@ -133,7 +118,7 @@ class Caller:
         seconds
             Seconds for which an unread response or an unfinished request stays open.
         """
-        outcome = Outcome(request.name, time.perf_counter())
+        outcome = Outcome(request.name)
         self.outcomes.append(outcome)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -148,8 +133,6 @@ class Caller:
         except asyncio.CancelledError:
             outcome.end = "cut"
             raise
-        finally:
-            outcome.ended = time.perf_counter()
         return outcome
 
     def _body(self, request: Call) -> bytes:
@@ -173,7 +156,6 @@ class Caller:
             async for line in response.content:
                 if not line.startswith(DATA) or line.startswith(DONE):
                     continue
-                outcome.arrivals.append(time.perf_counter())
                 if b'"error":{' in line:
                     outcome.end, outcome.detail = "failed", line.decode()[:300]
                     return
@@ -203,10 +185,3 @@ def _refusal(status: int) -> str:
     if status in (429, 503):
         return "overloaded"
     return "refused" if status < 500 else "failed"
-
-
-async def model_of(url: str) -> str:
-    """Return the name of the first model of a server."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-        listed: dict[str, Any] = orjson.loads(await response.read())
-    return str(listed["data"][0]["id"])

@@ -25,10 +25,11 @@ from tests.abuse.attacks import Attack, Trap, received_by, statuses_in
 from tests.abuse.bodies import BODIES, MODEL
 from tests.abuse.callers import Caller, read_corpus
 from tests.abuse.gateway import JSON
-from tests.abuse.observe import descendants, name_of
 from tests.abuse.servers import KEY, OTHER_KEY, Servers, Target
 from tests.abuse.shots import Shot
 from tests.abuse.traffic import Traffic
+from tests.support.metrics import metrics_of
+from tests.support.processes import children
 from tools.bench.stats import percentile
 
 SENDERS = 6  # attacks that are sent at a time
@@ -50,6 +51,14 @@ _BETWEEN_SECONDS = 35.0  # in which freed memory goes back
 _IDLE_SECONDS = 60.0  # until when memory has come back
 _BETWEEN_LOOKS = 0.05
 _LONGEST_PROMPT = 200  # tokens
+_COMMANDS = {  # by a word of the command line
+    "lmdeploy.vl.decoder_process": "image decoder",
+    "lmdeploy.templates.rendering": "template renderer",
+    "api_server": "launcher and gateway",
+    "gradio": "chat page",
+    "proxy": "proxy",
+    "ray": "launcher of Ray",
+}
 
 
 @dataclass
@@ -68,6 +77,8 @@ class Report:
         Attacks that got no response.
     unanswered
         Proper requests without an end.
+    left
+        Requests that the engine still runs or keeps waiting after all have ended.
     health
         Seconds that ``/health`` took, by server.
     texts
@@ -88,6 +99,7 @@ class Report:
     errors: list[str] = field(default_factory=list)
     silent: int = 0
     unanswered: int = 0
+    left: int = 0
     health: dict[str, list[float]] = field(default_factory=dict)
     texts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
@@ -109,6 +121,8 @@ class Report:
         found += [f"another key's short text: {finding}" for finding in self.refused]
         if self.unanswered:
             found.append(f"{self.unanswered} proper requests had no end")
+        if self.left:
+            found.append(f"{self.left} requests were left in the engine")
         if self.growth > MOST_GROWTH:
             found.append(f"memory grew by {self.growth:.0f} MiB, at most {MOST_GROWTH:.0f} are allowed")
         return found
@@ -159,6 +173,7 @@ class Report:
             "errors": self.errors,
             "no_response": self.silent,
             "unanswered": self.unanswered,
+            "left": self.left,
             "health_p99_ms": {name: percentile(times, 99) * 1000 for name, times in self.health.items()},
             "short_text_ms": {
                 server: {
@@ -230,6 +245,7 @@ def run(
     report.errors += [
         f"proper: {outcome.name}: {outcome.detail}" for outcome in caller.outcomes if outcome.end == "failed"
     ]
+    report.left = _left(gateway.url)
     if measures:
         report.after = _settled(gateway.pid, sum(report.before.values()) + MOST_GROWTH)
     return report
@@ -393,7 +409,7 @@ def _watching_peaks(pids: Sequence[int], report: Report) -> Iterator[None]:
         peaks: Counter[str] = Counter()
         for pid in _all_below(pids):
             with suppress(OSError, ValueError):
-                peaks[name_of(Path("/proc", str(pid)))] += _value(Path(f"/proc/{pid}/status"), "VmHWM")
+                peaks[_name_of(pid)] += _value(Path(f"/proc/{pid}/status"), "VmHWM")
         for name, peak in peaks.items():
             report.peak[name] = max(report.peak.get(name, 0.0), peak)
 
@@ -427,7 +443,7 @@ def memory_of(pids: Sequence[int]) -> dict[str, float]:
     found: Counter[str] = Counter()
     for pid in _all_below(pids):
         with suppress(OSError, ValueError):
-            found[name_of(Path("/proc", str(pid)))] += _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon")
+            found[_name_of(pid)] += _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon")
     return dict(found)
 
 
@@ -441,6 +457,17 @@ def _settled(pid: int, requested: float) -> dict[str, float]:
         time.sleep(1)
 
 
+def _left(url: str) -> int:
+    """Return how many requests the engine has once it is idle, or has had the time for it."""
+    end = time.monotonic() + _IDLE_SECONDS
+    while True:
+        page = metrics_of(httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text)
+        left = int(sum(page.one(f"turbomind_requests_{state}") for state in ("running", "waiting")))
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.2)
+
+
 def _reset_peaks(pids: Sequence[int]) -> None:
     for pid in _all_below(pids):
         with suppress(OSError):
@@ -448,7 +475,27 @@ def _reset_peaks(pids: Sequence[int]) -> None:
 
 
 def _all_below(pids: Sequence[int]) -> list[int]:
-    return [below for pid in pids for below in descendants(pid)]
+    """Return processes and all below them."""
+    found, waiting = [], list(pids)
+    while waiting:
+        found.append(waiting.pop())
+        waiting += children(found[-1])
+    return found
+
+
+def _name_of(pid: int) -> str:
+    """Return the name of a process of ours in reports."""
+    process = Path(f"/proc/{pid}")
+    words = (process / "cmdline").read_text(errors="replace").split("\0")
+    line = " ".join(words)
+    if "triton_python_backend_stub" in words[0]:
+        return f"model {Path(words[1]).parent.parent.name}"
+    if "openai_gateway.process.worker" in words:
+        return "gateway worker"
+    for word, name in _COMMANDS.items():
+        if word in words:
+            return name
+    return "tritonserver" if "--model-repository" in line else Path(words[0] or "ended").name
 
 
 def _value(file: Path, name: str) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.abuse.attacks import trap
+from tests.abuse.callers import read_corpus
 from tests.abuse.campaign import ALONE, Report, run
 from tests.abuse.servers import everything
 from tests.abuse.shots import drawn, shots
@@ -26,10 +28,17 @@ def test_nothing_is_served_without_right_nothing_fails(tmp_path: Path) -> None:
     assert {"tritonserver", "launcher and gateway", "chat page", "proxy"} <= set(report.peak)
 
 
+def test_hostile_requests_have_names_and_come_in_every_manner() -> None:
+    corpus = read_corpus()
+    assert len({hostile.name for hostile in corpus}) == len(corpus) > 20
+    assert {hostile.manner for hostile in corpus} == {"read", "leave", "unread", "unfinished"}
+    assert max(len(json.dumps(hostile.body)) for hostile in corpus) > 100_000
+
+
 def test_a_report_names_what_must_not_be() -> None:
     assert Report().failures() == []
-    bad = Report(without_right=["x"], errors=["y"], unanswered=2, before={"a": 1.0}, after={"a": 100.0})
-    assert len(bad.failures()) == 4
+    bad = Report(without_right=["x"], errors=["y"], unanswered=2, left=1, before={"a": 1.0}, after={"a": 100.0})
+    assert len(bad.failures()) == 5
     bad.health = {"gateway": [0.001, 0.002]}
     bad.texts = {
         "gateway": {ALONE: [0.01] * 99, "quick": [0.2] * 99, "slow": [0.3] * 99, "a stall": [0.01] * 999 + [3]}
