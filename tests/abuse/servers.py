@@ -18,7 +18,7 @@ from lmdeploy.serve.ports import free_ports
 from tests.abuse.bodies import MODEL
 from tests.abuse.gateway import LOOPING, write_hostile_adapter, write_looping_adapter
 from tests.support.adapters import make_adapter
-from tests.support.api_server import api_server
+from tests.support.commands import api_server
 from tests.support.processes import session_members
 from tests.support.tiny_vision_models import make_tiny_llava
 from tests.support.waiting import eventually_sync

@@ -22,7 +22,7 @@ from gradio.utils import get_upload_folder
 from lmdeploy.serve.ports import free_ports
 from tests.abuse.page import API, PATHS, PageRequest, file_requests, floods, page_requests
 from tests.support.fake_triton import FakeTriton
-from tests.support.pages import running_page
+from tests.support.gateways import running_page
 from tests.support.samples import one_in
 from tests.support.waiting import eventually_sync
 

@@ -12,7 +12,7 @@ import tritonclient.grpc as grpcclient
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.ports import free_ports
-from tests.support.api_server import ApiServer, api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.processes import session_members
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync

@@ -15,7 +15,7 @@ from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.browser import chromium
 from tests.support.chat_page import ChatPage
-from tests.support.pages import running_page
+from tests.support.gateways import running_page
 from tests.support.waiting import eventually_sync
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]

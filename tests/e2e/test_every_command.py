@@ -24,7 +24,7 @@ from lmdeploy.cli.main import make_parser
 from lmdeploy.serve.ports import free_ports
 from lmdeploy.turbomind.engine_dir import resolve
 from tests.docs.blocks import SAMPLE, steps
-from tests.support.api_server import ApiServer, api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.fake_hub import running_hub
 from tests.support.servers import START
 from tests.support.tiny_models import make_tiny_llama

@@ -25,7 +25,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.serve.multi_model.prepare import prepare
 from lmdeploy.serve.multi_model.requested import RequestedModel
 from lmdeploy.serve.restrictions import GRPC_KEY_HEADER, REPOSITORY_KEY, new_key
-from tests.support.api_server import ApiServer, api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.hybrid_models import make_hybrid
 from tests.support.processes import children
 from tests.support.tiny_encoders import make_encoder, write_modules

@@ -16,7 +16,7 @@ from lmdeploy.serve.client import GenerateRequest, TritonClient
 from lmdeploy.serve.errors import TritonUnavailable
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.tokenizer import Tokenizer
-from tests.support.api_server import api_server
+from tests.support.commands import api_server
 from tests.support.processes import children, command_line
 from tests.support.servers import START, running_triton
 from tests.support.tiny_models import make_tiny, make_tiny_llama

@@ -13,7 +13,7 @@ import pytest
 
 import lmdeploy
 from tests.docs.blocks import ROOT, blocks
-from tests.support.api_server import api_server
+from tests.support.commands import api_server
 from tests.support.tiny_encoders import make_encoder, texts_of
 from tools.default_embedder import make
 

@@ -11,7 +11,7 @@ import pytest
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.ports import free_ports
 from openai_gateway.proxy.settings import ProxySettings
-from tests.support.proxies import running_proxy
+from tests.support.gateways import running_proxy
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.api_server import api_server
+from tests.support.commands import api_server
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 

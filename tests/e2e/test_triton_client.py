@@ -1,13 +1,14 @@
 """``lmdeploy serve triton_client`` against the real thing."""
 
 import json
+import signal
 
 import httpx
 import pytest
 
 from lmdeploy.serve.tritonserver import TritonServer
+from tests.support.commands import TerminalCommand
 from tests.support.metrics import engine_metrics
-from tests.support.terminal import TerminalCommand
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +33,7 @@ def test_a_session_answers_as_the_whole_conversation_would(triton_server: Triton
         for turn in (*TURNS, "end", TURNS[1], "exit"):
             terminal.type(turn)
         assert terminal.status(60) == 0
-    _, first, second, _, alone, _ = terminal.shown.split(">>> ")
+    _, first, second, _, alone, _ = terminal.output.split(">>> ")
     assert [first.strip(), second.strip()] == [messages[1]["content"], messages[3]["content"]]
     assert alone.strip() == stateless_response(triton_server, [{"role": "user", "content": TURNS[1]}])
     eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0)
@@ -43,7 +44,7 @@ def test_ctrl_c_stops_the_response_in_the_engine_and_the_chat_goes_on(triton_ser
     with TerminalCommand(*command) as terminal:
         terminal.type("Write a very long story about the sea.")
         terminal.wait_for(" the ", 3)
-        terminal.interrupt()
+        terminal.process.send_signal(signal.SIGINT)
         terminal.wait_for("(stopped)")
         eventually_sync(lambda: engine_metrics(triton_server)["requests_running"] == 0)
         terminal.type("end")
@@ -51,4 +52,4 @@ def test_ctrl_c_stops_the_response_in_the_engine_and_the_chat_goes_on(triton_ser
         terminal.wait_for("The capital of France is Paris.")
         terminal.type("exit")
         assert terminal.status() == 0
-    assert "Traceback" not in terminal.shown
+    assert "Traceback" not in terminal.output

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.api_server import ApiServer, api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.wheel import Environment, build_wheel, kept_by_git
 

@@ -7,14 +7,10 @@ halves: its logits agree to 1e-3 of the largest of their row, and where GELU is,
 
 import json
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -27,12 +23,10 @@ from tests.support import published
 from tests.support.expert_models import PHI_ROPE, QWEN_EXPERTS
 from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
 from tests.support.hybrid_models import GATED_DELTA
+from tests.support.llama_cpp import convert, logits_of_llama_cpp, require_llama_cpp
 from tests.support.tiny_models import make_small
 from tests.support.token_engine import TokenEngine, relative_error
-from tools.bench.peers.install import llama_sources
-from tools.bench.peers.places import llama_tool
 
-SUPPORT = Path(__file__).resolve().parent.parent / "support"
 PROMPT = [(37 * i * i + 11 * i) % 900 + 100 for i in range(45)]
 TOLERANCE, WITH_GELU, WITH_CODES = 1e-3, 1e-2, 3e-2
 # llama.cpp has one size for heads of keys and of values.
@@ -204,8 +198,7 @@ GELU |= {"falcon", "gptneox", "mpt"}
 @pytest.mark.alike(most=4)
 @pytest.mark.parametrize("name", [*CASES, *VARIANTS])
 def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
-    if not llama_tool("llama-bench").exists():
-        pytest.skip("llama.cpp is not installed; run `make peers`")
+    require_llama_cpp()
     architecture, overrides = (CASES | VARIANTS)[name]
     source = make_small(tmp_path / "source", architecture, **overrides)
     reference = (
@@ -216,7 +209,7 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     PUBLISHERS.get(name, published.as_is)(source)
     file = converted(source, tmp_path / "model.gguf")
     if reference is None:
-        reference = logits_of_llama_cpp(file, tmp_path / "logits.npy")
+        reference = logits_of_llama_cpp(file, tmp_path / "logits.npy", PROMPT)
     with TokenEngine(file) as engine:
         _, native = engine.generate(PROMPT, 1, "all")
     assert relative_error(native, reference) < (WITH_GELU if name.split()[0] in GELU else TOLERANCE)
@@ -224,14 +217,13 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
 
 def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) -> None:
     """llama.cpp rounds what it multiplies such blocks with to 8 bits, and so does the engine."""
-    if not llama_tool("llama-bench").exists():
-        pytest.skip("llama.cpp is not installed; run `make peers`")
+    require_llama_cpp()
     case = FAMILIES["GPT-OSS as published"]
     source = make_small(tmp_path / "source", case.architecture, **case.overrides | UNTIED)
     case.publish(source)
     file = converted(source, tmp_path / "model.gguf")
     assert any(tensor.dtype == "MXFP4" for tensor in read_files([file]).tensors.values())
-    reference = logits_of_llama_cpp(file, tmp_path / "logits.npy")
+    reference = logits_of_llama_cpp(file, tmp_path / "logits.npy", PROMPT)
     with TokenEngine(file) as engine:
         _, native = engine.generate(PROMPT, 1, "all")
     assert relative_error(native, reference) < WITH_CODES
@@ -262,7 +254,7 @@ def converted(source: Path, file: Path, outtype: str = "f32") -> Path:
         give_every_row_a_token(source, config["vocab_size"])
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     options = WITHOUT_DRAFTS if config["model_type"] in HAVE_DRAFTS else ()
-    run("llama_cpp_convert.py", str(llama_sources()), str(source), str(file), outtype, *options)
+    convert(source, file, outtype, *options)
     return file
 
 
@@ -337,17 +329,3 @@ def give_every_row_a_token(source: Path, rows: int) -> None:
     for token in range(len(vocabulary) + len(tokenizer["added_tokens"]), rows):
         vocabulary[f"<row {token}>"] = token
     file.write_text(json.dumps(tokenizer), encoding="utf-8")
-
-
-def logits_of_llama_cpp(file: Path, out: Path, prompt: Sequence[int] = PROMPT) -> torch.Tensor:
-    """Return llama.cpp's logits of each token of a prompt."""
-    run("llama_cpp_logits.py", str(llama_sources().parent.parent), str(file), json.dumps(list(prompt)), str(out))
-    return torch.from_numpy(np.load(out))
-
-
-def run(script: str, *arguments: str) -> None:
-    """Run a script of llama.cpp's modules, which are not those of this process."""
-    environment = {"LLAMA_CPP_LIB_PATH": str(llama_tool("llama-bench").parent), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(SUPPORT / script), *arguments]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]

@@ -12,13 +12,12 @@ from transformers import AutoModel
 import lmdeploy
 from lmdeploy.model_metadata.pooling import unit
 from lmdeploy.offline.texts import states_of
-from tests.engine.test_gguf_architectures import ENCODERS, converted, run
+from tests.engine.test_gguf_architectures import ENCODERS, converted
 from tests.support.gguf_files import write_gguf
+from tests.support.llama_cpp import require_llama_cpp, vectors_of_llama_cpp
 from tests.support.pieces_tokenizer import make_pieces
 from tests.support.tiny_encoders import make_encoder, texts_of, write_modules
 from tests.support.tiny_models import make_small
-from tools.bench.peers.install import llama_sources
-from tools.bench.peers.places import llama_tool
 
 # As configs were before version 5 of `transformers`, and what the converter asks of them.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -47,19 +46,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 TOLERANCE, WITH_GELU = 1e-3, 1e-2
 
 
-def vectors_of_llama_cpp(file: Path, texts: list[Any], *labels: str) -> np.ndarray[Any, Any]:
-    """Return llama.cpp's vectors of texts, or of tokens; with a number of labels, its classifier's numbers."""
-    out = file.with_suffix(".npy")
-    sources = str(llama_sources().parent.parent)
-    run("llama_cpp_vectors.py", sources, str(file), json.dumps(texts), str(out), *labels)
-    found: np.ndarray[Any, Any] = np.load(out)
-    return found
-
-
 @pytest.mark.parametrize("name", ENCODERS)
 def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
-    if not llama_tool("llama-bench").exists():
-        pytest.skip("llama.cpp is not installed; run `make peers`")
+    require_llama_cpp()
     source, file = tmp_path / "source", tmp_path / "model.gguf"
     make_encoder(source, ENCODERS[name])
     write_modules(source, "cls_token" if name == "bert" else "mean_tokens")
@@ -82,8 +71,7 @@ def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
 
 
 def test_xlm_roberta_reads_pieces_as_llama_cpp_does(tmp_path: Path) -> None:
-    if not llama_tool("llama-bench").exists():
-        pytest.skip("llama.cpp is not installed; run `make peers`")
+    require_llama_cpp()
     source, file = tmp_path / "source", tmp_path / "model.gguf"
     texts: list[Any] = make_pieces(source, 200)
     texts = [*texts[:6], f"  {texts[6]}   {texts[7]} ", "\uff21\uff22 \u00bd \u2126", "\u4e00 abc"]  # to be normalized
@@ -98,8 +86,7 @@ def test_xlm_roberta_reads_pieces_as_llama_cpp_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outtype", ["f32", "bf16", "q8_0"])
 def test_rerankers_score_as_llama_cpp_does(outtype: str, tmp_path: Path) -> None:
-    if not llama_tool("llama-bench").exists():
-        pytest.skip("llama.cpp is not installed; run `make peers`")
+    require_llama_cpp()
     source, file = tmp_path / "source", tmp_path / "model.gguf"
     texts = make_pieces(source, 200)
     sizes = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96}  # whole blocks of codes

@@ -5,23 +5,17 @@ activations to 8 bits in groups of 32, as this engine does, and adds in another 
 in half precision. The numbers of the default model's logits spread by about 3.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from lmdeploy import TurbomindEngineConfig, pipeline
 from lmdeploy.paths import default_model_dir
 from lmdeploy.tokenizer import Tokenizer
-from tools.bench.peers.install import llama_sources
-from tools.bench.peers.places import GGUF_TYPES, gguf, llama_tool, root, why_missing
+from tests.support.llama_cpp import logits_of_llama_cpp
+from tools.bench.peers.places import GGUF_TYPES, gguf, why_missing
 
-_SCRIPT = Path(__file__).resolve().parent.parent / "support" / "llama_cpp_logits.py"
 TEXT = (
     "The lighthouse stood at the end of the pier. Every evening its keeper climbed 212 steps, lit the lamp and wrote "
     "down which ships had passed: three from Lisbon, one from Oslo, and a small yacht whose name nobody could read."
@@ -42,19 +36,7 @@ def file(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def reference(file: Path, tokens: list[int], tmp_path: Path) -> torch.Tensor:
-    out = tmp_path / "logits.npy"
-    command = [
-        sys.executable,
-        str(_SCRIPT),
-        str(llama_sources().parent.parent),
-        str(file),
-        json.dumps(tokens),
-        str(out),
-    ]
-    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(llama_tool("llama-bench").parent)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=root())
-    assert done.returncode == 0, done.stderr[-3000:]
-    return torch.from_numpy(np.load(out))
+    return logits_of_llama_cpp(file, tmp_path / "logits.npy", tokens)
 
 
 def test_logits_are_those_of_llama_cpp(file: Path, reference: torch.Tensor, tokens: list[int]) -> None:

@@ -23,12 +23,11 @@ from lmdeploy.paths import locate_model
 from lmdeploy.vl.families import vision_families
 from lmdeploy.vl.tower import family_in, seeing_part
 from tests.engine.test_gguf_architectures import TOLERANCE as IN_FLOAT32
-from tests.engine.test_gguf_architectures import WITH_GELU, converted, logits_of_llama_cpp, run
+from tests.engine.test_gguf_architectures import WITH_GELU, converted
 from tests.support import tiny_vision_models as tiny
 from tests.support.images import make_image
+from tests.support.llama_cpp import convert, logits_of_llama_cpp, require_llama_cpp
 from tests.support.token_engine import TokenEngine, relative_error
-from tools.bench.peers.install import llama_sources
-from tools.bench.peers.places import llama_tool
 
 TOLERANCE = 1e-4
 SETTINGS = TurbomindEngineConfig(
@@ -82,8 +81,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
     """Return a factory of checkpoints, each with the folder of its two GGUF files, by the kind of projector."""
-    if not llama_tool("llama-bench").exists():
-        pytest.skip("llama.cpp is not installed; run `make peers`")
+    require_llama_cpp()
     return functools.cache(lambda kind: make(CASES[kind], tmp_path_factory.mktemp("towers")))
 
 
@@ -104,7 +102,7 @@ def make(case: Case, folder: Path) -> tuple[Path, Path]:
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     add_tokens(source, tiny.TEXT["vocab_size"])
     files.mkdir()
-    run("llama_cpp_convert.py", str(llama_sources()), str(source), str(files / "mmproj-model.gguf"), "f32", "--mmproj")
+    convert(source, files / "mmproj-model.gguf", "f32", "--mmproj")
     converted(source, files / "model.gguf")
     return source, files
 

@@ -1,9 +1,5 @@
 """Byte-level tokenizers of GGUF files cut texts into words as llama.cpp does, for each way of cutting them."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +9,8 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.tokenizer_readers.gguf import write_tokenizer
 from lmdeploy.tokenizer_readers.gguf_words import WORDS
 from tests.support.gguf_files import byte_level_metadata, write_metadata
-from tools.bench.peers.install import llama_sources
-from tools.bench.peers.places import llama_tool
+from tests.support.llama_cpp import require_llama_cpp, tokens_of_llama_cpp
 
-SCRIPT = Path(__file__).resolve().parent.parent / "support" / "llama_cpp_tokens.py"
 SIZES = {"context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32}
 NUMBERS = {**SIZES, "attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5}
 TEXTS = [
@@ -38,16 +32,11 @@ NAMES = list(
 @pytest.mark.alike(most=5)
 @pytest.mark.parametrize("name", NAMES)
 def test_words_are_cut_as_llama_cpp_cuts_them(name: str, tmp_path: Path) -> None:
-    if not llama_tool("llama-bench").exists():
-        pytest.skip("llama.cpp is not installed; run `make peers`")
+    require_llama_cpp()
     metadata = byte_level_metadata(default_model_dir(), name)
     write_tokenizer(metadata, tmp_path)
     sizes = {f"llama.{key}": value for key, value in NUMBERS.items()}
     file = write_metadata(tmp_path / "model.gguf", "llama", metadata | sizes)
-    command = [sys.executable, str(SCRIPT), str(llama_sources().parent.parent), str(file), json.dumps(TEXTS)]
-    library = {"LLAMA_CPP_LIB_PATH": str(llama_tool("llama-bench").parent)}
-    done = subprocess.run(command, env=os.environ | library, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
     tokenizer = Tokenizer(str(tmp_path))
-    reference = json.loads(done.stdout.strip().splitlines()[-1])
+    reference = tokens_of_llama_cpp(file, TEXTS)
     assert [tokenizer.encode(text, add_bos=False) for text in TEXTS] == reference

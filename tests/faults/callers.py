@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.api_server import ApiServer
+from tests.support.commands import ApiServer
 from tests.support.waiting import eventually_sync
 
 STORY: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.callers import ask, expect_nothing_held, is_answered
-from tests.support.api_server import ApiServer, api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.servers import START
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync

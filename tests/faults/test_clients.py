@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.callers import STORY, ask, expect_nothing_held, is_answered, measurement
-from tests.support.api_server import ApiServer, api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.processes import open_files
 from tests.support.waiting import eventually_sync
 

@@ -11,7 +11,7 @@ import pytest
 
 from lmdeploy.serve.ports import free_ports
 from tests.faults.callers import ask, expect_nothing_held
-from tests.support.api_server import api_server
+from tests.support.commands import api_server
 from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
 
 SMALL = 64 * 1024  # bytes: less than any engine directory needs

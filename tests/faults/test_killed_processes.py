@@ -11,7 +11,7 @@ import pytest
 
 from lmdeploy.serve.shared_memory import FOLDER, Regions
 from tests.faults.callers import Reader, ask, expect_nothing_held, is_answered
-from tests.support.api_server import ApiServer, api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.processes import children, command_line, open_files, session_members
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync

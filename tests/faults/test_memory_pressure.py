@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.faults.callers import ask, expect_nothing_held, is_answered
-from tests.support.api_server import ApiServer, api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync
 

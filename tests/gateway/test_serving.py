@@ -71,7 +71,7 @@ def fake() -> Iterator[FakeTriton]:
 
 def gateway(fake: FakeTriton, port: int, *flags: str, env: dict[str, str] | None = None) -> Command:
     where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
-    return Command("gateway", *where, *flags, env=env)
+    return Command("serve", "gateway", *where, *flags, env=env)
 
 
 @needs_openssl

@@ -21,8 +21,7 @@ from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.gateways import running_gateway
-from tests.support.proxies import running_proxy
+from tests.support.gateways import running_gateway, running_proxy
 from tests.support.waiting import eventually_sync
 
 REPLY = "The capital of France is Paris."

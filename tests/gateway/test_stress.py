@@ -53,7 +53,7 @@ def served() -> Iterator[Served]:
     fake = FakeTriton(MODEL)
     (port,) = free_ports(1)
     where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
-    with Command("gateway", *where) as command:
+    with Command("serve", "gateway", *where) as command:
         command.wait_for("/v1")
         yield Served(fake, command, port)
     fake.stop()

@@ -11,7 +11,7 @@ import pytest
 
 from openai_gateway.proxy.settings import ProxySettings
 from tests.abuse.attacks import Attack, Trap, proxy_requests, responses, trap
-from tests.support.proxies import running_proxy
+from tests.support.gateways import running_proxy
 
 KEY = "right"
 PATH = "/v1/chat/completions"

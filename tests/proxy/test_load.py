@@ -11,7 +11,7 @@ from lmdeploy.serve.ports import free_ports
 from openai_gateway.proxy.settings import ProxySettings
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton, Received, Script
-from tests.support.proxies import running_proxy
+from tests.support.gateways import running_proxy
 from tests.support.waiting import eventually
 
 REQUESTS, AT_A_TIME = 500, 32
@@ -33,7 +33,7 @@ async def test_no_request_is_lost_when_a_node_dies_and_returns() -> None:
 
         def node(port: int) -> Command:
             where = ["--server-name", "127.0.0.1", "--server-port", str(port), "--proxy-url", url]
-            return Command("gateway", "--triton-address", fake.address, *where)
+            return Command("serve", "gateway", "--triton-address", fake.address, *where)
 
         outcomes: list[str] = []
         at_a_time = asyncio.Semaphore(AT_A_TIME)

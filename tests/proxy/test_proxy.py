@@ -19,8 +19,7 @@ from lmdeploy.serve.ports import free_ports
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.gateways import running_gateway
-from tests.support.proxies import running_proxy
+from tests.support.gateways import running_gateway, running_proxy
 from tests.support.waiting import eventually, eventually_sync
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]

@@ -15,8 +15,7 @@ import pytest
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton
-from tests.support.gateways import running_gateway
-from tests.support.proxies import running_proxy
+from tests.support.gateways import running_gateway, running_proxy
 from tests.support.waiting import eventually_sync
 
 NOWHERE = "http://127.0.0.1:1"

@@ -10,7 +10,7 @@ from lmdeploy.serve.ports import free_ports
 from openai_gateway.proxy.settings import ProxySettings
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton
-from tests.support.proxies import running_proxy
+from tests.support.gateways import running_proxy
 from tests.support.waiting import eventually_sync
 
 RANKS = 3
@@ -37,7 +37,7 @@ def test_servers_of_every_rank_register_share_the_work_and_leave(fakes: list[Fak
         for rank, (fake, port) in enumerate(zip(fakes, ports, strict=True)):
             where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
             env = {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            servers.append(stack.enter_context(Command("gateway", *where, "--proxy-url", url, env=env)))
+            servers.append(stack.enter_context(Command("serve", "gateway", *where, "--proxy-url", url, env=env)))
         eventually_sync(lambda: registered() == expected)
         cards = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
         assert [card["id"] for card in cards] == ["m"]  # one model, however many serve it

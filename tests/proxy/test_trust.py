@@ -19,8 +19,7 @@ from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.settings import Settings
 from openai_gateway.stored_responses.record import Bounds, ResponseStore, StoredResponse
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.gateways import running_gateway
-from tests.support.proxies import running_proxy
+from tests.support.gateways import running_gateway, running_proxy
 from tests.support.waiting import eventually_sync
 
 NODE = {"url": "http://127.0.0.1:1", "status": {"models": ["m"]}}

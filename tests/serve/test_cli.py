@@ -162,7 +162,7 @@ def test_a_server_says_once_that_it_stops(triton: FakeTriton, command: str, tmp_
     given = command.replace("TRITON", triton.address).split()
     more = {"gateway": ["--triton-address", triton.address], "proxy": ["--state-file", str(tmp_path / "nodes")]}
     given += more.get(given[0], [])
-    with Command(*given, "--server-port", str(port)) as server:
+    with Command("serve", *given, "--server-port", str(port)) as server:
         path = "" if given[0] == "gradio" else "health"
 
         def answers() -> bool:

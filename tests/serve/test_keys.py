@@ -87,7 +87,7 @@ def test_a_proxy_takes_keys_from_a_file_and_the_environment_and_shows_none(tmp_p
     path = keys_file(tmp_path, "sk-file\n")
     where = ["--server-port", str(port), "--api-keys-file", str(path), "--state-file", str(tmp_path / "nodes")]
     environment = {"LMDEPLOY_API_KEYS": "sk-user", "LMDEPLOY_ADMIN_KEYS": "sk-boss"}
-    with Command("proxy", *where, env=environment) as command:
+    with Command("serve", "proxy", *where, env=environment) as command:
         command.wait_for("proxy: ")
         assert "sk-" not in command_line(command.process.pid)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:

@@ -156,7 +156,7 @@ def test_without_ray_one_sentence_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('Ray without Serve')\n")
-    with Command("ray", "m", env={"PYTHONPATH": str(tmp_path)}) as command:
+    with Command("serve", "ray", "m", env={"PYTHONPATH": str(tmp_path)}) as command:
         assert command.process.wait(180) == 1
     assert command.output == f"lmdeploy serve ray: Ray Serve is not installed; run: make -C {ROOT} dev\n"
     monkeypatch.setattr("lmdeploy.extras._is_there", lambda module: module != "ray")

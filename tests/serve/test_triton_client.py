@@ -3,6 +3,7 @@
 import builtins
 import itertools
 import json
+import signal
 import time
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from lmdeploy.cli.main import main
 from lmdeploy.cli.terminal import read_message
+from tests.support.commands import TerminalCommand
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.terminal import TerminalCommand
 
 REPLY = "The capital of France is Paris."
 PROMPT = ">>> "
@@ -38,8 +39,8 @@ def test_turns_of_a_conversation_are_one_session(triton: FakeTriton) -> None:
     assert [inputs["sequence_start"] for inputs in (first, second, third)] == [True, False, True]
     assert {inputs["session_id"] for inputs in (first, second, third)} == {7}
     assert [(control["END"], control["CORRID"]) for control in triton.controls] == [(1, 7), (1, 7)]
-    assert terminal.shown.count(REPLY) == 3
-    assert terminal.shown.startswith("fake-model: Enter sends the message; a `\\` at the end of a line, or ")
+    assert terminal.output.count(REPLY) == 3
+    assert terminal.output.startswith("fake-model: Enter sends the message; a `\\` at the end of a line, or ")
 
 
 def test_conversations_of_two_terminals_are_two_sessions(triton: FakeTriton) -> None:
@@ -68,7 +69,7 @@ def test_tokens_are_shown_as_they_come(triton: FakeTriton) -> None:
     with chat(triton) as terminal:
         terminal.type("hi")
         terminal.wait_for("The capital of France")
-        assert "Paris" not in terminal.shown
+        assert "Paris" not in terminal.output
 
 
 def test_a_session_the_server_has_forgotten_begins_again_with_the_whole_conversation(triton: FakeTriton) -> None:
@@ -92,7 +93,7 @@ def test_after_a_response_that_was_cut_off_the_whole_conversation_is_sent(triton
             terminal.type(turn)
         assert terminal.status() == 0
     assert conversation(triton.requests[-1].inputs)[0] == ("user", "one")
-    assert "(cut off)" in terminal.shown
+    assert "(cut off)" in terminal.output
 
 
 def test_an_error_is_shown_and_the_conversation_goes_on(triton: FakeTriton) -> None:
@@ -106,7 +107,7 @@ def test_an_error_is_shown_and_the_conversation_goes_on(triton: FakeTriton) -> N
         terminal.type("exit")
         assert terminal.status() == 0
     assert conversation(triton.requests[-1].inputs) == [("user", "two")]
-    assert "Traceback" not in terminal.shown
+    assert "Traceback" not in terminal.output
 
 
 def test_a_server_that_goes_away_is_named_and_may_come_back(triton: FakeTriton) -> None:
@@ -120,9 +121,9 @@ def test_a_server_that_goes_away_is_named_and_may_come_back(triton: FakeTriton) 
         deadline = time.monotonic() + 180
         for attempt in itertools.count(2):  # gRPC waits up to a second before it connects again
             terminal.wait_for(PROMPT, attempt)
-            if REPLY in terminal.shown:
+            if REPLY in terminal.output:
                 break
-            assert time.monotonic() < deadline, terminal.shown
+            assert time.monotonic() < deadline, terminal.output
             terminal.type("two")
 
 
@@ -130,8 +131,8 @@ def test_without_a_server_it_says_so_in_one_line(triton: FakeTriton) -> None:
     triton.stop()
     with chat(triton) as terminal:
         assert terminal.status() == 1
-    assert f"Triton at {triton.address} is not available" in terminal.shown
-    assert terminal.shown.count("\n") == 1
+    assert f"Triton at {triton.address} is not available" in terminal.output
+    assert terminal.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -165,13 +166,13 @@ def test_enter_sends_and_backslashes_or_quotes_continue(
 def test_at_the_prompt_ctrl_c_says_how_to_leave_and_ctrl_d_leaves(triton: FakeTriton) -> None:
     with chat(triton) as terminal:
         terminal.wait_for(PROMPT)
-        terminal.interrupt()
+        terminal.process.send_signal(signal.SIGINT)
         terminal.wait_for("(`exit` or Ctrl-D leaves)")
         terminal.type("hi")
         terminal.wait_for(REPLY)
         terminal.close_input()
         assert terminal.status() == 0
-    assert "Traceback" not in terminal.shown
+    assert "Traceback" not in terminal.output
 
 
 def test_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -14,11 +13,10 @@ from transformers import GlmConfig, GlmForCausalLM
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention, tensors_below
+from tests.support.plain_layers import PlainLayers, attention, patches, resized, shapes_of, tensors_below
 
 _SIDE, _PATCH, _HIDDEN, _INNER = 28, 7, 32, 64
 _TOWER, _HEADS, _MLP, _LAYERS, _SCALE = 16, 2, 24, 2, 8
-_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _PREFIX = "transformer.vision."
 VISION = {
     "dropout_prob": 0.0,
@@ -90,16 +88,9 @@ class Glm4vReference(PlainLayers):
 
     def patches(self, image: Image.Image) -> torch.Tensor:
         """Return the last states of the patches of an image ``[rows, columns, hidden]``."""
-        pixels = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)) / 255.0
-        pixels = (pixels - np.array(_MEAN)) / np.array(_STD)
         side = _SIDE // _PATCH
-        cells = [(row, column) for row in range(side) for column in range(side)]
-        squares = [
-            pixels[row * _PATCH : (row + 1) * _PATCH, column * _PATCH : (column + 1) * _PATCH].transpose(2, 0, 1)
-            for row, column in cells
-        ]
-        patches = self.linear(torch.from_numpy(np.stack(squares)).flatten(1), "patch_embedding.proj")
-        states = torch.cat([self["patch_embedding.cls_embedding"], patches])
+        seen = self.linear(patches(resized(image, _SIDE), _PATCH), "patch_embedding.proj")
+        states = torch.cat([self["patch_embedding.cls_embedding"], seen])
         states = states + self["patch_embedding.position_embedding.weight"]
         for layer in range(_LAYERS):
             at = f"transformer.layers.{layer}."
@@ -136,10 +127,6 @@ def seeing_shapes(merged: int) -> dict[str, list[int]]:
     shapes = {
         "patch_embedding.cls_embedding": [1, _TOWER],
         "patch_embedding.position_embedding.weight": [(_SIDE // _PATCH) ** 2 + 1, _TOWER],
-        "patch_embedding.proj.weight": [_TOWER, 3, _PATCH, _PATCH],
-        "patch_embedding.proj.bias": [_TOWER],
-        "conv.weight": [merged, _TOWER, 2, 2],
-        "conv.bias": [merged],
         "linear_proj.linear_proj.weight": [_HIDDEN, merged],
         "linear_proj.gate_proj.weight": [_INNER, _HIDDEN],
         "linear_proj.dense_h_to_4h.weight": [_INNER, _HIDDEN],
@@ -148,18 +135,13 @@ def seeing_shapes(merged: int) -> dict[str, list[int]]:
         "eoi": [1, 1, _HIDDEN],
     }
     norms = {"linear_proj.norm1": _HIDDEN}
+    layers = {"patch_embedding.proj": [_TOWER, 3, _PATCH, _PATCH], "conv": [merged, _TOWER, 2, 2]}
     for layer in range(_LAYERS):
         at = f"transformer.layers.{layer}."
         norms |= {f"{at}input_layernorm": _TOWER, f"{at}post_attention_layernorm": _TOWER}
-        sizes = {
-            "attention.query_key_value": [3 * _TOWER, _TOWER],
-            "attention.dense": [_TOWER, _TOWER],
-            "mlp.fc1": [_MLP, _TOWER],
-            "mlp.fc2": [_TOWER, _MLP],
-        }
-        shapes |= {f"{at}{name}.weight": size for name, size in sizes.items()}
-        shapes |= {f"{at}{name}.bias": size[:1] for name, size in sizes.items()}
-    return shapes | {f"{name}.{kind}": [size] for name, size in norms.items() for kind in ("weight", "bias")}
+        layers |= {f"{at}attention.query_key_value": [3 * _TOWER, _TOWER], f"{at}attention.dense": [_TOWER, _TOWER]}
+        layers |= {f"{at}mlp.fc1": [_MLP, _TOWER], f"{at}mlp.fc2": [_TOWER, _MLP]}
+    return shapes | shapes_of(layers, norms)
 
 
 def _text_config() -> GlmConfig:

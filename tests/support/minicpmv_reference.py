@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention, seeing_logits, tensors_below
+from tests.support.plain_layers import PlainLayers, attention, patches, seeing_logits, shapes_of, tensors_below
 
 _SIDE, _PATCH, _MAX_SLICES, _QUERIES, _TABLE = 28, 7, 4, 4, 10
 _HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _TOWER_MLP, _TOWER_LAYERS = 256, 2, 16, 2, 32, 2
@@ -108,13 +108,10 @@ class MiniCpmReference(PlainLayers):
         """Return the rows of one view, line, column, colour, of an image whose largest has ``longest`` patches."""
         patch_rows, patch_columns = view.shape[0] // _PATCH, view.shape[1] // _PATCH
         grid = [(row, column) for row in range(patch_rows) for column in range(patch_columns)]
-        squares = [
-            view[row * _PATCH : (row + 1) * _PATCH, column * _PATCH : (column + 1) * _PATCH].transpose(2, 0, 1)
-            for row, column in grid
-        ]
+        squares = patches(view, _PATCH)
         if self.version == 2.5:  # the published code does not mask what fills up the shorter views of an image
-            squares += [np.zeros((3, _PATCH, _PATCH))] * (longest - len(squares))
-        states = self.linear(torch.from_numpy(np.stack(squares)).flatten(1), "vpm.embeddings.patch_embedding")
+            squares = torch.cat([squares, squares.new_zeros(longest - len(squares), squares.shape[1])])
+        states = self.linear(squares, "vpm.embeddings.patch_embedding")
         table = [_place(row, patch_rows) * _TABLE + _place(column, patch_columns) for row, column in grid]
         if self.version == 2.5:  # nor does it report the tower where lines end
             table = [_place(i, longest) for i in range(longest)]
@@ -217,11 +214,9 @@ def _shapes() -> dict[str, list[int]]:
     for layer in range(_TOWER_LAYERS):
         at = f"vpm.encoder.layers.{layer}."
         norms |= {f"{at}layer_norm1": _TOWER, f"{at}layer_norm2": _TOWER}
-        sizes = {f"self_attn.{name}": [_TOWER, _TOWER] for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
-        sizes |= {"mlp.fc1": [_TOWER_MLP, _TOWER], "mlp.fc2": [_TOWER, _TOWER_MLP]}
-        shapes |= {f"{at}{name}.weight": size for name, size in sizes.items()}
-        shapes |= {f"{at}{name}.bias": size[:1] for name, size in sizes.items()}
-    return shapes | {f"{name}.{kind}": [size] for name, size in norms.items() for kind in ("weight", "bias")}
+        layers = {f"{at}self_attn.{name}": [_TOWER, _TOWER] for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+        shapes |= shapes_of(layers | {f"{at}mlp.fc1": [_TOWER_MLP, _TOWER], f"{at}mlp.fc2": [_TOWER, _TOWER_MLP]}, {})
+    return shapes | shapes_of({}, norms)
 
 
 def _text_config(version: float) -> PretrainedConfig:

@@ -12,12 +12,11 @@ from transformers import AutoModelForCausalLM, Olmo2ForCausalLM, OlmoeForCausalL
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention, seeing_logits, tensors_below
+from tests.support.plain_layers import CLIP_MEAN, CLIP_STD, PlainLayers, attention, seeing_logits, tensors_below
 
 _PATCHES, _PATCH, _MARGIN, _MAX_CROPS = 6, 7, 2, 4
 _SIDE, _STEP = _PATCHES * _PATCH, (_PATCHES - 2 * _MARGIN) * _PATCH
 _HIDDEN, _TOWER, _HEADS, _MLP, _LAYERS, _INNER = 32, 128, 2, 48, 9, 40
-_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _PREFIX = "model.vision_backbone."
 _TABLE = "model.transformer.wte."
 _UNUSED = "|<EXTRA_TOKENS_0>|"
@@ -177,7 +176,7 @@ def _fitted(image: Image.Image, height: int, width: int) -> tuple[np.ndarray, np
     canvas, mask = np.zeros((height, width, 3)), np.zeros((height, width))
     canvas[top : top + new_height, left : left + new_width] = np.clip(pixels, 0, 1)
     mask[top : top + new_height, left : left + new_width] = 1
-    return (canvas - np.array(_MEAN)) / np.array(_STD), mask
+    return (canvas - np.array(CLIP_MEAN)) / np.array(CLIP_STD), mask
 
 
 def _triangles(before: int, after: int) -> np.ndarray:

@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPVisionConfig, CLIPVisionModel, Phi3Config, Phi3ForCausalLM
 
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import seeing_logits
+from tests.support.plain_layers import CLIP_MEAN, CLIP_STD, seeing_logits
 
 _SIDE, _PATCH, _MAX_TILES, _HIDDEN, _TOWER_HIDDEN = 28, 7, 4, 32, 16
-_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _PREFIX = "model.vision_embed_tokens."
 _TRAINED = 256
 _FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.0, 2.0, 3.0, 4.0]}
@@ -62,8 +61,8 @@ def make_tiny_phi3_vision(directory: Path) -> Path:
     }
     (directory / "config.json").write_text(json.dumps(config))
     data = {
-        "image_mean": _MEAN,
-        "image_std": _STD,
+        "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD,
         "num_crops": _MAX_TILES,
         "image_processor_type": "Phi3VImageProcessor",
     }
@@ -141,7 +140,7 @@ def canvas(image: Image.Image) -> np.ndarray:
     pixels = np.concatenate([white[0], shown, white[1]])
     if is_upright:
         pixels = pixels.transpose(1, 0, 2)
-    return ((pixels / 255.0 - _MEAN) / _STD).transpose(2, 0, 1)
+    return ((pixels / 255.0 - CLIP_MEAN) / CLIP_STD).transpose(2, 0, 1)
 
 
 def tile_of(pixels: np.ndarray, row: int, column: int) -> np.ndarray:

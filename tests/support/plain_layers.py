@@ -5,9 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
+
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 class PlainLayers:
@@ -57,3 +61,27 @@ def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
         part = slice(head * size, (head + 1) * size)
         found.append(torch.softmax(q[:, part] @ k[:, part].T / math.sqrt(size), dim=-1) @ v[:, part])
     return torch.cat(found, dim=-1)
+
+
+def resized(image: Image.Image, side: int) -> np.ndarray:
+    """Return an image as CLIP takes it: line, column, colour."""
+    pixels = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)) / 255.0
+    return np.asarray((pixels - np.array(CLIP_MEAN)) / np.array(CLIP_STD))
+
+
+def patches(pixels: np.ndarray, side: int) -> Tensor:
+    """Return the squares of pixels in reading order, each colour, line, column ``[squares, 3 * side * side]``."""
+    height, width, _ = pixels.shape
+    squares = [
+        pixels[top : top + side, left : left + side].transpose(2, 0, 1)
+        for top in range(0, height, side)
+        for left in range(0, width, side)
+    ]
+    return torch.from_numpy(np.stack(squares)).flatten(1)
+
+
+def shapes_of(layers: Mapping[str, list[int]], norms: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the shapes of weights and biases of linear layers ``[outputs, inputs, ...]`` and of norms."""
+    shapes = {f"{name}.weight": size for name, size in layers.items()}
+    shapes |= {f"{name}.bias": size[:1] for name, size in layers.items()}
+    return shapes | {f"{name}.{kind}": [size] for name, size in norms.items() for kind in ("weight", "bias")}

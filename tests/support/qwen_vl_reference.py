@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -14,11 +13,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention, seeing_logits, tensors_below
+from tests.support.plain_layers import PlainLayers, attention, patches, resized, seeing_logits, shapes_of, tensors_below
 
 _SIDE, _PATCH, _QUERIES, _TABLE = 28, 7, 4, 16
 _HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _RATIO, _LAYERS = 256, 2, 16, 2, 1.6, 2
-_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _PREFIX = "transformer.visual."
 _EPS = 1e-6
 
@@ -65,15 +63,8 @@ class QwenVlReference(PlainLayers):
 
     def rows(self, image: Image.Image) -> torch.Tensor:
         """Return the rows of an image."""
-        pixels = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)) / 255.0
-        pixels = (pixels - np.array(_MEAN)) / np.array(_STD)
         side = _SIDE // _PATCH
-        squares = [
-            pixels[row * _PATCH : (row + 1) * _PATCH, column * _PATCH : (column + 1) * _PATCH].transpose(2, 0, 1)
-            for row in range(side)
-            for column in range(side)
-        ]
-        states = self.linear(torch.from_numpy(np.stack(squares)).flatten(1), "conv1")
+        states = self.linear(patches(resized(image, _SIDE), _PATCH), "conv1")
         states = self.norm(states + _stretched(self["positional_embedding"], side), "ln_pre", _EPS)
         size = _TOWER // _TOWER_HEADS
         for layer in range(_LAYERS):
@@ -125,24 +116,17 @@ def _shapes() -> dict[str, list[int]]:
         "attn_pool.kv_proj.weight": [_HIDDEN, _TOWER],
         "attn_pool.attn.in_proj_weight": [3 * _HIDDEN, _HIDDEN],
         "attn_pool.attn.in_proj_bias": [3 * _HIDDEN],
-        "attn_pool.attn.out_proj.weight": [_HIDDEN, _HIDDEN],
-        "attn_pool.attn.out_proj.bias": [_HIDDEN],
         "proj": [_HIDDEN, _HIDDEN],
     }
     norms = {"ln_pre": _TOWER, "ln_post": _HIDDEN, "attn_pool.ln_q": _HIDDEN, "attn_pool.ln_kv": _HIDDEN}
     inner = int(_TOWER * _RATIO)
+    layers = {"attn_pool.attn.out_proj": [_HIDDEN, _HIDDEN]}
     for layer in range(_LAYERS):
         at = f"transformer.resblocks.{layer}."
         norms |= {f"{at}ln_1": _TOWER, f"{at}ln_2": _TOWER}
-        sizes = {
-            "attn.in_proj": [3 * _TOWER, _TOWER],
-            "attn.out_proj": [_TOWER, _TOWER],
-            "mlp.c_fc": [inner, _TOWER],
-            "mlp.c_proj": [_TOWER, inner],
-        }
-        shapes |= {f"{at}{name}.weight": size for name, size in sizes.items()}
-        shapes |= {f"{at}{name}.bias": size[:1] for name, size in sizes.items()}
-    return shapes | {f"{name}.{kind}": [size] for name, size in norms.items() for kind in ("weight", "bias")}
+        layers |= {f"{at}attn.in_proj": [3 * _TOWER, _TOWER], f"{at}attn.out_proj": [_TOWER, _TOWER]}
+        layers |= {f"{at}mlp.c_fc": [inner, _TOWER], f"{at}mlp.c_proj": [_TOWER, inner]}
+    return shapes | shapes_of(layers, norms)
 
 
 def _text_config() -> Qwen2Config:

@@ -16,10 +16,9 @@ from tests.support import published
 from tests.support import tiny_vision_models as tiny
 from tests.support.image_row_layers import added, split
 from tests.support.phi3_vision_reference import canvas, shrunk, tile_of, tower_config
-from tests.support.plain_layers import seeing_logits
+from tests.support.plain_layers import resized, seeing_logits
 
 _HIDDEN, _TOWER, _SIDE, _PATCH, _RANK = 32, 128, 28, 7, 256
-_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _BEGIN = "vit.vision_tower.vision_model."
 _LINEAR = {
     "self_attn.q_proj": "attention.wqkv",
@@ -98,8 +97,7 @@ class XComposerReference:
     def _seen(self, image: Image.Image) -> Tensor:
         """Return an image's rows."""
         if "plora_glb_GN" not in self._tensors:
-            pixels = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)) / 255.0
-            pixels = ((pixels - np.array(_MEAN)) / np.array(_STD)).transpose(2, 0, 1)
+            pixels = resized(image, _SIDE).transpose(2, 0, 1)
             return self._projected(self._patches(pixels).flatten(0, 1))
         pixels = canvas(image)
         tile_rows, tile_columns = pixels.shape[1] // _SIDE, pixels.shape[2] // _SIDE

@@ -9,7 +9,7 @@ from selenium import webdriver
 
 from tests.support.browser import chromium
 from tests.support.fake_triton import FakeTriton
-from tests.support.pages import running_page
+from tests.support.gateways import running_page
 
 
 @pytest.fixture(scope="session")

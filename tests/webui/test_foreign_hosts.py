@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from tests.support.browser import requested_hosts
 from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.pages import running_page
+from tests.support.gateways import running_page
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.browser

@@ -22,7 +22,7 @@ from openai_gateway.middleware import body_limit
 from openai_gateway.process.connection import ClientTimeouts
 from tests.abuse.page import API, EVENT_PATHS, NO_ROUTES, floods
 from tests.support.fake_triton import FakeTriton
-from tests.support.pages import running_page
+from tests.support.gateways import running_page
 from tests.support.waiting import eventually_sync
 from webui import uploads
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.fake_triton import FakeTriton
-from tests.support.pages import running_page
+from tests.support.gateways import running_page
 
 SECONDS = 2.0
 THREADS = Path("/proc/self/task")

@@ -3,7 +3,7 @@
 import httpx
 
 from tests.support.fake_triton import FakeTriton
-from tests.support.pages import running_page
+from tests.support.gateways import running_page
 
 
 def test_a_page_asks_for_a_key_where_keys_are_set(fake_triton: FakeTriton) -> None:

@@ -13,8 +13,7 @@ from selenium.webdriver.common.by import By
 from openai_gateway.settings import Settings
 from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton
-from tests.support.gateways import running_gateway
-from tests.support.pages import running_page
+from tests.support.gateways import running_gateway, running_page
 
 pytestmark = pytest.mark.browser
 

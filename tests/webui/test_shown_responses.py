@@ -15,8 +15,7 @@ from openai_gateway.settings import Settings
 from tests.support.browser import requested_hosts
 from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.gateways import running_gateway
-from tests.support.pages import running_page
+from tests.support.gateways import running_gateway, running_page
 
 pytestmark = pytest.mark.browser
 

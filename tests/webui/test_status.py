@@ -13,7 +13,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from tests.support.chat_page import ChatPage
-from tests.support.pages import running_page
+from tests.support.gateways import running_page
 from webui.metrics import Sample, Watch, default_metrics_url, metrics_of
 from webui.status import LOOK_SECONDS, NONE, plot, status_html
 

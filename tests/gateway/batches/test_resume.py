@@ -41,7 +41,16 @@ def fake() -> Iterator[FakeTriton]:
 
 def gateway(fake: FakeTriton, folder: Path, port: int, workers: int) -> Command:
     return Command(
-        *("gateway", "--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)),
+        *(
+            "serve",
+            "gateway",
+            "--triton-address",
+            fake.address,
+            "--server-name",
+            "127.0.0.1",
+            "--server-port",
+            str(port),
+        ),
         *("--files-dir", str(folder), "--workers", str(workers)),
     )
 
