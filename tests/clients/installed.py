@@ -19,12 +19,8 @@ NODE_MODULES = ROOT / "node" / "node_modules"
 class Package:
     """A package of PyPI or npm, in one of the environments.
 
-    Attributes
-    ----------
-    name
-        In its registry.
-    environment
-        ``python``, ``aider`` or ``guidellm``, virtual environments, or ``node``.
+    ``name``: in its registry; ``environment``: ``python``, ``aider`` or ``guidellm``, virtual environments, or
+    ``node``.
     """
 
     name: str

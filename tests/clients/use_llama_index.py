@@ -1,11 +1,10 @@
-"""llama-index with its class for servers that are like OpenAI's. Prints what came back as JSON."""
+"""llama-index with its class for OpenAI-like servers or for Ollama. Prints what came back as JSON."""
 
 import json
 import sys
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
 
@@ -17,19 +16,25 @@ class Person(BaseModel):
 
 
 def get_weather(location: str) -> str:
-    """Tell the weather."""
+    """Report the weather."""
     return location
 
 
-llm = OpenAILike(
-    model="fake-model",
-    api_base=sys.argv[1],
-    api_key="k",
-    max_retries=0,
-    is_chat_model=True,
-    is_function_calling_model=True,
-    should_use_structured_outputs=True,
-)
+api, url = sys.argv[1:]
+if api == "openai":
+    from llama_index.llms.openai_like import OpenAILike as Model
+    from openai import NotFoundError
+
+    options = {"api_base": url, "api_key": "k", "max_retries": 0, "is_chat_model": True}
+    options |= {"is_function_calling_model": True, "should_use_structured_outputs": True}
+else:
+    import ollama
+    from llama_index.llms.ollama import Ollama as Model
+    from ollama import ResponseError as NotFoundError
+
+    client = ollama.Client(host=url.removesuffix("/v1"), headers={"Authorization": "Bearer k"})
+    options = {"client": client, "context_window": 4096, "is_function_calling_model": True}
+llm = Model(model="fake-model", **options)
 message = ChatMessage(role="user", content="Hello")
 results = {"answer": llm.chat([message]).message.content}
 results["stream"] = [piece.message.content for piece in llm.stream_chat([message])][-1]
@@ -38,7 +43,7 @@ called = llm.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg
 results["call"] = [call.tool_name, call.tool_kwargs]
 results["person"] = llm.as_structured_llm(Person).chat([message]).raw.model_dump()
 try:
-    OpenAILike(model="nobody", api_base=sys.argv[1], api_key="k", max_retries=0, is_chat_model=True).chat([message])
-except Exception as error:
-    results["error"] = type(error).__name__
+    Model(model="nobody", **options).chat([message])
+except NotFoundError as error:
+    results["error"] = "NotFoundError" if error.status_code == 404 else str(error)
 print(json.dumps(results))
