@@ -26,18 +26,9 @@ _HELLO = [{"role": "user", "content": "a"}]
 class Attack:
     """Bytes that somebody sends.
 
-    Attributes
-    ----------
-    name : str
-        What it tries.
-    sent : bytes
-        The request, or several.
-    connections : int
-        On how many connections at a time: more than one is a flood.
-    is_unfinished : bool
-        The request never ends: a response has to come before its body has.
-    leaves : bool
-        The client closes its connections a moment after it has sent, and reads nothing.
+    ``name``: what it tries; ``sent``: the request, or several; ``connections``: on how many connections at a time: more
+    than one is a flood; ``is_unfinished``: the request never ends: a response has to come before its body has;
+    ``leaves``: the client closes its connections a moment after it has sent, and reads nothing.
     """
 
     name: str
@@ -122,12 +113,7 @@ SMUGGLED = {
 def ray_requests(other: str, model: str = "m") -> list[Attack]:
     """Return attacks on the ingress of an application on Ray that asks for keys.
 
-    Parameters
-    ----------
-    other
-        ``HOST:PORT`` of a server that no request may reach.
-    model
-        The name of the served model.
+    ``other``: ``HOST:PORT`` of a server that no request may reach; ``model``: the name of the served model.
     """
     return [*_anywhere(other, model, "/v1/chat/completions"), *_without_a_key("/v1/chat/completions", model)]
 

@@ -17,14 +17,8 @@ HELLO = [{"role": "user", "content": "a"}]
 class Hostile:
     """One body.
 
-    Attributes
-    ----------
-    path : str
-        Where it is sent.
-    make : callable
-        Returns its bytes.
-    is_refused : bool
-        Whether it has to be; if not it is merely large.
+    ``path``: where it is sent. ``make``: returns its bytes. ``is_refused``: whether it has to be; if not it is merely
+    large.
     """
 
     path: str

@@ -25,17 +25,9 @@ Manner = Literal["read", "leave", "unread", "unfinished"]
 class Call:
     """One request and how its response is taken.
 
-    Attributes
-    ----------
-    name
-        What it is, for reports.
-    path
-        Where it is sent.
-    body
-        Its JSON; the model's name is put in by the caller.
-    manner
-        ``read``: to its end; ``leave``: to the first token, then the connection is closed; ``unread``: nothing is read;
-        ``unfinished``: not even the request is sent to its end.
+    ``name``: what it is, for reports. ``path``: where it is sent. ``body``: its JSON; the model's name is put in by the
+    caller. ``manner``: ``read``: to its end; ``leave``: to the first token, then the connection is closed; ``unread``:
+    nothing is read; ``unfinished``: not even the request is sent to its end.
     """
 
     name: str
@@ -65,16 +57,9 @@ def _hostile(entry: dict[str, Any]) -> Call:
 class Outcome:
     """How a request ended.
 
-    Attributes
-    ----------
-    name
-        Of the request.
-    end
-        ``answered``; ``refused`` (4xx); ``overloaded`` (429, 503); ``failed`` (5xx, an error event, a connection that
-        broke); ``left`` by the caller; ``cut``: whoever drives the callers stopped waiting; or ``unanswered``, which
-        must never be.
-    detail
-        What a failure said.
+    ``name``: of the request. ``end``: ``answered``; ``refused`` (4xx); ``overloaded`` (429, 503); ``failed`` (5xx, an
+    error event, a connection that broke); ``left`` by the caller; ``cut``: whoever drives the callers stopped waiting;
+    or ``unanswered``, which must never be. ``detail``: what a failure said.
     """
 
     name: str
@@ -85,19 +70,8 @@ class Outcome:
 class Caller:
     """Sends requests to one server, each over its own connection.
 
-    Parameters
-    ----------
-    url
-        Of the gateway, without ``/v1``.
-    model
-        The name it is asked for.
-    key
-        An API key; None: the server asks for none.
-
-    Attributes
-    ----------
-    outcomes : list of Outcome
-        Of all requests, in the order in which they were sent.
+    ``url``: of the gateway, without ``/v1``. ``model``: the name it is asked for. ``key``: an API key; None: the server
+    asks for none. ``outcomes``: of all requests, in the order in which they were sent.
     """
 
     def __init__(self, url: str, model: str, key: str | None = None) -> None:
@@ -111,12 +85,7 @@ class Caller:
     async def send(self, request: Call, seconds: float = 5.0) -> Outcome:
         """Send one request and return how it ended.
 
-        Parameters
-        ----------
-        request
-            The request.
-        seconds
-            Seconds for which an unread response or an unfinished request stays open.
+        ``request``: the request; ``seconds``: seconds for which an unread response or an unfinished request stays open.
         """
         outcome = Outcome(request.name)
         self.outcomes.append(outcome)

@@ -65,33 +65,14 @@ _COMMANDS = {  # by a word of the command line
 class Report:
     """Result of a campaign.
 
-    Attributes
-    ----------
-    tried
-        Requests by server.
-    without_right
-        What was served though it must not be; what reached another server; what came of a file.
-    errors
-        Responses of 5xx but 503, with the attack.
-    silent
-        Attacks that got no response.
-    unanswered
-        Proper requests without an end.
-    left
-        Requests that the engine still runs or keeps waiting after all have ended.
-    health
-        Seconds that ``/health`` took, by server.
-    texts
-        Seconds that a short text of a caller with another key took, by server and attack; `ALONE` is none, and
-        `TOGETHER` all of them in random order.
-    refused
-        Such requests without a text.
-    peak
-        MiB that each process had at most, by name.
-    cold
-        MiB of each process of the server with everything on, after ordinary use alone.
-    before, after
-        The same after the first `FIRST_SECONDS` of a long campaign, and after all of it.
+    ``tried``: requests by server. ``without_right``: what was served though it must not be; what reached another
+    server; what came of a file. ``errors``: responses of 5xx but 503, with the attack. ``silent``: attacks that got no
+    response. ``unanswered``: proper requests without an end. ``left``: requests that the engine still runs or keeps
+    waiting after all have ended. ``health``: seconds that ``/health`` took, by server. ``texts``: seconds that a short
+    text of a caller with another key took, by server and attack; `ALONE` is none, and `TOGETHER` all of them in random
+    order. ``refused``: such requests without a text. ``peak``: MiB that each process had at most, by name. ``cold``:
+    MiB of each process of the server with everything on, after ordinary use alone. ``before``, ``after``: the same
+    after the first `FIRST_SECONDS` of a long campaign, and after all of it.
     """
 
     tried: Counter[str] = field(default_factory=Counter)
@@ -206,18 +187,10 @@ def run(
 ) -> Report:
     """Send attacks, while others use the servers properly.
 
-    Parameters
-    ----------
-    attacks
-        Sent in random order: each once, and again until the time is over.
-    trap
-        A server that none may reach.
-    seconds
-        At least so long; 0: each attack once.
-    each_seconds
-        At least so long first comes each attack alone, beside short texts of another key; 0: not at all.
-    measures
-        Whether time and memory are to be compared with those before: minutes, as caches are filled first.
+    ``attacks``: sent in random order: each once, and again until the time is over. ``trap``: a server that none may
+    reach. ``seconds``: at least so long; 0: each attack once. ``each_seconds``: at least so long first comes each
+    attack alone, beside short texts of another key; 0: not at all. ``measures``: whether time and memory are to be
+    compared with those before: minutes, as caches are filled first.
     """
     report = Report()
     gateway = servers.gateway

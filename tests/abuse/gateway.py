@@ -67,18 +67,9 @@ _HOSTS = (
 class ApiRequest:
     """One request.
 
-    Attributes
-    ----------
-    name : str
-        What it tries.
-    make : callable
-        Returns its body.
-    may_be_served : bool
-        Whether a caller with a key may get what it asks for.
-    connections : int
-        On how many connections it is sent at a time.
-    leaves : bool
-        The client closes them a moment later, and reads nothing.
+    ``name``: what it tries; ``make``: returns its body; ``may_be_served``: whether a caller with a key may get what it
+    asks for; ``connections``: on how many connections it is sent at a time; ``leaves``: the client closes them a moment
+    later, and reads nothing.
     """
 
     name: str
@@ -94,12 +85,8 @@ class ApiRequest:
 def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
     """Return attacks on a gateway.
 
-    Parameters
-    ----------
-    other
-        ``HOST:PORT`` of a server that no request may reach.
-    folder
-        Where an adapter was written by somebody who means harm, see `write_hostile_adapter`.
+    ``other``: ``HOST:PORT`` of a server that no request may reach; ``folder``: where an adapter was written by somebody
+    who means harm, see `write_hostile_adapter`.
     """
     for name, hostile in BODIES.items():
         yield ApiRequest(f"a body: {name}", "POST", hostile.path, hostile.make, JSON, not hostile.is_refused)

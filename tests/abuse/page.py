@@ -133,14 +133,8 @@ WRONG_VALUES: Sequence[Any] = (
 class PageRequest:
     """One request.
 
-    Attributes
-    ----------
-    name
-        What it tries.
-    make
-        Returns its body.
-    is_served
-        Whether the page may serve it with 200; if not it has to refuse it.
+    ``name``: what it tries. ``make``: returns its body. ``is_served``: whether the page may serve it with 200; if not
+    it has to refuse it.
     """
 
     name: str
@@ -214,12 +208,8 @@ def file_requests(config: Mapping[str, Any], paths: Sequence[str]) -> Iterator[P
 def page_requests(config: Mapping[str, Any] | None = None, paths: Sequence[str] = PATHS) -> Iterator[PageRequest]:
     """Return all attacks on a page.
 
-    Parameters
-    ----------
-    config
-        What the page says at ``/config``; None: it asks for a key first.
-    paths
-        Of files and hosts that nobody may have the page read.
+    ``config``: what the page says at ``/config``; None: it asks for a key first. ``paths``: of files and hosts that
+    nobody may have the page read.
     """
     for method, path in NO_ROUTES:
         body = b"{}" if method == "POST" else b""

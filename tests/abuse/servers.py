@@ -35,14 +35,8 @@ BLOCKS = 256  # of the KV cache: ordinary traffic has touched them all before me
 class Target:
     """A port that is attacked.
 
-    Attributes
-    ----------
-    name : str
-        ``gateway``, ``page``, ``proxy`` or ``ray``.
-    health : str
-        A path that answers quickly, and without a key.
-    pid : int
-        Whose descendants serve it.
+    ``name``: ``gateway``, ``page``, ``proxy`` or ``ray``; ``health``: a path that answers quickly, and without a key;
+    ``pid``: whose descendants serve it.
     """
 
     name: str
@@ -60,14 +54,8 @@ class Target:
 class Servers:
     """Servers under attack, and the attacks' tools.
 
-    Attributes
-    ----------
-    gateway : Target
-        Of the server with everything on, attacked or not.
-    hostile_adapter : Path
-        An adapter that the administrator might be talked into loading.
-    canary : Path
-        A file that no response may hold anything of.
+    ``gateway``: of the server with everything on, attacked or not; ``hostile_adapter``: an adapter that the
+    administrator might be talked into loading; ``canary``: a file that no response may hold anything of.
     """
 
     gateway: Target
@@ -80,12 +68,8 @@ class Servers:
 def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
     """Serve a tiny vision-language model with all features enabled, a proxy in front of it, and the model on Ray.
 
-    Parameters
-    ----------
-    folder
-        For the model, keys and files.
-    attacked
-        Those of `SERVERS` that become targets; what others do not need is not started.
+    ``folder``: for the model, keys and files. ``attacked``: those of `SERVERS` that become targets; what others do not
+    need is not started.
     """
     model = make_tiny_llava(folder / "model")
     # of the text part alone: the tower has layers of the same names otherwise

@@ -22,14 +22,8 @@ from tests.abuse.servers import ADMIN_KEY, KEY, Servers, Target
 class Shot:
     """One attack on one server.
 
-    Attributes
-    ----------
-    make : callable
-        Returns what is sent; made when it is sent, because some are long.
-    may_be_served : bool
-        Whether a response with success is in order.
-    is_flood : bool
-        Whether it is many connections: alone, it is sent by one sender.
+    ``make``: returns what is sent; made when it is sent, because some are long. ``may_be_served``: whether a response
+    with success is in order. ``is_flood``: whether it is many connections: alone, it is sent by one sender.
     """
 
     target: Target
@@ -52,10 +46,7 @@ class _Request(Protocol):
 def shots(servers: Servers, other: str) -> Iterator[Shot]:
     """Yield each attack once.
 
-    Parameters
-    ----------
-    other
-        ``HOST:PORT`` of a server that no request may reach.
+    ``other``: ``HOST:PORT`` of a server that no request may reach.
     """
     made = {"gateway": gateway_attacks, "proxy": proxy_requests, "ray": ray_requests}
     for target in servers.targets:

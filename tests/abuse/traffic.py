@@ -29,16 +29,8 @@ WEIGHTS = {"stream": 8, "whole": 4, "long prompt": 2, "leave": 3, "structured": 
 class Traffic:
     """Callers that continue until asked to stop; each has its own generator, so that a seed repeats a run.
 
-    Parameters
-    ----------
-    caller
-        Sends requests.
-    hostile
-        The corpus; empty: all requests are proper ones.
-    seed
-        Of all that is random.
-    longest
-        Most tokens of a prompt, and of a response; a quarter of it is usual.
+    ``caller``: sends requests. ``hostile``: the corpus; empty: all requests are proper ones. ``seed``: of all that is
+    random. ``longest``: most tokens of a prompt, and of a response; a quarter of it is usual.
     """
 
     def __init__(self, caller: Caller, hostile: Sequence[Call], seed: int, longest: int) -> None:

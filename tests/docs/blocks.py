@@ -27,18 +27,8 @@ _INLINE = re.compile(r"(?<!`)`((?:\.venv/bin/)?(?:lmdeploy|python|make) [^`]+)`(
 class Step:
     """A command of a shell, a whole example in Python, or a file.
 
-    Attributes
-    ----------
-    document : str
-        The page, relative to the checkout.
-    language : str
-        Of its block; of a file: ``file NAME``.
-    block : int
-        The number of its block in the page.
-    text : str
-        As written.
-    not_run : str
-        Why it is not run; empty: it is.
+    ``document``: the page, relative to the checkout. ``language``: of its block; of a file: ``file NAME``. ``block``:
+    the number of its block in the page. ``text``: as written. ``not_run``: why it is not run; empty: it is.
     """
 
     document: str

@@ -40,18 +40,9 @@ CHAT = "Hello\nexit\n"  # what a user types: a message, and that it is over
 class Line:
     """The smallest line of a command.
 
-    Attributes
-    ----------
-    words : str
-        What follows the command. ``{port}`` is a free one; the others are of the test's own server and folder.
-    typed : str
-        What is typed.
-    serves : str, optional
-        A path that it then answers with 200; None: it finishes by itself.
-    status : int
-        With which it finishes.
-    says : str
-        Something that it prints.
+    ``words``: what follows the command. ``{port}`` is a free one; the others are of the test's own server and folder.
+    ``typed``: what is typed. ``serves``: a path that it then answers with 200; None: it finishes by itself. ``status``:
+    with which it finishes. ``says``: something that it prints.
     """
 
     words: str = ""

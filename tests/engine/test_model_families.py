@@ -349,14 +349,7 @@ def within(vocab: int, ids: list[int]) -> list[int]:
 def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), **settings: Any) -> None:
     """Compare a case's logits with those of `transformers`, in chunks, in steps and after a cached prefix.
 
-    Parameters
-    ----------
-    directory
-        Where the checkpoint is made.
-    lengths
-        Tokens of the two responses.
-    settings
-        Of the engine.
+    ``directory``: where the checkpoint is made; ``lengths``: tokens of the two responses; ``settings``: of the engine.
     """
     case = CASES[name]
     vocab = make_case(directory, case)

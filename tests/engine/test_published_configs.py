@@ -45,16 +45,9 @@ def published_configs() -> dict[str, Config]:
 class Made:
     """How a checkpoint is made that ``transformers`` runs, for an architecture that is published with its own code.
 
-    Attributes
-    ----------
-    architecture
-        What runs it.
-    fields
-        From config.json to the fields of that architecture's config.
-    publish
-        Rewrites what ``transformers`` saves in the published layout.
-    forward
-        Returns the logits of tokens.
+    ``architecture``: what runs it; ``fields``: from config.json to the fields of that architecture's config;
+    ``publish``: rewrites what ``transformers`` saves in the published layout; ``forward``: returns the logits of
+    tokens.
     """
 
     architecture: str

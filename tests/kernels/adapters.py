@@ -16,16 +16,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Adapter:
     """Low-rank update of a layer.
 
-    Attributes
-    ----------
-    native
-        The fields of its ``LoraWeight``.
-    rank
-        Of all parts together.
-    exact
-        ``[out_features, in_features]`` float64: scale B A.
-    magnitude
-        The same of absolute values, which bounds how far sums of it may be off.
+    ``native``: the fields of its ``LoraWeight``; ``rank``: of all parts together; ``exact``: ``[out_features,
+    in_features]`` float64: scale B A; ``magnitude``: the same of absolute values, which bounds how far sums of it may
+    be off.
     """
 
     native: tuple[Any, ...]

@@ -87,15 +87,9 @@ def _unwritten(*shape: int) -> np.ndarray[Any, Any]:
 class Device:
     """One device's operators. Matrices are row-major and float32 where nothing else is said.
 
-    Attributes
-    ----------
-    name
-        ``cpu``, ``emulated`` or ``gpu``.
-    isa
-        The instruction set of the CPU; empty on CUDA.
-    native
-        The compiled module's object. An operation of ``backend_cpp/kernels`` is a method, given its fields,
-        whose tensors it writes: ``native.match_rms(like, rows, size, x)``.
+    ``name``: ``cpu``, ``emulated`` or ``gpu``. ``isa``: the instruction set of the CPU; empty on CUDA. ``native``: the
+    compiled module's object. An operation of ``backend_cpp/kernels`` is a method, given its fields, whose tensors it
+    writes: ``native.match_rms(like, rows, size, x)``.
     """
 
     def __init__(self, name: str, isa: str = "") -> None:
@@ -285,20 +279,9 @@ class Device:
 class Attention:
     """One layer's paged cache on a device, poisoned at first, and the attention over it.
 
-    Parameters
-    ----------
-    device
-        It is on.
-    blocks
-        Of the cache.
-    sizes
-        Of the heads.
-    block_len
-        Tokens in a block: a power of two from 16 on.
-    bits
-        Of a cached value: 32 or 16 (float32, bfloat16), 8 or 4 (rounded for each head and token).
-    rule
-        Of the scores.
+    ``device``: it is on; ``blocks``: of the cache; ``sizes``: of the heads; ``block_len``: tokens in a block: a power
+    of two from 16 on; ``bits``: of a cached value: 32 or 16 (float32, bfloat16), 8 or 4 (rounded for each head and
+    token); ``rule``: of the scores.
     """
 
     def __init__(

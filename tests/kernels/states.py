@@ -66,10 +66,7 @@ class ScanInputs:
 class States:
     """The states of one layer in pages, all of which is NaN at first: what was never written must never be read.
 
-    Attributes
-    ----------
-    pages
-        ``[pages, floats]``.
+    ``pages``: ``[pages, floats]``.
     """
 
     def __init__(self, device: Device, pages: int, size: int) -> None:

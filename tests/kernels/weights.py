@@ -26,14 +26,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Weight:
     """A weight on a device.
 
-    Attributes
-    ----------
-    native
-        The compiled module's.
-    exact, bias
-        ``[out_features, in_features]`` and ``[out_features]`` float64: what it stands for.
-    group, order
-        Of codes: inputs that share a scale, and which input each code is for, or None.
+    ``native``: the compiled module's; ``exact``, ``bias``: ``[out_features, in_features]`` and ``[out_features]``
+    float64: what it stands for; ``group``, ``order``: of codes: inputs that share a scale, and which input each code is
+    for, or None.
     """
 
     native: Any

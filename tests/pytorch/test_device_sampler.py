@@ -34,14 +34,8 @@ def write_choices(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return the choices and their lists.
 
-    Parameters
-    ----------
-    rules
-        One a row; row i is chosen from the step's row i.
-    histories
-        Where each row's tokens are counted; None: where its number says.
-    goes_on
-        Whether what was counted before is still right.
+    ``rules``: one a row; row i is chosen from the step's row i. ``histories``: where each row's tokens are counted;
+    None: where its number says. ``goes_on``: whether what was counted before is still right.
     """
     records = np.zeros(len(rules), _turbomind.choice_dtype)
     lists: list[int] = []

@@ -29,14 +29,8 @@ def make_adapter(
 ) -> Path:
     """Write an adapter of a checkpoint in one safetensors file.
 
-    Parameters
-    ----------
-    targets
-        Last parts of the names of the layers that it adds to.
-    ranks
-        Of layers that have another one than ``rank``, by the end of their names.
-    config
-        More fields of adapter_config.json.
+    ``targets``: last parts of the names of the layers that it adds to; ``ranks``: of layers that have another one than
+    ``rank``, by the end of their names; ``config``: more fields of adapter_config.json.
     """
     generator = torch.Generator().manual_seed(seed)
     ranks = ranks or {}

@@ -30,12 +30,7 @@ FLAGS = (
 def chromium(profile: Path, width: int = 1180, height: int = 860) -> Iterator[webdriver.Chrome]:
     """Run a headless Chromium with an empty profile; skip the test where there is none.
 
-    Parameters
-    ----------
-    profile
-        An empty directory for the browser's files.
-    width, height
-        Of the window, in pixels.
+    ``profile``: an empty directory for the browser's files; ``width``, ``height``: of the window, in pixels.
     """
     browser, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
     if browser is None or driver_program is None:

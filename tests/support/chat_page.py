@@ -26,12 +26,7 @@ _BUTTONS = {
 class ChatPage:
     """A chat page open in a browser window of its own.
 
-    Parameters
-    ----------
-    driver
-        The browser; a new tab is opened in it.
-    url
-        Of the page.
+    ``driver``: the browser; a new tab is opened in it. ``url``: of the page.
     """
 
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:

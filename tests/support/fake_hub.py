@@ -22,20 +22,11 @@ LARGE = (".safetensors", ".gguf", ".bin")  # what Git LFS holds
 class FakeHub:
     """The repositories, and what was asked for.
 
-    Attributes
-    ----------
-    files
-        Content of each file, by repository and path.
-    cut_after
-        Bytes of a body after which the connection is closed, by path: of the next request, the one after it, ...
-    wrong
-        What is sent in a file's place, by path: of its length.
-    headers
-        Sent with a file, by path; a ``Location`` redirects.
-    sizes
-        What the hub says a file has, by path; others have their own.
-    asked
-        Paths of files whose bytes were asked for, with the first byte asked for.
+    ``files``: content of each file, by repository and path. ``cut_after``: bytes of a body after which the connection
+    is closed, by path: of the next request, the one after it, . ``wrong``: what is sent in a file's place, by path: of
+    its length. ``headers``: sent with a file, by path; a ``Location`` redirects. ``sizes``: what the hub says a file
+    has, by path; others have their own. ``asked``: paths of files whose bytes were asked for, with the first byte asked
+    for.
     """
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)

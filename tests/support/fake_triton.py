@@ -69,18 +69,13 @@ class _Failure(Exception):
 class Script:
     """How the fake engine answers.
 
-    Attributes
-    ----------
-    texts : one response each when streaming, all in one when not
-    choices : texts of each of n choices, interleaved; None: every choice has `texts`
-    fail_after : responses after which the request fails with `error`
-    hold_after : responses after which the engine waits until it is cancelled (or `release` is set)
-    resume : whether it continues to a proper end after it was released
-    engine_seconds : before the batch, to the first token, to the end
-    load_seconds : until the model was awake
-    stop_string : what of its stop words ended the response
-    cached_token_len : of the prompt, found in the cache
-    cache_report : its numbers, for requests that ask for them
+    ``texts``: one response each when streaming, all in one when not. ``choices``: texts of each of n choices,
+    interleaved; None: every choice has `texts`. ``fail_after``: responses after which the request fails with `error`.
+    ``hold_after``: responses after which the engine waits until it is cancelled (or `release` is set). ``resume``:
+    whether it continues to a proper end after it was released. ``engine_seconds``: before the batch, to the first
+    token, to the end. ``load_seconds``: until the model was awake. ``stop_string``: what of its stop words ended the
+    response. ``cached_token_len``: of the prompt, found in the cache. ``cache_report``: its numbers, for requests that
+    ask for them.
     """
 
     texts: Sequence[str] = ("The capital", " of France", " is Paris.")

@@ -47,29 +47,12 @@ def write_gguf(
 ) -> Tensors:
     """Write a checkpoint as a GGUF file.
 
-    Parameters
-    ----------
-    directory
-        The checkpoint.
-    path
-        The file; with ``parts``, the parts are alongside it, ``NAME-00001-of-...``.
-    architecture
-        GGUF's name.
-    type_of
-        From GGUF's name and the shape of a tensor to its type.
-    tokenizer
-        Metadata of the tokenizer; None: the checkpoint's, which is byte-level.
-    extra
-        More metadata, keys without the architecture's name.
-    listed
-        Metadata of a published file, in the same form: these keys alone are written, with the checkpoint's sizes.
-    parts
-        Number of files; 0: one.
-
-    Returns
-    -------
-    Tensors
-        By the checkpoint's names what the file's numbers stand for, in float32.
+    ``directory``: the checkpoint. ``path``: the file; with ``parts``, the parts are alongside it,
+    ``NAME-00001-of-...``. ``architecture``: GGUF's name. ``type_of``: from GGUF's name and the shape of a tensor to its
+    type. ``tokenizer``: metadata of the tokenizer; None: the checkpoint's, which is byte-level. ``extra``: more
+    metadata, keys without the architecture's name. ``listed``: metadata of a published file, in the same form: these
+    keys alone are written, with the checkpoint's sizes. ``parts``: number of files; 0: one. Returns by the checkpoint's
+    names what the file's numbers stand for, in float32.
     """
     config = AutoConfig.from_pretrained(directory)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=0)

@@ -21,10 +21,7 @@ def engine_metrics(server: TritonServer) -> dict[str, float]:
 class Metrics:
     """A page of metrics.
 
-    Parameters
-    ----------
-    values : dict
-        By the sample's name and labels.
+    ``values``: by the sample's name and labels.
     """
 
     def __init__(self, values: dict[tuple[str, Labels], float]) -> None:

@@ -29,10 +29,7 @@ _PROMPT = "double enter to end input >>> "
 class OldClient:
     """One release, with the libraries it needs.
 
-    Parameters
-    ----------
-    version
-        Of the PyPI package ``lmdeploy``. It is installed into the cache on first use.
+    ``version``: of the PyPI package ``lmdeploy``. It is installed into the cache on first use.
     """
 
     def __init__(self, version: str) -> None:

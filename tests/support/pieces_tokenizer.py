@@ -18,10 +18,7 @@ _SPACE = "\u2581"
 def make_pieces(directory: Path, vocab_size: int) -> list[str]:
     """Write ``tokenizer.json`` with pieces of random words, and its settings; return texts of such words.
 
-    Parameters
-    ----------
-    vocab_size
-        Tokens with ``<mask>``, which has the last place.
+    ``vocab_size``: tokens with ``<mask>``, which has the last place.
     """
     rng = np.random.default_rng(5)
     words = ["".join(rng.choice(list("abcdeo"), rng.integers(2, 9))) for _ in range(300)]

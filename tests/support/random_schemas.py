@@ -38,12 +38,7 @@ _ANNOTATIONS = {
 class RandomSchemas:
     """Makes schemas from a seed.
 
-    Parameters
-    ----------
-    seed
-        Of the random numbers.
-    depth
-        How deep schemas are in each other.
+    ``seed``: of the random numbers; ``depth``: how deep schemas are in each other.
     """
 
     def __init__(self, seed: int, depth: int = 3) -> None:

@@ -89,15 +89,8 @@ def quantize(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tens
 def quantize_stacks(directory: Path, form: Form, scales: str = "block") -> dict[str, torch.Tensor]:
     """Quantize the stacks of experts ``[experts, rows, columns]`` of a checkpoint in place, as that of Qwen3-VL in fp8.
 
-    Parameters
-    ----------
-    scales
-        ``block``: for blocks of rows and columns; ``expert``: one for each expert.
-
-    Returns
-    -------
-    dict[str, torch.Tensor]
-        The values that the codes stand for.
+    ``scales``: ``block``: for blocks of rows and columns; ``expert``: one for each expert. Returns the values that the
+    codes stand for.
     """
     tensors, values = load_file(directory / "model.safetensors"), {}
     if scales == "expert":

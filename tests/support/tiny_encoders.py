@@ -167,14 +167,8 @@ def make_tokenizer(directory: Path, has_types: bool = True) -> None:
 def make_encoder(directory: Path, family: str, kind: str = "Model", *, tokenizer: bool = True, **changes: Any) -> Any:
     """Write an encoder and its tokenizer, and return the ``transformers`` model, in float32.
 
-    Parameters
-    ----------
-    kind
-        What follows the family in the architecture's name.
-    tokenizer
-        Whether a tokenizer is written.
-    changes
-        Of the configuration.
+    ``kind``: what follows the family in the architecture's name; ``tokenizer``: whether a tokenizer is written;
+    ``changes``: of the configuration.
     """
     torch.manual_seed(7)
     if tokenizer:

@@ -26,23 +26,9 @@ def make_tiny_llama(
 ) -> Path:
     """Make a Hugging Face directory with a tiny random Llama and the first tokens of the default model's tokenizer.
 
-    Parameters
-    ----------
-    directory
-        Made if missing.
-    seed
-        Of the random weights.
-    dtype
-        Type the weights are saved in.
-    shard
-        Largest size of one safetensors file, e.g. ``"1MB"`` for several shards.
-    overrides
-        Fields of ``LlamaConfig``; ``vocab_size`` shortens the tokenizer too.
-
-    Returns
-    -------
-    Path
-        ``directory``.
+    ``directory``: made if missing. ``seed``: of the random weights. ``dtype``: type the weights are saved in.
+    ``shard``: largest size of one safetensors file, e.g. ``"1MB"`` for several shards. ``overrides``: fields of
+    ``LlamaConfig``; ``vocab_size`` shortens the tokenizer too. Returns ``directory``.
     """
     return make_tiny(directory, "LlamaForCausalLM", seed=seed, dtype=dtype, shard=shard, **overrides)
 

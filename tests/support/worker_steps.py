@@ -43,10 +43,7 @@ class Part:
 class StepDriver:
     """A model behind the step runner, with a cache of its own and the memory of a channel.
 
-    Parameters
-    ----------
-    by_transformers
-        Whether the modelling code of `transformers` runs it, also where we have a class of our own.
+    ``by_transformers``: whether the modelling code of `transformers` runs it, also where we have a class of our own.
     """
 
     def __init__(

@@ -39,10 +39,7 @@ FORMS = {
 class Missing:
     """Notes the kernels that Triton's cache lacks, each once.
 
-    Attributes
-    ----------
-    names
-        Of kernels that were missing since it was last emptied.
+    ``names``: of kernels that were missing since it was last emptied.
     """
 
     def __init__(self) -> None:

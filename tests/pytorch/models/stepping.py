@@ -50,18 +50,9 @@ def run_chunks(
 ) -> list[torch.Tensor]:
     """Return the logits of every token of each prompt; a sequence has one block of the cache, that of its number.
 
-    Parameters
-    ----------
-    model
-        With ``forward(step)``.
-    prompts
-        Tokens of each sequence.
-    chunks
-        A step: how many tokens of each sequence it has; 0 for none.
-    cache
-        Where keys and values go; by default a `PlainCache`.
-    device
-        Where the model is.
+    ``model``: with ``forward(step)``. ``prompts``: tokens of each sequence. ``chunks``: a step: how many tokens of each
+    sequence it has; 0 for none. ``cache``: where keys and values go; by default a `PlainCache`. ``device``: where the
+    model is.
     """
     cache = PlainCache() if cache is None else cache
     done = [0] * len(prompts)
