@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.abuse.attacks import trap
 from tests.abuse.callers import read_corpus
 from tests.abuse.campaign import ALONE, Report, run
 from tests.abuse.servers import everything
 from tests.abuse.shots import drawn, shots
 
-pytestmark = pytest.mark.slow
 MAX_ATTACKS = 30  # attacks on each server
 
 

@@ -57,7 +57,6 @@ def _kind_of(request: PageRequest) -> tuple[str, str]:
     return request.name, request.path
 
 
-@pytest.mark.slow
 def test_no_field_of_any_event_reads_a_file_or_asks_a_host(
     http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, all_cases: bool
 ) -> None:
@@ -100,7 +99,6 @@ def test_a_special_file_holds_nothing_up(kind: str, http: httpx.Client, tmp_path
     assert http.get(f"{API}/file={path}").status_code == 404
 
 
-@pytest.mark.slow
 def test_every_other_attack_is_refused_and_none_is_a_failure(http: httpx.Client, *, all_cases: bool) -> None:
     config = http.get("/config").json()
     wrong = []
@@ -112,7 +110,6 @@ def test_every_other_attack_is_refused_and_none_is_a_failure(http: httpx.Client,
     assert wrong == []
 
 
-@pytest.mark.slow
 def test_a_flood_leaves_the_memory_as_it_was(*, all_cases: bool) -> None:
     """The page in its own process, under long bodies and long conversations from several clients at a time."""
     fake, (port,) = FakeTriton(), free_ports(1)

@@ -279,7 +279,6 @@ def test_a_picture_that_a_text_model_is_shown_ends_no_session(
     assert rejected(recorder) == []
 
 
-@pytest.mark.slow
 @CLAUDE_CODE.mark
 def test_claude_code_fits_a_context_and_is_counted(served: str, tmp_path: Path) -> None:
     """With all its tools, and a prompt that is as long as ``count_tokens`` says."""
@@ -294,7 +293,6 @@ def test_claude_code_fits_a_context_and_is_counted(served: str, tmp_path: Path) 
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"] < CONTEXT
 
 
-@pytest.mark.slow
 @CODEX.mark
 def test_codex_takes_this_server_for_ollama(served: str, tmp_path: Path) -> None:
     """As its option ``--oss`` has it, without a configuration: it checks the version and the models first."""
@@ -303,7 +301,6 @@ def test_codex_takes_this_server_for_ollama(served: str, tmp_path: Path) -> None
     assert texts([json.loads(line) for line in output.splitlines()]) == [REPLY]
 
 
-@pytest.mark.slow
 @CODEX.mark
 def test_codex_fits_a_context(served: str, tmp_path: Path) -> None:
     events = codex(tmp_path, served, "reciting", "What is the capital of France?")

@@ -18,7 +18,7 @@ PYTHON = LM_EVAL.python
 TASKS = ["lmdeploy_choices", "lmdeploy_words", "lmdeploy_prose"]
 SCORED = ["lmdeploy_choices", "lmdeploy_prose"]
 
-pytestmark = [pytest.mark.slow, LM_EVAL.mark]
+pytestmark = LM_EVAL.mark
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,6 @@ def test_a_measuring_client_counts_what_came(url: str) -> None:
     assert min(tokens) > 0
 
 
-@pytest.mark.slow
 @INSTRUCTOR.mark
 def test_instructor_gets_objects_in_every_mode_that_a_grammar_can_hold_to(gateway: str) -> None:
     """With the real model, whose wit would not do: what holds it to the schema is the server."""

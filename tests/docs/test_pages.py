@@ -19,7 +19,6 @@ OURS = ("lmdeploy ", "python ", "make ", "pip ", "curl ", ".venv/bin/", "tools/g
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
     "document",

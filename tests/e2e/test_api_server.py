@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import openai
-import pytest
 import tritonclient.grpc as grpcclient
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
@@ -16,8 +15,6 @@ from tests.support.commands import ApiServer, api_server
 from tests.support.processes import session_members
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync
-
-pytestmark = pytest.mark.e2e
 
 
 def complete(server: ApiServer, model: str = DEFAULT_MODEL_NAME) -> str:

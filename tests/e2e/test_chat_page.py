@@ -18,7 +18,7 @@ from tests.support.chat_page import ChatPage
 from tests.support.gateways import running_page
 from tests.support.waiting import eventually_sync
 
-pytestmark = [pytest.mark.e2e, pytest.mark.browser]
+pytestmark = pytest.mark.browser
 
 ANSWER_SECONDS = 180.0
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import openai
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForCausalLM
@@ -16,8 +15,6 @@ from tests.gateway.test_embeddings import write_modules
 from tests.support.gateways import running_gateway
 from tests.support.servers import running_triton
 from tests.support.tiny_models import make_tiny
-
-pytestmark = pytest.mark.e2e
 
 TEXTS = [
     "What is the capital of China?",

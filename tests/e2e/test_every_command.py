@@ -30,8 +30,6 @@ from tests.support.servers import START
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = "Hello\nexit\n"  # what a user types: a message, and that it is over
 

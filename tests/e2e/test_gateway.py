@@ -25,8 +25,6 @@ from lmdeploy.turbomind.engine_dir import resolve
 from openai_gateway.settings import Settings
 from tests.support.gateways import running_gateway
 
-pytestmark = pytest.mark.e2e
-
 CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
 REPLY = "The capital of France is Paris."
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import openai
-import pytest
 from PIL import Image
 
 from openai_gateway.settings import Settings
@@ -119,8 +118,6 @@ def _train(model: Any, processor: Any, targets: dict[str, Any]) -> None:
         projector.linear_2.weight.copy_(solution[:-1].T.float())
         projector.linear_2.bias.copy_(solution[-1].float())
 
-
-pytestmark = pytest.mark.e2e
 
 NOT_TRAINED_ON = 1000  # seed
 

@@ -26,8 +26,6 @@ from tests.support.servers import running_triton
 from tests.support.tiny_vision_models import make_tiny_llava_next, make_tiny_qwen_vl
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.e2e
-
 ONE, TWO = make_image(60, 40), make_image(30, 80, 1)
 ENGINE: dict[str, Any] = {"device": "cpu", "session_len": 256, "cache_max_entry_count": 64, "cache_block_seq_len": 16}
 TOKENS = 8

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import httpx
-import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.serve.client import GenerateRequest, TritonClient
@@ -19,8 +18,6 @@ from tests.support.prefix_hits import found
 from tests.support.servers import running_triton
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
-
-pytestmark = pytest.mark.e2e
 
 PROMPT = "Once upon a time, in a land far away, there lived a king who asked for nothing but stories."
 BLOCK = 16

@@ -21,8 +21,6 @@ from tests.support.servers import START
 from tests.support.tiny_models import make_small
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.e2e
-
 EMULATED_BACKEND = Path(__file__).parent / "backends" / "turbomind"
 
 

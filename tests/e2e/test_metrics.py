@@ -12,8 +12,6 @@ from tests.support.metrics import Metrics, engine_metrics, metrics_of
 from tests.support.queries import SCRAPED, SCRAPER, all_queries
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def page(triton_server: TritonServer) -> Metrics:

@@ -32,8 +32,6 @@ from tests.support.tiny_encoders import make_encoder, write_modules
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.e2e
-
 PROMPT = "Once upon a time, in a land far away, there lived"
 ADMIN = {"Authorization": "Bearer boss"}
 MB = 1_000_000

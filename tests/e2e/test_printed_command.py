@@ -19,8 +19,6 @@ from tests.support.servers import START
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.e2e
-
 
 @contextmanager
 def shell_with_nothing_set(line: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:

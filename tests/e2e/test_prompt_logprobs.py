@@ -15,8 +15,6 @@ from lmdeploy.paths import default_model_dir
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 
-pytestmark = pytest.mark.e2e
-
 TEXT = "The capital of France is Paris, and the capital of Italy is Rome. Über den Wolken 🦜 " * 12
 TOLERANCE = 2e-3  # float32 here and there, summed in another order; measured: 1e-4
 

@@ -22,8 +22,6 @@ from tests.support.servers import START, running_triton
 from tests.support.tiny_models import make_tiny, make_tiny_llama
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.e2e
-
 MANUAL = Path(__file__).parents[1] / "data/own_llama"
 PROMPT = "The quick brown fox"
 

@@ -23,10 +23,7 @@ from tests.support.waiting import eventually, eventually_sync
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`look_back_period_s`"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:`look_back_period_s`")
 
 START = 180.0  # seconds on a busy machine
 LONG = 3000  # tokens: some seconds

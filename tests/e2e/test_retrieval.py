@@ -24,8 +24,6 @@ NOTES = {
     "food.txt": "Bread is baked on Mondays.\n\nSoup is served at noon.",
 }
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:

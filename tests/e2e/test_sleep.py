@@ -26,8 +26,6 @@ from tests.support.servers import START
 from tests.support.tiny_models import make_tiny, make_tiny_llama
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.e2e
-
 ENGINE = {"dtype": "float32", "cache_max_entry_count": 64, "cache_block_seq_len": 16, "session_len": 512}
 PROMPT = [7 + i % 300 for i in range(100)]
 PROMPTS = [[i + 11 * j % 300 for j in range(70)] for i in range(4)]

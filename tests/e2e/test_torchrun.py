@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import httpx
-import pytest
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.ports import free_ports
@@ -14,8 +13,6 @@ from openai_gateway.proxy.settings import ProxySettings
 from tests.support.gateways import running_proxy
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync
-
-pytestmark = pytest.mark.e2e
 
 RANKS = 2
 # A user's script: a server a process, on ports of its own.

@@ -11,14 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
-import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.commands import api_server
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
-
-pytestmark = pytest.mark.e2e
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -4,14 +4,11 @@ import json
 import signal
 
 import httpx
-import pytest
 
 from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.commands import TerminalCommand
 from tests.support.metrics import engine_metrics
 from tests.support.waiting import eventually_sync
-
-pytestmark = pytest.mark.e2e
 
 TURNS = ["What is the capital of France?", "And of Italy?"]
 

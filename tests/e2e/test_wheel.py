@@ -15,8 +15,6 @@ from tests.support.commands import ApiServer, api_server
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.wheel import Environment, build_wheel, kept_by_git
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
 ASK = """
 import json, sys
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from openai_gateway.app import ROUTERS
 from openai_gateway.registry import ENDPOINTS
@@ -61,7 +60,6 @@ def test_the_document_names_every_endpoint_and_its_errors(http: httpx.Client) ->
     assert {"n", "logprobs", "logit_bias", "tools", "tool_choice", "response_format", "session_id"} <= set(fields)
 
 
-@pytest.mark.slow
 def test_no_case_schemathesis_thinks_of_breaks_the_server(
     http: httpx.Client, url: str, tmp_path: Path, *, all_cases: bool
 ) -> None:

@@ -77,7 +77,6 @@ async def ask_many(url: str, count: int) -> list[str]:
         return await asyncio.gather(*(post(http) for _ in range(count)))
 
 
-@pytest.mark.slow
 async def test_256_streams_at_a_time_are_all_whole(served: Served) -> None:
     all_there = threading.Barrier(256)
 
@@ -90,7 +89,6 @@ async def test_256_streams_at_a_time_are_all_whole(served: Served) -> None:
     assert served.fake.stops.empty()
 
 
-@pytest.mark.slow
 async def test_hundreds_of_clients_that_leave_cost_nothing_and_disturb_nobody(served: Served) -> None:
     slow = Script(texts=["word "] * 40, hold_after=30)
     served.fake.script = lambda received: slow if "Hello" in received.inputs["messages"] else Script()
@@ -143,7 +141,6 @@ def _taken(fake: FakeTriton) -> set[str]:
     return {fake.stops.get() for _ in range(fake.stops.qsize())}
 
 
-@pytest.mark.slow
 async def test_a_client_that_hardly_reads_holds_no_memory_and_nobody_up(served: Served) -> None:
     long = Script(texts=["word " * 100] * 20_000)  # 10 MB of text, 14 MB of events if none were joined
     served.fake.script = lambda received: long if "Hello" in received.inputs["messages"] else Script()

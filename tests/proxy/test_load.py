@@ -5,7 +5,6 @@ import signal
 import time
 
 import httpx
-import pytest
 
 from lmdeploy.serve.ports import free_ports
 from openai_gateway.proxy.settings import ProxySettings
@@ -19,7 +18,6 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 REPLY = "The capital of France is Paris."
 
 
-@pytest.mark.slow
 async def test_no_request_is_lost_when_a_node_dies_and_returns() -> None:
     fake = FakeTriton("m")
 

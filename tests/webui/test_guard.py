@@ -208,7 +208,6 @@ def test_a_client_that_is_silent_is_let_go(fake_triton: FakeTriton) -> None:
                 assert client.recv(12) in (b"", b"HTTP/1.1 408")
 
 
-@pytest.mark.slow
 def test_the_folder_of_uploads_is_private_and_goes_with_the_process(fake_triton: FakeTriton, tmp_path: Path) -> None:
     from lmdeploy.serve.ports import free_ports
 

@@ -20,8 +20,6 @@ from lmdeploy.turbomind.engine_dir import resolve
 from openai_gateway.settings import Settings
 from tests.support.gateways import running_gateway
 
-pytestmark = pytest.mark.e2e
-
 Made = list[tuple[str, dict[str, Any]]]
 Turn = Callable[[list[dict[str, Any]]], tuple[Made, dict[str, Any]]]
 PARAMETERS = {
