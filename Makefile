@@ -53,7 +53,7 @@ CLIENT_PINS := $(addprefix requirements/,clients.txt clients-node.txt aider.txt 
 CXX_SOURCES = $(shell git ls-files 'backend_cpp/*.h' 'backend_cpp/*.cc' 'backend_cpp/*.cpp' 'backend_cpp/*.cu' 'backend_cpp/*.cuh')
 # Of make check: what needs no checkpoint but the default model's tokenizer. Unit tests that write checkpoints,
 # convert them or load the default model's weights take three times as long as all others together; make test has them.
-CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir expert_families families meta_llama mxfp4 \
+CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir families meta_llama \
     pickled_weights plain_text quantized_weights resolved_tokenizer row_codes scaled_weights multi_model smooth_quant
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests

@@ -188,7 +188,7 @@ BY_TRANSFORMERS |= {"afmoe", "cohere2moe", "deci", "exaone", "exaone-moe", "hy_v
 FORWARDS = {"deci": published.decilm_forward}
 # Of these test_gguf_towers.py compares texts, too.
 WITH_TOWERS = {"qwen2vl"}
-# Of these test_gguf_encoders.py compares vectors.
+# Of these test_gguf_llama_cpp.py compares vectors.
 ENCODERS = {"bert": "Bert", "nomic-bert": "NomicBert", "jina-bert-v2": "JinaBert", "modern-bert": "ModernBert"}
 # Exact here for the last three, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
 GELU = {"gemma", "gemma2", "gemma3", "gemma4", "starcoder2", "starcoder", "gpt2", "phi2", "bloom"}

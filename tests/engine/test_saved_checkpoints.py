@@ -1,11 +1,10 @@
-"""Checkpoints as people save them: the files, not the settings, say which weights a model has.
-
-Both engines compute what ``transformers`` computes from the same folder.
-"""
+"""Checkpoints as people save and name them: files, layouts and versions."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.hub.names import HubName
+from lmdeploy.serve import api
 from lmdeploy.turbomind.checkpoint import describe
 from tests.support.layered_models import MODELS
-from tests.support.tiny_models import make_small
+from tests.support.published_tokenizers import train_pieces
+from tests.support.tiny_models import make_small, make_tiny_llama
 from tests.support.token_engine import TokenEngine, relative_error
+from tests.unit.test_meta_llama import logits_by_metas_formulas, random_weights, write
 
 PROMPT = [(37 * i * i + 11 * i) % 900 + 50 for i in range(24)]  # none is padding, whose row is 0
 WHOLE = "model.safetensors"
@@ -109,3 +113,63 @@ def test_inputs_of_layers_have_the_rows_that_the_config_says(rows: int, tmp_path
         _, logits = engine.generate(PROMPT, 1, "all")
         expected = model(torch.tensor([PROMPT])).logits[0]
     assert relative_error(logits, expected) < 1e-4
+
+
+TEXT, COUNT = "Call me Ishmael.", 12
+
+
+def test_greedy_tokens_are_those_of_metas_formulas(tmp_path: Path) -> None:
+    directory, weights = tmp_path / "llama-2-tiny", random_weights(512)
+    directory.mkdir()
+    train_pieces(directory)
+    write(directory, weights, 2)
+    config = TurbomindEngineConfig(dtype="float32", model_format="meta_llama", session_len=64, cache_max_entry_count=8)
+    with pipeline(str(directory), backend_config=config) as pipe:
+        response = pipe(TEXT, GenerationConfig(max_new_tokens=COUNT, ignore_eos=True), do_preprocess=False)
+        ids = pipe.tokenizer.encode(TEXT)
+    expected = list(ids)
+    for _ in range(COUNT):
+        expected.append(int(torch.argmax(logits_by_metas_formulas(weights, expected)[-1])))
+    assert response.token_ids == expected[len(ids) :]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose version ``v2`` alone can be had, from one folder."""
+    model = make_tiny_llama(tmp_path / "v2")
+    (model / "chat_template.jinja").write_text("version 2: {{ messages[0].content }}")
+
+    def find(records: Path, name: HubName, revision: str | None, hub_cache: Path | None) -> Any:
+        assert (str(name), revision, hub_cache) == ("owner/name", "v2", tmp_path)
+        return SimpleNamespace(path=model)
+
+    monkeypatch.setattr("lmdeploy.hub.pulled.find", find)
+    return model
+
+
+def test_weights_tokenizer_and_template_of_a_pipeline_are_of_one_revision(repository: Path, tmp_path: Path) -> None:
+    config = TurbomindEngineConfig(
+        revision="v2", download_dir=str(tmp_path), dtype="float32", session_len=64, cache_max_entry_count=8
+    )
+    with pipeline("owner/name", backend_config=config) as pipe:
+        assert pipe.chat_template.render([{"role": "user", "content": "Hi"}]) == "version 2: Hi"
+
+
+def test_a_served_model_is_of_the_revision_asked_for(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    class Stop(Exception):
+        pass
+
+    def start(command: list[str], **_: Any) -> None:
+        commands.append(command)
+        raise Stop
+
+    monkeypatch.setattr(api, "ChildProcess", start)
+    with pytest.raises(Stop):
+        api.serve("owner/name", backend_config=TurbomindEngineConfig(revision="v2", download_dir=str(tmp_path)))
+    [command] = commands
+    assert str(repository) in command
+    assert "owner/name" not in command

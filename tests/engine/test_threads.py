@@ -1,16 +1,19 @@
-"""The engine uses the processors it is given, no more, and none when nothing is asked of it."""
+"""The engine uses the processors it is given, and outputs reach their callers whatever others are sent."""
 
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.tiny_models import make_small
+from lmdeploy import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.turbomind.engine import Engine, EngineOutput
+from tests.support.tiny_models import make_small, make_tiny_llama
 from tests.support.token_engine import TokenEngine
 
 _COUNT_THREADS = """
@@ -94,3 +97,34 @@ def test_more_threads_than_tokens_compute_the_same_bits(settings: dict[str, Any]
 
     for one, many in zip(logits(1), logits(40), strict=True):
         assert torch.equal(one, many)
+
+
+TIMEOUT = 180.0
+
+
+def last_output(engine: Engine, config: GenerationConfig) -> EngineOutput:
+    done = threading.Event()
+    outputs: list[EngineOutput] = []
+
+    def receive(output: EngineOutput) -> None:
+        outputs.append(output)
+        if output.is_final:
+            done.set()
+
+    engine.submit([1, 2, 3], config, receive)
+    assert done.wait(TIMEOUT), "no output"
+    return outputs[-1]
+
+
+def test_a_text_with_half_a_character_is_refused_and_costs_nobody_else_a_response(tmp_path: Path) -> None:
+    engine = Engine(str(make_tiny_llama(tmp_path / "model")), TurbomindEngineConfig(cache_max_entry_count=16))
+    try:
+        half_a_character = "\ud800"
+        rejected = last_output(engine, GenerationConfig(response_format={"type": half_a_character}))
+        assert rejected.finish_reason == "error"
+        assert rejected.is_bad_request
+        assert "half a surrogate pair" in rejected.error
+        answered = last_output(engine, GenerationConfig(max_new_tokens=3, ignore_eos=True))
+        assert answered.finish_reason == "length"
+    finally:
+        engine.close()

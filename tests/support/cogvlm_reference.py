@@ -13,8 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
 from tests.support.glm_4v_reference import VISION, Glm4vReference, seeing_shapes
-from tests.support.image_row_layers import instead, split
-from tests.support.plain_layers import PlainLayers, tensors_below
+from tests.support.plain_layers import PlainLayers, instead, split, tensors_below
 
 _PREFIX = "model.vision."
 _QKV, _O = "query_key_value", "dense"

@@ -1,15 +1,24 @@
-"""A damaged checkpoint is refused with everything that is wrong with it, before anything is loaded."""
+"""Damaged and hostile checkpoints are refused in a sentence, and read no file but their own."""
 
 import json
+import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import tokenizers
 from safetensors.torch import load_file, save_file
 
-from lmdeploy.turbomind.engine_dir import CheckpointError, resolve
+import lmdeploy.tokenizer
+from lmdeploy.errors import CheckpointError, is_panic
+from lmdeploy.outside_links import reject_outside_links
+from lmdeploy.templates.jinja import JinjaChatTemplate
+from lmdeploy.templates.of_adapters import AdapterTemplates
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.engine_dir import resolve
 
 CopyOf = Callable[[Path], Path]
 Damage = Callable[[Path], object]
@@ -213,3 +222,127 @@ def test_a_long_list_of_problems_is_shortened(tiny_llama: Path, copy_of: CopyOf)
     with pytest.raises(CheckpointError, match=r"; and 6 more problems$") as raised:
         resolve(checkpoint)
     assert len(raised.value.problems) == 18
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_file_that_is_nested_too_deeply_is_an_error_of_the_checkpoint(
+    tiny_llama: Path, tmp_path: Path, file: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    (folder / file).write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(CheckpointError, match=r"nested too deeply|recursion"):
+        resolve(folder)
+
+
+def test_a_panic_of_the_tokenizers_library_is_known(tiny_llama: Path) -> None:
+    content = json.loads((tiny_llama / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 5}
+    with pytest.raises(BaseException, match="stride") as caught:
+        tokenizers.Tokenizer.from_str(json.dumps(content)).encode("a b c d e f g h i j k l m n")
+    assert is_panic(caught.value)
+    assert not isinstance(caught.value, Exception)
+
+
+def test_a_panic_while_it_loads_is_an_error_of_the_checkpoint(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_off(_: Path) -> NoReturn:
+        raise type("PanicException", (BaseException,), {})("index out of bounds")
+
+    monkeypatch.setattr(lmdeploy.tokenizer, "is_resolved", lambda _: True)
+    monkeypatch.setattr(lmdeploy.tokenizer, "read_resolved", breaks_off)
+    with pytest.raises(CheckpointError, match=r"its tokenizer cannot be loaded \(index out of bounds\)"):
+        Tokenizer(str(tiny_llama))
+
+
+def test_a_template_that_never_ends_in_itself_is_refused() -> None:
+    template = JinjaChatTemplate("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
+    with pytest.raises(ValueError, match="refused by the model's chat template: maximum recursion depth"):
+        template.render([{"role": "user", "content": "-"}])
+    with pytest.raises(ValueError, match="nested too deeply"):
+        JinjaChatTemplate("{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}").require_valid()
+
+
+def test_a_decoder_that_is_published_for_embeddings_says_so(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    resolve(folder)
+    assert "is_causal false is for embeddings" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "tokenizer_config.json", "config.json", "additional_chat_templates/tool_use.jinja"]
+)
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_a_link_out_of_the_folder_is_refused_by_name(
+    tiny_llama: Path, tmp_path: Path, name: str, is_dangling: bool
+) -> None:
+    folder, secret = tmp_path / "model", tmp_path / "secret"
+    shutil.copytree(tiny_llama, folder)
+    if not is_dangling:
+        secret.write_text("root:x:0:0")
+    link = folder / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(secret, link.parent))
+    with pytest.raises(CheckpointError, match=rf"{name} is a link to a file outside of the folder"):
+        resolve(folder)
+
+
+def test_a_template_of_an_adapter_that_is_a_link_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("root:x:0:0")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "chat_template.jinja").symlink_to("../secret")
+    templates = AdapterTemplates(Tokenizer(str(tiny_llama)))
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja is a link to a file outside"):
+        templates.add("a", adapter)
+    assert templates.is_empty
+
+
+def test_a_folder_that_is_a_link_out_and_a_device_are_refused(tmp_path: Path) -> None:
+    folder, other = tmp_path / "model", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    (folder / "additional_chat_templates").symlink_to(other)
+    os.mkfifo(folder / "tokenizer.json")
+    with pytest.raises(
+        CheckpointError, match=r"additional_chat_templates is a link .*; tokenizer\.json is no regular file"
+    ):
+        reject_outside_links(folder)
+
+
+def test_links_of_the_hubs_cache_within_the_folder_and_of_weights_are_its_own(tiny_llama: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--a--b/blobs", tmp_path / "models--a--b/snapshots/1"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for file in tiny_llama.iterdir():
+        if file.suffix == ".safetensors":
+            (snapshot / file.name).symlink_to(file)
+        else:
+            shutil.copy(file, blobs / f"digest-{file.name}")
+            (snapshot / file.name).symlink_to(f"../../blobs/digest-{file.name}")
+    (snapshot / "README.md").symlink_to("config.json")
+    (snapshot / "venv/bin").mkdir(parents=True)
+    (snapshot / "venv/bin/python").symlink_to("/bin/sh")  # which no reader looks at
+    assert resolve(snapshot).spec.hidden_size == resolve(tiny_llama).spec.hidden_size
+    (tmp_path / "by-another-name").symlink_to(snapshot)
+    reject_outside_links(tmp_path / "by-another-name")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/dev/zero", "a/../../x.safetensors"])
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_an_index_names_files_of_its_folder(tiny_llama: Path, tmp_path: Path, name: str, suffix: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    index = "model.safetensors.index.json" if suffix == "safetensors" else "pytorch_model.bin.index.json"
+    (folder / index).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(CheckpointError, match=rf"{index} is broken .*it names files elsewhere"):
+        resolve(folder)

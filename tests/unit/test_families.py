@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Phi3Config, Phi3ForCausalLM
 
 import lmdeploy.turbomind.families as package
-from lmdeploy.turbomind.engine_dir import UnsupportedModelError, resolve
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.checkpoint import describe
+from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.families.common import windows_of
 from lmdeploy.turbomind.manifest import Manifest
-from tests.support.tiny_models import LLAMA3_ROPE, make_tiny_llama
+from tests.support.expert_models import MODELS
+from tests.support.tiny_models import LLAMA3_ROPE, make_tiny, make_tiny_llama
+from tests.support.tiny_vision_models import TEXT, save_random
+from tools.bench.random_model import write_tokenizer
 
 
 def test_old_config_files_give_the_same_rope(tmp_path: Path) -> None:
@@ -129,3 +136,90 @@ def test_extra_tensors_are_named_in_one_warning(
     assert "3 tensors are not part of the model" in warning
     assert all(name in warning for name in extra)
     assert "layers.0" not in warning
+
+
+SENSELESS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "experts beyond belief": ("Qwen2-MoE", {"num_experts": 10**8}, "moe.num_experts must be at most 4096"),
+    "layers beyond belief": ("Qwen3-MoE", {"num_hidden_layers": 10**8}, "num_hidden_layers must be at most 4096"),
+    "more chosen than there are": ("Qwen3-MoE", {"num_experts_per_tok": 10}, "moe.experts_per_token must be at most"),
+    "none chosen": ("Qwen3-MoE", {"num_experts_per_tok": 0}, "moe.experts_per_token must be a whole number >= 1"),
+    "an expert more than stored": (
+        "Qwen2-MoE",
+        {"num_experts": 10},
+        r"tensor model\.layers\.1\.mlp\.experts\.9\.up_proj\.weight is missing",
+    ),
+    "negative shared expert": (
+        "DeepSeek-V2",
+        {"n_shared_experts": -1},
+        "moe.shared_intermediate_size must be a whole number >= 0",
+    ),
+    "groups that do not divide": ("DeepSeek-V2", {"n_group": 3}, "moe.router.groups must divide the 8 experts"),
+    "too few in the chosen groups": (
+        "DeepSeek-V2",
+        {"topk_group": 1},
+        "moe.experts_per_token must be at most the experts to choose from, got 3",
+    ),
+    "scale not a number": (
+        "DeepSeek-V2",
+        {"routed_scaling_factor": float("nan")},
+        "moe.router.scale must be a finite number > 0",
+    ),
+    "no latent": ("MiniCPM3", {"kv_lora_rank": 0}, "attention.mla.kv_rank must be a whole number >= 1"),
+    "another latent than stored": (
+        "MiniCPM3",
+        {"kv_lora_rank": 16},
+        r"kv_a_layernorm\.weight has shape \[24\], expected \[16\]",
+    ),
+}
+
+
+def changed(directory: Path, name: str, changes: dict[str, Any]) -> Path:
+    architecture, overrides = MODELS[name]
+    make_tiny(directory, architecture, **overrides)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    return directory
+
+
+@pytest.mark.parametrize("case", SENSELESS)
+def test_a_config_that_makes_no_sense_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
+    name, changes, reason = SENSELESS[case]
+    with pytest.raises(CheckpointError, match=reason):
+        resolve(changed(tmp_path / "model", name, changes))
+
+
+UNSUPPORTED_EXPERTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another way to choose": ("DeepSeek-V2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
+    "a mixer of three": ("Phi-3.5-MoE", {"num_experts_per_tok": 3}, "SparseMixer of 3 experts is not supported"),
+    "another limit": ("GPT-OSS", {"swiglu_limit": 5.0}, "swiglu_alpha 1.702 with swiglu_limit 5.0 is not supported"),
+    "biased latents": ("MiniCPM3", {"attention_bias": True}, "attention_bias with latent attention is not supported"),
+}
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED_EXPERTS)
+def test_what_the_engine_cannot_do_with_experts_is_named(case: str, tmp_path: Path) -> None:
+    name, changes, reason = UNSUPPORTED_EXPERTS[case]
+    with pytest.raises(UnsupportedModelError, match=reason):
+        resolve(changed(tmp_path / "model", name, changes), backend="turbomind")
+
+
+FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+
+
+def test_longrope_by_its_first_name_is_longrope(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **FACTORS}
+    config = Phi3Config(**TEXT, original_max_position_embeddings=64, rope_parameters=rope)
+    directory = save_random(Phi3ForCausalLM, config, tmp_path / "model", 0)
+    today = describe(directory, "model").spec
+    assert today.ropes[0].stretch is not None
+    written = json.loads((directory / "config.json").read_text())
+    del written["rope_parameters"]
+    written |= {"rope_theta": 10000.0, "original_max_position_embeddings": 64}
+    written |= {"rope_scaling": {"type": "su", **FACTORS}}
+    (directory / "config.json").write_text(json.dumps(written))
+    assert describe(directory, "model").spec == today
+    write_tokenizer(directory)
+    del written["original_max_position_embeddings"]  # the class has one
+    (directory / "config.json").write_text(json.dumps(written))
+    assert describe(directory, "model").spec.ropes[0].stretch is not None
+    assert Tokenizer(str(directory)).encode("a")  # it is no fault of the tokenizer that `transformers` has no `su`
