@@ -29,13 +29,7 @@ def packed(images: Sequence[PlacedImage]) -> Tensors:
 
 
 def unpacked(tensors: Mapping[str, np.ndarray[Any, Any] | None], options: Sequence[str]) -> list[PlacedImage]:
-    """Return the images that :func:`packed` made tensors of.
-
-    Raises
-    ------
-    ValueError
-        If the tensors do not fit together.
-    """
+    """Return the images that :func:`packed` made tensors of; raise `ValueError` if the tensors do not fit together."""
     from PIL import Image
 
     pixels, sizes, digests, runs = (tensors[name] for name in NAMES)

@@ -20,10 +20,7 @@ def array(request: Any, name: str) -> np.ndarray[Any, Any] | None:
 def texts(request: Any, name: str) -> list[str]:
     """Return the strings of an input; none when it is absent.
 
-    Raises
-    ------
-    ValueError
-        If one is not UTF-8.
+    Raises `ValueError` if one is not UTF-8.
     """
     items = array(request, name)
     if items is None:
@@ -35,13 +32,7 @@ def texts(request: Any, name: str) -> list[str]:
 
 
 def text(request: Any, name: str) -> str | None:
-    """Return the only string of an input, or None.
-
-    Raises
-    ------
-    ValueError
-        If it is not UTF-8.
-    """
+    """Return the only string of an input, or None; raise `ValueError` if it is not UTF-8."""
     found = texts(request, name)
     return found[0] if found else None
 

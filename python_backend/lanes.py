@@ -42,16 +42,11 @@ class Job:
 class Lanes:
     """The lanes of one model, and the jobs in them.
 
-    Parameters
-    ----------
-    outputs
-        Makes the output tensors of a job, as for `respond`.
-    threads
-        Number of threads by the name of the lane.
+    ``threads``: number of threads by the name of the lane.
     """
 
     def __init__(self, outputs: Callable[[Job], dict[str, Any]], threads: dict[str, int]) -> None:
-        self._outputs = outputs
+        self._outputs = outputs  # makes the output tensors of a job, as for `respond`
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}  # by the request's id, guarded by _lock
         self._queues = {name: FairQueue() for name in threads}

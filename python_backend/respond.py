@@ -19,13 +19,8 @@ class Cancelled(Exception):
 def respond(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
     """Return the response to a request.
 
-    Parameters
-    ----------
-    request
-        As Triton hands it over.
-    outputs
-        Makes the output tensors from it, name to array. Its ``ValueError`` is the caller's mistake, any other but
-        `Cancelled` ours.
+    ``request``: as Triton hands it over. ``outputs``: makes the output tensors from it, name to array. Its
+    ``ValueError`` is the caller's mistake, any other but `Cancelled` ours.
     """
     try:
         arrays = outputs(request)

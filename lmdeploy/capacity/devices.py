@@ -8,21 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Device:
-    """One device, or several that act as one.
-
-    Attributes
-    ----------
-    memory
-        Bytes.
-    bandwidth
-        Bytes a second from that memory.
-    operations
-        A second in matrix products of 16 bits without sparsity; a multiplication and an addition are two.
-    """
+    """One device, or several that act as one."""
 
     name: str
-    memory: float
-    bandwidth: float
+    memory: float  # Bytes
+    bandwidth: float  # bytes a second from that memory
+    # A second in matrix products of 16 bits without sparsity; a multiplication and an addition are two
     operations: float
 
     def times(self, count: int) -> Device:
@@ -55,10 +46,7 @@ DEVICES = {
 def device_of(name: str) -> Device:
     """Return a device by its name, in any case.
 
-    Raises
-    ------
-    ValueError
-        There is none of that name; the nearest one is named.
+    Raises `ValueError` if there is none of that name; the nearest one is named.
     """
     known = {known.lower(): device for known, device in DEVICES.items()}
     if device := known.get(name.lower()):

@@ -12,25 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """Layers with the same kind and size of memory, which the engine's cache keeps in the same blocks.
+    """Layers with the same kind and size of memory, which the engine's cache keeps in the same blocks."""
 
-    Attributes
-    ----------
-    kind
-        ``paged`` (of all tokens), ``window`` (of the last `window` tokens), ``chunk`` (of the chunk of `window` tokens
-        that is under way), ``cross`` (of images) or ``state`` (a fixed size a sequence).
-    layers
-        How many.
-    window
-        Tokens; 0 for other kinds.
-    values
-        Numbers that a layer keeps of a token, or of a row of an image; 0 for ``state``.
-    """
-
+    # ``paged`` (of all tokens), ``window`` (of the last `window` tokens), ``chunk`` (of the chunk of `window` tokens
+    # that is under way), ``cross`` (of images) or ``state`` (a fixed size a sequence)
     kind: str
-    layers: int
-    window: int = 0
-    values: int = 0
+    layers: int  # how many
+    window: int = 0  # tokens; 0 for other kinds
+    values: int = 0  # numbers that a layer keeps of a token, or of a row of an image; 0 for ``state``
 
     def __str__(self) -> str:
         of = f"{self.layers} {'layer' if self.layers == 1 else 'layers'}"

@@ -18,21 +18,13 @@ _GROUP, _SCALE = 32, 16
 
 @dataclass(frozen=True)
 class Storage:
-    """How numbers are kept.
+    """How numbers are kept."""
 
-    Attributes
-    ----------
-    weight_bits, cache_bits
-        Bits of a weight, and of a key's or value's number.
-    cache_share
-        Of the memory that weights leave, for the cache (``cache_max_entry_count``).
-    disk_bytes, disk_bandwidth
-        Of the cache's files (``cache_dir_bytes``), and bytes a second at which they are read.
-    """
-
+    # Bits of a weight, and of a key's or value's number
     weight_bits: int = 16
     cache_bits: int = 16
-    cache_share: float = 0.8
+    cache_share: float = 0.8  # of the memory that weights leave, for the cache (``cache_max_entry_count``)
+    # Of the cache's files (``cache_dir_bytes``), and bytes a second at which they are read
     disk_bytes: float = 0.0
     disk_bandwidth: float = 1e9
 
@@ -60,28 +52,15 @@ def _bytes(bits: int) -> float:
 
 @dataclass(frozen=True)
 class Load:
-    """Workload to plan for.
+    """Workload to plan for."""
 
-    Attributes
-    ----------
-    prompt, output
-        Mean tokens of a request.
-    rate
-        Requests a second of all callers.
-    prefix
-        Share of the prompts' tokens that is found in the cache.
-    token_seconds
-        Most time from token to token of a response.
-    use
-        Share of a replica's rate that is planned with, so that queues stay short.
-    """
-
+    # Mean tokens of a request
     prompt: float
     output: float
-    rate: float = 0.0
-    prefix: float = 0.0
-    token_seconds: float = math.inf
-    use: float = 0.8
+    rate: float = 0.0  # requests a second of all callers
+    prefix: float = 0.0  # share of the prompts' tokens that is found in the cache
+    token_seconds: float = math.inf  # most time from token to token of a response
+    use: float = 0.8  # share of a replica's rate that is planned with, so that queues stay short
 
 
 @dataclass(frozen=True)
@@ -94,51 +73,21 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Plan:
-    """Capacity of one replica, and the number of replicas.
+    """Capacity of one replica, and the number of replicas."""
 
-    Attributes
-    ----------
-    weights
-        Bytes.
-    cache_token
-        Bytes of the cache a token, in all layers.
-    cache_tokens
-        Tokens that the cache holds of such requests.
-    sequences
-        Requests that it holds whole.
-    batch
-        Sequences that a step has, under the load's bounds.
-    prompt_seconds
-        To compute a prompt alone.
-    token_seconds
-        From token to token of a response, prompts of others in between.
-    single_rate
-        Tokens a second of a response alone.
-    output_rate
-        Tokens a second of all responses.
-    request_rate
-        Requests a second of a replica, at its best.
-    replicas
-        For the load; 0 where it has no rate.
-    disk_tokens
-        Tokens that the cache's files hold.
-    disk_seconds
-        To read what they hold of a prompt, in place of computing it.
-    """
-
-    weights: float
-    cache_token: float
-    cache_tokens: int
-    sequences: int
-    batch: int
-    prompt_seconds: float
-    token_seconds: float
-    single_rate: float
-    output_rate: float
-    request_rate: float
-    replicas: int
-    disk_tokens: int
-    disk_seconds: float
+    weights: float  # Bytes
+    cache_token: float  # bytes of the cache a token, in all layers
+    cache_tokens: int  # tokens that the cache holds of such requests
+    sequences: int  # requests that it holds whole
+    batch: int  # sequences that a step has, under the load's bounds
+    prompt_seconds: float  # to compute a prompt alone
+    token_seconds: float  # from token to token of a response, prompts of others in between
+    single_rate: float  # tokens a second of a response alone
+    output_rate: float  # tokens a second of all responses
+    request_rate: float  # requests a second of a replica, at its best
+    replicas: int  # for the load; 0 where it has no rate
+    disk_tokens: int  # tokens that the cache's files hold
+    disk_seconds: float  # to read what they hold of a prompt, in place of computing it
 
 
 class Roofline:
@@ -179,19 +128,11 @@ def plan(
     storage: Storage,
     load: Load,
     efficiency: Efficiency | None = None,
-    max_requests: int = 256,
+    max_requests: int = 256,  # sequences in a step (``max_batch_size``)
 ) -> Plan:
     """Return the plan.
 
-    Parameters
-    ----------
-    max_requests
-        Sequences in a step (``max_batch_size``).
-
-    Raises
-    ------
-    ValueError
-        The model does not fit, or not with one request, or one alone is slower than the load allows.
+    Raises `ValueError` if the model does not fit, or not with one request, or one alone is slower than the load allows.
     """
     roofline = Roofline(sizes, device, storage, efficiency or Efficiency())
     weights = storage.total(sizes)

@@ -27,40 +27,20 @@ _MATRICES = 3  # of an MLP: gate, up and down
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a decoder, all in numbers, not bytes.
+    """Sizes of a decoder, all in numbers, not bytes."""
 
-    Attributes
-    ----------
-    embedding
-        In the table of token embeddings.
-    output
-        In the output layer, also where it is the embeddings'.
-    is_tied
-        Whether these are one.
-    dense
-        In the matrices that every token uses, those two apart.
-    expert
-        In one expert, summed over layers.
-    experts, experts_per_token
-        Experts in a layer, and those active for a token; 0: no experts.
-    cached
-        Keys and values of a token, summed over layers.
-    attention
-        Multiplications of a token with one token before it, summed over layers: scores and values.
-    window, sliding
-        Layers with a sliding window, or a chunk, see, and keep, at most this many tokens; their share of what a token
-        caches.
-    """
-
-    embedding: int
-    output: int
-    is_tied: bool
-    dense: int
-    expert: int
+    embedding: int  # in the table of token embeddings
+    output: int  # in the output layer, also where it is the embeddings'
+    is_tied: bool  # whether these are one
+    dense: int  # in the matrices that every token uses, those two apart
+    expert: int  # in one expert, summed over layers
+    # Experts in a layer, and those active for a token; 0: no experts
     experts: int
     experts_per_token: int
-    cached: int
-    attention: int
+    cached: int  # keys and values of a token, summed over layers
+    attention: int  # multiplications of a token with one token before it, summed over layers: scores and values
+    # Layers with a sliding window, or a chunk, see, and keep, at most this many tokens; their share of what a token
+    # caches
     window: int = 0
     sliding: float = 0.0
 
@@ -89,10 +69,8 @@ class Sizes:
     def read(cls, model: str | Path) -> Sizes:
         """Return the sizes of a model, named as `lmdeploy.paths.locate_model` takes it, or of its config.json.
 
-        Raises
-        ------
-        CheckpointError
-            There is no such model on this machine, no config.json in it, or a size is missing there.
+        Raises `CheckpointError` if there is no such model on this machine, no config.json in it, or a size is missing
+        there.
         """
         file = Path(model).expanduser()
         if file.suffix != ".json":
@@ -112,13 +90,7 @@ class Sizes:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Sizes:
-        """Return the sizes of a model, from the fields of its config.json.
-
-        Raises
-        ------
-        ValueError
-            A size is missing.
-        """
+        """Return the sizes of a model, from the fields of its config.json; raise `ValueError` if a size is missing."""
         config = config.get("text_config") or config.get("llm_config") or config
         hidden, layers = _whole(config, "hidden_size"), _whole(config, "layers")
         heads = _whole(config, "heads")

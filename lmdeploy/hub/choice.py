@@ -20,42 +20,24 @@ _USUAL = "Q4_K_M"  # of several GGUF files, where none is named
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository.
+    """A file of a repository."""
 
-    Attributes
-    ----------
-    name
-        Its path in the repository.
-    size
-        In bytes.
-    digest
-        SHA-256 of what Git LFS holds (64 hexadecimal digits), else the SHA-1 by which Git names the file (40).
-    """
-
-    name: str
-    size: int
+    name: str  # its path in the repository
+    size: int  # in bytes
+    # SHA-256 of what Git LFS holds (64 hexadecimal digits), else the SHA-1 by which Git names the file (40)
     digest: str
 
 
 def chosen_files(files: Sequence[HubFile], which: str) -> tuple[str, list[HubFile]]:
     """Return where the model lies in the repository, and its files.
 
-    Parameters
-    ----------
-    files
-        All files of the repository.
-    which
-        As in `lmdeploy.hub.names.HubName`.
+    Raises `HubError` if there is no model among the files, or several are meant. ``files``: all files of the
+    repository. ``which``: as in `lmdeploy.hub.names.HubName`.
 
     Returns
     -------
     tuple of str and list of HubFile
         A GGUF model's first file, or an empty text: the whole folder. A vision tower's file comes last.
-
-    Raises
-    ------
-    HubError
-        There is no model among the files, or several are meant.
     """
     if not which:
         weights = _matching(files, ("*.safetensors",)) or _matching(files, _PICKLED_PATTERNS)

@@ -13,18 +13,10 @@ _MAX_LEN = 96  # characters of a repository's name, as the hub allows
 
 @dataclass(frozen=True)
 class HubName:
-    """A model on a hub.
+    """A model on a hub."""
 
-    Attributes
-    ----------
-    repository
-        ``owner/name``. It holds no ``..`` and no ``--``, so that its folder in the cache is its own.
-    which
-        A quantization (``Q4_K_M``), or a pattern of file names; empty: the repository's checkpoint.
-    """
-
-    repository: str
-    which: str = ""
+    repository: str  # ``owner/name``. It holds no ``..`` and no ``--``, so that its folder in the cache is its own
+    which: str = ""  # a quantization (``Q4_K_M``), or a pattern of file names; empty: the repository's checkpoint
 
     @property
     def short(self) -> str:
@@ -38,12 +30,8 @@ class HubName:
 def hub_name(text: str, file_pattern: str = "") -> HubName | None:
     """Return the model on a hub that a text names; None where it is no valid name.
 
-    Parameters
-    ----------
-    text
-        ``owner/name``, ``owner/name:WHICH``, or either with ``hf.co/`` in front.
-    file_pattern
-        Takes the place of WHICH.
+    ``text``: ``owner/name``, ``owner/name:WHICH``, or either with ``hf.co/`` in front. ``file_pattern``: takes the
+    place of WHICH.
     """
     found = _NAME.fullmatch(text.removeprefix(_PREFIX))
     if found is None or ".." in text or "--" in found["repo"] or len(found["repo"]) > _MAX_LEN:

@@ -36,17 +36,10 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # becomes the name of a file
 
 @dataclass(frozen=True)
 class Progress:
-    """One step of a download, in the words of Ollama's ``/api/pull``.
+    """One step of a download, in the words of Ollama's ``/api/pull``."""
 
-    Attributes
-    ----------
-    status
-        What is being done.
-    file, digest, total, completed
-        The file that is downloaded, its checksum, and bytes of it; empty and 0 elsewhere.
-    """
-
-    status: str
+    status: str  # what is being done
+    # The file that is downloaded, its checksum, and bytes of it; empty and 0 elsewhere
     file: str = ""
     digest: str = ""
     total: int = 0
@@ -57,33 +50,19 @@ Report = Callable[[Progress], None]
 
 
 def pull(
-    records: Path,
+    records: Path,  # where pulled models are remembered
+    # The model, and its version; None: the repository's default
     name: HubName,
     revision: str | None = None,
+    # Where the files go; None: where ``huggingface_hub`` keeps them unless another folder is set
     hub_cache: Path | None = None,
-    report: Report = lambda progress: None,
-    max_bytes: int | None = None,
+    report: Report = lambda progress: None,  # called with each step
+    max_bytes: int | None = None,  # the most that all pulled models may have together; None: what the disk holds
 ) -> PulledModel:
     """Return a model of a hub after what is missing of it was downloaded, and all of it checked.
 
-    Parameters
-    ----------
-    records
-        Where pulled models are remembered.
-    name, revision
-        The model, and its version; None: the repository's default.
-    hub_cache
-        Where the files go; None: where ``huggingface_hub`` keeps them unless another folder is set.
-    report
-        Called with each step.
-    max_bytes
-        The most that all pulled models may have together; None: what the disk holds.
-
-    Raises
-    ------
-    HubError
-        There is no such model, the hub cannot be reached, a file is not what the hub promises, or the disk is full.
-        The model is as absent, or as whole in an older version, as it was.
+    Raises `HubError` if there is no such model, the hub cannot be reached, a file is not what the hub promises, or the
+    disk is full. The model is as absent, or as whole in an older version, as it was.
     """
     cache_dir = (hub_cache or default_hub_cache()).expanduser().absolute()
     report(Progress("pulling manifest"))

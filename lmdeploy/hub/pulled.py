@@ -21,31 +21,16 @@ _DEFAULT_REVISION = "main"
 
 @dataclass(frozen=True)
 class PulledModel:
-    """A model whose files are all there, each with the checksum that the hub names.
+    """A model whose files are all there, each with the checksum that the hub names."""
 
-    Attributes
-    ----------
-    repository, which
-        As in `HubName`.
-    revision
-        The version that was asked for.
-    commit
-        The version that it was then.
-    hub_cache
-        The folder in which ``huggingface_hub`` keeps repositories.
-    main
-        The file in the snapshot that is named to load the model; empty: the snapshot's folder.
-    files
-        Sizes in bytes, by path in the repository.
-    """
-
+    # As in `HubName`
     repository: str
     which: str
-    revision: str
-    commit: str
-    hub_cache: str
-    main: str
-    files: Mapping[str, int] = field(default_factory=dict)
+    revision: str  # the version that was asked for
+    commit: str  # the version that it was then
+    hub_cache: str  # the folder in which ``huggingface_hub`` keeps repositories
+    main: str  # the file in the snapshot that is named to load the model; empty: the snapshot's folder
+    files: Mapping[str, int] = field(default_factory=dict)  # sizes in bytes, by path in the repository
 
     @property
     def name(self) -> HubName:
@@ -88,14 +73,9 @@ def find(
 ) -> PulledModel | None:
     """Return a model that was pulled and is whole; None where there is none.
 
-    Parameters
-    ----------
-    records
-        The folder of the records.
-    name, revision
-        What was asked for; None: the repository's default version.
-    hub_cache
-        Where its files lie; None: where ``huggingface_hub`` keeps them unless another folder is set.
+    ``records``: the folder of the records. ``name``, ``revision``: what was asked for; None: the repository's default
+    version. ``hub_cache``: where its files lie; None: where ``huggingface_hub`` keeps them unless another folder is
+    set.
     """
     model = _read(_record(records, name, revision, hub_cache))
     return model if model is not None and model.is_whole() else None
@@ -156,15 +136,8 @@ def _remove_files(model: PulledModel, kept: set[tuple[Path, str]]) -> None:
 def snapshot_of_others(name: HubName, revision: str | None = None, hub_cache: Path | None = None) -> Path | None:
     """Return a model that another program downloaded; None where there is none.
 
-    Parameters
-    ----------
-    name, revision, hub_cache
-        As in `find`.
-
-    Raises
-    ------
-    HubError
-        There is something, but not what is asked for, or not all of it.
+    Raises `HubError` if there is something, but not what is asked for, or not all of it. ``name``, ``revision``,
+    ``hub_cache``: as in `find`.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -43,10 +43,7 @@ class KvEventsConfig:
     def of(cls, given: Mapping[str, Any]) -> KvEventsConfig:
         """Return the configuration that a JSON object holds.
 
-        Raises
-        ------
-        ValueError
-            If it holds another field, or a value that is none of a field's.
+        Raises `ValueError` if it holds another field, or a value that is none of a field's.
         """
         return field.from_object(cls, given)
 

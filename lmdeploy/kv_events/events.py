@@ -6,32 +6,18 @@ import msgspec
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """Blocks that can be found from now on.
+    """Blocks that can be found from now on."""
 
-    Attributes
-    ----------
-    block_hashes
-        Of blocks that follow each other (docs/deployment/operations.md).
-    parent_block_hash
-        Of the block before the first; None: there is none.
-    token_ids
-        Of these blocks.
-    lora_id
-        Always None; LoRA adapters are named by ``lora_name``.
-    medium
-        ``GPU``: the engine's own memory, whatever the device; ``CPU``: the host's blocks alongside it; ``DISK``: files
-        of ``cache_dir``.
-    extra_keys
-        Of each block what distinguishes it alongside its tokens, or None.
-    """
-
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
+    block_hashes: list[int]  # of blocks that follow each other (docs/deployment/operations.md)
+    parent_block_hash: int | None  # of the block before the first; None: there is none
+    token_ids: list[int]  # of these blocks
     block_size: int
-    lora_id: int | None
+    lora_id: int | None  # always None; LoRA adapters are named by ``lora_name``
+    # ``GPU``: the engine's own memory, whatever the device; ``CPU``: the host's blocks alongside it; ``DISK``: files of
+    # ``cache_dir``
     medium: str | None
     lora_name: str | None
+    # Of each block what distinguishes it alongside its tokens, or None
     extra_keys: list[list[Any] | None] | None = None
 
 
@@ -68,12 +54,8 @@ def read_step(line: bytes) -> Step:
 def payload(step: Step, event_format: str, now: float) -> bytes:
     """Return the msgpack form of a step: time, events, and nil for the rank among data-parallel engines.
 
-    Parameters
-    ----------
-    event_format
-        ``map``: events are maps with a member ``type``; ``array``: their type and all their fields in order.
-    now
-        Unix time in seconds.
+    ``event_format``: ``map``: events are maps with a member ``type``; ``array``: their type and all their fields in
+    order. ``now``: unix time in seconds.
     """
     events: list[Any] = list(step.events)
     if event_format == "array":

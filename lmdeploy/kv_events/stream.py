@@ -21,10 +21,7 @@ class Stream:
     with an empty frame and the first number wanted; each batch comes after an empty frame, and one with the number
     -1 and nothing else ends it.
 
-    Raises
-    ------
-    ValueError
-        If a socket cannot be bound.
+    Raises `ValueError` if a socket cannot be bound.
     """
 
     def __init__(self, config: KvEventsConfig) -> None:

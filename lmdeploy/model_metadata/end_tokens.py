@@ -20,22 +20,13 @@ _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 
 @dataclass(frozen=True)
 class EndToken:
-    """A token that a checkpoint names as the end of a response.
+    """A token that a checkpoint names as the end of a response."""
 
-    Attributes
-    ----------
-    id, text
-        The token; the text is empty where the tokenizer has none.
-    sources
-        Where it is named, such as ``generation_config.json: eos_token_id``.
-    ignored
-        Why it ends no response; empty: it ends them.
-    """
-
+    # The token; the text is empty where the tokenizer has none
     id: int
     text: str
-    sources: tuple[str, ...]
-    ignored: str = ""
+    sources: tuple[str, ...]  # where it is named, such as ``generation_config.json: eos_token_id``
+    ignored: str = ""  # why it ends no response; empty: it ends them
 
 
 def end_tokens(tokenizer: Tokenizer, rows: int | None = None) -> list[EndToken]:
@@ -44,19 +35,9 @@ def end_tokens(tokenizer: Tokenizer, rows: int | None = None) -> list[EndToken]:
     ``generation_config.json`` and ``config.json`` name some, the tokenizer another, and the chat template closes the
     assistant's turn with one: published checkpoints rarely agree, and each of them ends a response. Of an ordinary
     piece of text this is only believed where nothing named an end before: configurations keep the ids of the models
-    they were copied from.
-
-    Parameters
-    ----------
-    tokenizer
-        That of a checkpoint or an engine directory.
-    rows
-        Of the embedding: an id beyond it is never generated. None: not known.
-
-    Raises
-    ------
-    CheckpointError
-        If a file holds something else than token ids.
+    they were copied from. Raises `CheckpointError` if a file holds something else than token ids. ``tokenizer``: that
+    of a checkpoint or an engine directory. ``rows``: of the embedding: an id beyond it is never generated. None: not
+    known.
     """
     ends: dict[int, EndToken] = {}
     special = set(tokenizer.special_ids.values())

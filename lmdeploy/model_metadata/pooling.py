@@ -71,27 +71,17 @@ _FIELDS: dict[str, _Fields] = {
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A linear layer on a text's vector.
+    """A linear layer on a text's vector."""
 
-    Attributes
-    ----------
-    activation
-        What follows it, by torch's name.
-    weight, bias
-        ``[outputs, inputs]`` and ``[outputs]``, float32.
-    norm, norm_eps, norm_bias
-        The weight ``[outputs]`` of a LayerNorm after it, empty: there is none; and its bias, empty: it has none.
-    takes_units
-        Its inputs are brought to length 1 first.
-    """
-
-    activation: str = "Identity"
+    activation: str = "Identity"  # what follows it, by torch's name
+    # ``[outputs, inputs]`` and ``[outputs]``, float32
     weight: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), compare=False)
     bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
+    # The weight ``[outputs]`` of a LayerNorm after it, empty: there is none; and its bias, empty: it has none
     norm: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
     norm_eps: float = 0.0
     norm_bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
-    takes_units: bool = False
+    takes_units: bool = False  # its inputs are brought to length 1 first
 
     @property
     def parts(self) -> tuple[NDArray[np.float32], ...]:
@@ -134,42 +124,20 @@ def layers_of(kept: Sequence[Mapping[str, Any]], weights: Any) -> tuple[DenseLay
 
 @dataclass(frozen=True)
 class Pooling:
-    """Pooling and postprocessing of a text's vector.
+    """Pooling and postprocessing of a text's vector."""
 
-    Attributes
-    ----------
-    normalizes
-        It is brought to length 1 in the end.
-    refusal
-        Why this engine cannot do it; empty: it can.
-    prompts
-        Texts in front of a text, by what it is for.
-    default_prompt
-        The name of the one in front of texts whose caller names none; empty: none is.
-    dimensions
-        To how many numbers vectors may be cut, where the checkpoint says it.
-    truncates_to
-        To how many numbers vectors are cut, unless the caller names another number; 0: they stay whole.
-    lowers
-        Texts are lower-cased, prompts included.
-    without_prompt
-        How hidden states are pooled, without those of the prompt's tokens; empty: the engine pools them all.
-    dense
-        Linear layers that the vector goes through.
-    frame
-        The special tokens around a text.
-    """
-
-    normalizes: bool = False
-    refusal: str = ""
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str = ""
-    dimensions: tuple[int, ...] = ()
+    normalizes: bool = False  # it is brought to length 1 in the end
+    refusal: str = ""  # why this engine cannot do it; empty: it can
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts in front of a text, by what it is for
+    default_prompt: str = ""  # the name of the one in front of texts whose caller names none; empty: none is
+    dimensions: tuple[int, ...] = ()  # to how many numbers vectors may be cut, where the checkpoint says it
+    # To how many numbers vectors are cut, unless the caller names another number; 0: they stay whole
     truncates_to: int = 0
-    lowers: bool = False
+    lowers: bool = False  # texts are lower-cased, prompts included
+    # How hidden states are pooled, without those of the prompt's tokens; empty: the engine pools them all
     without_prompt: str = ""
-    dense: tuple[DenseLayer, ...] = ()
-    frame: Frame = NO_FRAME
+    dense: tuple[DenseLayer, ...] = ()  # linear layers that the vector goes through
+    frame: Frame = NO_FRAME  # the special tokens around a text
 
     def whole(self, prompt: str, text: str) -> str:
         """Return a text as the tokenizer reads it."""
@@ -193,19 +161,9 @@ class Pooling:
     ) -> NDArray[np.float32]:
         """Return the vectors that callers get of those that the engine made, ``[texts, hidden size]``.
 
-        Parameters
-        ----------
-        vectors
-            As the engine made them.
-        normalizes
-            Whether they are brought to length 1. None: as the checkpoint says, and where the caller cuts them.
-        dimensions
-            How many numbers of each are kept. None: as many as the checkpoint says.
-
-        Raises
-        ------
-        ValueError
-            They have fewer numbers.
+        Raises `ValueError` if they have fewer numbers. ``vectors``: as the engine made them. ``normalizes``: whether
+        they are brought to length 1. None: as the checkpoint says, and where the caller cuts them. ``dimensions``: how
+        many numbers of each are kept. None: as many as the checkpoint says.
         """
         for layer in self.dense:
             vectors = layer(vectors)
@@ -233,10 +191,7 @@ def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 def activated(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return an activation function of torch of numbers, by its name there.
 
-    Raises
-    ------
-    ValueError
-        There is none of that name here.
+    Raises `ValueError` if there is none of that name here.
     """
     if name not in _ACTIVATIONS:
         raise ValueError(f"activation {name} is not supported; supported: {', '.join(_ACTIVATIONS)}")

@@ -29,23 +29,15 @@ _FIELDS = {field.name: field for field in fields_of(GenerationConfig) if field.n
 def sampling_defaults(generation_config: str, model_dir: Path | None) -> dict[str, Any]:
     """Return the sampling parameters of requests that do not set them, by names of `GenerationConfig`.
 
-    Parameters
-    ----------
-    generation_config
-        `AUTO`, `NONE`, or a folder.
-    model_dir
-        A checkpoint, an engine directory or a workspace; None: it is not on this machine.
+    Raises `ValueError` if the named folder has no such file, or it cannot be used. ``generation_config``: `AUTO`,
+    `NONE`, or a folder. ``model_dir``: a checkpoint, an engine directory or a workspace; None: it is not on this
+    machine.
 
     Returns
     -------
     dict
         All of ``temperature``, ``top_p``, ``top_k``, ``min_p`` and ``repetition_penalty``; empty: there is no
         recommendation.
-
-    Raises
-    ------
-    ValueError
-        The named folder has no such file, or it cannot be used.
     """
     if generation_config not in (AUTO, NONE):
         return _read(Path(generation_config).expanduser() / FILE)

@@ -44,34 +44,18 @@ _TASK = "Given a web search query, retrieve relevant passages that answer the qu
 
 @dataclass(frozen=True)
 class ScoreHead:
-    """A linear layer from a text's last hidden state to a number for each label.
+    """A linear layer from a text's last hidden state to a number for each label."""
 
-    Attributes
-    ----------
-    labels
-        What the numbers are about; one for a score.
-    judges
-        Query and text reach the model in Qwen3-Reranker's prompt; otherwise one after the other.
-    activation
-        From numbers to what is returned: ``sigmoid``, ``softmax`` or ``identity``.
-    refusal
-        Why it cannot be used; empty: it can.
-    weight, bias
-        ``[labels, hidden size]`` and ``[labels]``, float32.
-    layers
-        What the hidden state goes through first.
-    frame, text_frame
-        The special tokens around and between query and text, and those around a text alone. Of a decoder: none are
-        known here, and each text has its own.
-    """
-
-    labels: tuple[str, ...] = ("LABEL_0",)
-    judges: bool = False
-    activation: str = "sigmoid"
-    refusal: str = ""
+    labels: tuple[str, ...] = ("LABEL_0",)  # what the numbers are about; one for a score
+    judges: bool = False  # query and text reach the model in Qwen3-Reranker's prompt; otherwise one after the other
+    activation: str = "sigmoid"  # from numbers to what is returned: ``sigmoid``, ``softmax`` or ``identity``
+    refusal: str = ""  # why it cannot be used; empty: it can
+    # ``[labels, hidden size]`` and ``[labels]``, float32
     weight: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), compare=False)
     bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
-    layers: tuple[DenseLayer, ...] = ()
+    layers: tuple[DenseLayer, ...] = ()  # what the hidden state goes through first
+    # The special tokens around and between query and text, and those around a text alone. Of a decoder: none are known
+    # here, and each text has its own
     frame: Frame = NO_FRAME
     text_frame: Frame = NO_FRAME
 
@@ -104,14 +88,8 @@ def judging_prompt(query: str, document: str, instruction: str | None = None) ->
 def score_head_of(model_dir: Path, model_name: str, tokenizer: Tokenizer, is_encoder: bool = False) -> ScoreHead | None:
     """Return the head of a checkpoint; None: it has none.
 
-    Parameters
-    ----------
-    model_dir, model_name
-        The checkpoint, and what it is called: the first Qwen3-Reranker is known by its name alone.
-    tokenizer
-        Of the checkpoint.
-    is_encoder
-        Whether the model reads texts whole.
+    ``model_dir``, ``model_name``: the checkpoint, and what it is called: the first Qwen3-Reranker is known by its name
+    alone. ``tokenizer``: of the checkpoint. ``is_encoder``: whether the model reads texts whole.
     """
     try:
         raw: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 def tensor_of(model_dir: Path, names: Sequence[str], rows: Sequence[int] | None = None) -> NDArray[np.float32]:
     """Return the first tensor of `names` that a checkpoint has, or these rows of it; a vector is one row.
 
-    Raises
-    ------
-    ValueError
-        It has none of them.
+    Raises `ValueError` if it has none of them.
     """
     index = read_checkpoint(model_dir)
     name = next((name for name in names if name in index.tensors), None)

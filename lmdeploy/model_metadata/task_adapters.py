@@ -29,10 +29,7 @@ def is_of_task(name: str) -> bool:
 def write_task_adapters(model_dir: Path, config: dict[str, Any], target: Path) -> None:
     """Write the adapters that a checkpoint has for tasks into an engine directory.
 
-    Raises
-    ------
-    CheckpointError
-        If ``config.json`` and the tensors do not agree.
+    Raises `CheckpointError` if ``config.json`` and the tensors do not agree.
     """
     tasks = config.get("lora_adaptations")
     if not tasks:

@@ -38,34 +38,18 @@ _UNWEIGHTED = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 @dataclass(frozen=True)
 class TokenHeads:
-    """Heads over the hidden states of a text's tokens.
+    """Heads over the hidden states of a text's tokens."""
 
-    Attributes
-    ----------
-    hidden_size
-        Numbers of a hidden state.
-    vectors
-        Linear layers from a hidden state to a token's vector, which is brought to length 1; empty: the hidden states
-        are the vectors, as they are.
-    skipped
-        Tokens at the beginning of a text that have no vector.
-    weights
-        The linear layer from a hidden state to a token's weight, at most one.
-    unweighted
-        Tokens of the vocabulary that never have a weight.
-    vocabulary
-        What weighs every token of the vocabulary, in place of `weights`; None: nothing does.
-    refusal
-        Why the layers cannot be used; empty: they can.
-    """
-
-    hidden_size: int
+    hidden_size: int  # numbers of a hidden state
+    # Linear layers from a hidden state to a token's vector, which is brought to length 1; empty: the hidden states are
+    # the vectors, as they are
     vectors: tuple[DenseLayer, ...] = ()
-    skipped: int = 0
-    weights: tuple[DenseLayer, ...] = ()
-    unweighted: frozenset[int] = field(default_factory=frozenset)
+    skipped: int = 0  # tokens at the beginning of a text that have no vector
+    weights: tuple[DenseLayer, ...] = ()  # the linear layer from a hidden state to a token's weight, at most one
+    unweighted: frozenset[int] = field(default_factory=frozenset)  # tokens of the vocabulary that never have a weight
+    # What weighs every token of the vocabulary, in place of `weights`; None: nothing does
     vocabulary: VocabularyHead | None = None
-    refusal: str = ""
+    refusal: str = ""  # why the layers cannot be used; empty: they can
 
     @property
     def makes_sparse_vectors(self) -> bool:

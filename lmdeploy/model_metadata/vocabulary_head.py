@@ -41,21 +41,11 @@ _TORCH = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
 
 @dataclass(frozen=True)
 class VocabularyHead:
-    """How a text's sparse vector comes from its hidden states.
+    """How a text's sparse vector comes from its hidden states."""
 
-    Attributes
-    ----------
-    layers
-        From a hidden state to a logit of each token of the vocabulary.
-    sums
-        Places of a text are added up; otherwise the largest counts.
-    logarithms
-        How often ``log(1 + x)`` is taken of what is above 0.
-    """
-
-    layers: tuple[DenseLayer, ...]
-    sums: bool = False
-    logarithms: int = 1
+    layers: tuple[DenseLayer, ...]  # from a hidden state to a logit of each token of the vocabulary
+    sums: bool = False  # places of a text are added up; otherwise the largest counts
+    logarithms: int = 1  # how often ``log(1 + x)`` is taken of what is above 0
 
     def sparse_vector_of(self, states: NDArray[np.float32]) -> dict[int, float]:
         """Return the weights above 0 by token, ascending, of a text's hidden states ``[tokens, hidden size]``."""
@@ -82,10 +72,7 @@ class VocabularyHead:
 def vocabulary_head_of(model_dir: Path) -> VocabularyHead | None:
     """Return the head of a checkpoint; None: it has none, or pools its hidden states into one vector.
 
-    Raises
-    ------
-    ValueError
-        Its layers or its way to pool are not known here.
+    Raises `ValueError` if its layers or its way to pool are not known here.
     """
     raw: Mapping[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     steps = dict(module_steps(model_dir))

@@ -26,14 +26,8 @@ Shape = tuple[int, int]
 class AdaptedPart:
     """Outputs of a linear layer that are outputs of a layer of the checkpoint.
 
-    Parameters
-    ----------
-    source
-        The checkpoint's layer.
-    name
-        What the table of adapters calls the part.
-    outputs
-        Which of the linear layer's own outputs.
+    ``source``: the checkpoint's layer. ``name``: what the table of adapters calls the part. ``outputs``: which of the
+    linear layer's own outputs.
     """
 
     source: str
@@ -42,21 +36,12 @@ class AdaptedPart:
 
 
 class SourceTrace:
-    """Follows the tensors of a checkpoint into linear layers.
-
-    Parameters
-    ----------
-    adapters
-        None: values are loaded, and the shapes of matrices noted. Else their outputs' numbers come in their place.
-
-    Attributes
-    ----------
-    shapes
-        ``[outputs, inputs]`` of the matrices that went to linear layers, by the tensor's name.
-    """
+    """Follows the tensors of a checkpoint into linear layers."""
 
     def __init__(self, adapters: AdapterTable | None = None) -> None:
+        # ``[outputs, inputs]`` of the matrices that went to linear layers, by the tensor's name
         self.shapes: dict[str, Shape] = {}
+        # None: values are loaded, and the shapes of matrices noted. Else their outputs' numbers come in their place
         self.adapters = adapters
         self._name = ""
         self._shape: Shape | None = None
@@ -74,19 +59,9 @@ class SourceTrace:
     def take(self, outputs: slice, numbers: torch.Tensor, inputs: slice) -> AdaptedPart:
         """Return the part of a layer that this tensor comes from, for adapters.
 
-        Parameters
-        ----------
-        outputs
-            Of the linear layer: where they arrive.
-        numbers
-            ``[outputs, 1]``: which outputs of the checkpoint's layer they are.
-        inputs
-            Which of its inputs this rank has.
-
-        Raises
-        ------
-        ValueError
-            If it is not outputs that arrived.
+        Raises `ValueError` if it is not outputs that arrived. ``outputs``: of the linear layer: where they arrive.
+        ``numbers``: ``[outputs, 1]``: which outputs of the checkpoint's layer they are. ``inputs``: which of its inputs
+        this rank has.
         """
         assert self.adapters is not None
         if numbers.dtype != torch.int64 or numbers.shape != (outputs.stop - outputs.start, 1):
@@ -118,6 +93,8 @@ def let_adapt(
 ) -> dict[str, Shape]:
     """Let adapters add to linear layers of a model.
 
+    Raises `ValueError` if the model cannot load numbers in the place of weights.
+
     Parameters
     ----------
     model
@@ -133,11 +110,6 @@ def let_adapt(
     -------
     dict
         For the layers of the checkpoint, in whose names ``*`` stands for a number: the shape of the weight.
-
-    Raises
-    ------
-    ValueError
-        If the model cannot load numbers in the place of weights.
     """
 
     def numbers(trace: SourceTrace) -> Iterator[tuple[str, torch.Tensor]]:

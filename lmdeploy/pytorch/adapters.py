@@ -15,18 +15,10 @@ import lmdeploy._turbomind as _turbomind
 
 @dataclass(frozen=True)
 class LowRank:
-    """Low-rank update of this rank's part of a layer.
+    """Low-rank update of this rank's part of a layer."""
 
-    Attributes
-    ----------
-    down
-        lora_A, ``[rank, in_features]`` float32.
-    up
-        lora_B times the adapter's scale, ``[out_features, rank]`` float32.
-    """
-
-    down: torch.Tensor
-    up: torch.Tensor
+    down: torch.Tensor  # lora_A, ``[rank, in_features]`` float32
+    up: torch.Tensor  # lora_B times the adapter's scale, ``[out_features, rank]`` float32
 
 
 @dataclass(frozen=True)
@@ -51,12 +43,8 @@ class AdapterTable:
     def divide(self, layer: str, outputs: slice | torch.Tensor, inputs: slice) -> str:
         """Say which part of a layer this rank has, before adapters are placed.
 
-        Parameters
-        ----------
-        layer
-            Its name in the checkpoint. It may be said several times, of a layer that is several in the model.
-        outputs, inputs
-            Which of its outputs and inputs.
+        ``layer``: its name in the checkpoint. It may be said several times, of a layer that is several in the model.
+        ``outputs``, ``inputs``: which of its outputs and inputs.
 
         Returns
         -------
@@ -101,20 +89,10 @@ class AdapterTable:
         return bool(self._rows)
 
     def add(self, layer: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Add what the step's adapters say for a layer.
+        """Add what the step's adapters say for a layer; raise `ValueError` if these are not all tokens of the step.
 
-        Parameters
-        ----------
-        layer
-            Its name in the checkpoint, or that of its part (`divide`).
-        x, y
-            Of this rank's part: ``[1, tokens, in_features]`` and, changed, ``[1, tokens, out_features]``; both also
-            without the first axis.
-
-        Raises
-        ------
-        ValueError
-            If these are not all tokens of the step.
+        ``layer``: its name in the checkpoint, or that of its part (`divide`). ``x``, ``y``: of this rank's part: ``[1,
+        tokens, in_features]`` and, changed, ``[1, tokens, out_features]``; both also without the first axis.
         """
         if self._rows and x.shape[-2] != self._row_count:
             raise ValueError(f"{layer} takes no adapter: it computes {x.shape[-2]} of {self._row_count} rows")

@@ -8,22 +8,14 @@ import torch
 
 
 def sum_of_chosen(
-    hidden_states: torch.Tensor,
+    hidden_states: torch.Tensor,  # ``[rows, hidden]``
+    # ``[rows, chosen]``: numbers of experts, and what their outputs are multiplied with
     weights: torch.Tensor,
     ids: torch.Tensor,
+    # Returns an expert's ``[some, hidden]`` for the ``[some, hidden]`` rows that chose it
     run: Callable[[int, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Return ``[rows, hidden]``: experts are added in the order in which a row chose them.
-
-    Parameters
-    ----------
-    hidden_states
-        ``[rows, hidden]``.
-    weights, ids
-        ``[rows, chosen]``: numbers of experts, and what their outputs are multiplied with.
-    run
-        Returns an expert's ``[some, hidden]`` for the ``[some, hidden]`` rows that chose it.
-    """
+    """Return ``[rows, hidden]``: experts are added in the order in which a row chose them."""
     parts = hidden_states.new_empty(*ids.shape, hidden_states.shape[-1])
     for expert in ids.unique().tolist():
         row, slot = (ids == expert).nonzero(as_tuple=True)

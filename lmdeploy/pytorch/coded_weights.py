@@ -32,26 +32,14 @@ Part = tuple[int, int, int]  # how many there are, and which: [begin, end)
 
 
 class CodedMatrix:
-    """A weight as the kernels take it, packed from codes; has what `lmdeploy.pytorch.cpu_kernels.Matrix` has.
-
-    Parameters
-    ----------
-    checkpoint
-        Where the codes are.
-    outputs
-        Tensors and which of their outputs, one after another.
-    inputs
-        Which of the inputs.
-    bias
-        ``[outputs]`` or None.
-    """
+    """A weight as the kernels take it, packed from codes; has what `lmdeploy.pytorch.cpu_kernels.Matrix` has."""
 
     def __init__(
         self,
-        checkpoint: _turbomind.CodedCheckpoint,
-        outputs: Sequence[tuple[str, Part]],
-        inputs: Part,
-        bias: torch.Tensor | None,
+        checkpoint: _turbomind.CodedCheckpoint,  # where the codes are
+        outputs: Sequence[tuple[str, Part]],  # tensors and which of their outputs, one after another
+        inputs: Part,  # which of the inputs
+        bias: torch.Tensor | None,  # ``[outputs]`` or None
     ) -> None:
         self.bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
         address = 0 if self.bias is None else self.bias.data_ptr()
@@ -64,27 +52,14 @@ class CodedMatrix:
 
 @dataclass(frozen=True)
 class CodedWeights:
-    """The coded layers of a checkpoint.
+    """The coded layers of a checkpoint."""
 
-    Attributes
-    ----------
-    shapes
-        ``[outputs, inputs]`` of each layer's weight, by the layer's name.
-    expressions
-        How each is stored.
-    files
-        Where each tensor of the checkpoint is.
-    hidden
-        The tensors that codes and what belongs to them are stored in: a model must not load them.
-    stored_as
-        What layers are called in the checkpoint, where that is another name: those of a text part.
-    """
-
-    shapes: dict[str, tuple[int, int]]
-    expressions: dict[str, Quantized | RowCodes | Scaled]
-    hidden: frozenset[str]
-    files: Mapping[str, Path]
+    shapes: dict[str, tuple[int, int]]  # ``[outputs, inputs]`` of each layer's weight, by the layer's name
+    expressions: dict[str, Quantized | RowCodes | Scaled]  # how each is stored
+    hidden: frozenset[str]  # the tensors that codes and what belongs to them are stored in: a model must not load them
+    files: Mapping[str, Path]  # where each tensor of the checkpoint is
     native: _turbomind.CodedCheckpoint
+    # What layers are called in the checkpoint, where that is another name: those of a text part
     stored_as: Mapping[str, str] = field(default_factory=dict)
 
     def _stored(self, layer: str) -> str:
@@ -95,14 +70,8 @@ class CodedWeights:
     ) -> CodedMatrix:
         """Return a weight made of outputs of layers.
 
-        Parameters
-        ----------
-        outputs
-            Layers and which of their outputs, one after another; all have the same inputs.
-        inputs
-            Which of the inputs; None: all.
-        bias
-            ``[outputs]`` or None.
+        ``outputs``: layers and which of their outputs, one after another; all have the same inputs. ``inputs``: which
+        of the inputs; None: all. ``bias``: ``[outputs]`` or None.
         """
         width = self.shapes[outputs[0][0]][1]
         kept = slice(0, width) if inputs is None else inputs
@@ -160,12 +129,8 @@ def require_numbers(tensor: torch.Tensor) -> None:
 def coded_weights(checkpoint: Path) -> CodedWeights | None:
     """Return the coded layers of a checkpoint, or of the text part that a folder is; None if config.json names none.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If codes are of a kind that no engine here reads.
-    CheckpointError
-        If something is missing of them, or of another size than config.json says; names the tensor.
+    Raises `UnsupportedModelError` if codes are of a kind that no engine here reads, and `CheckpointError` if something
+    is missing of them, or of another size than config.json says; names the tensor.
     """
     text = text_tensors(checkpoint)
     checkpoint = checkpoint if text is None else text.checkpoint

@@ -20,13 +20,7 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Return the name of a type of weights.
-
-    Raises
-    ------
-    ValueError
-        If the kernels do not know it.
-    """
+    """Return the name of a type of weights; raise `ValueError` if the kernels do not know it."""
     if dtype not in _NAMES:
         raise ValueError(f"weights must be float32, bfloat16 or float16, got {dtype}")
     return _NAMES[dtype]
@@ -35,10 +29,7 @@ def type_name(dtype: torch.dtype) -> str:
 class Kernels:
     """The kernels, on a pool of threads. One thread uses them at a time.
 
-    Parameters
-    ----------
-    threads
-        How many compute, the caller's included.
+    ``threads``: how many compute, the caller's included.
     """
 
     def __init__(self, threads: int) -> None:
@@ -75,23 +66,18 @@ class Kernels:
     def attend(
         self,
         cache: Any,
+        # ``[rows, heads, size]``; queries are multiplied by the scale of q.k already. The last axis is dense
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         *,
+        # As in backend_cpp/kernels/paged_attention.h; 0 and None: none
         softcap: float = 0.0,
         window: int = 0,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write keys and values to the cache and attend; all float32.
-
-        Parameters
-        ----------
-        query, key, value
-            ``[rows, heads, size]``; queries are multiplied by the scale of q.k already. The last axis is dense.
-        softcap, window, sinks, alibi_slopes
-            As in backend_cpp/kernels/paged_attention.h; 0 and None: none.
 
         Returns
         -------
@@ -111,23 +97,15 @@ class Kernels:
 
     def causal_conv(
         self,
-        state: Any,
+        state: Any,  # a `_turbomind.LayerState`, ``[kernel - 1, channels]`` a sequence
+        # float32 ``[channels, kernel]`` and ``[channels]``
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        x: torch.Tensor,
+        x: torch.Tensor,  # float32 ``[rows, channels]``
         *,
         has_silu: bool = True,
     ) -> torch.Tensor:
         """Convolve each channel with the inputs before it, then SiLU where asked; advances the state.
-
-        Parameters
-        ----------
-        state
-            A `_turbomind.LayerState`, ``[kernel - 1, channels]`` a sequence.
-        weight, bias
-            float32 ``[channels, kernel]`` and ``[channels]``.
-        x
-            float32 ``[rows, channels]``.
 
         Returns
         -------
@@ -153,32 +131,19 @@ class Kernels:
 
     def recurrence(
         self,
-        state: Any,
+        state: Any,  # a `_turbomind.LayerState`, ``[heads, key size, value size]`` a sequence
+        # float32 ``[rows, heads]``, or ``[rows, heads * key size]``: one for each channel of the key
         decay: torch.Tensor,
-        beta: torch.Tensor,
+        beta: torch.Tensor,  # float32 ``[rows, heads]``
+        # float32 ``[rows, key heads, key size]``, normalized and scaled
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
-        skip: torch.Tensor,
+        value: torch.Tensor,  # float32 ``[rows, heads, value size]``
+        skip: torch.Tensor,  # float32 ``[heads]``: what of a value is added to its output
     ) -> torch.Tensor:
         """Apply the rule of Mamba-2, and advance the state.
 
         The formulas: backend_cpp/kernels/recurrence.h.
-
-        Parameters
-        ----------
-        state
-            A `_turbomind.LayerState`, ``[heads, key size, value size]`` a sequence.
-        decay
-            float32 ``[rows, heads]``, or ``[rows, heads * key size]``: one for each channel of the key.
-        beta
-            float32 ``[rows, heads]``.
-        query, key
-            float32 ``[rows, key heads, key size]``, normalized and scaled.
-        value
-            float32 ``[rows, heads, value size]``.
-        skip
-            float32 ``[heads]``: what of a value is added to its output.
 
         Returns
         -------
@@ -202,13 +167,8 @@ class Kernels:
     ) -> None:
         """Rotate the first channels of each head in place.
 
-        Parameters
-        ----------
-        query, key
-            float32 ``[rows, heads, size]``; the last axis is dense.
-        cos, sin
-            float32 ``[rows, pairs]``, of neighbours if ``is_interleaved``, else of channels ``pairs`` apart; their last
-            axis is dense.
+        ``query``, ``key``: float32 ``[rows, heads, size]``; the last axis is dense. ``cos``, ``sin``: float32 ``[rows,
+        pairs]``, of neighbours if ``is_interleaved``, else of channels ``pairs`` apart; their last axis is dense.
         """
         self.native.rope(_rows(cos), _rows(sin), cos.shape[1], is_interleaved, _heads(query), _heads(key))
 
@@ -252,12 +212,7 @@ def _rows(tensor: torch.Tensor) -> tuple[int, int]:
 class Matrix:
     """A weight ``[out_features, in_features]`` as the kernels take it.
 
-    Parameters
-    ----------
-    weight
-        Dense, of 32 or 16 bits; kept as long as this object.
-    bias
-        ``[out_features]`` or None.
+    ``weight``: dense, of 32 or 16 bits; kept as long as this object. ``bias``: ``[out_features]`` or None.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:

@@ -29,21 +29,10 @@ _DEFAULT_LENGTH = 2048
 def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str = "") -> ModelSpec:
     """Return the spec of a Hugging Face directory that a class of the user's, one of ours or ``transformers`` runs.
 
-    Its rows about layers say how large the model is; how it computes is the worker's to know.
-
-    Parameters
-    ----------
-    model_dir, model_name
-        The checkpoint, and what the model is called.
-    custom_module_map
-        The user's classes, as settings have them.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If there is no class for the model.
-    CheckpointError
-        If the checkpoint contradicts itself.
+    Its rows about layers say how large the model is; how it computes is the worker's to know. Raises
+    `UnsupportedModelError` if there is no class for the model, and `CheckpointError` if the checkpoint contradicts
+    itself. ``model_dir``, ``model_name``: the checkpoint, and what the model is called. ``custom_module_map``: the
+    user's classes, as settings have them.
     """
     raw = read_config(model_dir)
     try:
@@ -80,14 +69,8 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
 def write_worker_file(checkpoint: Path, raw: Mapping[str, Any], target: Path) -> None:
     """Write what says that an engine directory's model runs in workers, and how they are started.
 
-    Parameters
-    ----------
-    checkpoint
-        What they run; a relative path is in ``target``.
-    raw
-        The model's config.json.
-    target
-        The engine directory.
+    ``checkpoint``: what they run; a relative path is in ``target``. ``raw``: the model's config.json. ``target``: the
+    engine directory.
     """
     content = {"checkpoint": str(checkpoint), "weight_format": weight_format_of_workers(raw)}
     (target / WORKER_FILE).write_text(json.dumps(content), encoding="utf-8")

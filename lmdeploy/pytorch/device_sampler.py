@@ -65,14 +65,9 @@ class Choices:
 class Chosen:
     """Sampled tokens, on the model's device.
 
-    Parameters
-    ----------
-    tokens
-        ``[count]`` int64; -1: the logits hold NaN or allow no token.
-    logprobs
-        ``[reported]`` float32, of the chosen tokens under the model's own distribution.
-    top_tokens, top_logprobs
-        ``[reported, most_top]`` int64 and float32, the most likely first, the lower id first among equals.
+    ``tokens``: ``[count]`` int64; -1: the logits hold NaN or allow no token. ``logprobs``: ``[reported]`` float32, of
+    the chosen tokens under the model's own distribution. ``top_tokens``, ``top_logprobs``: ``[reported, most_top]``
+    int64 and float32, the most likely first, the lower id first among equals.
     """
 
     tokens: torch.Tensor
@@ -86,17 +81,10 @@ class Chosen:
 
 
 class DeviceSampler:
-    """Chooses the tokens of steps.
-
-    Parameters
-    ----------
-    vocab_size
-        Logits of a row.
-    device
-        Where they are.
-    """
+    """Chooses the tokens of steps."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
+        # Logits of a row
         self._vocab_size, self._device = vocab_size, device
         # 2^44 for a weight of 1, less where the sum of a whole row would not fit.
         self._one = 2.0 ** min(44, 62 - (vocab_size - 1).bit_length())
@@ -107,14 +95,8 @@ class DeviceSampler:
     def stage(self, choices: Array, lists: Array, uploads: Uploads) -> Choices:
         """Return choices as the device reads them.
 
-        Parameters
-        ----------
-        choices
-            ``[count]`` of ``lmdeploy._turbomind.choice_dtype``.
-        lists
-            int32, what the choices point at.
-        uploads
-            Brings arrays to the device.
+        ``choices``: ``[count]`` of ``lmdeploy._turbomind.choice_dtype``. ``lists``: int32, what the choices point at.
+        ``uploads``: brings arrays to the device.
         """
         draws = np.flatnonzero(choices["is_greedy"] == 0)
         has_top_k = (choices["top_k"][draws] > 0) & (choices["top_k"][draws] < self._vocab_size)
@@ -142,12 +124,7 @@ class DeviceSampler:
     def choose(self, logits: torch.Tensor, choices: Choices) -> Chosen:
         """Return the tokens.
 
-        Parameters
-        ----------
-        logits
-            ``[count, vocab]`` float32; left as it is.
-        choices
-            Of `stage`.
+        ``logits``: ``[count, vocab]`` float32; left as it is. ``choices``: of `stage`.
         """
         adjusted = self._adjust(logits, choices)
         largest, best = adjusted.max(dim=1)

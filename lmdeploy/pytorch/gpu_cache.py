@@ -47,24 +47,15 @@ class _AttentionMetadata:
 class GpuPagedCache:
     """The cache of this process's share of a model.
 
-    Parameters
-    ----------
-    shapes
-        What each layer keeps, by the layer's number.
-    quant_policy
-        Bits of an element: 8 or 4, or 0 for those of ``dtype``.
-    dtype
-        Type of the model's weights.
-    device
-        Where it is.
+    ``shapes``: what each layer keeps, by the layer's number. ``device``: where it is.
     """
 
     def __init__(
         self, shapes: Mapping[int, LayerShape], quant_policy: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self._shapes = dict(shapes)
-        self._bits = quant_policy or 16
-        self._dtype, self._device = dtype, torch.device(device)
+        self._bits = quant_policy or 16  # bits of an element: 8 or 4, or 0 for those of ``dtype``
+        self._dtype, self._device = dtype, torch.device(device)  # type of the model's weights
         self._layers: dict[int, _LayerTensors] = {}
         self._host_layers: dict[int, _LayerTensors] = {}
         self._block_count = 0

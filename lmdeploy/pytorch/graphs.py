@@ -24,15 +24,9 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
 class Captured(Protocol):
-    """Captured graph of a function without arguments.
+    """Captured graph of a function without arguments."""
 
-    Attributes
-    ----------
-    outputs
-        What it returned; each replay puts its results there.
-    """
-
-    outputs: Outputs
+    outputs: Outputs  # what it returned; each replay puts its results there
 
     def replay(self) -> None:
         """Do again what the function did."""
@@ -51,12 +45,8 @@ class CapturableModel(Protocol):
 class CudaGraph:
     """A captured function.
 
-    Parameters
-    ----------
-    run
-        The function. It is run once before: kernels are compiled, and libraries take their memory.
-    pool
-        Where its memory is, shared with other graphs, which do not run at the same time.
+    ``run``: the function. It is run once before: kernels are compiled, and libraries take their memory. ``pool``: where
+    its memory is, shared with other graphs, which do not run at the same time.
     """
 
     def __init__(self, run: Callable[[], Outputs], pool: tuple[int, int]) -> None:
@@ -82,23 +72,14 @@ def cuda_capture() -> Callable[[Callable[[], Outputs]], Captured]:
 
 
 class DecodingGraphs:
-    """Runs a model's steps, those that decode as graphs.
-
-    Parameters
-    ----------
-    model
-        Runs steps: logits and hidden states of the tokens that are wanted.
-    capture
-        Captures a function.
-    blocks
-        As wide block tables get, where that is known: then graphs differ in their tokens alone.
-    """
+    """Runs a model's steps, those that decode as graphs."""
 
     def __init__(
         self, model: CapturableModel, capture: Callable[[Callable[[], Outputs]], Captured], blocks: int = _MIN_BLOCKS
     ) -> None:
-        self._model = model
-        self._capture = capture
+        self._model = model  # runs steps: logits and hidden states of the tokens that are wanted
+        self._capture = capture  # captures a function
+        # As wide block tables get, where that is known: then graphs differ in their tokens alone
         self._min_blocks = blocks
         self._graphs: dict[tuple[int, int], _Graph | None] = {}  # None: the model does not want it
         self._has_failed = False

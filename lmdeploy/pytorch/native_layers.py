@@ -19,12 +19,7 @@ from lmdeploy.pytorch.ranks import Ranks
 class StoredWeight(torch.Tensor):
     """A weight that kernels hold, as float32 to modelling code: shape and type cost nothing, its numbers a copy a use.
 
-    Parameters
-    ----------
-    shape
-        Its shape.
-    numbers
-        Returns a tensor of it.
+    ``shape``: its shape. ``numbers``: returns a tensor of it.
     """
 
     numbers: Callable[[], torch.Tensor]
@@ -44,33 +39,21 @@ class StoredWeight(torch.Tensor):
 
 
 class NativeLinear(nn.Module):
-    """``y = x W^T + b``.
-
-    Parameters
-    ----------
-    weight, bias
-        ``[out_features, in_features]``, and ``[out_features]`` or None.
-    kernels
-        What computes; None: plain PyTorch, where the model is.
-    ranks
-        Where the weight is a slice of the inputs: who has the others, with whom the results are summed.
-    gathers
-        Where the weight is a slice of the outputs that everybody needs whole: who has the others.
-    matrix
-        What the kernels multiply with in place of ``weight``, whose shape alone is looked at then.
-    numbers
-        Returns the weight that ``matrix`` stands for.
-    """
+    """``y = x W^T + b``."""
 
     def __init__(
         self,
+        # ``[out_features, in_features]``, and ``[out_features]`` or None
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        kernels: Kernels | None,
+        kernels: Kernels | None,  # what computes; None: plain PyTorch, where the model is
+        # Where the weight is a slice of the inputs: who has the others, with whom the results are summed
         ranks: Ranks | None = None,
+        # Where the weight is a slice of the outputs that everybody needs whole: who has the others
         gathers: Ranks | None = None,
+        # What the kernels multiply with in place of ``weight``, whose shape alone is looked at then
         matrix: CodedMatrix | None = None,
-        numbers: Callable[[], torch.Tensor] | None = None,
+        numbers: Callable[[], torch.Tensor] | None = None,  # returns the weight that ``matrix`` stands for
     ) -> None:
         super().__init__()
         self._kernels = kernels

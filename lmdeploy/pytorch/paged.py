@@ -91,33 +91,15 @@ class AttentionCall:
 
 
 class PagedCache:
-    """The cache of this process's share of a model, on the CPU.
-
-    Parameters
-    ----------
-    shapes
-        What each layer keeps, by the layer's number.
-    quant_policy
-        Bits of an element: 8 or 4, or 0 for those of ``dtype``.
-    dtype
-        Type of the model's weights.
-    kernels
-        What computes.
-    states
-        What each recurrent layer keeps, by the layer's number; all of the same size.
-
-    Attributes
-    ----------
-    state_pages
-        How many pages hold the state of a sequence, once there is memory.
-    """
+    """The cache of this process's share of a model, on the CPU."""
 
     def __init__(
         self,
-        shapes: Mapping[int, LayerShape],
-        quant_policy: int,
-        dtype: torch.dtype,
-        kernels: Kernels,
+        shapes: Mapping[int, LayerShape],  # what each layer keeps, by the layer's number
+        quant_policy: int,  # bits of an element: 8 or 4, or 0 for those of ``dtype``
+        dtype: torch.dtype,  # type of the model's weights
+        kernels: Kernels,  # what computes
+        # What each recurrent layer keeps, by the layer's number; all of the same size
         states: Mapping[int, StateShape] = MappingProxyType({}),
     ) -> None:
         self._shapes, self._state_shapes = dict(shapes), dict(states)
@@ -126,7 +108,7 @@ class PagedCache:
         self._arena: Any = None
         self._layers: dict[int, Any] = {}
         self._states: dict[int, LayerState] = {}
-        self.state_pages = 0
+        self.state_pages = 0  # how many pages hold the state of a sequence, once there is memory
 
     def block_bytes(self, block_len: int) -> int:
         """Return how much memory a block of this many tokens takes in all layers."""
@@ -186,14 +168,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attend in the step that runs: its rows' keys and values are written to the cache first.
 
-    Parameters
-    ----------
-    layer
-        The layer's number.
-    call
-        How.
-    query, key, value
-        ``[rows, heads, size]``, rotated; the last axis is dense.
+    ``layer``: the layer's number. ``query``, ``key``, ``value``: ``[rows, heads, size]``, rotated; the
+    last axis is dense.
 
     Returns
     -------

@@ -12,23 +12,14 @@ import torch.distributed as dist
 class Ranks:
     """One of the processes that run a model: the own one.
 
-    Parameters
-    ----------
-    rank, count
-        Which of how many it is.
+    ``rank``, ``count``: which of how many it is.
     """
 
     rank: int = 0
     count: int = 1
 
     def slice_of(self, size: int, what: str) -> slice:
-        """Return this rank's part of ``size`` things.
-
-        Raises
-        ------
-        ValueError
-            If they cannot be divided.
-        """
+        """Return this rank's part of ``size`` things; raise `ValueError` if they cannot be divided."""
         if size % self.count:
             raise ValueError(f"tp={self.count} does not divide {what}, {size}")
         part = size // self.count
@@ -63,14 +54,8 @@ def backend_for(device: torch.device) -> str:
 def join(rank: int, count: int, meeting_place: str, device: torch.device) -> Ranks:
     """Meet the other ranks.
 
-    Parameters
-    ----------
-    rank, count
-        Which of how many this process is.
-    meeting_place
-        A file that all of them can reach and nobody else uses.
-    device
-        Where this rank computes.
+    ``rank``, ``count``: which of how many this process is. ``meeting_place``: a file that all of them can reach and
+    nobody else uses. ``device``: where this rank computes.
     """
     if count > 1:
         if device.type == "cuda":

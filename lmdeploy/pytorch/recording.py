@@ -62,10 +62,7 @@ class RecordingCache:
     ) -> torch.Tensor:
         """Return attention of queries over the step's own keys.
 
-        Raises
-        ------
-        ValueError
-            If a layer attends twice: the cache has room for one set of keys and values a layer.
+        Raises `ValueError` if a layer attends twice: the cache has room for one set of keys and values a layer.
         """
         if layer in self.shapes:
             raise ValueError(f"layer {layer} attends more than once a token")
@@ -90,12 +87,8 @@ def differing_module(
 ) -> str:
     """Return the name of the first module that makes something else of the same inputs in two runs; empty: none does.
 
-    Parameters
-    ----------
-    packed, alone
-        Run the model on a sequence after ``neighbour`` tokens of another one, and without them.
-    tolerance
-        Of the largest number of an output.
+    ``packed``, ``alone``: run the model on a sequence after ``neighbour`` tokens of another one, and without them.
+    ``tolerance``: of the largest number of an output.
     """
     with torch.inference_mode():
         packed_seen, alone_seen = _seen(model, packed), _seen(model, alone)
@@ -152,12 +145,8 @@ def _are_near(packed: _Tensors, alone: _Tensors, neighbour: int, tolerance: floa
 def attend_within(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Return causal attention among the tokens of one sequence, in plain PyTorch: float32 ``[tokens, heads, size]``.
 
-    Parameters
-    ----------
-    call
-        How.
-    query, key, value
-        ``[tokens, heads, size]``; a key and value head serves as many query heads as there are more of those.
+    ``query``, ``key``, ``value``: ``[tokens, heads, size]``; a key and value head serves as many query
+    heads as there are more of those.
     """
     tokens, heads, _ = query.shape
     group = heads // key.shape[1]

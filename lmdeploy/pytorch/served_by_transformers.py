@@ -36,10 +36,8 @@ def reject_unsupported(checkpoint: Path, config: Any) -> None:
 def model_class_of(config: Any) -> Any:
     """Return the class that ``transformers`` runs a configuration with.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If there is none, it is another than config.json names, or it does not take our attention.
+    Raises `UnsupportedModelError` if there is none, it is another than config.json names, or it does not take our
+    attention.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -28,8 +28,8 @@ class StepContext:
     input_ids, position_ids
         ``[1, tokens]`` int64.
     q_start_loc, q_seqlens, kv_seqlens
-        ``[spans]`` int64: for each sequence its first token, how many tokens it has, and how many tokens it has with
-        these tokens.
+        ``[spans]`` int64: for each sequence its first token, how many tokens it has, and how many tokens it has
+        with these tokens.
     block_offsets
         ``[spans, most blocks]`` int64: the blocks of the cache with the keys and values of each sequence.
     kv_caches
@@ -47,7 +47,8 @@ class StepContext:
     deeper_embeddings
         ``[count, layers, hidden]``: what these rows add to the outputs of the first layers; None: nothing.
     grid_positions
-        ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None.
+        ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else
+        None.
     host_spans
         ``kv_seqlens`` and ``block_offsets`` in the host's memory; None: not known there.
     plans
@@ -82,12 +83,8 @@ class StepContext:
     def embed(self, embedding: Any, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
         """Return the embeddings ``[1, tokens, hidden]`` of all tokens, those that the step brings among them.
 
-        Parameters
-        ----------
-        embedding
-            Embedding of tokens.
-        inputs_embeds
-            Embeddings to put those of the step into; None: of ``input_ids``.
+        ``embedding``: embedding of tokens. ``inputs_embeds``: embeddings to put those of the step into; None: of
+        ``input_ids``.
         """
         made: torch.Tensor = embedding(self.input_ids) if inputs_embeds is None else inputs_embeds
         if self.input_embeddings is not None:
@@ -107,13 +104,7 @@ class StepContextManager:
         self._current: StepContext | None = None
 
     def current_context(self) -> StepContext:
-        """Return the step that runs.
-
-        Raises
-        ------
-        RuntimeError
-            If none does.
-        """
+        """Return the step that runs; raise `RuntimeError` if none does."""
         if self._current is None:
             raise RuntimeError("no step runs: attention works only while the engine runs the model")
         return self._current

@@ -25,18 +25,10 @@ Ints = np.ndarray[Any, Any]  # of a step, as the channel has them
 
 
 class StepDevice(Protocol):
-    """A device that runs steps.
+    """A device that runs steps."""
 
-    Attributes
-    ----------
-    device
-        Where tensors are.
-    kernels
-        The engine's operators for CPUs; None: they are not for this device.
-    """
-
-    device: torch.device
-    kernels: Kernels | None
+    device: torch.device  # where tensors are
+    kernels: Kernels | None  # the engine's operators for CPUs; None: they are not for this device
 
     def cache_of(
         self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype, states: dict[int, StateShape]
@@ -109,19 +101,9 @@ class GpuSteps:
 def step_device(device: str, rank: int, ranks: int, kernels: Kernels) -> StepDevice:
     """Return the device that runs a model, or this rank of it: the GPU of the rank's number, or the CPU for all.
 
-    Parameters
-    ----------
-    device
-        ``cpu``, ``cuda``, or ``auto``: a GPU where there is one.
-    rank, ranks
-        This process among how many that run it.
-    kernels
-        The engine's operators for CPUs.
-
-    Raises
-    ------
-    ValueError
-        If it cannot run on a GPU, and that is what was asked for.
+    Raises `ValueError` if it cannot run on a GPU, and that is what was asked for. ``device``: ``cpu``, ``cuda``, or
+    ``auto``: a GPU where there is one. ``rank``, ``ranks``: this process among how many that run it. ``kernels``: the
+    engine's operators for CPUs.
     """
     if device == "cpu":
         return CpuSteps(kernels)
@@ -145,12 +127,7 @@ def step_device(device: str, rank: int, ranks: int, kernels: Kernels) -> StepDev
 def memory_for(what: str, advice: str) -> Iterator[None]:
     """Have a GPU without memory enough said in one sentence, as a ValueError.
 
-    Parameters
-    ----------
-    what
-        What the memory is for.
-    advice
-        What takes less.
+    ``what``: what the memory is for. ``advice``: what takes less.
     """
     try:
         yield

@@ -58,24 +58,14 @@ class WorkerArguments:
 
 
 class SteppingModel(Protocol):
-    """A model that runs steps.
+    """A model that runs steps."""
 
-    Attributes
-    ----------
-    dtype
-        Type of its weights.
-    shapes, windows
-        What each layer keeps of a token, and how far back it looks (0: all the way).
-    states
-        What each recurrent layer keeps of a sequence.
-    layers, adapters
-        The linear layers that adapters may add to (`lmdeploy.pytorch.adapters`), and the adapters.
-    """
-
-    dtype: torch.dtype
+    dtype: torch.dtype  # type of its weights
+    # What each layer keeps of a token, and how far back it looks (0: all the way)
     shapes: dict[int, LayerShape]
     windows: dict[int, int]
-    states: dict[int, StateShape]
+    states: dict[int, StateShape]  # what each recurrent layer keeps of a sequence
+    # The linear layers that adapters may add to (`lmdeploy.pytorch.adapters`), and the adapters
     layers: dict[str, tuple[int, int]]
     adapters: AdapterTable
 
@@ -89,22 +79,12 @@ class SteppingModel(Protocol):
 class StepRunner:
     """A model and its cache.
 
-    Parameters
-    ----------
-    args
-        How to run it.
-    channel
-        Where steps come from and go to.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be run, with the reason.
+    Raises `ValueError` if it cannot be run, with the reason. ``args``: how to run it.
     """
 
     def __init__(self, args: WorkerArguments, channel: Any) -> None:
         model_class = model_class_for(read_hf_config(args.checkpoint), args.custom_module_map)
-        self._channel = channel
+        self._channel = channel  # where steps come from and go to
         self._areas = [channel.area(index) for index in range(_AREAS)]
         self._device = step_device(args.device, args.rank, args.ranks, kernels(args.threads))
         torch.set_num_threads(args.threads)
@@ -155,10 +135,7 @@ class StepRunner:
     def prepare(self, sequences: int, sequence_blocks: int) -> None:
         """Get ready for steps over the cache that there is now; on a GPU, run some of every kind.
 
-        Parameters
-        ----------
-        sequences, sequence_blocks
-            Sequences of a step, and blocks of a sequence, at most.
+        ``sequences``, ``sequence_blocks``: sequences of a step, and blocks of a sequence, at most.
         """
         if self._captures:  # again for each cache: graphs read the one they were captured with
             self._forward = DecodingGraphs(self._model, cuda_capture(), sequence_blocks).forward

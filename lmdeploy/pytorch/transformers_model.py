@@ -50,23 +50,18 @@ _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-2, 0.1
 class TransformersModel:
     """A model of ``transformers`` that runs steps.
 
+    Raises `UnsupportedModelError` if the model does something that this engine cannot.
+
     Parameters
     ----------
     checkpoint
         A Hugging Face directory.
     dtype
         Type of the weights; ``auto``: the checkpoint's.
-    kernels
-        The engine's operators for CPUs; None: plain PyTorch, in the weights' type.
     ranks
         This process among those that run the model.
     device
         Where it runs.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the model does something that this engine cannot.
     """
 
     def __init__(
@@ -80,7 +75,7 @@ class TransformersModel:
         self.dtype: torch.dtype = model.dtype
         self._device = torch.device(device)
         self.adapters = AdapterTable(self._device)
-        self._kernels = kernels
+        self._kernels = kernels  # the engine's operators for CPUs; None: plain PyTorch, in the weights' type
         self._stretches = swap_rotaries(model)
         let_see(model, checkpoint)
         _swap_recurrent_layers(checkpoint, model, kernels)
@@ -127,15 +122,13 @@ class TransformersModel:
     def _try(self, checkpoint: Path) -> RecordingCache:
         """Run some tokens after another sequence's with our attention, and alone with the model's own.
 
+        Raises `UnsupportedModelError` if the logits differ: attention computes something else, or something keeps what
+        no cache here has.
+
         Returns
         -------
         RecordingCache
             What the layers keep.
-
-        Raises
-        ------
-        UnsupportedModelError
-            If the logits differ: attention computes something else, or something keeps what no cache here has.
         """
         vocab = self._model.config.get_text_config().vocab_size
         everything = torch.arange(_TRIED_TOKENS, device=self._device)

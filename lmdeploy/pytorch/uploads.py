@@ -12,16 +12,10 @@ _BUFFERS = 3  # steps under way, and the one that is prepared
 
 
 class Uploads:
-    """Copies arrays from memory that the GPU reads by itself; on a CPU, plain copies.
-
-    Parameters
-    ----------
-    device
-        Where they go.
-    """
+    """Copies arrays from memory that the GPU reads by itself; on a CPU, plain copies."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device = device  # where they go
         self._is_gpu = device.type == "cuda"
         self._buffers = [_Buffer() for _ in range(_BUFFERS if self._is_gpu else 0)]
         self._next = 0

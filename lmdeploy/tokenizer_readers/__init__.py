@@ -17,12 +17,8 @@ from lmdeploy.tokenizer_readers.settings import TokenizerSettings, read_object
 def read_tokenizer(directory: Path) -> Any:
     """Return the ``transformers`` tokenizer of a directory.
 
-    Raises
-    ------
-    ValueError
-        If it is code of the checkpoint that is not known here.
-    OSError
-        If files are missing. Broken ones raise what the library that reads them does.
+    Raises `ValueError` if it is code of the checkpoint that is not known here, and `OSError` if files are missing.
+    Broken ones raise what the library that reads them does.
     """
     settings = TokenizerSettings.read(directory)
     tokenizer = _described(settings) if (directory / "tokenizer.json").is_file() else _built(settings)

@@ -49,10 +49,7 @@ _GLM4_END = "<|endoftext|>"
 def glm4_read(settings: TokenizerSettings) -> Any:
     """Return the tokenizer, which puts ``[gMASK]`` and ``<sop>`` before every text.
 
-    Raises
-    ------
-    ValueError
-        If the settings do not name these tokens.
+    Raises `ValueError` if the settings do not name these tokens.
     """
     added = settings.added_tokens
     missing = {*_GLM4_PREFIX, _GLM4_END} - {token.content for token in added.values()}
@@ -67,10 +64,7 @@ def glm4_read(settings: TokenizerSettings) -> Any:
 def internlm_read(settings: TokenizerSettings) -> Any:
     """Return the tokenizer, which puts bos before every text unless the settings say otherwise.
 
-    Raises
-    ------
-    ValueError
-        If the settings name a token that neither they nor the model have.
+    Raises `ValueError` if the settings name a token that neither they nor the model have.
     """
     model = SentencePieceProcessor(model_file=str(settings.file("tokenizer.model")))
     added = settings.added_tokens

@@ -9,20 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens around a text, or around and between the texts of a pair.
+    """The special tokens around a text, or around and between the texts of a pair."""
 
-    Attributes
-    ----------
-    before, between, after
-        Token ids; a single text has none between.
-    has_types
-        Whether the second text has a token type of its own.
-    """
-
+    # Token ids; a single text has none between
     before: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    has_types: bool = False
+    has_types: bool = False  # whether the second text has a token type of its own
 
     def single(self, ids: Sequence[int], max_len: int | None = None) -> list[int]:
         """Return a text's tokens with those around it, at most `max_len` in all: the end of the text is left out."""
@@ -68,10 +61,7 @@ def read_frame(kept: Mapping[str, Any]) -> Frame:
 def frame_of(tokenizer: Any, is_pair: bool) -> Frame:
     """Return the special tokens around a text or a pair.
 
-    Parameters
-    ----------
-    tokenizer
-        One of ``transformers``, or a `lmdeploy.tokenizer_readers.resolved.ResolvedTokenizer`.
+    ``tokenizer``: one of ``transformers``, or a `lmdeploy.tokenizer_readers.resolved.ResolvedTokenizer`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # one of `transformers` in Python

@@ -48,24 +48,13 @@ _REPEATED = "\ufdd0"  # a noncharacter: after the text of a token whose text an 
 def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]:
     """Write ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, ``chat_template.jinja``.
 
-    And the same for readers without ``transformers`` (``resolved.py``).
-
-    Parameters
-    ----------
-    metadata
-        Of the file.
-    target
-        An existing folder.
+    And the same for readers without ``transformers`` (``resolved.py``). Raises `ValueError` if there is no tokenizer,
+    or one of a kind that is not read, or it contradicts itself. ``target``: an existing folder.
 
     Returns
     -------
     dict[str, Any]
         Content for ``generation_config.json``: the tokens that begin a text and end a response.
-
-    Raises
-    ------
-    ValueError
-        If there is no tokenizer, or one of a kind that is not read, or it contradicts itself.
     """
     kind = metadata.get(f"{_KEY}model")
     if kind not in {"gpt2", "llama", "gemma4", "bert", "t5"}:

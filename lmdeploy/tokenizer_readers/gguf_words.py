@@ -38,30 +38,14 @@ _O200K = "|".join([*(f"{word}{_ENDINGS}?" for word in _CASED), r"\p{N}{1,3}"]) +
 
 @dataclass(frozen=True)
 class Words:
-    """How a text becomes words.
+    """How a text becomes words."""
 
-    Attributes
-    ----------
-    pattern
-        Regular expression of the words; empty: GPT-2's.
-    before
-        What cuts the text before that.
-    after
-        What cuts the words further.
-    is_composed
-        Whether characters are composed first (Unicode NFC).
-    keeps_whole
-        A word that is a token is that token, whether or not merges lead there.
-    adds_bos
-        Whether texts begin with a bos token where metadata do not say.
-    """
-
-    pattern: str = ""
-    before: tuple[Any, ...] = ()
-    after: tuple[Any, ...] = ()
-    is_composed: bool = False
-    keeps_whole: bool = False
-    adds_bos: bool = False
+    pattern: str = ""  # regular expression of the words; empty: GPT-2's
+    before: tuple[Any, ...] = ()  # what cuts the text before that
+    after: tuple[Any, ...] = ()  # what cuts the words further
+    is_composed: bool = False  # whether characters are composed first (Unicode NFC)
+    keeps_whole: bool = False  # a word that is a token is that token, whether or not merges lead there
+    adds_bos: bool = False  # whether texts begin with a bos token where metadata do not say
 
     @property
     def pre_tokenizer(self) -> Any:

@@ -11,29 +11,15 @@ from transformers import PreTrainedTokenizer
 
 
 class PieceTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
-    """Encodes each part of a text between marks by itself, with the SentencePiece model.
-
-    Parameters
-    ----------
-    model
-        The SentencePiece model.
-    added
-        Tokens alongside its pieces, or in their place, by id.
-    marks
-        What stands for tokens where it is written in a text, and for which.
-    prefix
-        Tokens put before every text that is encoded with special tokens.
-    settings
-        Of ``transformers``: ``bos_token``, ``eos_token``, ``chat_template``.
-    """
+    """Encodes each part of a text between marks by itself, with the SentencePiece model."""
 
     def __init__(
         self,
-        model: SentencePieceProcessor,
-        added: Mapping[int, AddedToken],
-        marks: Mapping[str, Sequence[int]],
-        prefix: Sequence[int],
-        **settings: Any,
+        model: SentencePieceProcessor,  # the SentencePiece model
+        added: Mapping[int, AddedToken],  # tokens alongside its pieces, or in their place, by id
+        marks: Mapping[str, Sequence[int]],  # what stands for tokens where it is written in a text, and for which
+        prefix: Sequence[int],  # tokens put before every text that is encoded with special tokens
+        **settings: Any,  # of ``transformers``: ``bos_token``, ``eos_token``, ``chat_template``
     ) -> None:
         self.sp_model = model
         self._added = dict(added)

@@ -35,10 +35,7 @@ KIMI_WORDS = "|".join(
 def read_ranks(path: Path) -> Ranks:
     """Return the rank of each token, by its bytes.
 
-    Raises
-    ------
-    ValueError
-        If a line is anything else than ``base64 rank``; names it.
+    Raises `ValueError` if a line is anything else than ``base64 rank``; names it.
     """
     ranks: Ranks = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -57,14 +54,9 @@ def read_ranks(path: Path) -> Ranks:
 def byte_pair_encoding(ranks: Ranks, pattern: str, added: Mapping[int, AddedToken]) -> Tokenizer:
     """Return the tokenizer that joins bytes by rank.
 
-    Parameters
-    ----------
-    ranks
-        Of every token but the added ones; all 256 bytes are among them.
-    pattern
-        Regular expression of the words, which are encoded each by itself.
-    added
-        Further tokens by id. Where one is written in a text it is that token.
+    ``ranks``: of every token but the added ones; all 256 bytes are among them. ``pattern``: regular expression of the
+    words, which are encoded each by itself. ``added``: further tokens by id. Where one is written in a text it is that
+    token.
     """
     char_of = {byte: char for char, byte in byte_level_alphabet().items()}
     text_of = {token: "".join(char_of[byte] for byte in token) for token in ranks}

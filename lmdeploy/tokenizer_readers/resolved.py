@@ -22,40 +22,24 @@ _METHODS = ("__call__", "encode", "decode", "_encode_plus", "_decode", "convert_
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """Settings of a tokenizer beside its algorithm; named as in ``transformers``.
+    """Settings of a tokenizer beside its algorithm; named as in ``transformers``."""
 
-    Attributes
-    ----------
-    bos_token_id, eos_token_id
-        Token ids, or None.
-    all_special_ids
-        The tokens that have a role.
-    special_tokens_map
-        Role to text, such as ``{"bos_token": "<s>"}``.
-    chat_template
-        A Jinja template, several by name, or None.
-    """
-
+    # Token ids, or None
     bos_token_id: int | None
     eos_token_id: int | None
-    all_special_ids: list[int]
-    special_tokens_map: dict[str, str]
-    chat_template: str | dict[str, str] | None
+    all_special_ids: list[int]  # the tokens that have a role
+    special_tokens_map: dict[str, str]  # role to text, such as ``{"bos_token": "<s>"}``
+    chat_template: str | dict[str, str] | None  # a Jinja template, several by name, or None
 
 
 class ResolvedTokenizer:
     """A tokenizer with the methods of ``transformers`` that we use.
 
-    Parameters
-    ----------
-    backend_tokenizer
-        Reads text.
-    settings
-        The rest.
+    ``settings``: the rest.
     """
 
     def __init__(self, backend_tokenizer: Tokenizer, settings: ResolvedSettings) -> None:
-        self.backend_tokenizer = backend_tokenizer
+        self.backend_tokenizer = backend_tokenizer  # reads text
         self.bos_token_id = settings.bos_token_id
         self.eos_token_id = settings.eos_token_id
         self.all_special_ids = settings.all_special_ids

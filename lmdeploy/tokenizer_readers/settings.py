@@ -12,18 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """The settings of the tokenizer in a directory.
+    """The settings of the tokenizer in a directory."""
 
-    Attributes
-    ----------
-    directory
-        Where its files are.
-    content
-        ``tokenizer_config.json``; empty if there is none.
-    """
-
-    directory: Path
-    content: dict[str, Any]
+    directory: Path  # where its files are
+    content: dict[str, Any]  # ``tokenizer_config.json``; empty if there is none
 
     @classmethod
     def read(cls, directory: Path) -> "Self":
@@ -99,13 +91,7 @@ class TokenizerSettings:
         return str(named["content"] if isinstance(named, dict) else named)
 
     def file(self, name: str) -> Path:
-        """Return the path of a file of the tokenizer.
-
-        Raises
-        ------
-        FileNotFoundError
-            If it is not there.
-        """
+        """Return the path of a file of the tokenizer; raise `FileNotFoundError` if it is not there."""
         path = self.directory / name
         if not path.is_file():
             raise FileNotFoundError(f"{name} is missing: {self.custom_class or self.class_name} is read from it")

@@ -75,12 +75,8 @@ class Description:
 def describe(model_dir: Path, model_name: str) -> Description:
     """Return spec and manifest of a Hugging Face directory.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If the engine cannot run this model.
-    CheckpointError
-        If the checkpoint is missing, truncated, half-written or contradicts itself; lists everything wrong.
+    Raises `UnsupportedModelError` if the engine cannot run this model, and `CheckpointError` if the checkpoint is
+    missing, truncated, half-written or contradicts itself; lists everything wrong.
     """
     raw = read_config(model_dir)
     reject_unsupported(raw)
@@ -138,13 +134,7 @@ def _is_apart(name: str) -> bool:
 
 
 def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
-    """Return a JSON object file of a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is missing or no JSON object.
-    """
+    """Return a JSON object file of a checkpoint; raise `CheckpointError` if the file is missing or no JSON object."""
     try:
         config = json.loads((model_dir / name).read_text(encoding="utf-8"), object_hook=_number_of)
     except FileNotFoundError as error:

@@ -39,12 +39,8 @@ def copy_modules(model_dir: Path, target: Path) -> None:
 def move_in(model_dir: Path, target: Path) -> None:
     """Copy a checkpoint into its engine directory, which then can be moved to another machine.
 
-    Parameters
-    ----------
-    model_dir
-        The checkpoint that ``target`` was written for.
-    target
-        The engine directory. Its manifest must read no other file than those of ``model_dir``.
+    ``model_dir``: the checkpoint that ``target`` was written for. ``target``: the engine directory. Its manifest must
+    read no other file than those of ``model_dir``.
     """
     copy = target / _COPY
     copy.mkdir()

@@ -17,46 +17,30 @@ from lmdeploy.turbomind.rewritten import readable_checkpoint
 
 
 def convert(
+    # A Hugging Face directory, or the name of a Hugging Face repository. The weights stay there, unless ``copy``
     model_path: str,
+    # Folder to write. One written by an earlier conversion is replaced; any other must be empty or missing
     dst_path: str | Path = "workspace",
     *,
-    model_name: str | None = None,
+    model_name: str | None = None,  # name shown to clients; default: the directory's name
+    # As ``chat_template_for`` takes it; a JSON file's content is stored. Default: chosen for the model
     chat_template: str | None = None,
+    # As in ``TurbomindEngineConfig``
     dtype: str = "auto",
     model_format: str | None = None,
     tp: int = 1,
-    copy: bool = False,
+    copy: bool = False,  # copy the weights into ``dst_path``, which then serves on any machine it is moved to
 ) -> Path:
     """Write a model repository for a checkpoint; it appears complete or not at all.
 
-    Parameters
-    ----------
-    model_path
-        A Hugging Face directory, or the name of a Hugging Face repository. The weights stay there, unless ``copy``.
-    dst_path
-        Folder to write. One written by an earlier conversion is replaced; any other must be empty or missing.
-    model_name
-        Name shown to clients; default: the directory's name.
-    chat_template
-        As ``chat_template_for`` takes it; a JSON file's content is stored. Default: chosen for the model.
-    dtype, model_format, tp
-        As in ``TurbomindEngineConfig``.
-    copy
-        Copy the weights into ``dst_path``, which then serves on any machine it is moved to.
+    Raises `UnsupportedModelError` or `CheckpointError` as ``lmdeploy.turbomind.engine_dir.resolve``, `ValueError` if
+    the chat template is unknown or malformed, or ``model_format`` is not the checkpoint's, and `FileExistsError` if
+    ``dst_path`` holds something else.
 
     Returns
     -------
     Path
         The absolute ``dst_path``.
-
-    Raises
-    ------
-    UnsupportedModelError, CheckpointError
-        As ``lmdeploy.turbomind.engine_dir.resolve``.
-    ValueError
-        If the chat template is unknown or malformed, or ``model_format`` is not the checkpoint's.
-    FileExistsError
-        If ``dst_path`` holds something else.
     """
     source = locate_model(model_path)
     if (source / "spec.json").is_file() or is_workspace(source):

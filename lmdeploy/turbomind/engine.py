@@ -125,25 +125,15 @@ def _ignore(output: EngineOutput) -> None:
 class Engine:
     """A loaded model. Safe to use from any thread.
 
-    Parameters
-    ----------
-    model_path
-        As in :func:`lmdeploy.turbomind.engine_dir.resolve`.
-    config
-        Engine settings, as a config or as a dict.
-    backend
-        ``turbomind``, ``pytorch``, ``auto`` (the one that supports the model), or None: by the config, or ``auto``.
-
-    Raises
-    ------
-    ValueError
-        If the checkpoint is invalid or unsupported (``CheckpointError``, ``UnsupportedModelError``), or a setting is.
+    Raises `ValueError` if the checkpoint is invalid or unsupported (``CheckpointError``, ``UnsupportedModelError``), or
+    a setting is.
     """
 
     def __init__(
         self,
-        model_path: str,
-        config: EngineConfig | Mapping[str, Any] | None = None,
+        model_path: str,  # as in :func:`lmdeploy.turbomind.engine_dir.resolve`
+        config: EngineConfig | Mapping[str, Any] | None = None,  # engine settings, as a config or as a dict
+        # ``turbomind``, ``pytorch``, ``auto`` (the one that supports the model), or None: by the config, or ``auto``
         backend: str | None = None,
     ) -> None:
         settings = {**settings_of(config), **_OFFLINE_SETTINGS}
@@ -178,43 +168,19 @@ class Engine:
 
     def submit(
         self,
-        input_ids: Sequence[int],
-        gen_config: GenerationConfig,
-        on_output: OutputCallback,
+        input_ids: Sequence[int],  # tokens of the prompt, fewer than ``session_len``
+        gen_config: GenerationConfig,  # generation config
+        on_output: OutputCallback,  # called on the engine's delivery thread with every output in order; must not block
         *,
-        stop_words: Sequence[str] = (),
-        stream: bool = True,
-        session: SessionOptions | None = None,
-        images: Sequence[ImageRows] = (),
-        adapter_name: str | None = None,
+        stop_words: Sequence[str] = (),  # strings that end the response, in addition to those of ``gen_config``
+        stream: bool = True,  # False: a single output per response
+        session: SessionOptions | None = None,  # the session of the request; None: none
+        images: Sequence[ImageRows] = (),  # image embeddings that replace those of placeholder tokens, in order
+        adapter_name: str | None = None,  # name of the LoRA adapter; None: the base model
     ) -> int:
         """Start a request and return its number.
 
-        Parameters
-        ----------
-        input_ids
-            Tokens of the prompt, fewer than ``session_len``.
-        gen_config
-            Generation config.
-        on_output
-            Called on the engine's delivery thread with every output in order; must not block.
-        stop_words
-            Strings that end the response, in addition to those of ``gen_config``.
-        stream
-            False: a single output per response.
-        session
-            The session of the request; None: none.
-        images
-            Image embeddings that replace those of placeholder tokens, in order.
-        adapter_name
-            Name of the LoRA adapter; None: the base model.
-
-        Raises
-        ------
-        ValueError
-            If the request is invalid.
-        EngineUnavailable
-            If the engine is closed or has failed.
+        Raises `ValueError` if the request is invalid, and `EngineUnavailable` if the engine is closed or has failed.
         """
         given = {field.name: getattr(gen_config, field.name) for field in _PARAMS}
         params = {
@@ -237,27 +203,17 @@ class Engine:
 
     def embed(
         self,
-        input_ids: Sequence[int],
+        input_ids: Sequence[int],  # at most ``session_len`` tokens
         on_output: OutputCallback,
+        # Index of the first token of the second text of a pair; None: a single text
         second_text_begin: int | None = None,
         *,
+        # As for `submit`
         images: Sequence[ImageRows] = (),
         adapter_name: str | None = None,
-        of_tokens: bool = False,
+        of_tokens: bool = False,  # for encoders: ``embedding`` is the hidden state of each token
     ) -> int:
-        """Start embedding a text: a single output, with ``embedding``.
-
-        Parameters
-        ----------
-        input_ids
-            At most ``session_len`` tokens.
-        second_text_begin
-            Index of the first token of the second text of a pair; None: a single text.
-        images, adapter_name
-            As for `submit`.
-        of_tokens
-            For encoders: ``embedding`` is the hidden state of each token.
-        """
+        """Start embedding a text: a single output, with ``embedding``."""
         params: dict[str, Any] = {"max_new_tokens": 0, "output_embedding": True, "stream": False}
         if of_tokens:
             params["output_token_embeddings"] = True
@@ -278,29 +234,16 @@ class Engine:
     def load_adapter(self, name: str, path: str) -> None:
         """Register a LoRA adapter; its weights are loaded when a request first uses it.
 
-        Parameters
-        ----------
-        name
-            Name that requests use.
-        path
-            A directory as PEFT saves it, or the name of a Hugging Face repository.
-
-        Raises
-        ------
-        ValueError
-            If the name is taken, or the adapter does not match the model.
-        OSError
-            If it cannot be read.
+        Raises `ValueError` if the name is taken, or the adapter does not match the model, and `OSError` if it cannot be
+        read. ``name``: name that requests use. ``path``: a directory as PEFT saves it, or the name of a Hugging Face
+        repository.
         """
         self._engine.load_adapter(name, str(locate_model(path)))
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter: later requests are refused, running ones finish.
 
-        Raises
-        ------
-        ValueError
-            If there is none of that name.
+        Raises `ValueError` if there is none of that name.
         """
         if name not in self.adapters():
             raise ValueError(f"there is no adapter {name}")

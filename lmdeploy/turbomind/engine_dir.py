@@ -70,33 +70,21 @@ class EngineDir:
 
 
 def resolve(
+    # A Hugging Face directory, an engine directory, a workspace of ``lmdeploy convert``, the name of a Hugging Face
+    # repository, or ``""`` for the default model
     model_path: str | Path,
+    # Version and cache folder, for a Hugging Face repository only
     revision: str | None = None,
     download_dir: str | None = None,
+    # The engine that is to run it: ``turbomind``; ``pytorch``, or TurboMind if only that can; None: TurboMind if it
+    # can, else PyTorch
     backend: str | None = None,
-    custom_module_map: str = "",
+    custom_module_map: str = "",  # classes that run models in the PyTorch engine, as settings have them
 ) -> EngineDir:
     """Return the engine directory of a model, writing it into the cache when it is not there.
 
-    Parameters
-    ----------
-    model_path
-        A Hugging Face directory, an engine directory, a workspace of ``lmdeploy convert``, the name of a Hugging Face
-        repository, or ``""`` for the default model.
-    revision, download_dir
-        Version and cache folder, for a Hugging Face repository only.
-    backend
-        The engine that is to run it: ``turbomind``; ``pytorch``, or TurboMind if only that can; None: TurboMind if it
-        can, else PyTorch.
-    custom_module_map
-        Classes that run models in the PyTorch engine, as settings have them.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the engine cannot run this model.
-    CheckpointError
-        If there is no such model, or it is missing files, truncated, half-written or contradicts itself.
+    Raises `UnsupportedModelError` if the engine cannot run this model, and `CheckpointError` if there is no such model,
+    or it is missing files, truncated, half-written or contradicts itself.
     """
     directory = locate_model(str(model_path), revision, download_dir)
     reject_outside_links(directory)
@@ -131,10 +119,7 @@ def write_engine_dir(
 ) -> EngineDir:
     """Write the engine directory of a checkpoint into the empty or missing folder ``target``.
 
-    Raises
-    ------
-    UnsupportedModelError, CheckpointError
-        As :func:`resolve`.
+    Raises `UnsupportedModelError` or `CheckpointError` as :func:`resolve`.
     """
     from lmdeploy.model import choose_templates
     from lmdeploy.tokenizer import Tokenizer

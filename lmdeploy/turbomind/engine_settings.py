@@ -22,21 +22,9 @@ _BACKENDS: dict[str, type[EngineConfig]] = {
 def engine_config_for(config: EngineConfig | None, backend: str | None, keywords: Mapping[str, Any]) -> EngineConfig:
     """Return the engine settings of a call.
 
-    Parameters
-    ----------
-    config
-        The call's ``backend_config``.
-    backend
-        ``turbomind``, ``pytorch``, or None: as the config says.
-    keywords
-        Fields of the configuration by name.
-
-    Raises
-    ------
-    ValueError
-        If the parts contradict each other, or a value is out of range or not supported.
-    TypeError
-        If there is no such field.
+    Raises `ValueError` if the parts contradict each other, or a value is out of range or not supported, and `TypeError`
+    if there is no such field. ``config``: the call's ``backend_config``. ``backend``: ``turbomind``, ``pytorch``, or
+    None: as the config says. ``keywords``: fields of the configuration by name.
     """
     if config is not None and not isinstance(config, tuple(_BACKENDS.values())):
         names = " or ".join(kind.__name__ for kind in _BACKENDS.values())
@@ -69,10 +57,7 @@ def backend_of(config: object) -> str | None:
 def settings_of(config: EngineConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return settings as the C++ engine takes them, by name.
 
-    Raises
-    ------
-    ValueError
-        If one is out of range or not supported.
+    Raises `ValueError` if one is out of range or not supported.
     """
     if config is None:
         return {}

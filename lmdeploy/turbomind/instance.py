@@ -17,21 +17,12 @@ if TYPE_CHECKING:
 class TurboMind:
     """A loaded model without tokenizer and chat template. Safe to use from many threads.
 
-    Parameters
-    ----------
-    model_path
-        A Hugging Face directory or the name of a repository, or a workspace of ``lmdeploy convert``.
-    engine_config
-        Engine settings; default: ``TurbomindEngineConfig()``.
-
-    Raises
-    ------
-    ValueError
-        If the checkpoint cannot be used or a setting is bad.
+    Raises `ValueError` if the checkpoint cannot be used or a setting is bad. ``model_path``: a Hugging Face directory
+    or the name of a repository, or a workspace of ``lmdeploy convert``.
     """
 
     def __init__(self, model_path: str, engine_config: TurbomindEngineConfig | Mapping[str, Any] | None = None) -> None:
-        config = engine_config or TurbomindEngineConfig()
+        config = engine_config or TurbomindEngineConfig()  # engine settings; default: ``TurbomindEngineConfig()``
         settings = settings_of(config)
         path = locate_model(model_path, settings.get("revision"), settings.get("download_dir"))
         self.engine = Engine(str(path), config, "turbomind")
@@ -62,38 +53,23 @@ class TurboMindInstance:
 
     def stream_infer(
         self,
-        session_id: int,
-        input_ids: Sequence[int],
-        gen_config: GenerationConfig | None = None,
+        session_id: int,  # the caller's number of the conversation, >= 0
+        input_ids: Sequence[int],  # the tokens of this turn alone
+        gen_config: GenerationConfig | None = None,  # how to generate; default: ``GenerationConfig()``
+        # Whether the session begins with this request, and ends with it
         sequence_start: bool = True,
         sequence_end: bool = False,
-        step: int = 0,
+        step: int = 0,  # keep only this many of the session's tokens first; 0: all
         stream_output: bool = False,
     ) -> Iterator[EngineOutput]:
         """Yield what a request has generated so far: after each step if ``stream_output``, else once.
 
-        Parameters
-        ----------
-        session_id
-            The caller's number of the conversation, >= 0.
-        input_ids
-            The tokens of this turn alone.
-        gen_config
-            How to generate; default: ``GenerationConfig()``.
-        sequence_start, sequence_end
-            Whether the session begins with this request, and ends with it.
-        step
-            Keep only this many of the session's tokens first; 0: all.
+        Raises `ValueError` if a setting is bad.
 
         Yields
         ------
         EngineOutput
             A request that fails yields one with the status that says why. Leaving early cancels the request.
-
-        Raises
-        ------
-        ValueError
-            If a setting is bad.
         """
         options = SessionOptions(session_id, sequence_start, sequence_end, step or -1)
         ids = list(input_ids)

@@ -116,30 +116,17 @@ class Constant:
 
 @dataclass(frozen=True)
 class Quantized:
-    """The matrix that a checkpoint stores as codes (``lmdeploy.turbomind.quantized``).
+    """The matrix that a checkpoint stores as codes (``lmdeploy.turbomind.quantized``)."""
 
-    Attributes
-    ----------
-    layout, bits, group, zeros_less_one
-        How the codes are packed; ``group`` inputs share a scale.
-    shape
-        ``[out_features, in_features]``.
-    args
-        The tensors: codes, zero points, scales and, if stored, each input's group.
-    problems
-        What is wrong with these numbers, a sentence each.
-    stored_bits
-        Of a code in the files, where these are less.
-    """
-
+    # How the codes are packed; ``group`` inputs share a scale
     layout: str
     bits: int
     group: int
     zeros_less_one: bool
-    shape: tuple[int, ...]
-    args: tuple[Load, ...]
-    problems: tuple[str, ...] = ()
-    stored_bits: int = 0
+    shape: tuple[int, ...]  # ``[out_features, in_features]``
+    args: tuple[Load, ...]  # the tensors: codes, zero points, scales and, if stored, each input's group
+    problems: tuple[str, ...] = ()  # what is wrong with these numbers, a sentence each
+    stored_bits: int = 0  # of a code in the files, where these are less
 
 
 @dataclass(frozen=True)
@@ -157,21 +144,11 @@ class Mxfp4:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A matrix of one byte a code, times scales (``lmdeploy.turbomind.scaled``).
+    """A matrix of one byte a code, times scales (``lmdeploy.turbomind.scaled``)."""
 
-    Attributes
-    ----------
-    block
-        Neighbouring outputs and inputs that share a scale.
-    args
-        Codes ``[out_features, in_features]`` and scales.
-    divisor
-        What scales are divided by.
-    """
-
-    block: tuple[int, int]
-    args: tuple["Expression", "Expression"]
-    divisor: float = 1.0
+    block: tuple[int, int]  # neighbouring outputs and inputs that share a scale
+    args: tuple["Expression", "Expression"]  # codes ``[out_features, in_features]`` and scales
+    divisor: float = 1.0  # what scales are divided by
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -181,78 +158,42 @@ class Scaled:
 
 @dataclass(frozen=True)
 class RowCodes:
-    """The matrix that a checkpoint stores as codes, output by output (``lmdeploy.turbomind.row_codes``).
+    """The matrix that a checkpoint stores as codes, output by output (``lmdeploy.turbomind.row_codes``)."""
 
-    Attributes
-    ----------
-    layout, bits, group
-        How the codes are laid out, what kernels get of them, and how many inputs share a scale.
-    more
-        What ``args`` has after codes and scales: ``zeros``, ``groups`` (of inputs), ``factor`` or ``divisor``.
-    shape
-        ``[out_features, in_features]``.
-    args
-        The tensors.
-    problems
-        What is wrong with these numbers, a sentence each.
-    """
-
+    # How the codes are laid out, what kernels get of them, and how many inputs share a scale
     layout: str
     bits: int
     group: int
+    # What ``args`` has after codes and scales: ``zeros``, ``groups`` (of inputs), ``factor`` or ``divisor``
     more: tuple[str, ...]
-    shape: tuple[int, ...]
-    args: tuple[Load, ...]
-    problems: tuple[str, ...] = ()
+    shape: tuple[int, ...]  # ``[out_features, in_features]``
+    args: tuple[Load, ...]  # the tensors
+    problems: tuple[str, ...] = ()  # what is wrong with these numbers, a sentence each
 
 
 @dataclass(frozen=True)
 class Table:
-    """The matrix that a checkpoint stores as entries of a table times scales (``lmdeploy.turbomind.row_codes.blocks``).
+    """A matrix stored as entries of a table times scales (``lmdeploy.turbomind.row_codes.blocks``)."""
 
-    Attributes
-    ----------
-    block, outer_block
-        Neighbouring numbers that share a scale, and neighbouring scales that share one; 0: scales are numbers.
-    offset
-        Added to each scale that is quantized.
-    shape
-        ``[out_features, in_features]``.
-    args
-        The tensors: codes, table, scales and, of quantized scales, their table and scales.
-    problems
-        What is wrong with these numbers, a sentence each.
-    """
-
+    # Neighbouring numbers that share a scale, and neighbouring scales that share one; 0: scales are numbers
     block: int
     outer_block: int
-    offset: float
-    shape: tuple[int, ...]
-    args: tuple[Load, ...]
-    problems: tuple[str, ...] = ()
+    offset: float  # added to each scale that is quantized
+    shape: tuple[int, ...]  # ``[out_features, in_features]``
+    args: tuple[Load, ...]  # the tensors: codes, table, scales and, of quantized scales, their table and scales
+    problems: tuple[str, ...] = ()  # what is wrong with these numbers, a sentence each
 
 
 @dataclass(frozen=True)
 class Affine:
-    """The matrix that a checkpoint stores as codes, scales and biases of ``group`` inputs, as MLX does.
+    """The matrix that a checkpoint stores as codes, scales and biases of ``group`` inputs, as MLX does."""
 
-    Attributes
-    ----------
-    bits, group
-        Of a code, and how many inputs share a scale and a bias.
-    shape
-        ``[out_features, in_features]``.
-    args
-        The tensors: codes, scales, biases.
-    problems
-        What is wrong with these numbers, a sentence each.
-    """
-
+    # Of a code, and how many inputs share a scale and a bias
     bits: int
     group: int
-    shape: tuple[int, ...]
-    args: tuple[Load, ...]
-    problems: tuple[str, ...] = ()
+    shape: tuple[int, ...]  # ``[out_features, in_features]``
+    args: tuple[Load, ...]  # the tensors: codes, scales, biases
+    problems: tuple[str, ...] = ()  # what is wrong with these numbers, a sentence each
 
 
 Coded = Quantized | RowCodes | Table | Affine
@@ -406,12 +347,7 @@ def _operation(
 def find_problems(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> list[str]:
     """Return everything that keeps the engine tensors from being loaded: one sentence a problem.
 
-    Parameters
-    ----------
-    tensors
-        Expression of each engine tensor.
-    index
-        What the checkpoint holds. Its own problems come first.
+    ``tensors``: expression of each engine tensor. ``index``: what the checkpoint holds. Its own problems come first.
     """
     problems = list(index.problems)
     parts = [part for expression in tensors.values() for part in walk(expression)]

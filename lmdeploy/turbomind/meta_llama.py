@@ -46,10 +46,7 @@ def is_meta_llama(model_dir: Path) -> bool:
 def rewrite(model_dir: Path, target: Path) -> None:
     """Write the same model in the Hugging Face layout.
 
-    Raises
-    ------
-    CheckpointError
-        If files are missing, broken, or do not fit each other.
+    Raises `CheckpointError` if files are missing, broken, or do not fit each other.
     """
     params = _params(model_dir)
     shards = _shards(model_dir)

@@ -32,10 +32,7 @@ def is_pickled(model_dir: Path) -> bool:
 def rewrite(model_dir: Path, target: Path) -> None:
     """Write the same checkpoint with safetensors files.
 
-    Raises
-    ------
-    CheckpointError
-        If files are missing, broken, or hold anything but tensors.
+    Raises `CheckpointError` if files are missing, broken, or hold anything but tensors.
     """
     weight_map = _weight_map(model_dir)
     others = [_WHOLE] if (model_dir / _WHOLE).is_file() else (file.name for file in model_dir.glob(_PATTERN))
@@ -67,10 +64,7 @@ def rewrite(model_dir: Path, target: Path) -> None:
 def read_tensors(path: Path) -> "dict[str, Tensor]":
     """Return the tensors of one file by name; nothing in it is executed.
 
-    Raises
-    ------
-    CheckpointError
-        If it is broken, or holds anything else.
+    Raises `CheckpointError` if it is broken, or holds anything else.
     """
     import torch
 

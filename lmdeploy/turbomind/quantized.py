@@ -75,33 +75,18 @@ _SUPPORTED = "supported: " + ", ".join(
 
 @dataclass(frozen=True)
 class Quantization:
-    """Quantization of a checkpoint in config.json.
+    """Quantization of a checkpoint in config.json."""
 
-    Attributes
-    ----------
-    method
-        How they are packed.
-    bits
-        Of a code.
-    group_size
-        Neighbouring inputs that share a scale; -1: all of a row.
-    zeros_less_one
-        Zero points are stored less one, as the first format of GPTQ has them.
-    """
-
-    method: Literal["awq", "gptq"]
-    bits: int
-    group_size: int
-    zeros_less_one: bool
+    method: Literal["awq", "gptq"]  # how they are packed
+    bits: int  # of a code
+    group_size: int  # neighbouring inputs that share a scale; -1: all of a row
+    zeros_less_one: bool  # zero points are stored less one, as the first format of GPTQ has them
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Self | None":
         """Return the quantization in ``quantization_config`` of config.json; None if it is not AWQ or GPTQ.
 
-        Raises
-        ------
-        UnsupportedModelError
-            For a method, or a variant of one, that the engine cannot read.
+        Raises `UnsupportedModelError` for a method, or a variant of one, that the engine cannot read.
         """
         given = config.get("quantization_config")
         if not given:
@@ -144,12 +129,7 @@ def settings_and_file(
 ) -> tuple[dict[str, Any] | None, str]:
     """Return the quantization settings of a checkpoint, see `quantization_settings`, and the file that has them.
 
-    Parameters
-    ----------
-    model_dir, config
-        The checkpoint, and its config.json.
-    read
-        Reads another JSON file of it.
+    ``model_dir``, ``config``: the checkpoint, and its config.json. ``read``: reads another JSON file of it.
     """
     texts = [config, *(config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict))]
     keys = ("quantization_config", "compression_config", "quantization")
@@ -214,12 +194,8 @@ def _gptq_variant(given: Mapping[str, Any]) -> str:
 def weight_format(config: Mapping[str, Any]) -> str:
     """Return the weight format of config.json: ``hf``, ``awq``, ``gptq`` or a method of 8-bit weights with scales.
 
-    ``meta_llama`` is what the copy in the cache of a checkpoint in Meta's layout says of itself.
-
-    Raises
-    ------
-    UnsupportedModelError
-        As :meth:`Quantization.from_config` and :meth:`ScaledWeights.from_config`.
+    ``meta_llama`` is what the copy in the cache of a checkpoint in Meta's layout says of itself. Raises
+    `UnsupportedModelError` as :meth:`Quantization.from_config` and :meth:`ScaledWeights.from_config`.
     """
     found = Quantization.from_config(config) or ScaledWeights.from_config(config)
     return config.get("model_format", "hf") if found is None else found.method
@@ -228,10 +204,7 @@ def weight_format(config: Mapping[str, Any]) -> str:
 def weight_format_of_workers(config: Mapping[str, Any]) -> str:
     """Return :func:`weight_format` of config.json for the PyTorch engine.
 
-    Raises
-    ------
-    UnsupportedModelError
-        As that, and for codes that only TurboMind reads.
+    Raises `UnsupportedModelError` as that, and for codes that only TurboMind reads.
     """
     stored, found = weight_format(config), Quantization.from_config(config)
     given = config.get("quantization_config") or {}

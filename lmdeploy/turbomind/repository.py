@@ -19,10 +19,7 @@ MODELS = ("ensemble", "ensemble_vision", "preprocessing", "vision", "turbomind",
 def template_dir() -> Path:
     """Return the model repository of this checkout, or the one installed with the package.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is neither.
+    Raises `FileNotFoundError` if there is neither.
     """
     package = Path(lmdeploy.__file__).resolve().parent
     candidates = (package / "model_repository", package.parent / "model_repository")
@@ -35,14 +32,9 @@ def template_dir() -> Path:
 def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]], suffix: str = "") -> None:
     """Copy the model repository to ``target`` with parameters of some models set.
 
-    Parameters
-    ----------
-    target
-        An empty or missing folder.
-    parameters
-        Model name to parameter name to value. The parameter must be in that model's config.pbtxt.
-    suffix
-        Put after the name of each model, so that a repository can hold several copies.
+    ``target``: an empty or missing folder. ``parameters``: model name to parameter name to value. The parameter must be
+    in that model's config.pbtxt. ``suffix``: put after the name of each model, so that a repository can hold several
+    copies.
     """
     source = template_dir()
     for name in MODELS:
@@ -64,30 +56,17 @@ def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]], suffi
 
 @dataclass(frozen=True)
 class StoredParameters:
-    """Parameters that ``lmdeploy convert`` wrote into a workspace's config files; empty where nothing was.
+    """Parameters that ``lmdeploy convert`` wrote into a workspace's config files; empty where nothing was."""
 
-    Attributes
-    ----------
-    model_name
-        Shown to clients.
-    chat_template
-        A name, or JSON text.
-    engine_config
-        Fields of ``TurbomindEngineConfig``.
-    """
-
-    model_name: str = ""
-    chat_template: str = ""
-    engine_config: Mapping[str, Any] = field(default_factory=dict)
+    model_name: str = ""  # shown to clients
+    chat_template: str = ""  # a name, or JSON text
+    engine_config: Mapping[str, Any] = field(default_factory=dict)  # fields of ``TurbomindEngineConfig``
 
 
 def stored_parameters(directory: Path) -> StoredParameters:
     """Return the stored parameters of a workspace; empty ones for any other directory.
 
-    Raises
-    ------
-    ValueError
-        If its ``engine_config`` is no JSON object.
+    Raises `ValueError` if its ``engine_config`` is no JSON object.
     """
     if not is_workspace(directory):
         return StoredParameters()
@@ -118,10 +97,7 @@ def get_parameter(config: str, key: str) -> str:
 def set_parameter(config: str, key: str, value: str) -> str:
     """Return the text of a config.pbtxt with the value of one of its parameters replaced.
 
-    Raises
-    ------
-    KeyError
-        If there is no such parameter.
+    Raises `KeyError` if there is no such parameter.
     """
     # JSON's escapes are protobuf text format's too, as long as no \u is among them.
     quoted = json.dumps(value, ensure_ascii=False)

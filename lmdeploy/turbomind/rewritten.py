@@ -15,10 +15,8 @@ _FORMAT = 3  # of what is written; a change writes it again
 def readable_checkpoint(model_dir: Path) -> Path:
     """Return a directory with the checkpoint as safetensors: itself, or its copy in the cache.
 
-    Raises
-    ------
-    CheckpointError
-        If it has to be rewritten and cannot be: files are missing, broken, or hold anything but tensors.
+    Raises `CheckpointError` if it has to be rewritten and cannot be: files are missing, broken, or hold anything but
+    tensors.
     """
     if weight_files(model_dir) or (model_dir / INDEX_NAME).is_file():
         return model_dir

@@ -46,23 +46,12 @@ class TensorInfo:
 
 @dataclass
 class SafetensorsIndex:
-    """The tensors of a checkpoint and everything found wrong with its files.
+    """The tensors of a checkpoint and everything found wrong with its files."""
 
-    Attributes
-    ----------
-    files
-        The safetensors files, existing or not.
-    tensors
-        Every tensor whose header could be read.
-    problems
-        One sentence each; empty for a whole checkpoint.
-    has_unread_files
-        True if some header could not be read, so that ``tensors`` may lack what the checkpoint once had.
-    """
-
-    files: list[Path]
-    tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    files: list[Path]  # the safetensors files, existing or not
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)  # every tensor whose header could be read
+    problems: list[str] = field(default_factory=list)  # one sentence each; empty for a whole checkpoint
+    # True if some header could not be read, so that ``tensors`` may lack what the checkpoint once had
     has_unread_files: bool = False
 
     def are_equal(self, first: str, second: str) -> bool:

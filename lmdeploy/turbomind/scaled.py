@@ -55,27 +55,17 @@ _SMOOTH_QUANT_TYPES = ("int8", "float8_e4m3fn", "fp8")
 
 @dataclass(frozen=True)
 class ScaledWeights:
-    """Quantization with scales of a checkpoint in config.json.
+    """Quantization with scales of a checkpoint in config.json."""
 
-    Attributes
-    ----------
-    method
-        As config.json names it, one of :data:`METHODS`.
-    block
-        Outputs and inputs that share a scale; None: there is one for each output or one for all.
-    """
-
-    method: str
+    method: str  # as config.json names it, one of :data:`METHODS`
+    # Outputs and inputs that share a scale; None: there is one for each output or one for all
     block: tuple[int, int] | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Self | None":
         """Return the method in ``quantization_config`` of config.json; None if it is none of :data:`METHODS`.
 
-        Raises
-        ------
-        UnsupportedModelError
-            For a variant that the engine cannot read.
+        Raises `UnsupportedModelError` for a variant that the engine cannot read.
         """
         given = config.get("quantization_config")
         if not isinstance(given, dict) or given.get("quant_method") not in METHODS:

@@ -84,6 +84,8 @@ def scaled_part(
 ) -> Scaled:
     """Return a matrix of a stack as codes and scales.
 
+    Raises `UnsupportedModelError` if the matrix begins within a block.
+
     Parameters
     ----------
     matrix
@@ -94,11 +96,6 @@ def scaled_part(
         The tensor with its scales.
     block
         Rows and columns that share a scale; None: an expert has one.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the matrix begins within a block.
     """
     experts, rows, columns = stack.shape
     found = index.tensors.get(scales)

@@ -31,24 +31,14 @@ _NATIVE = (
 
 @dataclass(frozen=True)
 class _OwnForm:
-    """A model in its authors' own layout.
+    """A model in its authors' own layout."""
 
-    Attributes
-    ----------
-    architecture
-        What the text part is, from config.json; empty: as its config names it.
-    key
-        Where the text part's config is in config.json; empty: it is all of that.
-    sees
-        Whether a config.json has this form, for architectures that others have too.
-    shares_position
-        An image's tokens, but the first and the last, are at one position.
-    """
-
+    # What the text part is, from config.json; empty: as its config names it
     architecture: Callable[[Mapping[str, Any]], str]
-    key: str = ""
+    key: str = ""  # where the text part's config is in config.json; empty: it is all of that
+    # Whether a config.json has this form, for architectures that others have too
     sees: Callable[[Mapping[str, Any]], bool] = lambda raw: True
-    shares_position: bool = False
+    shares_position: bool = False  # an image's tokens, but the first and the last, are at one position
 
 
 def _always(architecture: str) -> Callable[[Mapping[str, Any]], str]:
@@ -178,24 +168,12 @@ _PREFIXES: tuple[Callable[[str], str], ...] = (
 
 @dataclass(frozen=True)
 class TextPart:
-    """The text part of a checkpoint.
+    """The text part of a checkpoint."""
 
-    Attributes
-    ----------
-    config
-        As ``transformers`` has it, with what config.json leaves out.
-    raw
-        The same as the config.json of a text model would have it, ``architectures`` included.
-    images
-        How the model sees; None: it is served without its eyes and ears.
-    shares_position
-        An image's tokens, but the first and the last, are at one position.
-    """
-
-    config: Any
-    raw: dict[str, Any]
-    images: ImagesSpec | None
-    shares_position: bool = False
+    config: Any  # as ``transformers`` has it, with what config.json leaves out
+    raw: dict[str, Any]  # the same as the config.json of a text model would have it, ``architectures`` included
+    images: ImagesSpec | None  # how the model sees; None: it is served without its eyes and ears
+    shares_position: bool = False  # an image's tokens, but the first and the last, are at one position
 
 
 def sees(raw: Mapping[str, Any]) -> bool:
@@ -216,12 +194,8 @@ def text_alone(raw: Mapping[str, Any]) -> str:
 def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     """Return the text part of a checkpoint with this config.json; None if the model only reads text.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If the text part is of no supported family.
-    CheckpointError
-        If config.json is invalid.
+    Raises `UnsupportedModelError` if the text part is of no supported family, and `CheckpointError` if config.json is
+    invalid.
     """
     if not sees(raw):
         return _text_alone(model_dir, raw)

@@ -14,26 +14,13 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class UnsupportedModel:
-    """Checkpoints that are refused.
+    """Checkpoints that are refused."""
 
-    Attributes
-    ----------
-    architectures
-        Names in config.json's ``architectures`` or ``auto_map``.
-    models
-        What people call them.
-    lacks
-        What the server lacks for them.
-    instead
-        What answers nearly the same questions.
-    when
-        Whether a config.json is one of them, for architectures that others have too.
-    """
-
-    architectures: tuple[str, ...]
-    models: str
-    lacks: str
-    instead: str = "the models of docs/reference/vision.md"
+    architectures: tuple[str, ...]  # names in config.json's ``architectures`` or ``auto_map``
+    models: str  # what people call them
+    lacks: str  # what the server lacks for them
+    instead: str = "the models of docs/reference/vision.md"  # what answers nearly the same questions
+    # Whether a config.json is one of them, for architectures that others have too
     when: Callable[[Config], bool] = lambda raw: True
 
 

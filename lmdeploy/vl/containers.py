@@ -44,24 +44,13 @@ def container_of(content: bytes) -> Container | None:
 def read_container(
     content: bytes,
     kind: Container,
-    limits: Limits,
+    limits: Limits,  # of its bytes, and of a frame's pixels
+    # From how many frames there are, and the size of one, to the ascending numbers of those that are looked at
     choose: Callable[[int, tuple[int, int]], Sequence[int]],
 ) -> tuple[list[Image.Image], list[float]]:
     """Return frames of the first video in a container, and the second at which each is shown.
 
-    Parameters
-    ----------
-    content, kind
-        The file.
-    limits
-        Of its bytes, and of a frame's pixels.
-    choose
-        From how many frames there are, and the size of one, to the ascending numbers of those that are looked at.
-
-    Raises
-    ------
-    ValueError
-        If PyAV is not there, or the file is broken, has no video or is beyond a limit.
+    Raises `ValueError` if PyAV is not there, or the file is broken, has no video or is beyond a limit.
     """
     if len(content) > limits.max_bytes:
         raise ValueError(f"a video's file must have at most {limits.max_bytes} bytes, got {len(content)}")

@@ -21,19 +21,12 @@ _SUBJECT = "decoding the image"
 class DecoderProcess:
     """Decodes images and videos. Safe to use from any thread.
 
-    Parameters
-    ----------
-    cpu_seconds
-        Time of a processor for one file.
-    memory_bytes
-        Address space of the process.
-    prompt_cpu_seconds
-        Time of a processor for all files of a prompt.
+    ``cpu_seconds``: time of a processor for one file. ``memory_bytes``: address space of the process.
     """
 
     def __init__(self, cpu_seconds: float = 5.0, memory_bytes: int = 2 << 30, prompt_cpu_seconds: float = 10.0) -> None:
         self._process = LimitedProcess("lmdeploy.vl.decoder_process", _SUBJECT, cpu_seconds, memory_bytes)
-        self._prompt_cpu_seconds = prompt_cpu_seconds
+        self._prompt_cpu_seconds = prompt_cpu_seconds  # time of a processor for all files of a prompt
         self._left: float | None = None  # of a prompt's time
 
     def for_prompt(self) -> Self:
@@ -45,10 +38,7 @@ class DecoderProcess:
     def image(self, content: bytes, limits: Limits) -> Image.Image:
         """Return the image in a file's bytes; as `lmdeploy.vl.decoding.decode`.
 
-        Raises
-        ------
-        ValueError
-            As there, or if it takes too long or too much memory.
+        Raises `ValueError` as there, or if it takes too long or too much memory.
         """
         [frame], _ = self._decoded({"limits": asdict(limits)}, content, limits.max_pixels)
         return frame

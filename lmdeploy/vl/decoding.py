@@ -29,12 +29,7 @@ _LARGEST_RATIO = 200
 class Limits:
     """Upper bounds of an image.
 
-    Parameters
-    ----------
-    max_bytes
-        Bytes of its file.
-    max_pixels
-        Width times height, as the file's beginning says.
+    ``max_bytes``: bytes of its file. ``max_pixels``: width times height, as the file's beginning says.
     """
 
     max_bytes: int = 20_000_000
@@ -44,10 +39,7 @@ class Limits:
 def decode(content: bytes, limits: Limits) -> Image.Image:
     """Return the image in a file's bytes: RGB, upright, its transparent parts white, of an animation the first frame.
 
-    Raises
-    ------
-    ValueError
-        If it is no image of a known format, broken, or beyond a limit.
+    Raises `ValueError` if it is no image of a known format, broken, or beyond a limit.
     """
     with open_image(content, limits, "an image") as image:
         check_size(image, limits)
@@ -59,12 +51,7 @@ def decode(content: bytes, limits: Limits) -> Image.Image:
 def open_image(content: bytes, limits: Limits, what: str) -> Iterator[Image.Image]:
     """Open a file's bytes, of which nothing is unpacked yet; what Pillow raises meanwhile becomes ``ValueError``.
 
-    Parameters
-    ----------
-    content, limits
-        The file, and how many bytes it may have.
-    what
-        What it must be, for the error.
+    ``content``, ``limits``: the file, and how many bytes it may have. ``what``: what it must be, for the error.
     """
     if len(content) > limits.max_bytes:
         raise ValueError(f"an image's file must have at most {limits.max_bytes} bytes, got {len(content)}")

@@ -40,33 +40,20 @@ def digest_of(image: Image, options: Options) -> bytes:
 
 
 class VisionEncoder:
-    """The vision tower of a model. Safe to use from any thread.
-
-    Parameters
-    ----------
-    family, part
-        What it is.
-    cache_bytes
-        Most bytes of embeddings that are kept.
-    """
+    """The vision tower of a model. Safe to use from any thread."""
 
     def __init__(self, family: VisionFamily, part: VisionPart, cache_bytes: int = CACHE_BYTES) -> None:
+        # What it is
         self._family = family
         self._part = part
-        self._max_bytes = cache_bytes
+        self._max_bytes = cache_bytes  # most bytes of embeddings that are kept
         self._used = 0  # guarded by _lock
         self._lock = threading.Lock()  # one image at a time
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # guarded by _lock
         self.computed = 0  # images that were not kept
 
     def rows(self, image: Image, options: Options, digest: bytes) -> Rows:
-        """Return an image's embeddings.
-
-        Raises
-        ------
-        ValueError
-            If the image processor refuses it.
-        """
+        """Return an image's embeddings; raise `ValueError` if the image processor refuses it."""
         with self._lock:
             kept = self._kept.get(digest)
             if kept is not None:
@@ -127,11 +114,7 @@ def cut(
     """Return an image's rows run by run, as its tokens are placed.
 
     A grid is each run's; with ``shares_position`` all tokens of a run but the first and the last are at one position.
-
-    Raises
-    ------
-    RuntimeError
-        If there are not as many rows as tokens.
+    Raises `RuntimeError` if there are not as many rows as tokens.
     """
     count = sum(length for _, length in image.runs)
     if rows.values.shape[0] != count:

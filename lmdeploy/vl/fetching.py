@@ -57,10 +57,7 @@ def default_seconds() -> float:
 def fetch(url: str, rules: FetchRules) -> bytes:
     """Download a URL.
 
-    Raises
-    ------
-    ValueError
-        If the rules forbid it, nobody answers in time, or the response is none or too long.
+    Raises `ValueError` if the rules forbid it, nobody answers in time, or the response is none or too long.
     """
     deadline = time.monotonic() + rules.seconds
     for _ in range(rules.max_redirects + 1):

@@ -13,12 +13,9 @@ from transformers.activations import ACT2FN
 class Glm4vTower(PreTrainedModel):  # type: ignore[misc]
     """Makes the rows of an image.
 
-    Parameters
-    ----------
-    config
-        With the tower's sizes in ``vision_config``, those of the rows and of the MLP that makes them in
-        ``text_config``, ``merged_size`` of four patches (0: they stay apart; by default, as wide as a row), and
-        ``scaling_factor``, by which rows are divided.
+    ``config``: with the tower's sizes in ``vision_config``, those of the rows and of the MLP that makes them in
+    ``text_config``, ``merged_size`` of four patches (0: they stay apart; by default, as wide as a row), and
+    ``scaling_factor``, by which rows are divided.
     """
 
     config_class = LlavaConfig

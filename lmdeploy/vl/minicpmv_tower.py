@@ -16,11 +16,8 @@ _EPS = 1e-6
 class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
     """Makes ``image_seq_length`` rows of each view of an image.
 
-    Parameters
-    ----------
-    config
-        With SigLIP's as ``vision_config``, and the width of the rows in ``text_config``; ``values_have_positions`` says
-        whether the positions of patches are added to their values, not to their keys (4.5).
+    ``config``: with SigLIP's as ``vision_config``, and the width of the rows in ``text_config``;
+    ``values_have_positions`` says whether the positions of patches are added to their values, not to their keys (4.5).
     """
 
     config_class = LlavaConfig
@@ -39,13 +36,9 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
     def forward(self, views: Tensor, line: int = 0) -> Tensor:
         """Return the rows of views.
 
-        Parameters
-        ----------
-        views
-            Of one size ``[views, 3, height, width]``.
-        line
-            0, or at how many positions along a table's first line all patches are, in reading order; where there are
-            more positions than patches, grey ones follow (2.5, as trained).
+        ``views``: of one size ``[views, 3, height, width]``. ``line``: 0, or at how many positions along a table's
+        first line all patches are, in reading order; where there are more positions than patches, grey ones follow
+        (2.5, as trained).
 
         Returns
         -------

@@ -14,10 +14,7 @@ _MARKS = 4  # embeddings that images are written with
 class MolmoTower(PreTrainedModel):  # type: ignore[misc]
     """Makes a row of four patches.
 
-    Parameters
-    ----------
-    config
-        With CLIP's as ``vision_config``; the width of the rows and the size of their MLP in ``text_config``.
+    ``config``: with CLIP's as ``vision_config``; the width of the rows and the size of their MLP in ``text_config``.
     """
 
     config_class = LlavaConfig
@@ -36,12 +33,8 @@ class MolmoTower(PreTrainedModel):  # type: ignore[misc]
     def forward(self, crops: Tensor, masks: Tensor) -> Tensor:
         """Return the rows of crops.
 
-        Parameters
-        ----------
-        crops
-            Their patches ``[crops, patches, numbers]``.
-        masks
-            What part of a patch is of the image, 0 to 1, or -1 where that was not looked at ``[crops, patches]``.
+        ``crops``: their patches ``[crops, patches, numbers]``. ``masks``: what part of a patch is of the image, 0 to 1,
+        or -1 where that was not looked at ``[crops, patches]``.
 
         Returns
         -------

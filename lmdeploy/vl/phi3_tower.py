@@ -13,10 +13,7 @@ from transformers import CLIPVisionModel, LlavaConfig, PreTrainedModel
 class Phi3Tower(PreTrainedModel):  # type: ignore[misc]
     """Makes rows of tiles.
 
-    Parameters
-    ----------
-    config
-        With CLIP's as ``vision_config``, and the width of the rows in ``text_config``.
+    ``config``: with CLIP's as ``vision_config``, and the width of the rows in ``text_config``.
     """
 
     config_class = LlavaConfig
@@ -34,12 +31,8 @@ class Phi3Tower(PreTrainedModel):  # type: ignore[misc]
     def forward(self, whole: Tensor, tiles: Tensor) -> Tensor:
         """Return the rows of an image.
 
-        Parameters
-        ----------
-        whole
-            The image as one tile ``[3, side, side]``.
-        tiles
-            The image in tiles ``[rows, columns, 3, side, side]``.
+        ``whole``: the image as one tile ``[3, side, side]``. ``tiles``: the image in tiles ``[rows, columns, 3, side,
+        side]``.
 
         Returns
         -------

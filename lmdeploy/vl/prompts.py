@@ -50,14 +50,7 @@ class _Image:
 class ImageWriter:
     """Puts images into the prompts of one model. Safe to use from any thread.
 
-    Parameters
-    ----------
-    family, part
-        How the model sees, and what counts its tokens.
-    tokenizer, template
-        The model's.
-    rules
-        Which images callers may name.
+    ``rules``: which images callers may name.
     """
 
     def __init__(
@@ -65,6 +58,7 @@ class ImageWriter:
     ) -> None:
         if family.other_token and tokenizer.ids_of([family.token])[0] is None:
             family = family.with_token(family.other_token)
+        # How the model sees, and what counts its tokens
         self.family, self.part, self.rules = family, part, rules
         forms: list[VisionFamily | VideoForm] = [family] if family.video is None else [family, family.video]
         words = list(dict.fromkeys(word for form in forms for word in (form.token, *form.words)))
@@ -94,15 +88,8 @@ class ImageWriter:
     def read(self, messages: list[Message], raise_if_cancelled: Callable[[], None] = lambda: None) -> "Conversation":
         """Return a conversation without its images, and these.
 
-        Parameters
-        ----------
-        raise_if_cancelled
-            Called before each image: raises what is to be raised if nobody waits for the prompt any more.
-
-        Raises
-        ------
-        ValueError
-            If a part is no image, or may not be one; names it.
+        Raises `ValueError` if a part is no image, or may not be one; names it. ``raise_if_cancelled``: called before
+        each image: raises what is to be raised if nobody waits for the prompt any more.
         """
         images: list[_Image] = []
         if not isinstance(messages, list):
@@ -207,12 +194,7 @@ class ImageWriter:
 class Conversation:
     """A conversation whose images were taken out, on its way to token ids.
 
-    Parameters
-    ----------
-    writer
-        Of the model.
-    messages, images
-        The conversation, and its images in order.
+    ``messages``, ``images``: the conversation, and its images in order.
     """
 
     def __init__(self, writer: ImageWriter, messages: list[Message], images: list[_Image]) -> None:
@@ -226,10 +208,7 @@ class Conversation:
     def written(self, rendered: str) -> str:
         """Return the prompt with all that stands for its images.
 
-        Raises
-        ------
-        ValueError
-            If the chat template has lost images.
+        Raises `ValueError` if the chat template has lost images.
         """
         writer, left = self._writer, list(range(len(self._images)))
         if writer.family.leads_prompt and self._images:
@@ -255,10 +234,7 @@ class Conversation:
     def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedImage, ...]]:
         """Return the prompt's tokens, and where its images are.
 
-        Raises
-        ------
-        ValueError
-            If the tokenizer has split what stands for an image.
+        Raises `ValueError` if the tokenizer has split what stands for an image.
         """
         if not self._words:
             return ids, ()
@@ -326,10 +302,7 @@ def image_writer(
 ) -> ImageWriter | None:
     """Return the writer of images in a model's prompts; None if it takes no images.
 
-    Raises
-    ------
-    CheckpointError
-        If its image processor cannot be read.
+    Raises `CheckpointError` if its image processor cannot be read.
     """
     found = family_in(checkpoint)
     return None if found is None else ImageWriter(found[1], counting_part(checkpoint), tokenizer, template, rules)

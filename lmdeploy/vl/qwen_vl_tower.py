@@ -15,10 +15,7 @@ _HEAD_DIM = 128  # of the queries
 class QwenVlTower(PreTrainedModel):  # type: ignore[misc]
     """Makes ``image_seq_length`` rows of an image.
 
-    Parameters
-    ----------
-    config
-        With the tower's sizes in ``vision_config``, and the width of the rows in ``text_config``.
+    ``config``: with the tower's sizes in ``vision_config``, and the width of the rows in ``text_config``.
     """
 
     config_class = LlavaConfig

@@ -89,10 +89,7 @@ def url_scheme(text: str) -> str:
 def load(source: object, rules: SourceRules) -> Image:
     """Return an image from what a caller names.
 
-    Raises
-    ------
-    ValueError
-        If it is nothing an image comes from, is not allowed, or is no image.
+    Raises `ValueError` if it is nothing an image comes from, is not allowed, or is no image.
     """
     if isinstance(source, Image):
         check_size(source, rules.limits)
@@ -105,10 +102,7 @@ def load(source: object, rules: SourceRules) -> Image:
 def load_frames(source: object, sampling: Sampling, rules: SourceRules) -> Video:
     """Return a video from what a caller names: an animated image, its frames one by one, or a video.
 
-    Raises
-    ------
-    ValueError
-        If it is nothing a video comes from, is not allowed, or is none.
+    Raises `ValueError` if it is nothing a video comes from, is not allowed, or is none.
     """
     if isinstance(source, Video):
         check_size(source.frames[0], rules.limits)
@@ -144,10 +138,7 @@ def _content(source: str, rules: SourceRules, kinds: tuple[str, ...]) -> bytes:
 def decoded_base64(text: str | bytes, limits: Limits) -> bytes:
     """Return the bytes that base64 stands for, with or without its padding, in one line or in several.
 
-    Raises
-    ------
-    ValueError
-        If it is none, or too long.
+    Raises `ValueError` if it is none, or too long.
     """
     text = "".join((text.decode("ascii", "replace") if isinstance(text, bytes) else text).split())
     if len(text) > limits.max_bytes * 4 // 3 + 4:
@@ -161,10 +152,7 @@ def decoded_base64(text: str | bytes, limits: Limits) -> bytes:
 def data_of(url: str, limits: Limits, kinds: tuple[str, ...]) -> bytes:
     """Return the bytes in a data URL (RFC 2397), whose type may have parameters and be missing.
 
-    Raises
-    ------
-    ValueError
-        If it is of a type of no kind in ``kinds``, has no base64, or is too long.
+    Raises `ValueError` if it is of a type of no kind in ``kinds``, has no base64, or is too long.
     """
     match = _DATA_URL.match(url)
     if match is None or (match[1] or kinds[0]).lower() not in kinds:
@@ -176,10 +164,7 @@ def data_of(url: str, limits: Limits, kinds: tuple[str, ...]) -> bytes:
 def read_file(path: str, rules: SourceRules) -> bytes:
     """Return the content of a file that a caller names, by path or ``file://``.
 
-    Raises
-    ------
-    ValueError
-        If it is not there, or may not be named; which of them is not given.
+    Raises `ValueError` if it is not there, or may not be named; which of them is not given.
     """
     path = path.removeprefix("file://")
     if rules.folder is None:

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 def seeing_tensors(checkpoint: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Yield name and values of all tensors but those of the text part.
 
-    Raises
-    ------
-    CheckpointError
-        If those of a GGUF file are stored in codes that are not read.
+    Raises `CheckpointError` if those of a GGUF file are stored in codes that are not read.
     """
     from safetensors import safe_open
 

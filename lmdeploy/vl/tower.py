@@ -35,12 +35,8 @@ def family_in(checkpoint: Path) -> tuple[str, VisionFamily] | None:
 def counting_part(checkpoint: Path) -> VisionPart:
     """Return the part that counts an image's tokens.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If it needs something to see that is not there.
-    CheckpointError
-        If the checkpoint lacks what it takes to read images.
+    Raises `UnsupportedModelError` if it needs something to see that is not there, and `CheckpointError` if the
+    checkpoint lacks what it takes to read images.
     """
     from transformers import AutoConfig
 
@@ -63,13 +59,7 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     """Return the part that embeds images: tower and projector, and nothing of the text part.
 
     The weights are of bfloat16 where this processor is fast at it and the checkpoint has no more, else of float32.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If they are quantized.
-    CheckpointError
-        If tensors are missing.
+    Raises `UnsupportedModelError` if they are quantized, and `CheckpointError` if tensors are missing.
     """
     import torch
     import transformers

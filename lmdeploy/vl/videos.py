@@ -25,17 +25,8 @@ _DEFAULT_MILLISECONDS = 100.0  # of a frame, where a file says nothing: as brows
 class Video:
     """Frames of a video.
 
-    Parameters
-    ----------
-    frames
-        Of one size, in order.
-    times
-        The second at which each is shown.
-
-    Raises
-    ------
-    ValueError
-        If they do not fit together.
+    Raises `ValueError` if they do not fit together. ``frames``: of one size, in order. ``times``: the second at which
+    each is shown.
     """
 
     frames: tuple[Image.Image, ...]
@@ -63,12 +54,7 @@ class Video:
 class Sampling:
     """Which frames are looked at.
 
-    Parameters
-    ----------
-    num_frames
-        At most this many, spread evenly.
-    fps
-        Frames a second of what comes as frames alone.
+    ``num_frames``: at most this many, spread evenly. ``fps``: frames a second of what comes as frames alone.
     """
 
     num_frames: int = DEFAULT_FRAMES
@@ -112,10 +98,7 @@ def from_frames(
 ) -> Video:
     """Return a video of frames without their own times, of which those are loaded that are looked at.
 
-    Raises
-    ------
-    ValueError
-        If there are none, they differ in size, or are too large together.
+    Raises `ValueError` if there are none, they differ in size, or are too large together.
     """
     chosen = sampling.chosen(len(sources))
     frames: list[Image.Image] = []
@@ -130,10 +113,8 @@ def from_frames(
 def from_file(content: bytes, sampling: Sampling, limits: Limits, max_total_pixels: int) -> Video:
     """Return the video in the bytes of an animated image or a container.
 
-    Raises
-    ------
-    ValueError
-        If it is none, broken, or beyond a limit: of bytes, of a frame's pixels, of frames, or of the pixels of all.
+    Raises `ValueError` if it is none, broken, or beyond a limit: of bytes, of a frame's pixels, of frames, or of the
+    pixels of all.
     """
     kind = container_of(content)
     if kind is not None:

@@ -20,10 +20,7 @@ class TiledTower(Phi3Tower):
 class SquareTower(PreTrainedModel):  # type: ignore[misc]
     """That of the first models: a row a patch of the image in one size.
 
-    Parameters
-    ----------
-    config
-        With CLIP's as ``vision_config``, and the width of the rows in ``text_config``.
+    ``config``: with CLIP's as ``vision_config``, and the width of the rows in ``text_config``.
     """
 
     config_class = LlavaConfig

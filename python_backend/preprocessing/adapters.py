@@ -20,10 +20,7 @@ def adapter_of(request: Any) -> str | None:
 def control(request: Any, templates: AdapterTemplates) -> None:
     """Learn or forget the template of an adapter, as the input ``lora_control`` says.
 
-    Raises
-    ------
-    ValueError
-        If the request is malformed or lacks the server's key, or the template is invalid.
+    Raises `ValueError` if the request is malformed or lacks the server's key, or the template is invalid.
     """
     key = os.environ.get(_CONTROL_KEY, "")
     if key and not hmac.compare_digest(str(_parameters(request).get("control_key", "")).encode(), key.encode()):

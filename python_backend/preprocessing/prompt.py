@@ -20,55 +20,31 @@ class SessionTurn:
 
 
 class RequestEncoder:
-    """Prompts of requests to one model.
-
-    Parameters
-    ----------
-    preparer
-        Applies the model's chat template and tokenizer.
-    """
+    """Prompts of requests to one model."""
 
     def __init__(self, preparer: PromptPreparer) -> None:
-        self._preparer = preparer
+        self._preparer = preparer  # applies the model's chat template and tokenizer
         self._sessions = SessionStates()
 
     def encode(
         self,
-        text: str | None,
+        text: str | None,  # a finished prompt, used as it is; or None
+        # A conversation and tools in OpenAI's format, as JSON text; or None. Empty text is the same as None. In place
+        # of a conversation an object may hold it as ``messages``, alongside ``chat_template_kwargs``
         messages: str | None,
         tools: str | None,
-        stop_words: list[str],
+        stop_words: list[str],  # the caller's; for a conversation the template's own are added
+        # Its place in a session, if it is of one. Unless it begins the session the engine holds what comes before: the
+        # prompt gets no beginning of its own
         turn: SessionTurn | None = None,
-        adapter: str | None = None,
-        add_special_tokens: bool | None = None,
-        raise_if_cancelled: Callable[[], None] = lambda: None,
+        adapter: str | None = None,  # the LoRA adapter that a conversation is for
+        add_special_tokens: bool | None = None,  # as `PromptPreparer.prepare`
+        raise_if_cancelled: Callable[[], None] = lambda: None,  # as `PromptPreparer.prepare`
     ) -> PreparedPrompt:
         """Return the prompt of a request.
 
-        Parameters
-        ----------
-        text
-            A finished prompt, used as it is; or None.
-        messages, tools
-            A conversation and tools in OpenAI's format, as JSON text; or None. Empty text is the same as None. In place
-            of a conversation an object may hold it as ``messages``, alongside ``chat_template_kwargs``.
-        stop_words
-            The caller's; for a conversation the template's own are added.
-        turn
-            Its place in a session, if it is of one. Unless it begins the session the engine holds what comes before:
-            the prompt gets no beginning of its own.
-        adapter
-            The LoRA adapter that a conversation is for.
-        add_special_tokens
-            As `PromptPreparer.prepare`.
-
-        raise_if_cancelled
-            As `PromptPreparer.prepare`.
-
-        Raises
-        ------
-        ValueError
-            If there is not exactly one of ``text`` and ``messages``, one is malformed, or there is nothing in it.
+        Raises `ValueError` if there is not exactly one of ``text`` and ``messages``, one is malformed, or there is
+        nothing in it.
         """
         state = None if turn is None or turn.is_first else self._sessions.get(turn.session_id)
         if messages:
@@ -100,12 +76,7 @@ class RequestEncoder:
         """Return the token ids of a text from a client that makes its own prompts (LMDeploy up to 0.5.1).
 
         ``<BOS>`` and ``<EOS>`` ask for that token. There is always at least one id, because these clients look at the
-        first one: for the empty text it is bos, which they take off again.
-
-        Raises
-        ------
-        ValueError
-            If the text is too long.
+        first one: for the empty text it is bos, which they take off again. Raises `ValueError` if the text is too long.
         """
         tokenizer = self._preparer.tokenizer
         if text in ("<BOS>", "<EOS>"):

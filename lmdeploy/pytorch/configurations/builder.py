@@ -29,10 +29,7 @@ class AutoModelConfigBuilder:
     def build(cls, hf_config: Any, model_path: str | None = None) -> ModelConfig:
         """Return the configuration, by the builder that takes it.
 
-        Raises
-        ------
-        ValueError
-            If fields are missing, or are invalid.
+        Raises `ValueError` if fields are missing, or are invalid.
         """
         for builder in reversed(cls._builders):
             if not builder.condition(hf_config):

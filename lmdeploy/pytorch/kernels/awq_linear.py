@@ -80,10 +80,7 @@ def awq_linear(
 ) -> torch.Tensor:
     """Return ``x @ weight + bias`` for ``x`` ``[rows, inputs]`` and the packed weight described above.
 
-    Raises
-    ------
-    ValueError
-        If the group size is no multiple of 16.
+    Raises `ValueError` if the group size is no multiple of 16.
     """
     rows, inputs = x.shape
     outputs = scales.shape[1]

@@ -27,25 +27,15 @@ def cache_channels(head_dim: int, bits: int) -> int:
 
 
 def slot_mapping(
+    # ``[spans]``: a span's first token, its tokens, and those in the cache after this step
     q_start_loc: torch.Tensor,
     q_seqlens: torch.Tensor,
     kv_seqlens: torch.Tensor,
-    block_offsets: torch.Tensor,
-    num_tokens: int,
-    block_len: int,
+    block_offsets: torch.Tensor,  # ``[spans, blocks]``: the cache blocks of each span, in order of positions
+    num_tokens: int,  # of the step; spans cover the first of them, in order. Rows of none (padding) get slot -1
+    block_len: int,  # tokens a block
 ) -> torch.Tensor:
     """Return the slot of the cache that each token of a step writes, once a step for all layers.
-
-    Parameters
-    ----------
-    q_start_loc, q_seqlens, kv_seqlens
-        ``[spans]``: a span's first token, its tokens, and those in the cache after this step.
-    block_offsets
-        ``[spans, blocks]``: the cache blocks of each span, in order of positions.
-    num_tokens
-        Of the step; spans cover the first of them, in order. Rows of none (padding) get slot -1.
-    block_len
-        Tokens a block.
 
     Returns
     -------

@@ -137,12 +137,15 @@ def _join_kernel(
 
 
 def decoding_attention(
-    query: torch.Tensor,
+    query: torch.Tensor,  # ``[spans, heads, head_dim]``, channels adjacent: row i belongs to span i
+    # The cache as `cache_layout` describes it, with the rows' own keys and values in it
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
+    # As `slot_mapping` takes them
     kv_seqlens: torch.Tensor,
     block_offsets: torch.Tensor,
     *,
+    # As in `prompt_attention`
     v_dim: int,
     scale: float,
     window: int = 0,
@@ -151,23 +154,11 @@ def decoding_attention(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
     bits: int = 16,
+    # Parts of the context, a power of two; by default enough for some four programs on each of 128 processors
     splits: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of one row a span over all that is cached of its sequence.
-
-    Parameters
-    ----------
-    query
-        ``[spans, heads, head_dim]``, channels adjacent: row i belongs to span i.
-    k_cache, v_cache, k_scales, v_scales, bits
-        The cache as `cache_layout` describes it, with the rows' own keys and values in it.
-    kv_seqlens, block_offsets
-        As `slot_mapping` takes them.
-    v_dim, scale, window, softcap, sinks, out
-        As in `prompt_attention`.
-    splits
-        Parts of the context, a power of two; by default enough for some four programs on each of 128 processors.
 
     Returns
     -------

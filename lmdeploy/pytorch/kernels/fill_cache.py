@@ -108,29 +108,19 @@ def _fill_kernel(
 
 
 def fill_cache(
+    # ``[tokens, kv_heads, head_dim]``, channels adjacent; head dimensions are even
     key: torch.Tensor,
     value: torch.Tensor,
+    # The cache as `cache_layout` describes it
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    slots: torch.Tensor,
+    slots: torch.Tensor,  # ``[tokens]`` int64 of `slot_mapping`; a token of slot -1 is not written
     *,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
-    bits: int = 16,
+    bits: int = 16,  # of the cache: 16 stands for any floating type
 ) -> None:
-    """Write a step's keys and values into the cache.
-
-    Parameters
-    ----------
-    key, value
-        ``[tokens, kv_heads, head_dim]``, channels adjacent; head dimensions are even.
-    k_cache, v_cache, k_scales, v_scales
-        The cache as `cache_layout` describes it.
-    slots
-        ``[tokens]`` int64 of `slot_mapping`; a token of slot -1 is not written.
-    bits
-        Of the cache: 16 stands for any floating type.
-    """
+    """Write a step's keys and values into the cache."""
     tokens, kv_heads, k_dim = key.shape
     v_dim = value.shape[-1]
     _fill_kernel[(tokens,)](

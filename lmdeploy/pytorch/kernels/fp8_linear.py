@@ -96,27 +96,17 @@ def quantize_rows_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fp8_linear(
+    # Of `quantize_rows_fp8`
     codes: torch.Tensor,
     row_scales: torch.Tensor,
+    # ``[outputs, inputs]`` float8_e4m3fn, and ``[ceil(outputs / 128), ceil(inputs / 128)]`` float32
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,  # ``[outputs]``
     *,
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype = torch.float16,  # of the result ``[rows, outputs]``
 ) -> torch.Tensor:
-    """Return the product of rounded rows and weights, each times its scale, plus ``bias``.
-
-    Parameters
-    ----------
-    codes, row_scales
-        Of `quantize_rows_fp8`.
-    weight, weight_scales
-        ``[outputs, inputs]`` float8_e4m3fn, and ``[ceil(outputs / 128), ceil(inputs / 128)]`` float32.
-    bias
-        ``[outputs]``.
-    dtype
-        Of the result ``[rows, outputs]``.
-    """
+    """Return the product of rounded rows and weights, each times its scale, plus ``bias``."""
     rows, inputs = codes.shape
     outputs = weight.shape[0]
     out = torch.empty(rows, outputs, dtype=dtype, device=codes.device)

@@ -69,23 +69,16 @@ def _grouped_linear_kernel(
 
 
 def fused_moe(
-    x: torch.Tensor,
+    x: torch.Tensor,  # ``[rows, hidden]``, channels adjacent
+    # ``[experts, 2 * intermediate, hidden]`` (gates first) and ``[experts, hidden, intermediate]``
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    # ``[rows, top]``: the router's factors and its experts. An expert outside of ``[0, experts)`` adds nothing: where
+    # experts are spread over ranks, others have it
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
 ) -> torch.Tensor:
     """Return each row's weighted sum over its experts.
-
-    Parameters
-    ----------
-    x
-        ``[rows, hidden]``, channels adjacent.
-    gate_up, down
-        ``[experts, 2 * intermediate, hidden]`` (gates first) and ``[experts, hidden, intermediate]``.
-    topk_weights, topk_ids
-        ``[rows, top]``: the router's factors and its experts. An expert outside of ``[0, experts)`` adds nothing: where
-        experts are spread over ranks, others have it.
 
     Returns
     -------

@@ -90,27 +90,17 @@ def quantize_rows_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def int8_linear(
+    # ``[rows, inputs]`` int8 and ``[rows]`` float32, of `quantize_rows_int8`
     codes: torch.Tensor,
     row_scales: torch.Tensor,
+    # ``[outputs, inputs]`` int8 and ``[outputs]``
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,  # ``[outputs]``
     *,
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype = torch.float16,  # of the result ``[rows, outputs]``
 ) -> torch.Tensor:
-    """Return ``(codes @ weight.T) * row_scales * weight_scales + bias``.
-
-    Parameters
-    ----------
-    codes, row_scales
-        ``[rows, inputs]`` int8 and ``[rows]`` float32, of `quantize_rows_int8`.
-    weight, weight_scales
-        ``[outputs, inputs]`` int8 and ``[outputs]``.
-    bias
-        ``[outputs]``.
-    dtype
-        Of the result ``[rows, outputs]``.
-    """
+    """Return ``(codes @ weight.T) * row_scales * weight_scales + bias``."""
     rows, inputs = codes.shape
     outputs = weight.shape[0]
     out = torch.empty(rows, outputs, dtype=dtype, device=codes.device)

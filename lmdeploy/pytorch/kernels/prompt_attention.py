@@ -122,52 +122,29 @@ def _prompt_kernel(
 
 
 def prompt_attention(
-    query: torch.Tensor,
+    query: torch.Tensor,  # ``[tokens, heads, head_dim]``, channels adjacent
+    # The cache as `cache_layout` describes it, with the step's own keys and values in it
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
+    # As `slot_mapping` takes them
     q_start_loc: torch.Tensor,
     q_seqlens: torch.Tensor,
     kv_seqlens: torch.Tensor,
     block_offsets: torch.Tensor,
     *,
-    max_q_len: int,
-    v_dim: int,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-    is_causal: bool = True,
+    max_q_len: int,  # at least the largest of ``q_seqlens``
+    v_dim: int,  # channels of a head of the values
+    scale: float,  # factor of the scores
+    window: int = 0,  # a row sees this many positions, its own the last; 0 for all
+    softcap: float = 0.0,  # scores become ``softcap * tanh(score / softcap)``; 0 for as they are
+    sinks: torch.Tensor | None = None,  # ``[heads]``: a score more in each softmax, with a value of 0
+    is_causal: bool = True,  # whether a row sees none of the positions after it
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
     bits: int = 16,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,  # where the result goes
 ) -> torch.Tensor:
     """Return the attention of a step's tokens over all that is cached of their sequences.
-
-    Parameters
-    ----------
-    query
-        ``[tokens, heads, head_dim]``, channels adjacent.
-    k_cache, v_cache, k_scales, v_scales, bits
-        The cache as `cache_layout` describes it, with the step's own keys and values in it.
-    q_start_loc, q_seqlens, kv_seqlens, block_offsets
-        As `slot_mapping` takes them.
-    max_q_len
-        At least the largest of ``q_seqlens``.
-    v_dim
-        Channels of a head of the values.
-    scale
-        Factor of the scores.
-    window
-        A row sees this many positions, its own the last; 0 for all.
-    softcap
-        Scores become ``softcap * tanh(score / softcap)``; 0 for as they are.
-    sinks
-        ``[heads]``: a score more in each softmax, with a value of 0.
-    is_causal
-        Whether a row sees none of the positions after it.
-    out
-        Where the result goes.
 
     Returns
     -------

@@ -42,26 +42,15 @@ def _rms_norm_kernel(
 
 
 def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    x: torch.Tensor,  # ``[rows, width]``, channels adjacent
+    weight: torch.Tensor,  # ``[width]``
     eps: float,
     *,
+    # ``[rows, width]``: ``x`` is added to it in place, and the norm is of the sum
     residual: torch.Tensor | None = None,
-    offset: float = 0.0,
+    offset: float = 0.0,  # 1 where weights are stored as their distance from 1 (Gemma)
 ) -> torch.Tensor:
-    """Return ``x / rms(x) * (weight + offset)``.
-
-    Parameters
-    ----------
-    x
-        ``[rows, width]``, channels adjacent.
-    weight
-        ``[width]``.
-    residual
-        ``[rows, width]``: ``x`` is added to it in place, and the norm is of the sum.
-    offset
-        1 where weights are stored as their distance from 1 (Gemma).
-    """
+    """Return ``x / rms(x) * (weight + offset)``."""
     rows, width = x.shape
     out = torch.empty_like(x)
     _rms_norm_kernel[(rows,)](

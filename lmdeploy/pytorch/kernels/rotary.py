@@ -83,14 +83,9 @@ def apply_rotary(
 ) -> None:
     """Rotate the first ``2 * pairs`` channels of each head in place.
 
-    Parameters
-    ----------
-    query, key
-        ``[tokens, heads, head_dim]``, channels adjacent.
-    cos, sin
-        ``[tokens, pairs]``, channels adjacent and with equal strides.
-    is_interleaved
-        Whether a pair is of neighbours, or of channels ``pairs`` apart.
+    ``query``, ``key``: ``[tokens, heads, head_dim]``, channels adjacent. ``cos``, ``sin``: ``[tokens, pairs]``,
+    channels adjacent and with equal strides. ``is_interleaved``: whether a pair is of neighbours, or of channels
+    ``pairs`` apart.
     """
     tokens, q_heads, _ = query.shape
     k_heads = key.shape[1]

@@ -18,12 +18,7 @@ def read_hf_config(model_dir: Path) -> Any:
     """Return the configuration of a Hugging Face directory.
 
     Fields that newer versions of ``transformers`` renamed are there under both names, since models are written with
-    either.
-
-    Raises
-    ------
-    CheckpointError
-        If config.json is missing or is invalid.
+    either. Raises `CheckpointError` if config.json is missing or is invalid.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, PretrainedConfig

@@ -27,16 +27,9 @@ _NEEDED = ("forward", "prepare_inputs_for_generation", "load_weights")
 def read_module_map(custom_module_map: CustomModuleMap) -> dict[str, Any]:
     """Return the user's architectures, each with its class.
 
-    Parameters
-    ----------
-    custom_module_map
-        A dict of architecture to class (or its full name), the same as a JSON object, or the path of a Python file
-        that has it as ``MODULE_MAP``. Names are looked up alongside the file, too.
-
-    Raises
-    ------
-    ValueError
-        If the file cannot be run, has no such dict, or a class in it cannot be found.
+    Raises `ValueError` if the file cannot be run, has no such dict, or a class in it cannot be found.
+    ``custom_module_map``: a dict of architecture to class (or its full name), the same as a JSON object, or the path of
+    a Python file that has it as ``MODULE_MAP``. Names are looked up alongside the file, too.
     """
     if not custom_module_map:
         return {}
@@ -59,10 +52,7 @@ def read_module_map(custom_module_map: CustomModuleMap) -> dict[str, Any]:
 def model_class_for(hf_config: Any, custom_module_map: CustomModuleMap = None) -> type[nn.Module] | None:
     """Return the class that runs a configuration; None if there is none of the user's and none of ours.
 
-    Raises
-    ------
-    ValueError
-        As `read_module_map` does, or if a class lacks what the engine calls.
+    Raises `ValueError` as `read_module_map` does, or if a class lacks what the engine calls.
     """
     architectures = list(getattr(hf_config, "architectures", None) or [])
     for known in (read_module_map(custom_module_map), MODULE_MAP):
@@ -85,13 +75,7 @@ def build_model_from_hf_config(
     ctx_mgr: StepContextManager | None = None,
     custom_module_map: CustomModuleMap = None,
 ) -> nn.Module:
-    """Build the model of a configuration, without weights.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If no class runs it.
-    """
+    """Build the model of a configuration, without weights; raise `UnsupportedModelError` if no class runs it."""
     found: Any = model_class_for(hf_config, custom_module_map)
     if found is None:
         names = ", ".join(getattr(hf_config, "architectures", None) or [type(hf_config).__name__])

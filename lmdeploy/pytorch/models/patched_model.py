@@ -38,51 +38,26 @@ _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class PatchedModel:
     """A model on the layers of `lmdeploy.pytorch.nn`.
 
-    Parameters
-    ----------
-    checkpoint
-        A Hugging Face directory.
-    dtype
-        Type of the weights; ``auto``: the checkpoint's.
-    kernels
-        The engine's operators for CPUs; None: plain PyTorch.
-    ranks
-        This process among those that run the model.
-    custom_module_map
-        Classes of the user's, as `read_module_map` takes them.
-    device
-        Where it runs.
+    Raises `UnsupportedModelError` if no class runs it, or the class fails at some tokens, and `CheckpointError` if
+    checkpoint and class do not fit each other.
 
     Attributes
     ----------
-    dtype
-        Type of the weights.
     shapes, windows
         What each layer keeps of a token, and how far back it looks (0: all the way).
-    states
-        None: classes in the engine's own style have no layer that keeps a state.
-    layers, adapters
-        As `lmdeploy.pytorch.step_runner.SteppingModel` has them.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If no class runs it, or the class fails at some tokens.
-    CheckpointError
-        If checkpoint and class do not fit each other.
     """
 
     def __init__(
         self,
-        checkpoint: Path,
-        dtype: str = "auto",
-        kernels: Kernels | None = None,
-        ranks: Ranks | None = None,
-        custom_module_map: CustomModuleMap = None,
-        device: torch.device | str = "cpu",
+        checkpoint: Path,  # a Hugging Face directory
+        dtype: str = "auto",  # type of the weights; ``auto``: the checkpoint's
+        kernels: Kernels | None = None,  # the engine's operators for CPUs; None: plain PyTorch
+        ranks: Ranks | None = None,  # this process among those that run the model
+        custom_module_map: CustomModuleMap = None,  # classes of the user's, as `read_module_map` takes them
+        device: torch.device | str = "cpu",  # where it runs
     ) -> None:
         config = read_hf_config(checkpoint)
-        self.dtype = _type_of(config, dtype)
+        self.dtype = _type_of(config, dtype)  # type of the weights
         self._model: Any = build_model_from_hf_config(
             config,
             self.dtype,
@@ -107,8 +82,10 @@ class PatchedModel:
         with _called_with(_TRIED_TOKENS, self._model) as layers:
             tried = self._try(checkpoint)
         self.shapes, self.windows = tried.shapes, tried.windows
+        # None: classes in the engine's own style have no layer that keeps a state
         self.states: dict[int, StateShape] = {}
         self.adapters = AdapterTable(self._device)
+        # As `lmdeploy.pytorch.step_runner.SteppingModel` has them
         self.layers: dict[str, tuple[int, int]] = {}
         try:
             self.layers = let_adapt(self._model, layers, trace.shapes, self.adapters)

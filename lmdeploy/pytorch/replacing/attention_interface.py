@@ -19,12 +19,14 @@ _IGNORED = {
 
 
 def attend(
-    module: torch.nn.Module,
+    module: torch.nn.Module,  # the layer; has ``layer_idx``
+    # ``[1, heads, rows, size]``
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
+    attention_mask: torch.Tensor | None,  # None, as `no_mask` made it
+    scaling: float | None = None,  # multiplies q.k; None: ``size ** -0.5``
+    # As `AttentionCall` has them
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -32,28 +34,12 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend for a layer of a model of ``transformers``.
 
-    Parameters
-    ----------
-    module
-        The layer; has ``layer_idx``.
-    query, key, value
-        ``[1, heads, rows, size]``.
-    attention_mask
-        None, as `no_mask` made it.
-    scaling
-        Multiplies q.k; None: ``size ** -0.5``.
-    sliding_window, softcap, s_aux
-        As `AttentionCall` has them.
+    Raises `ValueError` for what the paged attention cannot do.
 
     Returns
     -------
     tuple
         ``[1, rows, heads, size]`` of the queries' type, dense, and None for the weights.
-
-    Raises
-    ------
-    ValueError
-        For what the paged attention cannot do.
     """
     is_causal = more.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):

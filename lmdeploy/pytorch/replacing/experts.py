@@ -66,28 +66,16 @@ def is_coded(parameter: str, experts: Mapping[int, Names]) -> bool:
 class NativeExperts(nn.Module):
     """A layer's experts; ranks have a part of each.
 
-    Parameters
-    ----------
-    theirs
-        The layer of ``transformers``, whose activation is kept.
-    kernels
-        What computes.
-    ranks
-        Among whom the channels between an expert's two halves are divided; results are summed.
-    coded, names
-        Where the matrices are codes.
-
-    Raises
-    ------
-    ValueError
-        If matrices are missing among the codes, or channels do not divide by the ranks.
+    Raises `ValueError` if matrices are missing among the codes, or channels do not divide by the ranks. ``theirs``: the
+    layer of ``transformers``, whose activation is kept.
     """
 
     def __init__(
         self,
         hf_module: Any,
-        kernels: Kernels,
-        ranks: Ranks,
+        kernels: Kernels,  # what computes
+        ranks: Ranks,  # among whom the channels between an expert's two halves are divided; results are summed
+        # Where the matrices are codes
         coded: CodedWeights | None = None,
         names: Names | None = None,
     ) -> None:
@@ -183,10 +171,7 @@ def _numbers_of(
 def fill_with_numbers(hf_module: Any, coded: CodedWeights, names: Names) -> None:
     """Give a layer's tensors the numbers that its experts' codes stand for.
 
-    Raises
-    ------
-    ValueError
-        If codes are missing, or the tensors are laid out otherwise.
+    Raises `ValueError` if codes are missing, or the tensors are laid out otherwise.
     """
     has_gate = getattr(hf_module, "has_gate", True)
     if getattr(hf_module, "is_transposed", True) or not hf_module.is_concatenated:

@@ -20,18 +20,14 @@ KINDS = ("dynamic", "longrope")
 class PromptRotaryEmbedding(nn.Module):
     """In the place of a rotary embedding of ``transformers`` whose angles depend on a length.
 
-    Parameters
-    ----------
-    config
-        The text model's.
-    kind
-        One of `KINDS`.
+    ``kind``: one of `KINDS`.
     """
 
     def __init__(self, config: Any, kind: str) -> None:
         super().__init__()
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+        # The text model's
         self._config, self._kind = config, kind
         self._made_by: Any = ROPE_INIT_FUNCTIONS[kind]
         rope = config.rope_parameters

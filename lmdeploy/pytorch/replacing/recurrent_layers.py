@@ -20,12 +20,7 @@ _TRIED_TOKENS, _TOLERANCE = 24, 1e-3  # of the largest output
 class RecurrentLayer(nn.Module):
     """Base of recurrent layers: each replaces one of ``transformers``, whose projections it keeps.
 
-    Parameters
-    ----------
-    theirs
-        The layer.
-    kernels
-        What computes.
+    ``theirs``: the layer.
     """
 
     given: ClassVar[dict[str, Any]] = {}  # what modelling code passes besides rows, and may be None
@@ -33,7 +28,7 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, hf_module: Any, kernels: Kernels) -> None:
         super().__init__()
-        self._kernels = kernels
+        self._kernels = kernels  # what computes
         self.layer_idx = int(hf_module.layer_idx)
 
     def _keep_conv(self, conv: nn.Conv1d) -> None:
@@ -212,10 +207,7 @@ def keeps_state(module: nn.Module) -> bool:
 def recurrent_layer_of(hf_module: Any, kernels: Kernels) -> nn.Module:
     """Return our layer in the place of one that keeps a state.
 
-    Raises
-    ------
-    ValueError
-        If it computes something else than ours: that is tried.
+    Raises `ValueError` if it computes something else than ours: that is tried.
     """
     kind = _kind_of(hf_module)
     if kind is None or getattr(hf_module, "activation", "silu") not in ("silu", "swish"):

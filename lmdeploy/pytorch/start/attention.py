@@ -26,13 +26,9 @@ Attend = Callable[[StepContext, AttentionCall, torch.Tensor, torch.Tensor, torch
 class Served:
     """Which kernels attend.
 
-    Parameters
-    ----------
-    library, library_tokens
-        FlashInfer, for the steps with prompts that it knows, and for graphs of single tokens; None: it is not there, or
-        not trusted.
-    is_native
-        Whether our kernels serve the rest; else flex attention.
+    ``library``, ``library_tokens``: FlashInfer, for the steps with prompts that it knows, and for graphs of single
+    tokens; None: it is not there, or not trusted. ``is_native``: whether our kernels serve the rest; else flex
+    attention.
     """
 
     library: flashinfer.FlashInferPrompts | None

@@ -40,10 +40,7 @@ def can_attend(call: AttentionCall, bits: int) -> bool:
 class FlashInferPrompts:
     """Attends in steps with prompts.
 
-    Parameters
-    ----------
-    device
-        Where they run.
+    ``device``: where they run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -105,10 +102,7 @@ def page_lists(step: StepContext, block_len: int) -> tuple[dict[str, torch.Tenso
 class FlashInferTokens:
     """Attends in graphs of single tokens.
 
-    Parameters
-    ----------
-    device
-        Where they run.
+    ``device``: where they run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,25 +125,16 @@ class FlashInferTokens:
 
 
 class TokenPlan:
-    """Inputs of the layers of one rule in a graph of this many rows.
-
-    Parameters
-    ----------
-    workspace
-        FlashInfer's, zeros at first.
-    call, query, k_cache
-        Of a layer.
-    spans
-        What it plans for first; no later step has more blocks.
-    """
+    """Inputs of the layers of one rule in a graph of this many rows."""
 
     def __init__(
         self,
-        workspace: torch.Tensor,
+        workspace: torch.Tensor,  # FlashInfer's, zeros at first
+        # Of a layer
         call: AttentionCall,
         query: torch.Tensor,
         k_cache: torch.Tensor,
-        spans: HostSpans,
+        spans: HostSpans,  # what it plans for first; no later step has more blocks
     ) -> None:
         rows, heads, dim = query.shape
         self._block_len, kv_heads = k_cache.shape[1:3]

@@ -35,15 +35,9 @@ def order_of(operator: str) -> list[str]:
 def first_trusted(operator: str, checks: Mapping[str, Check], what: str) -> str:
     """Return the kernel for an operator.
 
-    Parameters
-    ----------
-    operator
-        Its name in the table of operators.
-    checks
-        The self-check of each of its kinds of kernels (`library`, `own`, `torch`) that is there; the last kind of the
-        order needs none.
-    what
-        What the warning says is computed.
+    ``operator``: its name in the table of operators. ``checks``: the self-check of each of its kinds of kernels
+    (`library`, `own`, `torch`) that is there; the last kind of the order needs none. ``what``: what the warning says is
+    computed.
     """
     order = [source for source in order_of(operator) if source in checks]
     for source, following in itertools.pairwise(order):

@@ -30,14 +30,8 @@ _ADVICE = "lower cache_max_entry_count, max_prefill_token_num or max_batch_size"
 class StepSizes:
     """Upper bounds of a step.
 
-    Parameters
-    ----------
-    tokens, sequences
-        Of a step.
-    sequence_blocks
-        Blocks of a sequence: those that its tokens take, and one.
-    block_count, block_len
-        Blocks of the cache, and tokens of a block.
+    ``tokens``, ``sequences``: of a step. ``sequence_blocks``: blocks of a sequence: those that its tokens take, and
+    one. ``block_count``, ``block_len``: blocks of the cache, and tokens of a block.
     """
 
     tokens: int
@@ -77,15 +71,8 @@ def steps_of(sizes: StepSizes, cache: Any, device: torch.device) -> Iterator[Ste
 def warm_up(forward: Callable[[StepContext], object], sizes: StepSizes, cache: Any, device: torch.device) -> None:
     """Run steps of every kind, and say on stderr how far it is.
 
-    Parameters
-    ----------
-    forward
-        Runs a step; nobody needs what it returns.
-
-    Raises
-    ------
-    ValueError
-        If the memory is not enough for the largest step.
+    Raises `ValueError` if the memory is not enough for the largest step. ``forward``: runs a step; nobody needs what it
+    returns.
     """
     begin = last_report = time.monotonic()
     done = 0

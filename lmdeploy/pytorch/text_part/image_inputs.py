@@ -35,16 +35,12 @@ def let_see(model: Any, checkpoint: Path) -> None:
 class GridRotaryEmbedding(nn.Module):
     """In the place of a rotary embedding, which turns every pair by the same number.
 
-    Parameters
-    ----------
-    rotary
-        It: ``(x, positions [1, rows])`` to cosines and sines ``[1, rows, dim]``, both halves equal.
-    axes
-        Which number of a position turns each pair, ``dim / 2`` of them.
+    ``axes``: which number of a position turns each pair, ``dim / 2`` of them.
     """
 
     def __init__(self, rotary: nn.Module, axes: tuple[int, ...]) -> None:
         super().__init__()
+        # It: ``(x, positions [1, rows])`` to cosines and sines ``[1, rows, dim]``, both halves equal
         self._rotary = rotary
         self.register_buffer("_axes", torch.tensor(axes * 2), persistent=False)
 

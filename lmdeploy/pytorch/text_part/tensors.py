@@ -12,23 +12,13 @@ TEXT_TENSORS = "text_part.json"
 
 @dataclass(frozen=True)
 class TextTensors:
-    """Where a text part's tensors are.
+    """Where a text part's tensors are."""
 
-    Attributes
-    ----------
-    checkpoint
-        The whole model's.
-    names
-        From the names there to those of the text part.
-    axes
-        Which number of a position turns each pair of the rotation (`RopeSpec.axes`); empty: it has one.
-    deeper_layers
-        How many of the first layers add features of images to their output (`ImagesSpec.deepstack_layers`).
-    """
-
-    checkpoint: Path
-    names: Mapping[str, str]
+    checkpoint: Path  # the whole model's
+    names: Mapping[str, str]  # from the names there to those of the text part
+    # Which number of a position turns each pair of the rotation (`RopeSpec.axes`); empty: it has one
     axes: tuple[int, ...]
+    # How many of the first layers add features of images to their output (`ImagesSpec.deepstack_layers`)
     deeper_layers: int = 0
 
 

@@ -20,20 +20,9 @@ from lmdeploy.turbomind.safetensors_index import read_checkpoint
 def load_weight(param: nn.Parameter, loaded_weight: torch.Tensor, **shard: Any) -> None:
     """Copy a tensor of the checkpoint into a parameter, or the part of it that this rank has.
 
-    Parameters
-    ----------
-    param
-        With a ``weight_loader`` of its own (``weight_loader(param, loaded_weight, **shard)``), as the layers of
-        `lmdeploy.pytorch.nn` have it, or without.
-    loaded_weight
-        The tensor.
-    shard
-        Which part of a joined parameter it is: ``shard_id``, and ``expert_id`` of experts.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ.
+    Raises `ValueError` if the shapes differ. ``param``: with a ``weight_loader`` of its own (``weight_loader(param,
+    loaded_weight, **shard)``), as the layers of `lmdeploy.pytorch.nn` have it, or without. ``loaded_weight``: the
+    tensor. ``shard``: which part of a joined parameter it is: ``shard_id``, and ``expert_id`` of experts.
     """
     loader = getattr(param, "weight_loader", None)
     if loader is not None:
@@ -53,10 +42,7 @@ def default_weight_loader(param: nn.Parameter, loaded_weight: torch.Tensor) -> N
 def tensors_of(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the checkpoint's tensors, one at a time, file by file; of a text part's folder its own alone.
 
-    Raises
-    ------
-    CheckpointError
-        If there are no safetensors files, or one cannot be read.
+    Raises `CheckpointError` if there are no safetensors files, or one cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -77,10 +63,7 @@ def tensors_of(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def load_model_weights(model: nn.Module, checkpoint: Path) -> None:
     """Fill a model's parameters from a checkpoint with its own ``load_weights``.
 
-    Raises
-    ------
-    CheckpointError
-        If tensors and parameters do not fit each other, or a parameter is left empty.
+    Raises `CheckpointError` if tensors and parameters do not fit each other, or a parameter is left empty.
     """
     for parameter in model.parameters():
         parameter.data.fill_(float("nan"))

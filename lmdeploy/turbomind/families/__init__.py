@@ -30,10 +30,7 @@ def families() -> Mapping[str, Family]:
 def family_of(architectures: object) -> tuple[str, Family]:
     """Return name and family of the first supported one of config.json's ``architectures``.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If none is supported; names them and the supported one with the nearest name.
+    Raises `UnsupportedModelError` if none is supported; names them and the supported one with the nearest name.
     """
     names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
     supported = families()

@@ -34,28 +34,17 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Family:
-    """Architectures of one family.
+    """Architectures of one family."""
 
-    Attributes
-    ----------
-    architectures
-        Names in config.json's ``architectures``.
-    spec
-        From the config and what else is known about the checkpoint to the engine's spec. Raises
-        ``UnsupportedModelError`` for what the engine cannot do, ``ValueError`` for a config that is invalid.
-    tensors
-        The expression of each engine tensor.
-    config
-        From the content of config.json to the first argument of ``spec``, for architectures that are published with
-        their own code, which is never run. None: ``transformers`` reads it.
-    sizes
-        Whole numbers >= 1 that config.json must have; ``|`` is between the names that one may have.
-    """
-
-    architectures: tuple[str, ...]
+    architectures: tuple[str, ...]  # names in config.json's ``architectures``
+    # From the config and what else is known about the checkpoint to the engine's spec. Raises ``UnsupportedModelError``
+    # for what the engine cannot do, ``ValueError`` for a config that is invalid
     spec: Callable[[Any, Checkpoint], ModelSpec]
-    tensors: Callable[[ModelSpec], Mapping[str, Expression]]
+    tensors: Callable[[ModelSpec], Mapping[str, Expression]]  # the expression of each engine tensor
+    # From the content of config.json to the first argument of ``spec``, for architectures that are published with their
+    # own code, which is never run. None: ``transformers`` reads it
     config: Callable[[Mapping[str, Any]], Any] | None = None
+    # Whole numbers >= 1 that config.json must have; ``|`` is between the names that one may have
     sizes: tuple[str, ...] = SIZES
 
 
@@ -106,10 +95,7 @@ def head_dim_of(config: Any) -> int:
 def windows_of(config: Any) -> tuple[int, ...]:
     """Return the window of each layer, as ``sliding_window`` and ``layer_types`` say; empty where there is none.
 
-    Raises
-    ------
-    ValueError
-        If a layer is to have a window that no token sees.
+    Raises `ValueError` if a layer is to have a window that no token sees.
     """
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     given = getattr(config, "layer_types", None) or []
@@ -122,13 +108,7 @@ def windows_of(config: Any) -> tuple[int, ...]:
 
 
 def activation_of(name: str) -> str:
-    """Return the engine's name of an activation function.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the engine does not have it.
-    """
+    """Return the engine's name of an activation function; raise `UnsupportedModelError` if the engine lacks it."""
     if name not in ACTIVATIONS:
         raise UnsupportedModelError(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

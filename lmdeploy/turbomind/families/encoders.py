@@ -26,10 +26,7 @@ def names_of(*prefixes: str) -> tuple[str, ...]:
 def post_norm_spec(config: Any, checkpoint: Checkpoint, *, bias: bool = True, **fields: Any) -> ModelSpec:
     """Return the spec of an encoder with BERT's layers; what ``fields`` do not give is as BERT has it.
 
-    Parameters
-    ----------
-    bias
-        Whether the projections of attention have biases.
+    ``bias``: whether the projections of attention have biases.
     """
     common: dict[str, Any] = {
         "num_kv_heads": config.num_attention_heads,
@@ -46,13 +43,8 @@ def post_norm_spec(config: Any, checkpoint: Checkpoint, *, bias: bool = True, **
 def post_norm_tensors(spec: ModelSpec, layout: Layout, embedding_norm: str) -> dict[str, Expression]:
     """Return the engine tensors of such an encoder.
 
-    Parameters
-    ----------
-    layout
-        Names in the checkpoint; ``mlp_norm`` is the norm after attention, ``final_norm``, within a layer, that after
-        the MLP.
-    embedding_norm
-        The norm of the embeddings.
+    ``layout``: names in the checkpoint; ``mlp_norm`` is the norm after attention, ``final_norm``, within a layer, that
+    after the MLP. ``embedding_norm``: the norm of the embeddings.
     """
     engine = Layout.tensors(layout, spec)
     sources = [embedding_norm, *(layout.layer.format(i) + layout.final_norm for i in range(spec.num_layers))]

@@ -92,27 +92,14 @@ Arrange = Callable[[Expression], Expression]
 
 
 def linear_tensors(
-    name: str,
+    name: str,  # the engine's name
+    # The checkpoint's names, with the number of outputs of each; they are joined in this order
     sources: dict[str, int],
-    in_features: int,
-    has_bias: bool,
-    arrange: Arrange = lambda expression: expression,
+    in_features: int,  # Inputs
+    has_bias: bool,  # whether there are biases
+    arrange: Arrange = lambda expression: expression,  # what is done to weight and bias in the end
 ) -> dict[str, Expression]:
-    """Return the engine tensors of a linear layer.
-
-    Parameters
-    ----------
-    name
-        The engine's name.
-    sources
-        The checkpoint's names, with the number of outputs of each; they are joined in this order.
-    in_features
-        Inputs.
-    has_bias
-        Whether there are biases.
-    arrange
-        What is done to weight and bias in the end.
-    """
+    """Return the engine tensors of a linear layer."""
 
     def joined(suffix: str, *inputs: int) -> Expression:
         loads = [Load(f"{source}.{suffix}", (rows, *inputs)) for source, rows in sources.items()]

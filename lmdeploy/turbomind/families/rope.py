@@ -14,10 +14,7 @@ KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proporti
 def rope_of(config: Any, layer_type: str | None = None, *, is_interleaved: bool = False) -> RopeSpec:
     """Return the rotary embedding of a config, or of its layers of one type.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If the engine does not have this kind of scaling.
+    Raises `UnsupportedModelError` if the engine does not have this kind of scaling.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
     if layer_type is not None:

@@ -67,29 +67,15 @@ _QWEN3_NEXT = dataclasses.replace(_QWEN3_5, recurrence=grouped_delta_tensors)
 
 @dataclass(frozen=True)
 class Architecture:
-    """Files of one architecture.
+    """Files of one architecture."""
 
-    Attributes
-    ----------
-    published
-        Name of the architecture in a Hugging Face config.
-    config
-        From the metadata to the rest of that config.
-    layout
-        Names of the tensors.
-    is_turned
-        Rows of queries and keys are in pairs that turn together, ``2 i`` and ``2 i + 1`` of a head.
-    has_whole_norms
-        Weights of norms have the family's offset added.
-    numbers
-        From the metadata to vectors that the engine reads as tensors.
-    """
-
-    published: str
-    config: Callable[[Metadata], dict[str, Any]]
-    layout: Layout = _LAYOUT
+    published: str  # name of the architecture in a Hugging Face config
+    config: Callable[[Metadata], dict[str, Any]]  # from the metadata to the rest of that config
+    layout: Layout = _LAYOUT  # names of the tensors
+    # Rows of queries and keys are in pairs that turn together, ``2 i`` and ``2 i + 1`` of a head
     is_turned: bool = False
-    has_whole_norms: bool = False
+    has_whole_norms: bool = False  # weights of norms have the family's offset added
+    # From the metadata to vectors that the engine reads as tensors
     numbers: Callable[[Metadata], dict[str, list[float]]] = lambda metadata: {}
 
     def layout_of(self, tensors: Mapping[str, object]) -> Layout:
@@ -239,10 +225,7 @@ def architecture_name(metadata: Metadata) -> str:
 def architecture_of(name: str) -> Architecture:
     """Return an architecture by GGUF's name, or :data:`MIXTRAL` or another of such names.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If its files are not read.
+    Raises `UnsupportedModelError` if its files are not read.
     """
     if name == "clip":
         raise UnsupportedModelError(

@@ -29,12 +29,8 @@ _LAYERS_WITH_ALIBI = 40  # of Baichuan
 def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> dict[str, Any]:
     """Return the fields of all architectures; missing sizes are None.
 
-    Raises
-    ------
-    UnsupportedModelError
-        For unknown rotary scalings, and mixtures of experts of architectures that are read without.
-    ValueError
-        If there is no context length or no epsilon of norms.
+    Raises `UnsupportedModelError` for unknown rotary scalings, and mixtures of experts of architectures that are
+    read without, and `ValueError` if there is no context length or no epsilon of norms.
     """
     if metadata.get("expert_count") and model_type in _WITHOUT_EXPERTS:
         raise UnsupportedModelError(
@@ -102,10 +98,7 @@ def _long_factors(metadata: Metadata) -> dict[str, Any]:
 def partial_rotation(metadata: Metadata) -> dict[str, float]:
     """Return the part of a head that turns, where it is not all of it.
 
-    Raises
-    ------
-    ValueError
-        If more than a head shall turn.
+    Raises `ValueError` if more than a head shall turn.
     """
     head_dim, turning = metadata.head_dim, metadata.get("rope.dimension_count")
     if not head_dim or type(turning) is not int or turning == head_dim:

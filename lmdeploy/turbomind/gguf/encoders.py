@@ -41,10 +41,8 @@ def has_classifier(metadata: Metadata) -> bool:
 def write_modules(metadata: Metadata, target: Path) -> None:
     """Write how vectors are made, as sentence-transformers has it; of length 1, as llama.cpp's server makes them.
 
-    Raises
-    ------
-    UnsupportedModelError
-        If its vectors are pooled in a way that is not known, or become scores in a way that is not read.
+    Raises `UnsupportedModelError` if its vectors are pooled in a way that is not known, or become scores in a way that
+    is not read.
     """
     if has_classifier(metadata):
         return
@@ -85,10 +83,7 @@ def nomic_bert(metadata: Metadata) -> dict[str, Any]:
 def jina_bert_v2(metadata: Metadata) -> dict[str, Any]:
     """JinaBERT; llama.cpp fixes its slopes and its activation.
 
-    Raises
-    ------
-    UnsupportedModelError
-        For the model of code, which has further norms.
+    Raises `UnsupportedModelError` for the model of code, which has further norms.
     """
     if metadata.has("blk.0.attn_norm_2.weight") or metadata.has("blk.0.attn_q_norm.weight"):
         raise UnsupportedModelError("JinaBERT with norms of queries and keys (jina-embeddings-v2-base-code)")

@@ -44,14 +44,9 @@ def _stored_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class GemmaLayout(Layout):
-    """Names of a Gemma whose further tensors are those of a family.
+    """Names of a Gemma whose further tensors are those of a family."""
 
-    Attributes
-    ----------
-    family
-        From the spec to the family's engine tensors.
-    """
-
+    # From the spec to the family's engine tensors
     family: Callable[[ModelSpec], dict[str, Expression]] = gemma.gemma4_tensors
 
     def tensors(self, spec: ModelSpec) -> dict[str, Expression]:

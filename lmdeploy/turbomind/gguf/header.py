@@ -81,13 +81,8 @@ def is_gguf(path: Path) -> bool:
 def read_header(path: Path) -> GgufHeader:
     """Return the header of a file.
 
-    Raises
-    ------
-    ValueError
-        If it is no GGUF file, of a version that is not read, or ends within its header; begins as a predicate of the
-        file's name.
-    OSError
-        If it cannot be read.
+    Raises `ValueError` if it is no GGUF file, of a version that is not read, or ends within its header; begins as a
+    predicate of the file's name, and `OSError` if it cannot be read.
     """
     size = path.stat().st_size
     if size < len(MAGIC):

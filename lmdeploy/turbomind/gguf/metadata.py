@@ -30,23 +30,13 @@ _WITH_SIGMOID = {
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata and tensors of all parts of a file.
+    """Metadata and tensors of all parts of a file."""
 
-    Attributes
-    ----------
-    values
-        By key, such as ``llama.block_count``.
-    tensors
-        By GGUF's names.
-    numbers
-        Values of small tensors that belong to the configuration, by name: factors of rotary frequencies.
-    used
-        Keys that were read so far, without the name of the architecture.
-    """
-
-    values: Mapping[str, Any]
-    tensors: Mapping[str, GgufTensor]
+    values: Mapping[str, Any]  # by key, such as ``llama.block_count``
+    tensors: Mapping[str, GgufTensor]  # by GGUF's names
+    # Values of small tensors that belong to the configuration, by name: factors of rotary frequencies
     numbers: Mapping[str, list[float]]
+    # Keys that were read so far, without the name of the architecture
     used: set[str] = field(default_factory=set, compare=False)
 
     @property
@@ -99,10 +89,7 @@ class Metadata:
     def reject_unused(self) -> None:
         """Refuse a key of the architecture that changes the computation and was not used; log other unused ones.
 
-        Raises
-        ------
-        UnsupportedModelError
-            Names the key.
+        Raises `UnsupportedModelError`, which names the key.
         """
         prefix = f"{self.architecture}."
         for name, value in self.values.items():

@@ -23,10 +23,7 @@ _TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2
 def stored_numbers(file: Path, info: TensorInfo | GgufTensor, name: str) -> NDArray[np.float32]:
     """Return a tensor, a vector as ``[1, length]``, in float32.
 
-    Raises
-    ------
-    ValueError
-        It is stored in codes other than Q8_0's.
+    Raises `ValueError` if it is stored in codes other than Q8_0's.
     """
     if info.dtype not in {*_TYPES, "Q8_0"}:
         raise ValueError(f"tensor {name} is stored as {info.dtype}; those read are {', '.join(_TYPES)} and Q8_0")

@@ -43,10 +43,7 @@ def towers_beside(path: Path) -> list[Path]:
 def parts_of(path: Path) -> list[Path]:
     """Return all parts of the model that a file belongs to, in order.
 
-    Raises
-    ------
-    CheckpointError
-        If some are missing; names them.
+    Raises `CheckpointError` if some are missing; names them.
     """
     part = _PART.fullmatch(path.name)
     if part is None:
@@ -62,10 +59,7 @@ def parts_of(path: Path) -> list[Path]:
 def file_in(directory: Path) -> Path | None:
     """Return the first file of the only GGUF model in a folder that is no other checkpoint; None for other folders.
 
-    Raises
-    ------
-    CheckpointError
-        If there are several.
+    Raises `CheckpointError` if there are several.
     """
     if (directory / "config.json").exists() or any(directory.glob("*.safetensors")):
         return None

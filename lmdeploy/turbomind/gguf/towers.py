@@ -85,45 +85,26 @@ def _siglip_outside(prefix: str) -> dict[str, Published]:
 
 @dataclass(frozen=True)
 class Tower:
-    """Files of one kind of projector.
+    """Files of one kind of projector."""
 
-    Attributes
-    ----------
-    architecture, model_type
-        Of the whole model in a Hugging Face config.
-    texts
-        GGUF's architectures that its text part may have.
-    text_type
-        The text part's ``model_type`` in the whole config; empty: its own.
-    layer
-        Beginning of the published names of a layer's tensors; ``{}`` is its number.
-    parts
-        GGUF's names within a layer, with or without ``.weight`` and ``.bias``, and published ones.
-    outside
-        GGUF's names elsewhere, with or without ``.weight`` and ``.bias``, and published ones.
-    config
-        From a file and the numbers of tokens, by text, to fields of the whole config, with ``vision_config``.
-    processor
-        From a file's metadata to its image processor's settings, without mean and deviation.
-    token
-        What an image's rows take the place of, if the text part's file may lack it.
-    added
-        What is added to the numbers of a tensor in GGUF, by published name.
-    is_turned
-        Rows of queries and keys are in pairs that turn together, ``2 i`` and ``2 i + 1`` of a head.
-    """
-
+    # Of the whole model in a Hugging Face config
     architecture: str
     model_type: str
-    texts: tuple[str, ...]
-    text_type: str
-    layer: str
+    texts: tuple[str, ...]  # GGUF's architectures that its text part may have
+    text_type: str  # the text part's ``model_type`` in the whole config; empty: its own
+    layer: str  # beginning of the published names of a layer's tensors; ``{}`` is its number
+    # GGUF's names within a layer, with or without ``.weight`` and ``.bias``, and published ones
     parts: Mapping[str, Published]
+    # GGUF's names elsewhere, with or without ``.weight`` and ``.bias``, and published ones
     outside: Mapping[str, Published]
+    # From a file and the numbers of tokens, by text, to fields of the whole config, with ``vision_config``
     config: Callable[["TowerFile", Mapping[str, int]], dict[str, Any]]
+    # From a file's metadata to its image processor's settings, without mean and deviation
     processor: Callable[[Mapping[str, Any]], dict[str, Any]]
-    token: str = ""
+    token: str = ""  # what an image's rows take the place of, if the text part's file may lack it
+    # What is added to the numbers of a tensor in GGUF, by published name
     added: Mapping[str, float] = field(default_factory=dict)
+    # Rows of queries and keys are in pairs that turn together, ``2 i`` and ``2 i + 1`` of a head
     is_turned: bool = False
 
 
@@ -180,10 +161,7 @@ class TowerFile:
     def config_with(self, text: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
         """Return config.json of the vision-language model, whose text part has the config ``text``.
 
-        Raises
-        ------
-        KeyError
-            If a token or a number is missing.
+        Raises `KeyError` if a token or a number is missing.
         """
         numbers = {token: number for number, token in reversed(list(enumerate(tokens)))}
         whole = {name: text[name] for name in _KEPT if name in text} | self.tower.config(self, numbers)
@@ -442,12 +420,8 @@ TOWERS = {
 def read_tower(path: Path) -> TowerFile:
     """Return a tower's file.
 
-    Raises
-    ------
-    ValueError
-        If it is no GGUF file, or its projector is not read; begins as a predicate of the file's name.
-    OSError
-        If it cannot be read.
+    Raises `ValueError` if it is no GGUF file, or its projector is not read; begins as a predicate of the file's name,
+    and `OSError` if it cannot be read.
     """
     header = read_header(path)
     kind = header.metadata.get(f"{_KEY}projector_type", header.metadata.get("clip.projector_type"))
@@ -460,16 +434,8 @@ def tower_for(model: Path, text: Mapping[str, Any], tokens: object) -> TowerFile
     """Return the tower alongside a model's file that fits its text part, the first by name; None without one.
 
     Towers that are not read, or ask for a token or a number that is not there, are named in the log: without another
-    one, the model reads text only.
-
-    Parameters
-    ----------
-    model
-        The model's file.
-    text
-        The text part's config.
-    tokens
-        Texts of its tokens, in order; anything but a list: there are none.
+    one, the model reads text only. ``model``: the model's file. ``text``: the text part's config. ``tokens``: texts of
+    its tokens, in order; anything but a list: there are none.
     """
     for path in towers_beside(model):
         try:

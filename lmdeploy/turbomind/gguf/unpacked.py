@@ -38,19 +38,8 @@ _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 def unpacked(path: Path, cache: Path) -> Path:
     """Return the checkpoint directory of a GGUF file, or of any part of a split one.
 
-    Parameters
-    ----------
-    path
-        The file.
-    cache
-        Where directories are kept.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is no GGUF file, ends within its header, lacks parts or metadata.
-    UnsupportedModelError
-        If its architecture is not read.
+    Raises `CheckpointError` if the file is no GGUF file, ends within its header, lacks parts or metadata, and
+    `UnsupportedModelError` if its architecture is not read. ``cache``: where directories are kept.
     """
     parts = [part.resolve() for part in parts_of(path.absolute())]
     states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (*parts, *towers_beside(parts[0]))]
@@ -60,13 +49,7 @@ def unpacked(path: Path, cache: Path) -> Path:
 
 
 def read_metadata(path: Path, parts: list[Path]) -> Metadata:
-    """Return metadata and tensors of all parts.
-
-    Raises
-    ------
-    CheckpointError
-        As :func:`unpacked`.
-    """
+    """Return metadata and tensors of all parts; raise `CheckpointError` as :func:`unpacked`."""
     headers = [_header(part) for part in parts]
     first = headers[0].metadata
     promised = first.get("split.count", 1) or 1
@@ -145,13 +128,7 @@ def recommended_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of(metadata: Metadata) -> dict[str, Any]:
-    """Return config.json for the model.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If its architecture is not read.
-    """
+    """Return config.json for the model; raise `UnsupportedModelError` if its architecture is not read."""
     name = architecture_name(metadata)
     architecture = architecture_of(name)
     config = architecture.config(metadata) | {

@@ -31,32 +31,18 @@ _SHARED = {"token_embedding": "token_embedding", "lm_head.weight": "lm_head.weig
 
 @dataclass(frozen=True)
 class Head:
-    """A head of some model.
+    """A head of some model."""
 
-    Attributes
-    ----------
-    spec
-        What it is.
-    tensors
-        The expressions of its engine tensors over its own checkpoint.
-    shared
-        Engine tensors that are the model's, under these names there.
-    """
-
-    spec: ModelSpec
-    tensors: Mapping[str, Expression]
-    shared: Mapping[str, str]
+    spec: ModelSpec  # what it is
+    tensors: Mapping[str, Expression]  # the expressions of its engine tensors over its own checkpoint
+    shared: Mapping[str, str]  # engine tensors that are the model's, under these names there
 
 
 def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
     """Return the layer after the last of DeepSeek-V3, Qwen3-Next or Qwen3.5, whose checkpoint has these tensors.
 
-    With more such layers, the first drafts all tokens.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the model is another one, or its checkpoint has no such layer.
+    With more such layers, the first drafts all tokens. Raises `UnsupportedModelError` if the model is another one, or
+    its checkpoint has no such layer.
     """
     known = (MTP_ARCHITECTURE, *MTP_LAYOUTS)
     reject_unless(
@@ -99,21 +85,9 @@ def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
 def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind: str) -> Head:
     """Return the head in a folder.
 
-    Parameters
-    ----------
-    target
-        The model it drafts for.
-    directory, index
-        The folder, and what tensors are there.
-    kind
-        ``eagle`` or ``eagle3``.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it is of a form that is not read.
-    CheckpointError
-        If its config.json is invalid.
+    Raises `UnsupportedModelError` if it is of a form that is not read, and `CheckpointError` if its config.json is
+    invalid. ``target``: the model it drafts for. ``directory``, ``index``: the folder, and what tensors are there.
+    ``kind``: ``eagle`` or ``eagle3``.
     """
     raw = read_config(directory)
     reject_unless(not raw.get("quantization_config"), "a quantized head (quantization_config)")

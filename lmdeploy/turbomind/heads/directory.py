@@ -27,6 +27,9 @@ _UNREAD = ("d2t", "t2d", "rotary_emb.inv_freq", "embed_tokens.weight")
 def find_head(target: Path, method: str, model: str = "", download_dir: str | None = None) -> Path:
     """Return the engine directory of a head, writing it into the cache when it is not there.
 
+    Raises `UnsupportedModelError` if the engine cannot run it, and `CheckpointError` if it is missing, broken, or does
+    not fit its model.
+
     Parameters
     ----------
     target
@@ -38,13 +41,6 @@ def find_head(target: Path, method: str, model: str = "", download_dir: str | No
         model's own checkpoint.
     download_dir
         Where repositories are kept.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the engine cannot run it.
-    CheckpointError
-        If it is missing, broken, or does not fit its model.
     """
     if not (target / "manifest.json").is_file():
         raise UnsupportedModelError(f"method {method} is for models that the TurboMind engine runs")

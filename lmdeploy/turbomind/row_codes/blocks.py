@@ -29,10 +29,7 @@ def with_block_codes(
 ) -> dict[str, Expression]:
     """Return the engine tensors with the codes in place of each weight that the checkpoint stores in blocks.
 
-    Raises
-    ------
-    UnsupportedModelError
-        For another mode of MLX.
+    Raises `UnsupportedModelError` for another mode of MLX.
     """
     given = config.get("quantization_config")
     if not isinstance(given, dict) or given.get("quant_method") not in METHODS:

@@ -25,32 +25,15 @@ _INSTEAD = "serve the model it was made from with --weight-bits 4 or 8, or make 
 
 @dataclass(frozen=True)
 class RowScheme:
-    """How a layer ``X`` is stored (``backend_cpp/weights/codes/row_quantized.h``).
+    """How a layer ``X`` is stored (``backend_cpp/weights/codes/row_quantized.h``)."""
 
-    Attributes
-    ----------
-    layout
-        ``words`` (int32), ``bytes`` (int8) or ``float4`` (two in a byte).
-    bits
-        Of a code, 4 or 8.
-    group
-        Neighbouring inputs that share a scale; -1: all of a row.
-    has_zeros
-        There are zero points, ``X.weight_zero_point``.
-    codes
-        The codes are ``X.<codes>``.
-    scales
-        Types that ``X.weight_scale`` may have.
-    whole
-        What all scales are multiplied with (``factor``) or divided by (``divisor``), and the name of that number.
-    """
-
-    layout: Literal["words", "bytes", "float4"]
-    bits: int
-    group: int
-    has_zeros: bool = False
-    codes: str = "weight_packed"
-    scales: tuple[str, ...] = NUMBERS
+    layout: Literal["words", "bytes", "float4"]  # ``words`` (int32), ``bytes`` (int8) or ``float4`` (two in a byte)
+    bits: int  # of a code, 4 or 8
+    group: int  # neighbouring inputs that share a scale; -1: all of a row
+    has_zeros: bool = False  # there are zero points, ``X.weight_zero_point``
+    codes: str = "weight_packed"  # the codes are ``X.<codes>``
+    scales: tuple[str, ...] = NUMBERS  # types that ``X.weight_scale`` may have
+    # What all scales are multiplied with (``factor``) or divided by (``divisor``), and the name of that number
     whole: tuple[str, str] | None = None
 
 
@@ -66,10 +49,7 @@ def require(method: str, what: str, found: object, supported: tuple[object, ...]
 def row_schemes(config: Mapping[str, Any]) -> tuple[RowScheme, ...]:
     """Return the ways in which layers are stored output by output, by ``quantization_config`` of config.json.
 
-    Raises
-    ------
-    UnsupportedModelError
-        For a variant that the engine cannot read.
+    Raises `UnsupportedModelError` for a variant that the engine cannot read.
     """
     given = config.get("quantization_config")
     if not isinstance(given, dict):

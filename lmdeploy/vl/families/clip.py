@@ -12,17 +12,8 @@ _PUBLISHED = {"openai/clip-vit-large-patch14-336": 336, "openai/clip-vit-large-p
 def tower_folder(checkpoint: Path, named: object, *, is_here: bool) -> Path | None:
     """Return the folder of the tower that a config names; of OpenAI's CLIP, which is fetched, also by its name.
 
-    Parameters
-    ----------
-    checkpoint, named, is_here
-        As for `tower_config`.
-
-    Raises
-    ------
-    ValueError
-        If it names none.
-    UnsupportedModelError
-        If the tower cannot be fetched.
+    Raises `ValueError` if it names none, and `UnsupportedModelError` if the tower cannot be fetched. ``checkpoint``,
+    ``named``, ``is_here``: as for `tower_config`.
     """
     if not isinstance(named, str) or not named:
         raise ValueError(f"config.json must name the tower, got {named!r}")
@@ -39,17 +30,9 @@ def tower_folder(checkpoint: Path, named: object, *, is_here: bool) -> Path | No
 def tower_config(checkpoint: Path, named: str, *, is_here: bool) -> Any:
     """Return the ``CLIPVisionConfig`` of the tower with a name.
 
-    Parameters
-    ----------
-    checkpoint, named
-        The folder of the whole model, and what it calls its tower.
-    is_here
-        Whether the checkpoint has the tower's tensors.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the tower is neither here nor in a folder, or is of another kind.
+    Raises `UnsupportedModelError` if the tower is neither here nor in a folder, or is of another kind. ``checkpoint``,
+    ``named``: the folder of the whole model, and what it calls its tower. ``is_here``: whether the checkpoint has the
+    tower's tensors.
     """
     from transformers import AutoConfig, CLIPVisionConfig, LlavaConfig
 

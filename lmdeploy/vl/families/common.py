@@ -23,23 +23,12 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class VisionPart:
-    """Vision part of a checkpoint, as the functions of a family read it.
+    """Vision part of a checkpoint, as the functions of a family read it."""
 
-    Attributes
-    ----------
-    config
-        The whole model's, as ``transformers`` has it.
-    processor
-        The image processor.
-    model
-        The model with tower and projector alone; None where only tokens are counted.
-    video
-        Settings of the video processor, as the checkpoint's files say them.
-    """
-
-    config: Any
-    processor: Any
-    model: Any = None
+    config: Any  # the whole model's, as ``transformers`` has it
+    processor: Any  # the image processor
+    model: Any = None  # the model with tower and projector alone; None where only tokens are counted
+    # Settings of the video processor, as the checkpoint's files say them
     video: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,23 +69,13 @@ Checkpoint = tuple[Path, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class NativeForm:
-    """``transformers`` form of a checkpoint in its authors' own layout; ``ValueError`` for what is not supported.
+    """``transformers`` form of a checkpoint in its authors' own layout; ``ValueError`` for what is not supported."""
 
-    Attributes
-    ----------
-    config
-        The whole model's, with the class that has the tower in ``architectures``.
-    processor
-        The image processor.
-    tensors
-        Name and values of each tensor of the vision tower.
-    model
-        From that config to the class that has the tower; without, the one that its ``architectures`` name.
-    """
-
-    config: Callable[[Checkpoint], Any]
-    processor: Callable[[Checkpoint], Any]
+    config: Callable[[Checkpoint], Any]  # the whole model's, with the class that has the tower in ``architectures``
+    processor: Callable[[Checkpoint], Any]  # the image processor
+    # Name and values of each tensor of the vision tower
     tensors: Callable[[Checkpoint], "Iterable[tuple[str, torch.Tensor]]"]
+    # From that config to the class that has the tower; without, the one that its ``architectures`` name
     model: Callable[[Any], type] | None = None
 
 
@@ -111,11 +90,6 @@ class VideoForm:
 
     An image is the frames below each other, a size that of one of them, and ``times`` among the options has the second
     of each. ``mark`` may be several tokens.
-
-    Attributes
-    ----------
-    frame_step
-        From the part and the options to how many positions the frames of the grid are apart.
     """
 
     token: str
@@ -125,74 +99,43 @@ class VideoForm:
     mark: str = ""
     words: tuple[str, ...] = ()
     grid: Grid = lambda part, size, options: (0, 0, 0)
+    # From the part and the options to how many positions the frames of the grid are apart
     frame_step: Callable[[VisionPart, Options], float] = lambda part, options: 1.0
 
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """How the models of some architectures see.
+    """How the models of some architectures see."""
 
-    Attributes
-    ----------
-    architectures
-        Names in config.json's ``architectures``; each is the ``transformers`` class that has the tower, unless there is
-        a ``native`` form.
-    token
-        The text of the token that embeddings take the place of.
-    expansion
-        From the part, an image's size (width, height) and its options to what stands for it in the prompt: ``token``
-        as often as it has rows, and whatever the model wants between.
-    features
-        From the part, an image and its options to its rows ``[tokens, hidden]``.
-    written
-        An image in a message, for chat templates that know only texts; empty: ``token`` on a line.
-    goes_first
-        Such templates get a message's images in front of its texts, not in the order of the message.
-    words
-        Other special tokens of an expansion.
-    tower
-        Only with a ``vision_config`` of this ``model_type``; empty: with every one that no family asks for.
-    native
-        For checkpoints in their authors' own layout.
-    minds_others
-        An image's rows differ where the prompt has others; the option ``several`` says whether it has.
-    number
-        From the part, an image's index among those of the prompt (from 0) and its options to what is before its
-        expansion.
-    mark
-        What a chat template writes for an image, if that is not ``token``; one of ``words``.
-    grid
-        From the part, an image's size (width, height) and its options to the frames, rows and columns that its tokens
-        stand for, where the model's positions have three axes; else zeros.
-    video
-        How videos are seen; None: not at all.
-    shares_position
-        An image's tokens, but the first and the last, are at one position.
-    is_looked_at
-        An image is one token, of which the first row is the embedding; the text looks at the others.
-    other_token
-        In the place of ``token`` where a tokenizer does not have that.
-    leads_prompt
-        Images are in front of all that the chat template writes, but the token that begins a text.
-    """
-
+    # Names in config.json's ``architectures``; each is the ``transformers`` class that has the tower, unless there is a
+    # ``native`` form
     architectures: tuple[str, ...]
-    token: str
+    token: str  # the text of the token that embeddings take the place of
+    # From the part, an image's size (width, height) and its options to what stands for it in the prompt: ``token`` as
+    # often as it has rows, and whatever the model wants between
     expansion: Expansion
-    features: Features
-    written: str = ""
+    features: Features  # from the part, an image and its options to its rows ``[tokens, hidden]``
+    written: str = ""  # an image in a message, for chat templates that know only texts; empty: ``token`` on a line
+    # Such templates get a message's images in front of its texts, not in the order of the message
     goes_first: bool = True
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # other special tokens of an expansion
+    # Only with a ``vision_config`` of this ``model_type``; empty: with every one that no family asks for
     tower: str = ""
-    native: NativeForm | None = None
+    native: NativeForm | None = None  # for checkpoints in their authors' own layout
+    # An image's rows differ where the prompt has others; the option ``several`` says whether it has
     minds_others: bool = False
+    # From the part, an image's index among those of the prompt (from 0) and its options to what is before its expansion
     number: Callable[[VisionPart, int, Options], str] = lambda part, index, options: ""
-    mark: str = ""
+    mark: str = ""  # what a chat template writes for an image, if that is not ``token``; one of ``words``
+    # From the part, an image's size (width, height) and its options to the frames, rows and columns that its tokens
+    # stand for, where the model's positions have three axes; else zeros
     grid: Grid = lambda part, size, options: (0, 0, 0)
-    video: VideoForm | None = None
-    shares_position: bool = False
+    video: VideoForm | None = None  # how videos are seen; None: not at all
+    shares_position: bool = False  # an image's tokens, but the first and the last, are at one position
+    # An image is one token, of which the first row is the embedding; the text looks at the others
     is_looked_at: bool = False
-    other_token: str = ""
+    other_token: str = ""  # in the place of ``token`` where a tokenizer does not have that
+    # Images are in front of all that the chat template writes, but the token that begins a text
     leads_prompt: bool = False
 
     def __post_init__(self) -> None:

@@ -87,14 +87,8 @@ def glm_4v_9b_config(checkpoint: Checkpoint) -> Any:
 def eva_clip(raw: Mapping[str, Any], projected: int, **more: Any) -> Any:
     """Return a ``LlavaConfig`` of a tower of EVA-CLIP.
 
-    Parameters
-    ----------
-    raw
-        The checkpoint's config.
-    projected
-        Hidden numbers of the MLP that makes rows.
-    more
-        Further fields.
+    ``raw``: the checkpoint's config. ``projected``: hidden numbers of the MLP that makes rows. ``more``: further
+    fields.
     """
     from transformers import LlavaConfig
 

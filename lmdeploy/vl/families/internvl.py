@@ -28,10 +28,7 @@ _TILES_OF_DETAIL = {"low": 6, "medium": 12, "high": 24}
 def tiling(part: VisionPart, options: Options) -> dict[str, Any]:
     """Return how an image is cut: at most as the model was made for.
 
-    Raises
-    ------
-    ValueError
-        If ``max_dynamic_patch`` is no number of tiles.
+    Raises `ValueError` if ``max_dynamic_patch`` is no number of tiles.
     """
     max_tiles = part.processor.max_patches
     requested = options.get("max_dynamic_patch", _TILES_OF_DETAIL.get(str(options.get("detail")), max_tiles))

@@ -20,23 +20,12 @@ _COLUMN_END, _ROW_END = "<|tile_x_separator|>", "<|tile_y_separator|>"
 
 @dataclass(frozen=True)
 class Tiles:
-    """How images are cut; the processor of ``transformers`` needs torchvision.
+    """How images are cut; the processor of ``transformers`` needs torchvision."""
 
-    Attributes
-    ----------
-    side
-        Pixels of a tile's side.
-    max_tiles
-        Most tiles of an image, without the whole.
-    fills_canvas
-        The largest canvas is taken, not the smallest that holds the image.
-    mean, std
-        Of each channel's values between 0 and 1.
-    """
-
-    side: int
-    max_tiles: int
-    fills_canvas: bool
+    side: int  # pixels of a tile's side
+    max_tiles: int  # most tiles of an image, without the whole
+    fills_canvas: bool  # the largest canvas is taken, not the smallest that holds the image
+    # Of each channel's values between 0 and 1
     mean: tuple[float, ...]
     std: tuple[float, ...]
 

@@ -28,36 +28,20 @@ _TOKEN, _WHOLE, _SLICE, _NUMBER = (
 
 @dataclass(frozen=True)
 class Slicer:
-    """How images are cut.
+    """How images are cut."""
 
-    Attributes
-    ----------
-    side
-        Of a square with as many pixels as a view has.
-    patch
-        Of which a view's sides are multiples.
-    max_slices
-        Slices of an image.
-    is_numbered
-        Whether images have numbers in the prompt.
-    mean, std
-        Of each colour.
-    """
-
-    side: int
-    patch: int
-    max_slices: int
-    is_numbered: bool
+    side: int  # of a square with as many pixels as a view has
+    patch: int  # of which a view's sides are multiples
+    max_slices: int  # slices of an image
+    is_numbered: bool  # whether images have numbers in the prompt
+    # Of each colour
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def grid(self, size: tuple[int, int], options: Options) -> tuple[int, int]:
         """Return columns and rows of slices; zeros for an image that is small enough as a whole.
 
-        Raises
-        ------
-        ValueError
-            If ``max_slice_nums`` is no number of slices.
+        Raises `ValueError` if ``max_slice_nums`` is no number of slices.
         """
         requested = options.get("max_slice_nums", self.max_slices)
         if type(requested) is not int or requested < 1:

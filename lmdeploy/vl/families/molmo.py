@@ -30,24 +30,12 @@ _HEAD_DIM = 64  # CLIP's
 
 @dataclass(frozen=True)
 class Cropper:
-    """How images are cut.
+    """How images are cut."""
 
-    Attributes
-    ----------
-    side
-        Of a crop, in pixels.
-    patch
-        Side of a patch.
-    max_crops
-        Crops of an image.
-    margins
-        Patches at the beginning and the end of a crop that its neighbours see too.
-    """
-
-    side: int
-    patch: int
-    max_crops: int
-    margins: tuple[int, int]
+    side: int  # of a crop, in pixels
+    patch: int  # side of a patch
+    max_crops: int  # crops of an image
+    margins: tuple[int, int]  # patches at the beginning and the end of a crop that its neighbours see too
 
     @property
     def window(self) -> int:

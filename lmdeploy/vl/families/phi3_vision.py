@@ -27,24 +27,14 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Tiler:
-    """How images are cut.
+    """How images are cut."""
 
-    Attributes
-    ----------
-    side
-        Of a tile, in pixels.
-    max_tiles
-        Tiles of an image.
-    mean, std
-        Of each colour.
-    enlarges
-        An image gets as many tiles as it may have, whatever its size; otherwise no more along it than it fills.
-    """
-
-    side: int
-    max_tiles: int
+    side: int  # of a tile, in pixels
+    max_tiles: int  # tiles of an image
+    # Of each colour
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    # An image gets as many tiles as it may have, whatever its size; otherwise no more along it than it fills
     enlarges: bool = True
 
     def lying(self, width: int, height: int) -> tuple[int, int]:

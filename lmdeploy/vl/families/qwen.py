@@ -22,10 +22,7 @@ _QWEN2_VL_TOKEN, _QWEN2_VL_BEGIN, _QWEN2_VL_END = "<|image_pad|>", "<|vision_sta
 def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
     """Return how few and how many pixels an image is scaled to: within what the model was made for.
 
-    Raises
-    ------
-    ValueError
-        If ``min_pixels`` or ``max_pixels`` is no number of pixels.
+    Raises `ValueError` if ``min_pixels`` or ``max_pixels`` is no number of pixels.
     """
     min_pixels, max_pixels = part.processor.size["shortest_edge"], part.processor.size["longest_edge"]
     bounds = {}

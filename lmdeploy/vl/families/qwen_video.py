@@ -33,10 +33,7 @@ def _writes_times(part: VisionPart) -> bool:
 def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
     """Return how few and how many pixels the model was made for, within which a caller may choose.
 
-    Raises
-    ------
-    ValueError
-        If ``min_pixels`` or ``max_pixels`` is no number of pixels.
+    Raises `ValueError` if ``min_pixels`` or ``max_pixels`` is no number of pixels.
     """
     size = part.video.get("size") or {}
     layout = _OF_VIDEO.get(part.config.model_type, _OF_FRAME)
@@ -93,13 +90,7 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 
 
 def frame_step(part: VisionPart, options: Options) -> float:
-    """Return how many positions two frames are after the two before.
-
-    Raises
-    ------
-    ValueError
-        If they are too far apart.
-    """
+    """Return how many positions two frames are after the two before; raise `ValueError` if they are too far apart."""
     times = times_of(options)
     a_second = getattr(part.config.vision_config, "tokens_per_second", None)
     if a_second is None or len(times) < 2 or _writes_times(part):

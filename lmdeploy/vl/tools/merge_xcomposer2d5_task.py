@@ -29,10 +29,7 @@ _LOW_RANK = re.compile(r"(.+)\.lora_(\w+)_([AB])\.weight")
 def merge(model: Path, output: Path, task: str) -> int:
     """Write a checkpoint with a task's matrices in its weights, and return how many it has added.
 
-    Raises
-    ------
-    CheckpointError
-        If ``output`` has files, or the checkpoint has no such matrices, or one without the other.
+    Raises `CheckpointError` if ``output`` has files, or the checkpoint has no such matrices, or one without the other.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
