@@ -103,9 +103,8 @@ def openvino_peer(model: Path, precision: str) -> Iterator[Embed]:
     yield _batched(AutoTokenizer.from_pretrained(model), lambda arrays: compiled(arrays)[0])
 
 
-@contextmanager
-def llama_peer(model: Path, kind: str) -> Iterator[Embed]:
-    """llama-server with weights of a type of GGUF, made by llama.cpp's own converter."""
+def llama_gguf(model: Path, kind: str) -> Path:
+    """Return the GGUF file of an encoder with weights of a type of GGUF, made by llama.cpp's own converter."""
     file = root() / "models" / f"{model.name}-{kind}.gguf"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +112,13 @@ def llama_peer(model: Path, kind: str) -> Iterator[Embed]:
         command = [sys.executable, str(sources / "convert_hf_to_gguf.py"), str(model), "--outfile", str(file)]
         environment = os.environ | {"PYTHONPATH": str(sources / "gguf-py")}
         subprocess.run([*command, "--outtype", kind], check=True, env=environment, capture_output=True)
+    return file
+
+
+@contextmanager
+def llama_peer(model: Path, kind: str) -> Iterator[Embed]:
+    """llama-server with weights of a type of GGUF."""
+    file = llama_gguf(model, kind)
     (port,) = free_ports(1)
     sizes = {"-t": thread_count(), "-np": _BATCH, "-c": _BATCH * 512, "-b": 4096, "-ub": 4096}
     options = [text for flag, size in sizes.items() for text in (flag, str(size))]
