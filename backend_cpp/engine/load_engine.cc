@@ -135,15 +135,18 @@ std::unique_ptr<ModelRunner> make_draft_runner(const std::string& target, const 
 }
 
 // Special tokens have no text that a grammar could match, but for structural tags that name them.
-wire::Vocabulary grammar_vocabulary(const TokenTable& tokens, const ModelSpec& spec) {
-  wire::Vocabulary vocabulary;
+std::unique_ptr<GrammarCompiler> grammar_compiler(const Programs& programs, const TokenTable& tokens,
+                                                  const ModelSpec& spec, double seconds, std::string& reason) {
+  std::vector<std::string> vocabulary;
+  SpecialTokens special;
   for (int32_t token = 0; token < spec.vocab_size; ++token) {
+    const std::string_view bytes = tokens.bytes(token);
     const bool is_special = tokens.is_special(token);
-    if (is_special && !tokens.bytes(token).empty()) vocabulary.special.emplace_back(token, tokens.bytes(token));
-    vocabulary.tokens.emplace_back(is_special ? std::string_view() : tokens.bytes(token));
+    const bool is_end = std::ranges::find(spec.eos_token_ids, token) != spec.eos_token_ids.end();
+    if (is_special && !is_end && !bytes.empty()) special.emplace_back(token, bytes);
+    vocabulary.emplace_back(is_special ? std::string_view() : bytes);
   }
-  vocabulary.stop_token_ids = spec.eos_token_ids;
-  return vocabulary;
+  return load_grammar_compiler(programs.grammar, std::move(vocabulary), std::move(special), seconds, reason);
 }
 
 // The engine shortens a session length that its cache cannot hold.
@@ -316,8 +319,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
         run_in_background([&] { return cache_fingerprint(directory, settings, device.name, config.plan); });
   }
   LoadedEngine loaded{std::move(resolved.spec), nullptr, "", std::move(resolved.notes)};
-  auto compiler = load_grammar_compiler(programs.grammar, grammar_vocabulary(tokens, loaded.spec),
-                                        settings.grammar_compile_seconds, loaded.no_grammar_reason);
+  auto compiler =
+      grammar_compiler(programs, tokens, loaded.spec, settings.grammar_compile_seconds, loaded.no_grammar_reason);
   loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler),
                                            std::move(events), std::move(draft_runner));
   for (const auto& [name, path] : settings.adapters) loaded.engine->load_adapter(name, path);

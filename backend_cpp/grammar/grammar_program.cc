@@ -1,6 +1,7 @@
 #include "grammar/grammar_program.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <functional>
 #include <map>
@@ -15,7 +16,6 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "grammar/prepare_program.h"
-#include "grammar/text_matcher.h"
 
 namespace turbomind {
 
@@ -40,7 +40,8 @@ enum Expression : int32_t {
 };
 
 constexpr int kMaxDepth = 64;
-constexpr int kMaxPrefix = 1000;  // that alternatives have in common and is read together
+constexpr int kMaxPrefix = 1000;       // that alternatives have in common and is read together
+constexpr size_t kMaxStates = 20'000;  // of texts that begin a tag, of 1 KiB each
 
 // A construct that the engine cannot follow.
 struct Unknown : std::exception {
@@ -50,9 +51,9 @@ struct Unknown : std::exception {
 
 class ProgramBuilder {
  public:
-  ProgramBuilder(const Json& grammar, const RegexParser& parse_regex) : parse_regex_(parse_regex) {
+  ProgramBuilder(const Json& grammar, RegexParser parse_regex) : parse_regex_(parse_regex) {
     end_ = add({GrammarProgram::kReturn, 0, 0, 0, 0});
-    if (add_rules(grammar) != 0) throw Unknown();
+    add_rules(grammar);
   }
 
   // Null: no text fits the grammar.
@@ -103,9 +104,8 @@ class ProgramBuilder {
       expressions_.stops[rule] = {to_int(info.at(3)), to_int(info.at(4))};
     }
     const auto first = static_cast<int32_t>(program_.starts.size());
-    for (size_t rule = 0; rule < rules.size(); ++rule) {
-      expressions_.numbers.push_back(first + static_cast<int32_t>(rule));
-    }
+    expressions_.numbers.resize(rules.size());
+    std::iota(expressions_.numbers.begin(), expressions_.numbers.end(), first);
     std::swap(expressions_.numbers[0], expressions_.numbers[root]);
     program_.starts.resize(program_.starts.size() + rules.size());
     names_.resize(program_.starts.size());
@@ -218,46 +218,88 @@ class ProgramBuilder {
 
   // The rule of a regular expression.
   int32_t regex(const int32_t* values, int32_t count) {
+    if (count < 2 || values[0] != 0) throw Unknown();
     std::string text;
     for (int32_t i = 1; i < count; ++i) {
       if (values[i] <= 0 || values[i] >= 0x80) throw Unknown();
       text.push_back(static_cast<char>(values[i]));
     }
-    if (values[0] != 0) throw Unknown();
-    std::string source;
-    try {
-      source = parse_regex_(text);
-    } catch (const std::exception&) {
-      throw Unknown();
+    return add_rules(Json::parse(parse_regex_(text)));
+  }
+
+  // The automaton of Aho and Corasick: finds texts in a text that comes byte by byte.
+  struct TextState {
+    std::array<int32_t, 256> next{};  // 0: the first state, or none yet
+    int32_t found = kNothing;         // the rule of the longest text that ends here
+  };
+  static constexpr int32_t kNothing = -1;
+  static constexpr int32_t kNever = -2;  // what must not come, which goes before any rule
+
+  void add_text(std::vector<TextState>& states, int32_t text, int32_t rule) const {
+    size_t state = 0;
+    for (const char c : bytes_of(text)) {
+      const auto byte = static_cast<uint8_t>(c);
+      if (states[state].next[byte] == 0) {
+        states[state].next[byte] = static_cast<int32_t>(states.size());
+        states.emplace_back();
+      }
+      state = static_cast<size_t>(states[state].next[byte]);
     }
-    return add_rules(Json::parse(source));
+    int32_t& found = states[state].found;
+    const bool is_other = rule != kNever && found != kNothing && found != rule;
+    if (states.size() > kMaxStates || (is_other && found != kNever)) {
+      throw Unknown("it has too many texts that begin a tag, or one that begins two");
+    }
+    if (!is_other) found = rule;
+  }
+
+  // In the order of their lengths: what a state does not continue is continued by the longest end of its text that is a
+  // state too.
+  static void finish(std::vector<TextState>& states) {
+    std::vector<std::pair<int32_t, int32_t>> todo;  // a state, and the one of that end
+    for (const int32_t state : states[0].next) {
+      if (state != 0) todo.emplace_back(state, 0);
+    }
+    for (size_t i = 0; i < todo.size(); ++i) {
+      TextState& state = states[static_cast<size_t>(todo[i].first)];
+      const TextState& shorter = states[static_cast<size_t>(todo[i].second)];
+      if (state.found == kNothing || shorter.found == kNever) state.found = shorter.found;
+      for (size_t byte = 0; byte < state.next.size(); ++byte) {
+        if (state.next[byte] != 0) {
+          todo.emplace_back(state.next[byte], shorter.next[byte]);
+        } else {
+          state.next[byte] = shorter.next[byte];
+        }
+      }
+    }
   }
 
   // Free text up to what begins a rule.
   int32_t tag_dispatch(const int32_t* values, int32_t count, int32_t next) {
     if (count < 2 || count % 2 != 0) throw Unknown();
-    TextMatcher matcher;
-    bool has_room = true;
-    for (int32_t i = 0; i + 2 < count; i += 2) has_room &= matcher.add(bytes_of(values[i]), values[i + 1]);
+    std::vector<TextState> states(1);
+    for (int32_t i = 0; i + 2 < count; i += 2) add_text(states, values[i], values[i + 1]);
     const Part left_out = expression(values[count - 1]);
-    for (int32_t i = 0; i < left_out.count; ++i) {
-      has_room &= matcher.add(bytes_of(left_out.values[i]), TextMatcher::kNever);
-    }
-    if (!has_room) throw Unknown("it has too many texts that begin a tag, or one that begins two");
-    matcher.finish();
-    std::vector<int32_t> nodes(matcher.size());
+    for (int32_t i = 0; i < left_out.count; ++i) add_text(states, left_out.values[i], kNever);
+    finish(states);
+    std::vector<int32_t> nodes(states.size());
     for (int32_t& node : nodes) node = split({});
     const int32_t after_rule = values[count - 2] != 0 ? nodes[0] : next;
     for (size_t state = 0; state < nodes.size(); ++state) {
-      if (matcher.ends(state) != TextMatcher::kNothing) continue;
+      if (states[state].found != kNothing) continue;
+      std::map<int32_t, std::vector<int32_t>> pairs;  // of bytes, first and last, by where they lead
+      for (int32_t byte = 0; byte < 256; ++byte) {
+        std::vector<int32_t>& ranges = pairs[states[state].next[static_cast<size_t>(byte)]];
+        if (ranges.empty() || ranges.back() != byte - 1) ranges.insert(ranges.end(), {byte, byte});
+        ranges.back() = byte;
+      }
       std::vector<int32_t> ways{next};
-      for (const auto& [target, pairs] : matcher.ways(state)) {
-        const int32_t rule = matcher.ends(target);
-        if (rule == TextMatcher::kNever) continue;
-        const int32_t then = rule == TextMatcher::kNothing
-                                 ? nodes[target]
-                                 : add({GrammarProgram::kCall, number_of(rule), 0, 0, after_rule});
-        ways.push_back(add({GrammarProgram::kBytes, list(pairs), static_cast<int32_t>(pairs.size()) / 2, 0, then}));
+      for (const auto& [target, ranges] : pairs) {
+        const int32_t rule = states[static_cast<size_t>(target)].found;
+        if (rule == kNever) continue;
+        const int32_t then = rule == kNothing ? nodes[static_cast<size_t>(target)]
+                                              : add({GrammarProgram::kCall, number_of(rule), 0, 0, after_rule});
+        ways.push_back(add({GrammarProgram::kBytes, list(ranges), static_cast<int32_t>(ranges.size()) / 2, 0, then}));
       }
       program_.nodes[static_cast<size_t>(nodes[state])] = program_.nodes[static_cast<size_t>(split(ways))];
     }
@@ -373,7 +415,6 @@ class ProgramBuilder {
       case kTokenBut:
         return tokens(values, count, type == kTokenBut, next);
       case kRegex:
-        if (count < 2) throw Unknown();
         return add({GrammarProgram::kCall, regex(values, count), 0, 0, next});
       case kSubstring:
         return substring(values, count, next);
@@ -382,7 +423,7 @@ class ProgramBuilder {
     }
   }
 
-  const RegexParser& parse_regex_;
+  const RegexParser parse_regex_;
   Expressions expressions_;  // of the grammar whose rules are added
   int32_t end_ = 0;
   GrammarProgram program_;
@@ -391,15 +432,14 @@ class ProgramBuilder {
 
 }  // namespace
 
-GrammarProgram grammar_program(const std::string& source, const RegexParser& parse_regex) {
-  const auto refusal = [](const std::string& why) { return invalid_argument("response_format: " + why); };
+GrammarProgram grammar_program(const std::string& source, RegexParser parse_regex) {
   try {
     if (auto program = ProgramBuilder(Json::parse(source), parse_regex).take()) return *std::move(program);
-    throw refusal("no text fits it");
+    throw invalid_argument("no text fits it");
   } catch (const Unknown& unknown) {
-    throw refusal(unknown.why);
+    throw invalid_argument(unknown.why);
   } catch (const std::out_of_range&) {
-    throw refusal(Unknown().why);
+    throw invalid_argument(Unknown().why);
   }
 }
 

@@ -102,7 +102,7 @@ bool prepare(Program& program, const std::vector<std::string>& names) {
     if (node.kind == Program::kRepeat && of_rule(node.a) == 0 && (node.c < 0 || node.b <= node.c)) node.b = 0;
   }
   if (const int32_t rule = left_recursive_rule(program, shortest); rule >= 0) {
-    throw invalid_argument("response_format: the rule '" + names.at(static_cast<size_t>(rule)) +
+    throw invalid_argument("the rule '" + names.at(static_cast<size_t>(rule)) +
                            "' begins with itself by way of another; write what is repeated with * or +");
   }
   program.least.clear();

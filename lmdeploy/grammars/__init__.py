@@ -10,13 +10,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from lmdeploy.grammars.texts import GrammarError, GrammarText, ebnf_text, lark_text
+from lmdeploy.grammars.texts import NOISE, GrammarError, GrammarText, ebnf_text, lark_text
 from lmdeploy.json_schema import JSON, LOOSE_JSON, MAX_BYTES, SchemaError, Syntax, grammar_of
 from lmdeploy.json_schema.expressions import full_match
 from lmdeploy.json_schema.patterns import PatternError
 from lmdeploy.json_schema.places import shown
 
-_PREFIXES = ("response_format cannot be compiled: ", "response_format: ")  # of messages about what was translated
+_TYPES = ("json_object", "json_schema", "regex_schema", "grammar", "lark", "structural_tag")
 
 
 class RefusedFormatError(ValueError):
@@ -25,25 +25,21 @@ class RefusedFormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A format for xgrammar, and its grammar where it is one."""
+    """A text for xgrammar, and the user's grammar that it stands for, where it is one."""
 
-    read: Any
+    kind: str  # grammar, lark or structural_tag
+    text: str
     grammar: GrammarText | None = None
 
     def explain(self, message: str) -> str:
-        """Return a message about `read` as one about the user's format."""
-        if self.grammar is None:
-            return message
-        for prefix in _PREFIXES:
-            message = message.removeprefix(prefix)
-        return f"response_format: {self.grammar.explain(message)}"
+        """Return a message about `text` as one about the user's format."""
+        return self.grammar.explain(message) if self.grammar else NOISE.sub("", message).strip()
 
 
 def translated(response_format: str) -> Translation:
     """Return the user's format (JSON) for xgrammar; raise `RefusedFormatError` where it is invalid or not enforced."""
     try:
-        given = json.loads(response_format)
-        return _translated(given) if isinstance(given, dict) else Translation(given)
+        return _translated(json.loads(response_format))
     except RefusedFormatError:
         raise
     except SchemaError as error:
@@ -56,33 +52,40 @@ def translated(response_format: str) -> Translation:
         raise RefusedFormatError(f"it is no JSON: {error}") from None
 
 
-def _translated(given: dict[str, Any]) -> Translation:
+def _translated(given: Any) -> Translation:
     match given:
         case {"type": "json_object"}:
-            return Translation(_grammar(grammar_of({"type": "object"})))
+            return Translation("grammar", grammar_of({"type": "object"}))
         case {"type": "json_schema", "json_schema": {"schema": schema} as holder}:
-            return Translation(_grammar(_of_schema(schema, JSON, holder.get("property_order"))))
+            return Translation("grammar", _of_schema(schema, JSON, holder.get("property_order")))
         case {"type": "json_schema", "json_schema": schema}:
-            return Translation(_grammar(_of_schema(schema, JSON)))
+            return Translation("grammar", _of_schema(schema, JSON))
         case {"type": "regex_schema", "regex_schema": str(pattern)}:
-            return Translation(_grammar(_of_expression(pattern)))
-        case {"type": "grammar" | "lark" as kind} if isinstance(given.get(kind), str):
-            grammar = (ebnf_text if kind == "grammar" else lark_text)(_sized(given[kind]))
-            return Translation(given | {kind: grammar.read}, grammar)
+            return Translation("grammar", _of_expression(pattern))
+        case {"type": "grammar", "grammar": str(text)}:
+            grammar = ebnf_text(_sized(text))
+            return Translation("grammar", grammar.read, grammar)
+        case {"type": "lark", "lark": str(text)}:
+            grammar = lark_text(_sized(text))
+            return Translation("lark", grammar.read, grammar)
         case {"type": "structural_tag", "structural_tag": tag}:
-            names = _sized(json.dumps(tag, ensure_ascii=False))
-            return Translation(given | {"structural_tag": _part(tag), "names": names})
-    return Translation(given)
-
-
-def _grammar(text: str) -> dict[str, Any]:
-    return {"type": "grammar", "grammar": text}
+            _sized(json.dumps(tag, ensure_ascii=False))
+            tag = {"type": "structural_tag", "format": _part(tag)}
+            return Translation("structural_tag", json.dumps(tag, ensure_ascii=False))
+        case {"type": str(kind)} if kind in _TYPES:
+            raise RefusedFormatError(f"it lacks a member {kind}, or that is of another type")
+    found = given.get("type") if isinstance(given, dict) else given
+    raise RefusedFormatError(f"its type must be {', '.join(_TYPES[:-1])} or {_TYPES[-1]}, got {shown(found)}")
 
 
 def _of_schema(schema: Any, syntax: Syntax, property_order: object = None) -> str:
     if property_order not in (None, "schema", "any"):
         raise RefusedFormatError(f"property_order must be schema or any, got {shown(property_order)}")
     return grammar_of(schema, syntax, has_free_order=property_order == "any")
+
+
+def _grammar(text: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": text}
 
 
 def _sized(text: str) -> str:

@@ -38,7 +38,7 @@ _REFUSED = {
 _HALF = re.compile(r"\\(?:\\|u[dD][89a-fA-F]|U0000[dD][89a-fA-F])")  # of a surrogate pair; xgrammar would write it
 _PLACE = re.compile(r"line (\d+), column (\d+): ")
 # Of messages of xgrammar within messages: "[time] file:line: ", and the place in what another reader was given.
-_NOISE = re.compile(r"\[[0-9:]+\] \S+\.cc:\d+: |(Regex|EBNF) [a-z]+ error at (line \d+, column|position) \d+: ")
+NOISE = re.compile(r"\[[0-9:]+\] \S+\.cc:\d+: |(Regex|EBNF) [a-z]+ error at (line \d+, column|position) \d+: ")
 _MESSAGE = 400  # characters
 
 
@@ -84,13 +84,13 @@ class GrammarText:
             names = [*re.findall(r"the rule '(\w+)'", message), self.root]
             rules = (re.search(rf"^[ \t?!]*({name})\b", self.given, re.MULTILINE) for name in names)
             start, name = next(((rule.start(1), rule[1]) for rule in rules if rule), (0, self.root))
-            return self._located(start, f"{name}: {_NOISE.sub('', message)}")
+            return self._located(start, f"{name}: {NOISE.sub('', message)}")
         lines = self.read.split("\n")[: int(found[1])]
         at = len("\n".join([*lines[:-1], ""])) + len(lines[-1].encode()[: int(found[2]) - 1].decode(errors="ignore"))
         part = bisect(self.places, at, key=lambda each: each[0])
         last = self.places[part][1] if part < len(self.places) else len(self.given)
         read, given = self.places[part - 1]
-        return self._located(min(given + at - read, last), _NOISE.sub("", message[found.end() :]))
+        return self._located(min(given + at - read, last), NOISE.sub("", message[found.end() :]))
 
     def _located(self, at: int, message: str) -> str:
         line, column = self.given.count("\n", 0, at) + 1, at - self.given.rfind("\n", 0, at)

@@ -59,8 +59,8 @@ def compiler() -> xgrammar.GrammarCompiler:
 
 
 def compiled(compiler: xgrammar.GrammarCompiler, grammar: dict[str, Any]) -> xgrammar.CompiledGrammar:
-    read = translated(json.dumps({"type": "structural_tag", "structural_tag": grammar})).read
-    return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": read["structural_tag"]}))
+    given = {"type": "structural_tag", "structural_tag": grammar}
+    return compiler.compile_structural_tag(translated(json.dumps(given)).text)
 
 
 def babbled(grammar: xgrammar.CompiledGrammar, rng: random.Random, max_characters: int = 4000) -> str | None:

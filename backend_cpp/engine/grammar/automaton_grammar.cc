@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/error.h"
+
 namespace turbomind {
 
 namespace {

@@ -15,7 +15,6 @@
 #include "engine/grammar/automaton.h"
 #include "engine/grammar/grammar.h"
 #include "engine/grammar/token_trie.h"
-#include "engine/grammar/wire.h"
 
 namespace turbomind {
 

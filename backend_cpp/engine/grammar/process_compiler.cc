@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <spawn.h>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -12,7 +13,9 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <list>
 #include <mutex>
@@ -20,6 +23,7 @@
 
 #include "base/error.h"
 #include "base/file_descriptor.h"
+#include "base/json.h"
 #include "engine/grammar/automaton_grammar.h"
 #include "engine/grammar/token_trie.h"
 
@@ -29,34 +33,63 @@ namespace turbomind {
 
 namespace {
 
+constexpr int kSocket = 3;             // the process's end of it
+constexpr int kLookMilliseconds = 50;  // how often a process is looked at
+constexpr double kQuickSeconds = 0.1;  // of processor time
+constexpr size_t kMaxFrame = size_t{64} << 20;
+
+// What a process sends is a frame: uint32 bytes after the type, the type and they. It is sent a text after its uint32
+// length.
+enum Type : char {
+  kLoaded = 'L',   // that it can be sent formats
+  kProgram = 'P',  // of a format (GrammarProgram)
+  kTag = 'T',      // the same of a structural tag
+  kRefused = 'R',  // why the format is refused
+  kFailed = 'F',   // why it is not, but there is no program
+  kTooBig = 'M',   // why it is refused; the process ends
+};
+
 // The engine's end of a process that parses response formats (lmdeploy/grammars/__main__.py).
 //
 // It parses one format at a time. Parsing cannot be interrupted, so a slow or cancelled format ends with its process.
 class GrammarProcess {
  public:
   struct Answer {
-    wire::Type type;
+    char type;
     std::string payload;
   };
 
-  // Starts `program`, which waits for the vocabulary. Throws Error if that fails.
+  // Starts `program`. Throws Error if that fails.
   explicit GrammarProcess(const std::vector<std::string>& program);
   // Ends the process.
   ~GrammarProcess();
   GrammarProcess(const GrammarProcess&) = delete;
 
   // Throws Error if the process has ended, as does receive().
-  void send(const std::string& frame);
-  // The next answer. Polls `is_wanted`; empty: cancelled.
-  std::optional<Answer> receive(const std::function<bool()>& is_wanted);
+  void send(const std::string& text);
+  // The next answer. Polls `may_continue`; empty: cancelled.
+  std::optional<Answer> receive(const std::function<bool()>& may_continue);
+  // Waits until it is loaded. Throws Error if it cannot be; false: cancelled.
+  bool load(const std::function<bool()>& may_continue);
+
+  bool has_ended() const {
+    char byte;
+    return recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+  }
+  // Processor time that it has taken.
+  double seconds() const;
+  // From now on it runs when nobody else would.
+  void make_way() {
+    const sched_param none{};
+    sched_setscheduler(pid_, SCHED_IDLE, &none);
+  }
 
  private:
   FileDescriptor socket_;
   pid_t pid_ = -1;
+  bool is_loaded_ = false;
   std::string received_;
 };
-
-constexpr int kLookMilliseconds = 50;  // how often receive() asks whether it is wanted
 
 Error unavailable(const std::string& what) {
   return {ErrorCode::kUnavailable, "response_format: " + what + ": " + std::strerror(errno)};
@@ -71,12 +104,12 @@ GrammarProcess::GrammarProcess(const std::vector<std::string>& program) {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw unavailable("no socket");
   socket_ = FileDescriptor(ends[0]);
   const FileDescriptor theirs(ends[1]);
-  const FileDescriptor socket(fcntl(theirs.get(), F_DUPFD_CLOEXEC, wire::kSocket + 1));  // not what it becomes
+  const FileDescriptor socket(fcntl(theirs.get(), F_DUPFD_CLOEXEC, kSocket + 1));  // not what it becomes
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_adddup2(&actions, socket.get(), wire::kSocket);
+  posix_spawn_file_actions_adddup2(&actions, socket.get(), kSocket);
   sigset_t signals;
   sigemptyset(&signals);
   posix_spawnattr_setsigmask(&attributes, &signals);
@@ -98,7 +131,9 @@ GrammarProcess::~GrammarProcess() {
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) continue;
 }
 
-void GrammarProcess::send(const std::string& frame) {
+void GrammarProcess::send(const std::string& text) {
+  const auto size = static_cast<uint32_t>(text.size());
+  const std::string frame = std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + text;
   for (size_t sent = 0; sent < frame.size();) {
     const ssize_t count = ::send(socket_.get(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
@@ -107,23 +142,40 @@ void GrammarProcess::send(const std::string& frame) {
   }
 }
 
-std::optional<GrammarProcess::Answer> GrammarProcess::receive(const std::function<bool()>& is_wanted) {
+std::optional<GrammarProcess::Answer> GrammarProcess::receive(const std::function<bool()>& may_continue) {
   std::array<char, 1 << 16> room;
-  Answer answer;
-  while (!wire::take_frame(received_, answer.type, answer.payload)) {
-    pollfd wanted{socket_.get(), POLLIN, 0};
-    if (poll(&wanted, 1, kLookMilliseconds) <= 0) {
-      if (!is_wanted()) return std::nullopt;
+  for (size_t wanted = sizeof(uint32_t) + 1; received_.size() < wanted;) {
+    pollfd socket{socket_.get(), POLLIN, 0};
+    if (poll(&socket, 1, kLookMilliseconds) <= 0) {
+      if (!may_continue()) return std::nullopt;
       continue;
     }
     const ssize_t count = recv(socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
-    if (count > 0) {
-      received_.append(room.data(), static_cast<size_t>(count));
-    } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
-      throw ended();
-    }
+    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) throw ended();
+    if (count > 0) received_.append(room.data(), static_cast<size_t>(count));
+    if (received_.size() < wanted) continue;
+    uint32_t size = 0;
+    std::memcpy(&size, received_.data(), sizeof(size));
+    if (size > kMaxFrame) throw internal_error("response_format: its program is too large");
+    wanted = sizeof(size) + 1 + size;
   }
+  Answer answer{received_[sizeof(uint32_t)], received_.substr(sizeof(uint32_t) + 1)};
+  received_.clear();
   return answer;
+}
+
+bool GrammarProcess::load(const std::function<bool()>& may_continue) {
+  if (is_loaded_) return true;
+  const std::optional<Answer> answer = receive(may_continue);
+  if (answer && answer->type != kLoaded) throw internal_error(answer->payload);
+  return is_loaded_ = answer.has_value();
+}
+
+double GrammarProcess::seconds() const {
+  clockid_t clock{};
+  timespec time{};
+  if (clock_getcpuclockid(pid_, &clock) == 0) clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
 constexpr size_t kMaxKept = 64;
@@ -133,48 +185,42 @@ constexpr size_t kMaxIdle = 2;  // processes
 class ProcessCompiler final : public GrammarCompiler {
  public:
   // Starts a process.
-  ProcessCompiler(std::vector<std::string> program, wire::Vocabulary vocabulary, double seconds)
+  ProcessCompiler(std::vector<std::string> program, std::vector<std::string> vocabulary, SpecialTokens special,
+                  double seconds)
       : program_(std::move(program)),
-        vocabulary_(wire::frame_of(vocabulary)),
-        tokens_(std::make_shared<TokenTrie>(std::move(vocabulary.tokens))),
+        tokens_(std::make_shared<TokenTrie>(std::move(vocabulary))),
+        special_(std::move(special)),
         seconds_(seconds) {
-    put_back(start());
+    put_back(std::make_unique<GrammarProcess>(program_));
   }
 
   std::shared_ptr<const Grammar> compile(const std::string& response_format, const Waiting& waiting) override {
     if (GrammarRef known = find(response_format)) return known;
     waiting.on_begin();
-    const std::string order =
-        wire::Writer(wire::kFormat).put(static_cast<uint32_t>(seconds_ * 1000)).put(response_format).take();
-    Process process;  // one that is not put back ends
-    std::optional<GrammarProcess::Answer> answer;
-    for (bool is_new = false; !process;) {
-      process = take_idle();
-      is_new = process == nullptr;
-      if (is_new) process = start();
-      try {
-        process->send(order);
-        answer = process->receive(waiting.is_wanted);
-      } catch (const Error&) {
-        if (is_new) throw;
-        process = nullptr;  // it had ended while it was idle
-      }
-    }
-    if (answer && answer->type == wire::kSlow) {
-      if (!waiting.may_take_long()) return nullptr;
-      answer = process->receive(waiting.is_wanted);
-    } else if (answer) {
-      put_back(std::move(process));
-    }
+    Process process = take_idle();  // one that is not put back ends
+    if (!process->load(waiting.is_wanted)) return nullptr;
+    const double begun = process->seconds();
+    bool is_slow = false;
+    process->send(response_format);
+    const auto answer = process->receive([&] {
+      if (!waiting.is_wanted()) return false;
+      const double taken = process->seconds() - begun;
+      if (taken >= seconds_) throw takes_too_long();
+      if (is_slow || taken < kQuickSeconds) return true;
+      is_slow = true;
+      process->make_way();
+      return waiting.may_take_long();
+    });
     if (!answer) return nullptr;
-    if (answer->type == wire::kReady) {
-      GrammarRef grammar = read_grammar(answer->payload);
-      keep(response_format, grammar);
-      return grammar;
-    }
-    wire::Reader reader(answer->payload);
-    const bool is_to_blame = reader.get<uint8_t>() != 0;
-    throw Error(is_to_blame ? ErrorCode::kInvalidArgument : ErrorCode::kInternal, reader.rest());
+    if (!is_slow && answer->type != kTooBig) put_back(std::move(process));
+    if (answer->type == kRefused || answer->type == kTooBig) throw invalid_argument(answer->payload);
+    if (answer->type == kFailed) throw internal_error(answer->payload);
+    auto program = GrammarProgram::read(answer->payload);
+    require_known_tokens(program);
+    SpecialTokens marks = answer->type == kTag ? marks_in(response_format) : SpecialTokens();
+    auto grammar = std::make_shared<const AutomatonGrammar>(tokens_, std::move(program), std::move(marks));
+    keep(response_format, grammar);
+    return grammar;
   }
 
  private:
@@ -201,19 +247,14 @@ class ProcessCompiler final : public GrammarCompiler {
     }
   }
 
-  Process start() const {
-    auto process = std::make_unique<GrammarProcess>(program_);
-    process->send(vocabulary_);
-    return process;
-  }
-
-  // Null: none.
   Process take_idle() {
     const std::lock_guard lock(mu_);
-    if (idle_.empty()) return nullptr;
-    Process process = std::move(idle_.back());
-    idle_.pop_back();
-    return process;
+    while (!idle_.empty()) {
+      Process process = std::move(idle_.back());
+      idle_.pop_back();
+      if (!process->has_ended()) return process;
+    }
+    return std::make_unique<GrammarProcess>(program_);
   }
 
   void put_back(Process&& process) {
@@ -221,36 +262,45 @@ class ProcessCompiler final : public GrammarCompiler {
     if (idle_.size() < kMaxIdle) idle_.push_back(std::move(process));
   }
 
-  GrammarRef read_grammar(const std::string& payload) const {
-    wire::Reader reader(payload);
-    SpecialTokens marks = reader.special_tokens();
-    GrammarProgram program;
-    program.nodes = reader.list<GrammarProgram::Node>();
-    program.lists = reader.list<int32_t>();
-    program.starts = reader.list<int32_t>();
-    program.least = reader.list<int32_t>();
-    require_known_tokens(program, marks);
-    return std::make_shared<const AutomatonGrammar>(tokens_, std::move(program), std::move(marks));
+  Error takes_too_long() const {
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%g", seconds_);
+    return invalid_argument(std::string("response_format: compiling it takes more than grammar_compile_seconds, ") +
+                            seconds +
+                            " s of processor time; make it smaller, with shorter patterns and fewer repetitions");
   }
 
   // Throws Error for numbers that are no tokens'.
-  void require_known_tokens(const GrammarProgram& program, const SpecialTokens& marks) const {
-    if (!program.is_sound()) throw internal_error("response_format: its program is broken");
+  void require_known_tokens(const GrammarProgram& program) const {
     const auto size = static_cast<int32_t>(tokens_->vocabulary().size());
-    const auto require = [&](int32_t token) {
-      if (token >= 0 && token < size) return;
-      throw invalid_argument("response_format: there is no token " + std::to_string(token) + "; the last one is " +
-                             std::to_string(size - 1));
-    };
-    for (const auto& [token, text] : marks) require(token);
     for (const GrammarProgram::Node& node : program.nodes) {
-      if (node.kind == GrammarProgram::kToken) std::ranges::for_each(program.list(node), require);
+      if (node.kind != GrammarProgram::kToken) continue;
+      for (const int32_t token : program.list(node)) {
+        if (token >= 0 && token < size) continue;
+        throw invalid_argument("response_format: there is no token " + std::to_string(token) + "; the last one is " +
+                               std::to_string(size - 1));
+      }
     }
   }
 
+  // Those special tokens whose texts a structural tag names. No others may come: a text in the tag could otherwise hold
+  // any of them.
+  SpecialTokens marks_in(const std::string& response_format) const {
+    const std::string tag = without_escapes(Json::parse(response_format).at("structural_tag").dump());
+    SpecialTokens marks = special_;
+    std::erase_if(marks, [&](const auto& mark) { return tag.find(without_escapes(mark.second)) == std::string::npos; });
+    return marks;
+  }
+
+  // Texts are escaped in JSON, and once more in a grammar that is there.
+  static std::string without_escapes(std::string text) {
+    std::erase(text, '\\');
+    return text;
+  }
+
   const std::vector<std::string> program_;
-  const std::string vocabulary_;  // as a frame for the processes
   const std::shared_ptr<const TokenTrie> tokens_;
+  const SpecialTokens special_;
   const double seconds_;
   std::mutex mu_;
   Kept kept_;                  // guarded by mu_; latest first
@@ -259,11 +309,12 @@ class ProcessCompiler final : public GrammarCompiler {
 
 }  // namespace
 
-std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> program, wire::Vocabulary vocabulary,
+std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> program,
+                                                       std::vector<std::string> vocabulary, SpecialTokens special,
                                                        double seconds, std::string& reason) {
   try {
     if (!program.empty()) {
-      return std::make_unique<ProcessCompiler>(std::move(program), std::move(vocabulary), seconds);
+      return std::make_unique<ProcessCompiler>(std::move(program), std::move(vocabulary), std::move(special), seconds);
     }
     reason = "turbomind_grammar was not built";
   } catch (const std::exception& error) {

@@ -10,13 +10,15 @@
 #include <vector>
 
 #include "engine/grammar/grammar.h"
-#include "engine/grammar/wire.h"
+#include "engine/grammar/token_trie.h"
 
 namespace turbomind {
 
 // `program`: the command of the processes. Null if it is empty or cannot be started; `reason` says why.
+// `vocabulary`: the bytes of each token, none of a special one; `special`: those that may stand for their texts.
 // `seconds`: of processor time that parsing a format may take.
-std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> program, wire::Vocabulary vocabulary,
+std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> program,
+                                                       std::vector<std::string> vocabulary, SpecialTokens special,
                                                        double seconds, std::string& reason);
 
 }  // namespace turbomind

@@ -1,6 +1,9 @@
 #include "engine/grammar/program.h"
 
 #include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
 
 namespace turbomind {
 
@@ -11,6 +14,42 @@ bool is_below(int32_t number, int64_t end) {
 }
 
 }  // namespace
+
+std::string GrammarProgram::bytes() const {
+  std::string bytes;
+  const auto put = [&](const auto& list) {
+    const auto length = static_cast<uint32_t>(list.size());
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof(length));
+    bytes.append(reinterpret_cast<const char*>(list.data()), list.size() * sizeof(list[0]));
+  };
+  put(nodes);
+  put(lists);
+  put(starts);
+  put(least);
+  return bytes;
+}
+
+GrammarProgram GrammarProgram::read(std::string_view bytes) {
+  GrammarProgram program;
+  const auto take = [&](void* to, size_t size) {
+    if (size > bytes.size()) throw internal_error("response_format: its program is broken");
+    if (size > 0) std::memcpy(to, bytes.data(), size);
+    bytes.remove_prefix(size);
+  };
+  const auto get = [&](auto& list) {
+    uint32_t length = 0;
+    take(&length, sizeof(length));
+    if (length > bytes.size()) throw internal_error("response_format: its program is broken");
+    list.resize(length);
+    take(list.data(), list.size() * sizeof(list[0]));
+  };
+  get(program.nodes);
+  get(program.lists);
+  get(program.starts);
+  get(program.least);
+  if (!program.is_sound()) throw internal_error("response_format: its program is broken");
+  return program;
+}
 
 bool GrammarProgram::is_sound() const {
   const auto is_node = [this](int32_t number) { return is_below(number, std::ssize(nodes)); };

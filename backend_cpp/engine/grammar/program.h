@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace turbomind {
@@ -52,6 +54,11 @@ struct GrammarProgram {
     const int32_t size = node.kind == kBytes || node.kind == kClass ? 2 * node.b : node.b;
     return {lists.data() + node.a, static_cast<size_t>(size)};
   }
+
+  // Its four lists, each after its uint32 length.
+  std::string bytes() const;
+  // Throws Error(kInternal) for bytes of no sound program.
+  static GrammarProgram read(std::string_view bytes);
 
   // Whether all indices are in range and it has a rule.
   bool is_sound() const;

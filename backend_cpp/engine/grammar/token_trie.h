@@ -3,11 +3,15 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/grammar/automaton.h"
 
 namespace turbomind {
+
+// Special tokens and their texts, which structural tags may name.
+using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
 
 // Sets a token's bit.
 void allow(std::vector<int32_t>& mask, int32_t token);
