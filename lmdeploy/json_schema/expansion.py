@@ -21,9 +21,9 @@ from lmdeploy.json_schema.sets import (
     Objects,
     Rules,
     Strings,
-    Typed,
     Union,
     Values,
+    common,
     conjoined,
     unevaluating,
 )
@@ -103,40 +103,30 @@ class Expansion:
         found: list[Alternative] = []
         for mine in one:
             self.budget.spend(len(other), pointer)
-            for theirs in other:
-                found += self._common(mine, theirs, pointer)
+            found += filter(None, (self._common(mine, theirs, pointer) for theirs in other))
         return tuple(found)
 
-    def _common(self, one: Alternative, other: Alternative, pointer: str) -> list[Alternative]:
+    def _common(self, one: Alternative, other: Alternative, pointer: str) -> Alternative | None:
         if isinstance(other, Values):
             one, other = other, one
-        if isinstance(one, Values) and isinstance(other, Values):
-            self.budget.spend((len(one.values) + len(other.values)) // 4, pointer)
-            keys = {key_of(value) for value in other.values}
-            kept = tuple(value for value in one.values if key_of(value) in keys)
-            return [Values(kept)] if kept else []
         if isinstance(one, Values):
-            self.budget.spend(len(one.values), pointer)
-            kept = tuple(value for value in one.values if self._is_in(other, value))
-            return [Values(kept)] if kept else []
-        match one, other:
-            case (Numbers(), Numbers()) | (Strings(), Strings()) | (Arrays(), Arrays()):
-                found: Typed | None = one.with_(other)  # type: ignore[arg-type]
-            case (Objects(), Objects()):
-                found = self._common_objects(one, other, pointer)
-            case _:
-                return []
-        return [] if found is None else [found]
-
-    def _common_objects(self, one: Objects, other: Objects, pointer: str) -> Objects | None:
-        found = one.with_(other)
-        if found is None:
+            if isinstance(other, Values):
+                self.budget.spend((len(one.values) + len(other.values)) // 4, pointer)
+                keys = {key_of(value) for value in other.values}
+                kept = tuple(value for value in one.values if key_of(value) in keys)
+            else:
+                self.budget.spend(len(one.values), pointer)
+                kept = tuple(value for value in one.values if self._is_in(other, value))
+            return Values(kept) if kept else None
+        if isinstance(other, Values) or type(one) is not type(other):
             return None
-        self.budget.spend(1 + sum(len(rules.properties) for rules in found.rules) // 4, pointer)
-        named = [{name for rules in each.rules for name in rules.properties} for each in (one, other)]
-        shared = named[0] & named[1]  # what distinguishes alternatives is required, and said by both
-        if any(name in shared and self.is_empty(self.member(found, name)) for name in found.required):
-            return None
+        found = common(one, other)
+        if isinstance(found, Objects) and isinstance(one, Objects) and isinstance(other, Objects):
+            self.budget.spend(1 + sum(len(rules.properties) for rules in found.rules) // 4, pointer)
+            named = [{name for rules in each.rules for name in rules.properties} for each in (one, other)]
+            shared = named[0] & named[1]  # what distinguishes alternatives is required, and said by both
+            if any(name in shared and self.is_empty(self.member(found, name)) for name in found.required):
+                return None
         return found
 
     # ---- one schema ----
@@ -146,7 +136,7 @@ class Expansion:
         if isinstance(schema, bool):
             return EVERYTHING if schema else ()
         self.budget.spend(2 + len(schema), place.pointer)
-        union: Union = EVERYTHING if schema.keys() <= _ANY_TYPE else of_type(place)
+        union: Union = EVERYTHING if schema.keys() <= _ANY_TYPE else tuple(of_type(place))
         if (values := self._finite(place)) is not None:
             union = self.both((Values(values),), union, place.pointer)
         for other in self._combined(place):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -20,14 +20,32 @@ from lmdeploy.json_schema.sets import (
     Objects,
     Rules,
     Strings,
+    Typed,
     Union,
     Values,
+    common,
 )
 from lmdeploy.json_schema.values import exact, is_finite
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-NULL, BOOLEANS = Values((None,)), Values((True, False))
-EVERYTHING: Union = (NULL, BOOLEANS, Numbers(), Strings(), Arrays(), Objects())
+EVERYTHING: Union = (Values((None,)), Values((True, False)), Numbers(), Strings(), Arrays(), Objects())
+_WHOLE = dict(zip(("null", "boolean", "number", "string", "array", "object"), EVERYTHING, strict=True))
+
+# Keyword -> type that it is about, and which bound it is; of numbers also on which side of its number that is.
+_COUNTS: dict[str, tuple[type[Any], str]] = {
+    "minLength": (Strings, "low"),
+    "maxLength": (Strings, "high"),
+    "minItems": (Arrays, "low"),
+    "maxItems": (Arrays, "high"),
+    "minProperties": (Objects, "low"),
+    "maxProperties": (Objects, "high"),
+}
+_BOUNDS: dict[str, tuple[str, int]] = {
+    "minimum": ("low", 0),
+    "maximum": ("high", 0),
+    "exclusiveMinimum": ("low", 1),
+    "exclusiveMaximum": ("high", -1),
+}
 
 ANNOTATIONS = {
     *("$comment", "title", "description", "default", "deprecated", "readOnly", "writeOnly", "examples"),
@@ -89,25 +107,40 @@ def types_of(place: Place) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def of_type(place: Place) -> Union:
-    """Return the values that the keywords about one type allow."""
+def of_type(place: Place) -> Iterator[Alternative]:
+    """Yield the values that the keywords about one type allow."""
     kinds = types_of(place)
-    makers: dict[str, Callable[[Place], Alternative | None]] = {
-        "null": lambda _: NULL,
-        "boolean": lambda _: BOOLEANS,
-        "number": _numbers,
-        "string": _strings,
-        "array": _arrays,
-        "object": _objects,
-    }
-    if "integer" in kinds and "number" not in kinds:
-        makers["number"] = _integers
-    found = []
-    for kind, make in makers.items():
-        if kind in kinds or (kind == "number" and "integer" in kinds):
-            alternative = make(place)
-            found += [] if alternative is None else [alternative]
-    return tuple(found)
+    for kind, whole in _WHOLE.items():
+        found: Alternative | None = whole
+        if kind == "number" and "integer" in kinds:
+            found = whole if kind in kinds else Numbers(whole=True)
+        elif kind not in kinds:
+            continue
+        if not isinstance(found, Values):
+            for part in _parts(place, type(found)):
+                found = common(found, part) if found else None
+        if found:
+            yield found
+
+
+def _parts(place: Place, kind: type[Any]) -> Iterator[Typed]:
+    """Yield what the keywords about a type allow."""
+    for keyword, (of_kind, side) in _COUNTS.items():
+        if of_kind is kind and (count := count_of(place, keyword)) is not None:
+            yield kind(**{side: count}, pointer=f"{place.pointer}/{keyword}")
+    if kind is Numbers:
+        for keyword, (side, above) in _BOUNDS.items():
+            if (number := number_of(place, keyword)) is not None:
+                bound: Any = {side: (number, above)}
+                yield Numbers(**bound, pointer=f"{place.pointer}/{keyword}")
+        if (factor := number_of(place, "multipleOf")) is not None:
+            if factor <= 0:
+                raise place.refuse("multipleOf", f"must be above 0, got {shown(place.schema['multipleOf'])}")
+            yield Numbers(factors=((factor, f"{place.pointer}/multipleOf"),))
+    elif kind is Strings:
+        yield Strings(languages=tuple(languages_of(place)))
+    else:
+        yield _arrays(place) if kind is Arrays else _objects(place)
 
 
 def languages_of(place: Place) -> Iterator[tuple[Language, str]]:
@@ -128,38 +161,8 @@ def pattern_of(place: Place, keyword: str, pattern: str) -> Language:
         raise place.refuse(keyword, f"the expression {shown(pattern)} {error}") from None
 
 
-def _numbers(place: Place) -> Numbers | None:
+def _arrays(place: Place) -> Arrays:
     schema = place.schema
-    low, high = number_of(place, "minimum"), number_of(place, "maximum")
-    above, below = number_of(place, "exclusiveMinimum"), number_of(place, "exclusiveMaximum")
-    factor = number_of(place, "multipleOf")
-    if factor is not None and factor <= 0:
-        raise place.refuse("multipleOf", f"must be above 0, got {shown(schema['multipleOf'])}")
-    factors = () if factor is None else ((factor, f"{place.pointer}/multipleOf"),)
-    pointer = place.pointer + next((f"/{each}" for each in _BOUNDS if each in schema), "")
-    return Numbers(low, high, pointer=pointer, factors=factors).with_(
-        Numbers(above, below, above is not None, below is not None)
-    )
-
-
-def _integers(place: Place) -> Numbers | None:
-    found = _numbers(place)
-    return None if found is None else found.with_(Numbers(whole=True))
-
-
-def _strings(place: Place) -> Strings | None:
-    low, high = count_of(place, "minLength") or 0, count_of(place, "maxLength")
-    if high is not None and low > high:
-        return None
-    keyword = "minLength" if high is None else "maxLength"
-    return Strings(low, high, tuple(languages_of(place)), f"{place.pointer}/{keyword}")
-
-
-def _arrays(place: Place) -> Arrays | None:
-    schema = place.schema
-    low, high = count_of(place, "minItems") or 0, count_of(place, "maxItems")
-    if high is not None and low > high:
-        return None
     # Older drafts: a list of `items`, and `additionalItems` for all others.
     is_old = isinstance(schema.get("items"), list)
     before, after = ("items", "additionalItems") if is_old else ("prefixItems", "items")
@@ -173,8 +176,6 @@ def _arrays(place: Place) -> Arrays | None:
         rest,
         is_open=after in schema,
         evaluated=None if after in schema else len(prefix),
-        low=low,
-        high=high,
         unique=unique,
         contained=tuple(_contained(place)),
     )
@@ -187,11 +188,8 @@ def _contained(place: Place) -> Iterator[Contained]:
         yield Contained(term(place.at("contains")), low, high, f"{place.pointer}/contains")
 
 
-def _objects(place: Place) -> Objects | None:
+def _objects(place: Place) -> Objects:
     schema = place.schema
-    low, high = count_of(place, "minProperties") or 0, count_of(place, "maxProperties")
-    if high is not None and low > high:
-        return None
     properties = members(place, "properties", dict, "an object") or {}
     patterns = members(place, "patternProperties", dict, "an object") or {}
     rules = Rules(
@@ -208,9 +206,6 @@ def _objects(place: Place) -> Objects | None:
         (rules,) if says_anything else (),
         tuple(names_of(place, "required", schema["required"])) if "required" in schema else (),
         term(place.at("propertyNames")) if "propertyNames" in schema else TRUE,
-        low,
-        high,
-        f"{place.pointer}/minProperties",
     )
 
 
@@ -230,15 +225,18 @@ def opposite(place: Place) -> Iterator[Alternative]:
     schema = place.schema
     if "type" in schema:
         kinds = types_of(place)
-        whole = {"integer", "number"} & {*kinds}
-        for kind, every in zip(("null", "boolean", "string", "array", "object"), _OTHERS, strict=True):
+        for kind, every in _WHOLE.items():
+            if kind == "number" and "integer" in kinds:
+                every = Numbers(whole=False, pointer=f"{place.pointer}/type")
             if kind not in kinds:
                 yield every
-        if not whole:
-            yield Numbers()
-        elif whole == {"integer"}:
-            yield Numbers(whole=False, pointer=f"{place.pointer}/type")
-    yield from _opposite_of_counts(place)
+    for keyword, (of_kind, side) in _COUNTS.items():
+        if (count := count_of(place, keyword)) is not None and (side == "high" or count > 0):
+            bounds = {"high": count - 1} if side == "low" else {"low": count + 1}
+            yield of_kind(**bounds, pointer=f"{place.pointer}/{keyword}")
+    for keyword, (side, above) in _BOUNDS.items():
+        if (bound := number_of(place, keyword)) is not None:
+            yield Numbers(high=(bound, above - 1)) if side == "low" else Numbers(low=(bound, above + 1))
     for keyword in ("multipleOf", "pattern", "uniqueItems", "patternProperties", "propertyNames"):
         if schema.get(keyword) not in (None, False, {}, True if keyword == "propertyNames" else None):
             raise place.refuse(keyword, "its opposite is not enforced")
@@ -266,32 +264,6 @@ def opposite(place: Place) -> Iterator[Alternative]:
             yield Arrays(contained=(Contained(each.what, 0, each.low - 1, each.pointer),))
         if each.high is not None:
             yield Arrays(contained=(Contained(each.what, each.high + 1, None, each.pointer),))
-
-
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_OTHERS: Union = (NULL, BOOLEANS, Strings(), Arrays(), Objects())
-
-
-def _opposite_of_counts(place: Place) -> Iterator[Alternative]:
-    pointer = place.pointer
-    for keyword, opens in (("minimum", True), ("exclusiveMinimum", False)):
-        if (number := number_of(place, keyword)) is not None:
-            yield Numbers(high=number, opens_high=opens)
-    for keyword, opens in (("maximum", True), ("exclusiveMaximum", False)):
-        if (number := number_of(place, keyword)) is not None:
-            yield Numbers(low=number, opens_low=opens)
-    if low := count_of(place, "minLength"):
-        yield Strings(high=low - 1, pointer=f"{pointer}/minLength")
-    if (high := count_of(place, "maxLength")) is not None:
-        yield Strings(high + 1, pointer=f"{pointer}/maxLength")
-    if low := count_of(place, "minItems"):
-        yield Arrays(high=low - 1)
-    if (high := count_of(place, "maxItems")) is not None:
-        yield Arrays(low=high + 1)
-    if low := count_of(place, "minProperties"):
-        yield Objects(high=low - 1)
-    if (high := count_of(place, "maxProperties")) is not None:
-        yield Objects(low=high + 1, least_pointer=f"{pointer}/maxProperties")
 
 
 def lacking(place: Place, name: str) -> Objects:

@@ -103,7 +103,7 @@ def decimals_of(given: Numbers) -> Decimals | None:
     if given == Numbers(whole=given.whole or None):
         return None
     pointer = given.factors[0][1] if given.factors else given.pointer
-    limits = [abs(each) for each in (given.low, given.high) if each is not None]
+    limits = [abs(each[0]) for each in (given.low, given.high) if each is not None]
     before = max((len(str(floor(each))) for each in limits), default=1)
     if given.whole:
         places, digits = 0, max(_INTEGER_DIGITS, before)
@@ -121,8 +121,8 @@ def decimals_of(given: Numbers) -> Decimals | None:
         odd = size // gcd(size, 10**digits)
         digits = min(digits, max(_MOST_STATES // odd, len(str(size)) + 2))
     most = 10 ** (digits + places) - 1
-    low = -most if given.low is None else _least(given.low * unit, given.opens_low)
-    high = most if given.high is None else -_least(-given.high * unit, given.opens_high)
+    low = -most if given.low is None else _least(given.low[0] * unit, given.low[1])
+    high = most if given.high is None else -_least(-given.high[0] * unit, given.high[1])
     if low > most or high < -most:
         raise SchemaError(pointer, f"numbers of more than {digits} digits are not enforced")
     excluded = (exact(each.value) * unit for each in given.excluded if is_number(each.value))
@@ -130,7 +130,7 @@ def decimals_of(given: Numbers) -> Decimals | None:
     return Decimals(max(low, -most), min(high, most), places, size, given.whole is False, left_out, pointer)
 
 
-def _least(bound: Fraction, opens: bool) -> int:
+def _least(bound: Fraction, opens: int) -> int:
     """Return the least integer within a lower bound."""
     return floor(bound) + 1 if opens else ceil(bound)
 

@@ -267,7 +267,7 @@ class Planner:
         never: list[str] = []
         for name in given.declared():
             conjunction = self._expansion.member(given, name)
-            self._expansion.budget.spend(1, given.least_pointer)
+            self._expansion.budget.spend(1, given.pointer)
             if self._expansion.is_empty(conjunction) or not self._expansion.holds(names, name):
                 never.append(name)
             else:
@@ -287,14 +287,14 @@ class Planner:
             elif language != NOTHING:
                 groups.append(Group(language, value))
         members = tuple((name, value, name in given.required) for name, value in declared.items())
-        yield ObjectPlan(members, tuple(groups), given.low, given.high, given.least_pointer)
+        yield ObjectPlan(members, tuple(groups), given.low, given.high, given.pointer)
 
     def _groups(self, given: Objects, names: Sequence[str]) -> Iterator[tuple[Language | None, Conjunction]]:
         """Yield the members that are not spoken of by name, none of which has one of some names."""
         patterns = list({language: None for rules in given.rules for language, _ in rules.patterns})
         others = [*map(text, names)] if sum(map(len, names)) <= MAX_EXCLUDED else [ANYTHING]
         for language in patterns:
-            self._expansion.budget.spend(4 * len(patterns), given.least_pointer)
+            self._expansion.budget.spend(4 * len(patterns), given.pointer)
             value = conjoined(part for rules in given.rules for part in self._of_pattern(rules, language))
             for own in self._names(given, language):
                 yield self._without(own, others), value

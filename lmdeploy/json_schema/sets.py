@@ -6,9 +6,10 @@ be. It is looked at only when it matters (`expansion`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from operator import add
 from typing import Any
 
 from lmdeploy.json_schema.languages import Language
@@ -44,14 +45,16 @@ class Values:
     values: tuple[Any, ...]
 
 
+Bound = tuple[Fraction, int]
+"""A number, and 0, 1 or -1: a bound that belongs to the set, or lies above or below its number. They have an order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Numbers within bounds."""
 
-    low: Fraction | None = None
-    high: Fraction | None = None
-    opens_low: bool = False  # the bound does not belong to the set
-    opens_high: bool = False
+    low: Bound | None = None
+    high: Bound | None = None
     whole: bool | None = None  # they have to be integers (True), or must not be (False)
     pointer: str = field(default="", compare=False)  # of a keyword that is to blame where this is not enforced
     factors: tuple[tuple[Fraction, str], ...] = ()  # that they are multiples of, with the keyword of each
@@ -60,35 +63,10 @@ class Numbers:
     def holds(self, number: Fraction) -> bool:
         """Return whether a number is within the bounds, and whole if it has to be."""
         return (
-            (self.low is None or number > self.low or (number == self.low and not self.opens_low))
-            and (self.high is None or number < self.high or (number == self.high and not self.opens_high))
+            (self.low is None or self.low <= (number, 0))
+            and (self.high is None or self.high >= (number, 0))
             and (self.whole is None or self.whole == (number.denominator == 1))
             and all((number / factor).denominator == 1 for factor, _ in self.factors)
-        )
-
-    def with_(self, other: Numbers) -> Numbers | None:
-        """Return the intersection; None: empty."""
-        low, opens_low = max(
-            [(self.low, self.opens_low), (other.low, other.opens_low)],
-            key=lambda bound: (bound[0] is not None, bound[0] or 0, bound[1]),
-        )
-        high, opens_high = min(
-            [(self.high, self.opens_high), (other.high, other.opens_high)],
-            key=lambda bound: (bound[0] is None, bound[0] or 0, not bound[1]),
-        )
-        if low is not None and high is not None and (low > high or (low == high and (opens_low or opens_high))):
-            return None
-        if None not in (self.whole, other.whole) and self.whole != other.whole:
-            return None
-        return Numbers(
-            low,
-            high,
-            opens_low,
-            opens_high,
-            other.whole if self.whole is None else self.whole,
-            (other.pointer if other.whole is False else "") or self.pointer or other.pointer,
-            _all_of(self.factors, other.factors),
-            self.excluded + other.excluded,
         )
 
 
@@ -98,17 +76,9 @@ class Strings:
 
     low: int = 0
     high: int | None = None
-    languages: tuple[tuple[Language, str], ...] = ()
     pointer: str = field(default="", compare=False)  # of the keyword that bounds the length
+    languages: tuple[tuple[Language, str], ...] = ()
     excluded: tuple[Excluded, ...] = ()
-
-    def with_(self, other: Strings) -> Strings | None:
-        """Return the intersection; None: empty."""
-        low, high = max(self.low, other.low), least(self.high, other.high)
-        if high is not None and low > high:
-            return None
-        languages = _all_of(self.languages, other.languages)
-        return Strings(low, high, languages, self.pointer or other.pointer, self.excluded + other.excluded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +101,7 @@ class Arrays:
     evaluated: int | None = 0  # items that ``unevaluatedItems`` leaves alone; None: all
     low: int = 0
     high: int | None = None
+    pointer: str = field(default="", compare=False)  # of a keyword that bounds the number of items
     unique: str | None = None  # the keyword that wants them to differ
     contained: tuple[Contained, ...] = ()
     excluded: tuple[Excluded, ...] = ()
@@ -139,27 +110,8 @@ class Arrays:
         """Return the conjunction for an item."""
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
-    def with_(self, other: Arrays) -> Arrays | None:
-        """Return the intersection; None: empty."""
-        low, high = max(self.low, other.low), least(self.high, other.high)
-        if high is not None and low > high:
-            return None
-        count = max(len(self.prefix), len(other.prefix))
-        both_count = None not in (self.evaluated, other.evaluated)
-        return Arrays(
-            tuple(conjoined((self.at(index), other.at(index))) for index in range(count)),
-            conjoined((self.rest, other.rest)),
-            self.is_open or other.is_open,
-            max(self.evaluated or 0, other.evaluated or 0) if both_count else None,
-            low,
-            high,
-            self.unique or other.unique,
-            _all_of(self.contained, other.contained),
-            self.excluded + other.excluded,
-        )
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rules:
     """One schema's rules about the members of an object."""
 
@@ -179,27 +131,12 @@ class Objects:
     names: Conjunction = TRUE
     low: int = 0
     high: int | None = None
-    least_pointer: str = field(default="", compare=False)  # of the keyword that `low` is from
+    pointer: str = field(default="", compare=False)  # of a keyword that bounds the number of members
     excluded: tuple[Excluded, ...] = ()
 
     def declared(self) -> Iterator[str]:
         """Yield the names that are spoken of, in the order of the schemas."""
         yield from dict.fromkeys([*(name for rules in self.rules for name in rules.properties), *self.required])
-
-    def with_(self, other: Objects) -> Objects | None:
-        """Return the intersection, without excluded members that are required; None: empty."""
-        low, high = max(self.low, other.low), least(self.high, other.high)
-        if high is not None and low > high:
-            return None
-        return Objects(
-            self.rules + tuple(each for each in other.rules if not any(each is mine for mine in self.rules)),
-            tuple(dict.fromkeys(self.required + other.required)),
-            conjoined((self.names, other.names)),
-            low,
-            high,
-            other.least_pointer if other.low > self.low else self.least_pointer,
-            self.excluded + other.excluded,
-        )
 
 
 Typed = Numbers | Strings | Arrays | Objects
@@ -218,10 +155,37 @@ def unevaluating(alternative: Alternative) -> Alternative:
     return alternative
 
 
+def least(one: Any, other: Any) -> Any:
+    """Return the smaller of two bounds; None: there is none."""
+    return one if other is None else other if one is None else min(one, other)
+
+
 def _all_of(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
     return one + tuple(each for each in other if each not in one)
 
 
-def least(one: int | None, other: int | None) -> int | None:
-    """Return the smaller of two bounds; None: there is none."""
-    return one if other is None else other if one is None else min(one, other)
+_COMMON: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("contained", "factors", "languages", "required", "rules"), _all_of),
+    **dict.fromkeys(("is_open", "pointer", "unique"), lambda one, other: one or other),
+    **dict.fromkeys(("names", "rest"), lambda one, other: conjoined((one, other))),
+    "excluded": add,
+    "low": lambda one, other: one if other is None else other if one is None else max(one, other),
+    "high": least,
+    "whole": lambda one, other: other if one is None else one,
+    "evaluated": lambda one, other: None if None in (one, other) else max(one, other),
+    "prefix": lambda one, _: one,
+}
+"""Of what two sets have in common, a field by theirs."""
+
+
+def common(one: Typed, other: Typed) -> Typed | None:
+    """Return the intersection of two sets of the same type; None: empty."""
+    parts = {name: _COMMON[name](getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__}
+    if None not in (parts["low"], parts["high"]) and parts["low"] > parts["high"]:
+        return None
+    if isinstance(one, Numbers) and isinstance(other, Numbers) and {one.whole, other.whole} == {True, False}:
+        return None
+    if isinstance(one, Arrays) and isinstance(other, Arrays):
+        count = max(len(one.prefix), len(other.prefix))
+        parts["prefix"] = tuple(conjoined((one.at(index), other.at(index))) for index in range(count))
+    return type(one)(**parts)
