@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <random>
 #include <set>
-#include <span>
 
 #include "engine/grammar/automaton.h"
 #include "engine/grammar/token_trie.h"
@@ -44,178 +43,7 @@ GrammarProgram left_recursive_program() {
   return program;
 }
 
-// root ::= letter{1,}, in a region with a limit, and then ";"
-GrammarProgram limited_program(int32_t most, GrammarProgram::Limit limit) {
-  GrammarProgram program;
-  program.nodes = {
-      {Kind::kReturn, 0, 0, 0, 0},         // 0
-      {Kind::kByte, ';', 0, 0, 0},         // 1
-      {Kind::kRegion, 1, most, limit, 1},  // 2: root
-      {Kind::kRepeat, 2, 1, -1, 0},        // 3: letters
-      {Kind::kClass, 0, 2, 0, 0},          // 4: letter
-  };
-  program.lists = {'a', 'c', 0x4E2D, 0x4E2D};
-  program.starts = {2, 3, 4};
-  return program;
-}
-
-// Where tokens lead, each read by its bytes alone.
-Automaton::State after_tokens(Automaton& automaton, const std::vector<std::string>& tokens) {
-  Automaton::State state = automaton.start();
-  for (const std::string& token : tokens) state = automaton.after_token(automaton.begin_token(state), 0, token);
-  return state;
-}
-
 }  // namespace
-
-TEST(a_region_has_room_for_the_tokens_that_begin_in_it) {
-  for (const size_t horizon : {0, 4}) {
-    Automaton automaton(limited_program(2, GrammarProgram::kMaxTokens), horizon);
-    automaton.set_budget(10'000);
-    const auto allows = [&](const std::vector<std::string>& tokens) {
-      return after_tokens(automaton, tokens) != Automaton::kRejected;
-    };
-    CHECK(allows({"a", "b", ";"}));
-    CHECK(allows({"aaaaaaaaa", "b;"}));  // what it ends with begins in it
-    CHECK(allows({"a", ";"}));
-    CHECK(!allows({"a", "b", "c"}));
-    CHECK(!allows({"a", "b", "c;"}));
-    CHECK(allows({"\xE4\xB8", "\xAD", ";"}));
-    CHECK(allows({"\xE4", "\xB8", "\xAD;"}));  // it cannot end within a character
-    // Where two tokens have begun, none of its letters may come, whatever is shared with other states.
-    const Automaton::State full = automaton.begin_token(automaton.representative(after_tokens(automaton, {"a", "b"})));
-    CHECK_EQUAL(automaton.after(full, "c"), Automaton::kRejected);
-    CHECK(automaton.after(full, ";") != Automaton::kRejected);
-  }
-}
-
-TEST(a_region_without_room_goes_on_until_it_may_end) {
-  GrammarProgram program = limited_program(1, GrammarProgram::kMaxTokens);
-  program.nodes[3].b = 3;  // letters, at least
-  Automaton automaton(program);
-  const auto allows = [&](const std::vector<std::string>& tokens) {
-    return after_tokens(automaton, tokens) != Automaton::kRejected;
-  };
-  CHECK(allows({"a", "b", "c", ";"}));
-  CHECK(!allows({"a", "b", "c", "a"}));
-  CHECK(allows({"a", "bca", ";"}));
-  CHECK(!allows({"abc", "a"}));
-  CHECK(!allows({"a", "b", ";"}));
-}
-
-TEST(a_region_may_end_at_some_states_only_where_it_has_no_room) {
-  // root ::= (letters q, as short as it can be, or letters where there is no room) ";", of two tokens
-  GrammarProgram program = limited_program(2, GrammarProgram::kMaxTokens);
-  program.nodes[3].next = 5;
-  program.nodes.push_back({Kind::kSplit, 4, 2, 0, 0});                           // 5: an end, or q
-  program.nodes.push_back({Kind::kWhenFull, 0, 0, 0, 0});                        // 6
-  program.nodes.push_back({Kind::kByte, 'q', 0, 0, 0});                          // 7
-  program.nodes.push_back({Kind::kRegion, 1, 0, GrammarProgram::kShortest, 0});  // 8
-  program.nodes[2].a = 3;
-  program.lists.insert(program.lists.end(), {6, 7});
-  program.starts.push_back(8);
-  Automaton automaton(program);
-  const auto allows = [&](const std::vector<std::string>& tokens) {
-    automaton.set_budget(10'000);
-    return after_tokens(automaton, tokens) != Automaton::kRejected;
-  };
-  CHECK(allows({"a", "bq", ";"}));
-  CHECK(allows({"aq", ";"}));
-  CHECK(allows({"aq;"}));
-  CHECK(allows({"a", "b", ";"}));
-  CHECK(!allows({"a", "b", "q"}));
-  CHECK(!allows({"a", "b", "c"}));
-  CHECK(!allows({"a", ";"}));
-  CHECK(!allows({"a", "b;"}));
-  CHECK(allows({"a", "\xE4", "\xB8\xAD", ";"}));  // it cannot end within a character
-}
-
-TEST(a_region_that_ends_as_soon_as_it_may_does_not_continue) {
-  Automaton automaton(limited_program(0, GrammarProgram::kShortest));
-  CHECK_EQUAL(automaton.after(automaton.start(), "ab"), Automaton::kRejected);
-  CHECK(automaton.after(automaton.start(), "a;") != Automaton::kRejected);
-  CHECK_EQUAL(automaton.after(automaton.start(), "\xE4\xB8;"), Automaton::kRejected);
-  CHECK(automaton.after(automaton.start(), "\xE4\xB8\xAD;") != Automaton::kRejected);
-}
-
-TEST(such_a_region_can_come_again_at_once) {
-  // root ::= word* "x"    word ::= a* "b" as short as it can be
-  GrammarProgram program;
-  program.nodes = {
-      {Kind::kReturn, 0, 0, 0, 0},                          // 0
-      {Kind::kByte, 'x', 0, 0, 0},                          // 1
-      {Kind::kRepeat, 1, 0, -1, 1},                         // 2: root
-      {Kind::kRegion, 2, 0, GrammarProgram::kShortest, 0},  // 3
-      {Kind::kByte, 'b', 0, 0, 0},                          // 4
-      {Kind::kSplit, 0, 2, 0, 0},                           // 5: word
-      {Kind::kByte, 'a', 0, 0, 5},                          // 6
-  };
-  program.lists = {6, 4};
-  program.starts = {2, 3, 5};
-  Automaton automaton(program);
-  for (const char* text : {"x", "bx", "bbbx", "aabbx", "abaabx"}) {
-    CHECK(automaton.after(automaton.start(), text) != Automaton::kRejected);
-  }
-  CHECK_EQUAL(automaton.after(automaton.start(), "aax"), Automaton::kRejected);
-}
-
-TEST(such_a_region_that_may_be_nothing_is_nothing) {
-  // root ::= [abc]* as short as it can be, repeated, and then ";"
-  GrammarProgram program = limited_program(0, GrammarProgram::kShortest);
-  program.nodes[3].b = 0;
-  program.nodes.push_back({Kind::kRepeat, 3, 0, -1, 1});
-  program.nodes[2].next = 0;
-  program.starts = {5, 3, 4, 2};
-  Automaton automaton(program);
-  CHECK(automaton.after(automaton.start(), ";") != Automaton::kRejected);
-  CHECK_EQUAL(automaton.after(automaton.start(), "a"), Automaton::kRejected);
-}
-
-TEST(bytes_of_ranges_need_not_be_characters) {
-  // root ::= ([\x00-\x1F] | [\x80-\xFF])* "a"
-  GrammarProgram program;
-  program.nodes = {
-      {Kind::kReturn, 0, 0, 0, 0}, {Kind::kByte, 'a', 0, 0, 0}, {Kind::kSplit, 0, 2, 0, 0}, {Kind::kBytes, 2, 2, 0, 2}};
-  program.lists = {1, 3, 0, 0x1F, 0x80, 0xFF};
-  program.starts = {2};
-  Automaton automaton(program);
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool may_come = automaton.after(automaton.start(), static_cast<uint8_t>(byte)) != Automaton::kRejected;
-    CHECK_EQUAL(may_come, byte < 0x20 || byte >= 0x80 || byte == 'a');
-  }
-}
-
-TEST(tokens_are_read_by_their_numbers_where_one_begins) {
-  // root ::= (token 7 | "ab") (any token but 7 and 8)*
-  GrammarProgram program;
-  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kSplit, 0, 2, 0, 0},  // 1
-                   {Kind::kToken, 2, 2, 1, 1},                               // 2
-                   {Kind::kToken, 2, 1, 0, 1},                               // 3
-                   {Kind::kByte, 'b', 0, 0, 1},                              // 4
-                   {Kind::kByte, 'a', 0, 0, 4},                              // 5
-                   {Kind::kSplit, 4, 2, 0, 0}};                              // 6: root
-  program.lists = {2, 0, 7, 8, 3, 5};
-  program.starts = {6};
-  Automaton automaton(program);
-  const Automaton::State start = automaton.begin_token(automaton.start());
-  const Automaton::State rest = automaton.after_token(start, 7, "xyz");
-  CHECK(rest != Automaton::kRejected);
-  CHECK(automaton.is_accepting(rest));
-  CHECK_EQUAL(automaton.after_token(start, 1, "ab"), rest);
-  CHECK_EQUAL(automaton.after_token(automaton.after(start, "a"), 2, "b"), rest);
-  CHECK_EQUAL(automaton.after_token(start, 8, "xyz"), Automaton::kRejected);
-  for (const int32_t token : {6, 7, 8, 9}) {
-    CHECK_EQUAL(automaton.after_token(rest, token, "?"), token == 7 || token == 8 ? Automaton::kRejected : rest);
-  }
-  int lists = 0;
-  automaton.for_each_token_list(start, [&](bool is_all_but, std::span<const int32_t> tokens) {
-    ++lists;
-    CHECK(!is_all_but);
-    CHECK_EQUAL(tokens.size(), 1u);
-    CHECK_EQUAL(tokens[0], 7);
-  });
-  CHECK_EQUAL(lists, 1);
-}
 
 TEST(states_with_the_same_future_after_different_texts_have_one_name) {
   Automaton automaton(list_program());
@@ -226,26 +54,6 @@ TEST(states_with_the_same_future_after_different_texts_have_one_name) {
   CHECK_EQUAL(automaton.after(start, "abc,d"), automaton.after(start, "q,rs,t,u"));
   CHECK_EQUAL(automaton.after(start, "abc,"), start);
   CHECK_EQUAL(automaton.after(start, "\xE4\xB8\xAD"), automaton.after(start, "b"));  // one character of three bytes
-}
-
-TEST(states_with_different_futures_have_different_names) {
-  Automaton automaton(list_program());
-  const Automaton::State start = automaton.start();
-  const std::set<Automaton::State> states = {start,
-                                             automaton.after(start, "a"),
-                                             automaton.after(start, "ab"),
-                                             automaton.after(start, "abc"),
-                                             automaton.after(start, "\xE4"),
-                                             automaton.after(start, "a;")};
-  CHECK_EQUAL(states.size(), 6u);
-  CHECK(!states.contains(Automaton::kRejected));
-}
-
-TEST(what_a_grammar_does_not_allow_leads_nowhere) {
-  Automaton automaton(list_program());
-  for (const char* text : {"A", ";", "abcd", "a,,", "a;a"}) {
-    CHECK_EQUAL(automaton.after(automaton.start(), text), Automaton::kRejected);
-  }
 }
 
 TEST(states_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_texts_may_come) {
@@ -324,23 +132,6 @@ TEST(a_state_knows_the_only_byte_that_may_come) {
   CHECK(!forced.only_byte(forced.after(forced.start(), "xy")));
 }
 
-TEST(the_states_of_a_long_random_text_are_few) {
-  Automaton automaton(list_program());
-  std::mt19937 random(3);
-  std::set<Automaton::State> states;
-  Automaton::State state = automaton.start();
-  for (int item = 0; item < 5000; ++item) {
-    for (unsigned letters = 1 + random() % 3; letters > 0; --letters) {
-      state = automaton.after(state, std::string(1, static_cast<char>('a' + random() % 26)));
-      states.insert(state);
-    }
-    state = automaton.after(state, ",");
-    states.insert(state);
-  }
-  CHECK_EQUAL(states.size(), 4u);
-  CHECK(automaton.bytes() < 64 << 10);
-}
-
 TEST(characters_are_whole_utf_8_and_of_their_class) {
   // root ::= class*
   GrammarProgram program;
@@ -380,19 +171,6 @@ TEST(characters_are_whole_utf_8_and_of_their_class) {
          {"\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF", "\x80", "\xF5", "\xFF", "\xC3q"}) {
       CHECK_EQUAL(automaton.after(automaton.start(), broken), Automaton::kRejected);
     }
-  }
-}
-
-TEST(a_byte_that_begins_no_character_of_a_class_does_not_come) {
-  // root ::= [0-9é]
-  GrammarProgram program;
-  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 2, 0, 0}};
-  program.lists = {'0', '9', 0xE9, 0xE9};
-  program.starts = {1};
-  Automaton automaton(program);
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool may_come = automaton.after(automaton.start(), static_cast<uint8_t>(byte)) != Automaton::kRejected;
-    CHECK_EQUAL(may_come, (byte >= '0' && byte <= '9') || byte == 0xC3);
   }
 }
 
