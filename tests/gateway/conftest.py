@@ -31,6 +31,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTrito
 
 
 @pytest.fixture
+def fake() -> Iterator[FakeTriton]:
+    made = FakeTriton(MODEL)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
 def triton(served: tuple[FakeTriton, str]) -> FakeTriton:
     fake, _ = served
     fake.reset()

@@ -97,13 +97,6 @@ async def test_a_client_that_leaves_is_no_error_of_the_server(
     assert [record.getMessage() for record in logged.records if record.levelno >= logging.ERROR] == []
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton()
-    yield made
-    made.stop()
-
-
 async def test_a_request_is_listed_for_as_long_as_the_engine_may_be_at_work_on_it(
     fake: FakeTriton, tmp_path: Path
 ) -> None:

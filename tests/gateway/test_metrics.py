@@ -26,13 +26,6 @@ BODY: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "s
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton(MODEL)
-    yield made
-    made.stop()
-
-
-@pytest.fixture
 def every_page_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "_SHARE", float("inf"))
 

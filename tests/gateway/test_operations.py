@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,6 @@ POLICY = {
     "user_groups": ["Gold", "Bronze"],
     "user_group_map": {"Gold": [{"id": "ann", "quota_pct": 100}], "Bronze": [{"id": "default", "quota_pct": 25}]},
 }
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton(MODEL)
-    yield made
-    made.stop()
 
 
 def connect(url: str, **options: Any) -> httpx.Client:

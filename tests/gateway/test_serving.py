@@ -6,7 +6,6 @@ import signal
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,13 +59,6 @@ def _openssl(*arguments: str | Path) -> None:
 
 BODY: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is missing")
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton(MODEL)
-    yield made
-    made.stop()
 
 
 def gateway(fake: FakeTriton, port: int, *flags: str, env: dict[str, str] | None = None) -> Command:

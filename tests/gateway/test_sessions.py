@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +21,6 @@ from tests.support.waiting import eventually
 
 TURN = {"prompt": "Hello", "interactive_mode": True}
 END = {"prompt": "", "request_output_len": 0, "interactive_mode": False}
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton(MODEL)
-    yield made
-    made.stop()
 
 
 def turn(url: str, key: str | None = None, **fields: Any) -> httpx.Response:

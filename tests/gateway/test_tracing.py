@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "a secret question"}], "temperature": 0.5}
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton(MODEL)
-    yield made
-    made.stop()
 
 
 def post(url: str, body: dict[str, Any], headers: dict[str, str] | None = None, path: str = "chat/completions") -> int:

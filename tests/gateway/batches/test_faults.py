@@ -33,7 +33,6 @@ from openai_gateway.endpoints.files.form import FileForm
 from openai_gateway.middleware.internal_requests import OpenRequests
 from openai_gateway.settings import Settings
 from tests.gateway.batches.conftest import contents, jsonl, request, results, wait_for
-from tests.gateway.conftest import MODEL
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton, Received, Script
 from tests.support.processes import children
@@ -239,13 +238,6 @@ def question(received: Received) -> int:
     found = re.search(r"question (\d+)", received.inputs["messages"])
     assert found is not None
     return int(found[1])
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeTriton]:
-    fake = FakeTriton(MODEL)
-    yield fake
-    fake.stop()
 
 
 def gateway(fake: FakeTriton, folder: Path, port: int, workers: int) -> Command:
