@@ -103,7 +103,7 @@ def test_every_other_attack_is_refused_and_none_is_a_failure(http: httpx.Client,
     config = http.get("/config").json()
     wrong = []
     requests = [request for request in page_requests(config, PATHS[:1]) if not request.name.startswith("a file in")]
-    for request in requests if all_cases else one_in(12, requests, _kind_of):
+    for request in requests if all_cases else one_in(24, requests, _kind_of):
         status, text = send(http, request)
         if status >= 500 or (status == 200 and not request.is_served) or "Traceback" in text:
             wrong.append((status, request.name, request.method, request.path, text[:200], request.make()[:300]))
@@ -123,7 +123,7 @@ def test_a_flood_leaves_the_memory_as_it_was(*, all_cases: bool) -> None:
             chosen = [request for request in page_requests(config, PATHS[:1]) if request.name in names]
             assert len(chosen) > 80
             if not all_cases:
-                chosen = list(one_in(3, chosen, lambda request: request.name))
+                chosen = list(one_in(6, chosen, lambda request: request.name))
             _flood(http, chosen[: len(chosen) // 2])  # what is imported once stays
             before = memory(page.pid, "VmRSS")
             waits = _flood(http, chosen)
