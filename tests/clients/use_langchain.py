@@ -4,20 +4,7 @@ import importlib
 import json
 import sys
 
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    """Somebody."""
-
-    name: str
-    age: int
-
-
-def get_weather(location: str) -> str:
-    """Report the weather."""
-    return location
-
+from asked import Person, get_weather
 
 api, url = sys.argv[1:]
 name = {"openai": "ChatOpenAI", "anthropic": "ChatAnthropic", "ollama": "ChatOllama"}[api]

@@ -3,22 +3,9 @@
 import json
 import sys
 
+from asked import Person, get_weather
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    """Somebody."""
-
-    name: str
-    age: int
-
-
-def get_weather(location: str) -> str:
-    """Report the weather."""
-    return location
-
 
 api, url = sys.argv[1:]
 if api == "openai":

@@ -4,20 +4,7 @@ import json
 import sys
 
 import ollama
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    """Somebody."""
-
-    name: str
-    age: int
-
-
-def get_weather(location: str) -> str:
-    """Report the weather."""
-    return location
-
+from asked import Person, get_weather
 
 client = ollama.Client(host=sys.argv[1].removesuffix("/v1"), headers={"Authorization": "Bearer k"})
 messages = [{"role": "user", "content": "Hello"}]

@@ -12,17 +12,10 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
+from asked import Person
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 
 cities = []
-
-
-class Person(BaseModel):
-    """Somebody."""
-
-    name: str
-    age: int
 
 
 @function_tool

@@ -5,16 +5,8 @@ import sys
 from typing import Literal
 
 import outlines
+from asked import Person
 from openai import OpenAI
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    """Somebody."""
-
-    name: str
-    age: int
-
 
 client = OpenAI(base_url=sys.argv[1], api_key="k", max_retries=0)
 openai_s, vllm_s = outlines.from_openai(client, "fake-model"), outlines.from_vllm(client, "fake-model")
