@@ -34,17 +34,17 @@ from tools.bench.stats import percentile
 
 SENDERS = 6  # attacks that are sent at a time
 ALONE, TOGETHER = "no attack", "all attacks together"
-MOST_ALIKE = 50  # attacks of one name that are sent alone
+MAX_ALIKE = 50  # attacks of one name that are sent alone
 CALLERS = 4  # who use the API properly meanwhile
 WARM_SECONDS = 8.0  # of ordinary use before memory is looked at
 CACHED_GRAMMARS = 64  # backend_cpp/engine/grammar/process_compiler.h
 KEPT_SESSIONS = 100  # webui/guard/sessions.py
 WARM_REQUESTS = 200  # that may be served, on each server
 UNAVAILABLE = 503
-MOST_GROWTH = 64.0  # MiB
-MOST_SLOWER = 2.0  # times as long as alone may another caller's short text take (p99),
+MAX_GROWTH = 64.0  # MiB
+MAX_SLOWDOWN = 2.0  # times as long as alone may another caller's short text take (p99),
 UNNOTICED_SECONDS = 0.25  # unless that is less than this,
-MOST_SECONDS = 2.0  # and never longer than this
+MAX_SECONDS = 2.0  # and never longer than this
 ALONE_SECONDS = 5.0  # of the measurement without attacks
 FIRST_SECONDS = 90.0  # of a long campaign: memory that is taken when it is first used is taken then
 _BETWEEN_SECONDS = 35.0  # in which freed memory goes back
@@ -104,8 +104,8 @@ class Report:
             found.append(f"{self.unanswered} proper requests had no end")
         if self.left:
             found.append(f"{self.left} requests were left in the engine")
-        if self.growth > MOST_GROWTH:
-            found.append(f"memory grew by {self.growth:.0f} MiB, at most {MOST_GROWTH:.0f} are allowed")
+        if self.growth > MAX_GROWTH:
+            found.append(f"memory grew by {self.growth:.0f} MiB, at most {MAX_GROWTH:.0f} are allowed")
         return found
 
     def stalls(self) -> list[str]:
@@ -114,8 +114,8 @@ class Report:
         for server, by_attack in self.texts.items():
             alone = percentile(by_attack[ALONE], 99)
             for attack, times in by_attack.items():
-                slow = percentile(times, 99) > max(MOST_SLOWER * alone, UNNOTICED_SECONDS)
-                if attack != ALONE and (slow or max(times) > MOST_SECONDS):
+                slow = percentile(times, 99) > max(MAX_SLOWDOWN * alone, UNNOTICED_SECONDS)
+                if attack != ALONE and (slow or max(times) > MAX_SECONDS):
                     took = f"p99 {percentile(times, 99):.2f} s, max {max(times):.2f} s, p99 alone {alone:.2f} s"
                     found.append(f"another key's short text beside {attack!r} on the {server}: {took}")
         return found
@@ -220,7 +220,7 @@ def run(
     ]
     report.left = _left(gateway.url)
     if measures:
-        report.after = _settled(gateway.pid, sum(report.before.values()) + MOST_GROWTH)
+        report.after = _settled(gateway.pid, sum(report.before.values()) + MAX_GROWTH)
     return report
 
 
@@ -280,7 +280,7 @@ def _attack_one_by_one(seconds: float, attacks: Sequence[Shot], servers: Servers
     for shot in attacks:
         by_name.setdefault((shot.target, shot.name), []).append(shot)
     for (target, name), shots in by_name.items():
-        shots = [replace(shot, make=partial(_same, shot.make())) for shot in shots[:MOST_ALIKE]]  # made before
+        shots = [replace(shot, make=partial(_same, shot.make())) for shot in shots[:MAX_ALIKE]]  # made before
         with _asking_texts(target, servers, report, name):
             _send(shots, seconds, servers, report, senders=1 if shots[0].is_flood else SENDERS)
 
@@ -335,7 +335,7 @@ def _send_all(pending: Iterator[Shot], lock: threading.Lock, servers: Servers, r
 @contextmanager
 def _probing(targets: Sequence[Target], report: Report) -> Iterator[None]:
     """Ask each server for its health again and again."""
-    with _repeating(*(lambda target=target: _ask_health(target, report) for target in targets)):  # type: ignore[misc]
+    with _repeating(*(lambda target=target: _probe_health(target, report) for target in targets)):  # type: ignore[misc]
         yield
 
 
@@ -360,7 +360,7 @@ def _asking_texts(target: Target, servers: Servers, report: Report, attack: str)
                 report.refused.append(f"beside {attack!r} on the {target.name}: {status}")
 
 
-def _ask_health(target: Target, report: Report) -> None:
+def _probe_health(target: Target, report: Report) -> None:
     begin = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=30)
     try:

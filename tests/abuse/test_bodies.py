@@ -28,11 +28,11 @@ from tests.abuse.texts import SAMPLES
 from tests.support.fake_triton import TOKEN_BYTES
 
 MIB = 2**20
-MOST_MEMORY = 100 * MIB
+MAX_MEMORY = 100 * MIB
 # Of the event loop's own thread, in CPU seconds. The promise is 0.2; ten times that, so that a busy machine
 # decides nothing.
-MOST_SECONDS = 2.0
-MOST_ANSWERED = 4096  # bytes of a refusal
+MAX_SECONDS = 2.0
+MAX_REPLY_BYTES = 4096  # bytes of a refusal
 
 
 class Engine:
@@ -100,8 +100,8 @@ async def test_a_body_costs_bounded_memory_and_time(app: FastAPI, name: str) -> 
     finally:
         tracemalloc.stop()
     _check(hostile, answer)
-    assert peak < MOST_MEMORY
-    assert answer.seconds < MOST_SECONDS
+    assert peak < MAX_MEMORY
+    assert answer.seconds < MAX_SECONDS
 
 
 def _check(hostile: Hostile, answer: Answer) -> None:
@@ -109,7 +109,7 @@ def _check(hostile: Hostile, answer: Answer) -> None:
         assert answer.status == 200, answer.body[:500]
         return
     assert answer.status in (400, 404, 422), answer.body[:500]
-    assert len(answer.body) < MOST_ANSWERED
+    assert len(answer.body) < MAX_REPLY_BYTES
     assert json.loads(answer.body)["error"]["message"]
 
 

@@ -60,7 +60,7 @@ class Traffic:
             elif kind == "hostile":
                 await self._note(kind, generator.choice(self._hostile))
             else:
-                await self._note(kind, self._ask(kind, generator))
+                await self._note(kind, self._draw_call(kind, generator))
 
     async def _note(self, kind: str, request: Call) -> None:
         name = f"hostile: {request.name}" if kind == "hostile" else kind
@@ -68,7 +68,7 @@ class Traffic:
         if outcome.end in ("overloaded", "failed"):  # a server that starts again gets time to
             await asyncio.sleep(0.2)
 
-    def _ask(self, kind: str, generator: random.Random) -> Call:
+    def _draw_call(self, kind: str, generator: random.Random) -> Call:
         usual = self._longest // 4
         words = self._longest if kind == "long prompt" else generator.randint(1, usual)
         body: dict[str, Any] = {

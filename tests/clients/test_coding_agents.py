@@ -160,7 +160,7 @@ def fake() -> Iterator[FakeTriton]:
 
 @pytest.fixture(scope="module")
 def scripted(fake: FakeTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a gateway whose model reads text only, and writes or reads a file when it is asked to."""
+    """URL of a gateway whose model reads text only, and writes or reads a file when asked to."""
     engine_dir = tmp_path_factory.mktemp("engine")
     TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
     with running_gateway(Settings(triton_address=fake.address, api_keys=("k",), engine_dir=engine_dir)) as url:
@@ -286,8 +286,8 @@ def test_claude_code_fits_a_context_and_is_counted(served: str, tmp_path: Path) 
         result = claude(tmp_path, recorder.url, "reciting", "What is the capital of France?")
     assert (result["is_error"], result["result"]) == (False, REPLY)
     bodies = [json.loads(exchange.body) for exchange in recorder.exchanges if exchange.path.startswith("/v1/messages?")]
-    (asked,) = [body for body in bodies if len(body.get("tools", ())) > 15]  # the other is for a title
-    counted = {name: value for name, value in asked.items() if name not in {"max_tokens", "metadata", "stream"}}
+    (request,) = [body for body in bodies if len(body.get("tools", ())) > 15]  # the other is for a title
+    counted = {name: value for name, value in request.items() if name not in {"max_tokens", "metadata", "stream"}}
     counted = httpx.post(f"{served}/v1/messages/count_tokens", json=counted, trust_env=False).json()
     usage = result["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"] < CONTEXT

@@ -77,11 +77,11 @@ class Shell:
         script = self.folder / f".step-{self._number}"
         script.write_text(f"{step.text}\n", encoding="utf-8")
         if not _SERVES.search(step.text):
-            assert (status := self._ask(f'. {script} < .typed; echo "$?"')) == 0, f"it ends with {status}"
+            assert (status := self._run_line(f'. {script} < .typed; echo "$?"')) == 0, f"it ends with {status}"
             return
         if any(served.block != step.block for served in self._served.values()):
             self.interrupt()
-        group = self._ask(f'(. {script}) < /dev/null & echo "$!"')
+        group = self._run_line(f'(. {script}) < /dev/null & echo "$!"')
         port = re.search(r"(?:--server-port|\bPORT)[= ](\d+)", step.text)
         kind = step.words[2] if "lmdeploy serve" in step.text else ""
         url = (
@@ -89,8 +89,8 @@ class Shell:
         )
         path = "/" if kind == "gradio" else "/health"
         answered = f"until curl -ko /dev/null {url}{path}; do kill -0 {group} && sleep 0.1 || break; done"
-        self._ask(f'timeout {_START} bash -c "{answered}" 2> /dev/null; echo "$?"')
-        assert self._ask(f'kill -0 {group} 2> /dev/null; echo "$?"') == 0, "it ended"
+        self._run_line(f'timeout {_START} bash -c "{answered}" 2> /dev/null; echo "$?"')
+        assert self._run_line(f'kill -0 {group} 2> /dev/null; echo "$?"') == 0, "it ended"
         self._served[group] = step
 
     def interrupt(self) -> None:
@@ -98,7 +98,7 @@ class Shell:
         while self._served:
             group, step = self._served.popitem()
             began = time.monotonic()
-            status = self._ask(f'kill -INT -- -{group}; wait {group}; echo "$?"')
+            status = self._run_line(f'kill -INT -- -{group}; wait {group}; echo "$?"')
             print(f"\n=== {time.monotonic() - began:.1f} s to stop: {step.text}", flush=True)
             assert status in _INTERRUPTED, f"interrupted, this ended with {status}: {step.text}"
 
@@ -115,7 +115,7 @@ class Shell:
         self._bash.stdin.write(f"{line}\n")
         self._bash.stdin.flush()
 
-    def _ask(self, line: str) -> int:
+    def _run_line(self, line: str) -> int:
         """Run a line that ends with a number."""
         assert line.count('echo "$') == 1
         self._say(re.sub(r'(echo "\$[?!]")$', rf"\1 >&{self._end}", line))

@@ -19,7 +19,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"enum": ["Ulm"]}}}},
 }
-ASKED: dict[str, dict[str, Any]] = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "system": {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]},
     "scored": {"logprobs": True, "top_logprobs": 2},
@@ -37,7 +37,7 @@ def rows() -> bytes:
     limits = {"max_tokens": 12, "temperature": 0}
     made = (
         {"custom_id": name, "method": "POST", "url": URL, "body": {**shared, **limits, **fields}}
-        for name, fields in ASKED.items()
+        for name, fields in REQUESTS.items()
     )
     return "".join(json.dumps(row) + "\n" for row in made).encode()
 
@@ -75,6 +75,6 @@ def test_a_server_and_the_command_answer_requests_alike(triton_server: TritonSer
     assert main(["batch", str(given), "-o", str(output), "--dtype", "float32"]) == 1  # some are wrong
     local = [path.read_text() for path in (output, tmp_path / "out.errors.jsonl")]
     assert reported(local[0]) == reported(served[0])
-    assert reported(local[0]).keys() == ASKED.keys() - {"too long", "wrong"}
+    assert reported(local[0]).keys() == REQUESTS.keys() - {"too long", "wrong"}
     assert reported(local[1]) == reported(served[1])
     assert reported(local[1]).keys() == {"too long", "wrong"}

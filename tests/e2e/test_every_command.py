@@ -39,38 +39,38 @@ class Line:
 
     ``words``: what follows the command. ``{port}`` is a free one; the others are of the test's own server and folder.
     ``typed``: what is typed. ``serves``: a path that it then answers with 200; None: it finishes by itself. ``status``:
-    with which it finishes. ``says``: something that it prints.
+    with which it finishes. ``prints``: something that it prints.
     """
 
     words: str = ""
     typed: str = ""
     serves: str | None = None
     status: int = 0
-    says: str = ""
+    prints: str = ""
 
 
 LITE = "{model} --work-dir {folder}/made --calib-samples 2 --calib-seqlen 64"
 LINES = {
-    "": Line(says="usage: lmdeploy"),
-    "serve": Line(says="usage: lmdeploy serve"),
+    "": Line(prints="usage: lmdeploy"),
+    "serve": Line(prints="usage: lmdeploy serve"),
     "serve gateway": Line("--triton-address {triton} --server-port {port}", serves="/health"),
     "serve gradio": Line("{triton} --server-port {port}", serves="/"),
     "serve ray": Line("{model} --server-port {port} --threads 1 --cache-max-entry-count 64", serves="/health"),
     "serve triton_client": Line("{triton}", typed=CHAT),
-    "convert": Line("{model} --dst-path {folder}/workspace", says="tritonserver"),
-    "lite": Line(says="usage: lmdeploy lite"),
+    "convert": Line("{model} --dst-path {folder}/workspace", prints="tritonserver"),
+    "lite": Line(prints="usage: lmdeploy lite"),
     "lite auto_awq": Line(f"{LITE} --w-group-size 32"),
     "lite auto_gptq": Line(f"{LITE} --w-group-size 32"),
     "lite smooth_quant": Line(LITE),
     "lite calibrate": Line(LITE),
     "lite kv_qparams": Line("{folder} {folder}"),
-    "lite get_small_sharded_hf": Line("a b", status=2, says="is not supported"),
-    "list": Line(says="LlamaForCausalLM"),
-    "pull": Line("owner/tiny", says="success"),  # of a hub of the test's
-    "rm": Line("owner/tiny", status=1, says="was not pulled"),
-    "ps": Line("{url}", says="STATE"),
-    "stop": Line("nobody {url}", status=1, says="`nobody` does not exist"),
-    "warm": Line("{folder}/prompts.jsonl {model} --cache-dir {folder}/kept", says="/kept: 1"),
+    "lite get_small_sharded_hf": Line("a b", status=2, prints="is not supported"),
+    "list": Line(prints="LlamaForCausalLM"),
+    "pull": Line("owner/tiny", prints="success"),  # of a hub of the test's
+    "rm": Line("owner/tiny", status=1, prints="was not pulled"),
+    "ps": Line("{url}", prints="STATE"),
+    "stop": Line("nobody {url}", status=1, prints="`nobody` does not exist"),
+    "warm": Line("{folder}/prompts.jsonl {model} --cache-dir {folder}/kept", prints="/kept: 1"),
 }
 
 ALIKE = ("lite auto_gptq", "lite calibrate")  # they read a model and calibrate it as the other two of lite do
@@ -178,7 +178,7 @@ def test_a_command_serves_or_finishes(
             assert process.wait(200) == line.status, output.read_text(encoding="utf-8")[-3000:]
     printed = output.read_text(encoding="utf-8")
     assert "Traceback" not in printed
-    assert line.says in printed
+    assert line.prints in printed
 
 
 @contextmanager

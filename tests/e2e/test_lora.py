@@ -21,7 +21,7 @@ from tests.support.waiting import eventually_sync
 
 PROMPT = "Once upon a time, in a land far away, there lived a king who asked for nothing but stories."
 BLOCK = 16
-PER_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 ADMIN = {"Authorization": "Bearer boss"}
 
@@ -125,7 +125,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
         # The model, found by its path, drafted for itself.
         drafting = metrics_of(httpx.get(triton.metrics_url).text)
         accepted = drafting.one("vllm:spec_decode_num_accepted_tokens_total")
-        counts = [drafting.one(f"{PER_PLACE}_total", position=str(position)) for position in range(3)]
+        counts = [drafting.one(f"{PER_POSITION}_total", position=str(position)) for position in range(3)]
         assert sum(counts) == accepted == drafting.one("turbomind_draft_tokens_accepted_total")
         assert counts[0] >= counts[1] >= counts[2] > 0
         assert drafting.one("vllm:spec_decode_num_draft_tokens_total") >= accepted

@@ -300,7 +300,7 @@ class Turn:
     prompt: str
     expected: str | list[float]
 
-    def ask(self, http: httpx.Client) -> None:
+    def send(self, http: httpx.Client) -> None:
         """Send the request; check the response, and the memory that all models then have."""
         if isinstance(self.expected, list):
             response = http.post("/v1/embeddings", json={"model": self.model, "input": self.prompt})
@@ -335,9 +335,9 @@ def turns_of(model: str, folder: Path) -> list[Turn]:
         for number in range(5):
             prompt = f"{PROMPT} {number} dogs"
             for _ in range(4):
-                said = pipe(prompt, GenerationConfig(max_new_tokens=8, ignore_eos=True), do_preprocess=False).text
-                turns.append(Turn(model, prompt, said))
-                prompt += f"{said} and then"
+                text = pipe(prompt, GenerationConfig(max_new_tokens=8, ignore_eos=True), do_preprocess=False).text
+                turns.append(Turn(model, prompt, text))
+                prompt += f"{text} and then"
     return turns
 
 
@@ -369,7 +369,7 @@ def test_three_models_answer_from_the_memory_of_one_and_a_half(trio: dict[str, P
             watcher.start()
             try:
                 with ThreadPoolExecutor(3) as clients:
-                    list(clients.map(lambda turn: turn.ask(http), turns * 2))
+                    list(clients.map(lambda turn: turn.send(http), turns * 2))
             finally:
                 watched.set()
                 watcher.join()

@@ -44,7 +44,7 @@ class Server:
             f"/{model}/generate", json={"control_key": self.triton.control_key, "error_codes": True, **inputs}
         )
 
-    def ask(self, model: str, input_ids: list[int] = PROMPT, **inputs: Any) -> dict[str, Any]:
+    def generate(self, model: str, input_ids: list[int] = PROMPT, **inputs: Any) -> dict[str, Any]:
         response = self.post(model, **{"input_ids": input_ids, "max_new_tokens": 8, "ignore_eos": True, **inputs})
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
@@ -125,7 +125,7 @@ def server(base: Path, llama: Path) -> Iterator[Server]:
 
 
 def test_a_model_sleeps_when_told_and_wakes_when_asked(server: Server) -> None:
-    alone = server.ask("plain")
+    alone = server.generate("plain")
     awake = server.control("plain", "report")
     assert (awake["state"], awake["level"], awake["waiting"], awake["error"]) == ("awake", 0, 0, "")
     assert awake["bytes"] == awake["awake_bytes"] > 0
@@ -138,24 +138,24 @@ def test_a_model_sleeps_when_told_and_wakes_when_asked(server: Server) -> None:
         assert (0 < asleep["bytes"] < awake["bytes"]) if level == 1 else asleep["bytes"] == 0
         assert server.metric("turbomind_model_awake", "plain") == 0
         assert server.state("plain") == "asleep"
-        answer = server.ask("plain")
+        answer = server.generate("plain")
         assert answer["token_ids"] == alone["token_ids"]
         assert answer["cached_token_len"] == 0
         assert answer["load_seconds"] > 0
-        assert server.ask("plain")["load_seconds"] == 0
+        assert server.generate("plain")["load_seconds"] == 0
         assert server.control("plain", "report")["bytes"] == awake["bytes"]
         assert server.metric("turbomind_model_awake", "plain") == 1
     assert server.metric("turbomind_model_wakes_total", "plain") == wakes + 2
 
 
 def test_a_sleeping_model_tells_what_is_asked_of_it_and_keeps_sessions(server: Server) -> None:
-    server.ask("plain", session_id=5, sequence_start=True)
+    server.generate("plain", session_id=5, sequence_start=True)
     server.control("plain", "sleep", sleep_level=2)
     assert server.told("plain", limits=True)["session_len"] == ENGINE["session_len"]
     assert server.told("plain", lora_control="list") == []
     assert server.told("plain", cache_control="report")["device"]["idle"] == 0
     assert server.state("plain") == "asleep"
-    assert server.ask("plain", [5, 6, 7], session_id=5)["history_token_len"] >= len(PROMPT)
+    assert server.generate("plain", [5, 6, 7], session_id=5)["history_token_len"] >= len(PROMPT)
     for inputs, error in (
         ({"sleep_control": "doze"}, "must be report, sleep or wake"),
         ({"sleep_control": "sleep", "sleep_level": 3}, "sleep_level must be 1 or 2"),
@@ -169,37 +169,37 @@ def test_a_sleeping_model_tells_what_is_asked_of_it_and_keeps_sessions(server: S
 def test_a_model_has_its_adapters_after_it_slept(server: Server, llama: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "adapter", llama, alpha=64)
     server.told("plain", lora_control="load", lora_name="mine", lora_path=str(adapter), lora_note="note")
-    adapted = server.ask("plain", lora_name="mine")["token_ids"]
-    assert adapted != server.ask("plain")["token_ids"]
+    adapted = server.generate("plain", lora_name="mine")["token_ids"]
+    assert adapted != server.generate("plain")["token_ids"]
     for level in (1, 2):
         server.control("plain", "sleep", sleep_level=level)
         assert server.told("plain", lora_control="list") == [["mine", "note"]]
-        assert server.ask("plain", lora_name="mine")["token_ids"] == adapted
+        assert server.generate("plain", lora_name="mine")["token_ids"] == adapted
     assert server.told("plain", lora_control="unload", lora_name="mine") == []
 
 
 def test_a_model_sleeps_when_it_is_idle_for_its_timeout_or_that_of_the_last_request(server: Server) -> None:
     eventually_sync(lambda: server.state("idle") == "asleep")
-    server.ask("idle", keep_alive=3600)
+    server.generate("idle", keep_alive=3600)
     assert 3000 < server.control("idle", "report")["sleeps_in"] <= 3600
-    server.ask("idle", keep_alive=-1)
+    server.generate("idle", keep_alive=-1)
     assert server.control("idle", "report")["sleeps_in"] is None
     assert server.control("idle", "wake")["state"] == "awake"
     eventually_sync(lambda: server.state("idle") == "asleep")
-    server.ask("idle", keep_alive=-1)
-    server.ask("idle", keep_alive=0)
+    server.generate("idle", keep_alive=-1)
+    server.generate("idle", keep_alive=0)
     eventually_sync(lambda: server.state("idle") == "asleep")
     assert server.control("idle", "report")["bytes"] == 0
 
 
 @pytest.mark.parametrize("model", ["llama", "windows", "states"])
 def test_a_conversation_continues_from_files_after_its_model_slept(server: Server, model: str) -> None:
-    first = server.ask(model)
+    first = server.generate(model)
     turn = [*PROMPT, *first["token_ids"], *range(50, 60)]
-    kept = server.ask(model, turn)
+    kept = server.generate(model, turn)
     for level in (1, 2):
         server.control(model, "sleep", sleep_level=level)
-        again = server.ask(model, turn)
+        again = server.generate(model, turn)
         assert again["token_ids"] == kept["token_ids"]
         assert again["cached_token_len"] >= 64
 
@@ -221,7 +221,7 @@ def test_a_model_whose_weights_are_not_there_is_an_error_until_they_are_back(
     server: Server, base: Path, change: Callable[[Path], object], error: str
 ) -> None:
     weights = base / "lost" / WEIGHTS
-    alone, whole, state = server.ask("lost")["token_ids"], weights.read_bytes(), weights.stat()
+    alone, whole, state = server.generate("lost")["token_ids"], weights.read_bytes(), weights.stat()
     server.control("lost", "sleep", sleep_level=2)
     change(weights)
     for _ in range(2):
@@ -232,10 +232,10 @@ def test_a_model_whose_weights_are_not_there_is_an_error_until_they_are_back(
     report = server.control("lost", "report")
     assert (report["state"], report["waiting"]) == ("asleep", 0)
     assert str(weights) in report["error"]
-    server.ask("plain")
+    server.generate("plain")
     weights.write_bytes(whole)
     os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert server.ask("lost")["token_ids"] == alone
+    assert server.generate("lost")["token_ids"] == alone
     assert server.control("lost", "report")["error"] == ""
 
 
@@ -257,7 +257,7 @@ class Sharing(Server):
     def expect_answers_alone(self, *names: str) -> None:
         for name in names:
             for i, prompt in enumerate(PROMPTS):
-                assert self.ask(name, prompt)["token_ids"] == self.alone[name, i]
+                assert self.generate(name, prompt)["token_ids"] == self.alone[name, i]
 
     def expect_nothing_damaged(self) -> None:
         for name in (A, B, C):
@@ -273,7 +273,7 @@ def sharing(base: Path, llama: Path) -> Iterator[Sharing]:
         C: (make_hybrid(base / "c", "Qwen3.5"), {**engine, "cache_max_entry_count": 600}),
     }
     with running(base / "alone", models) as server:
-        alone = {(name, i): server.ask(name, PROMPTS[i])["token_ids"] for name in models for i in range(4)}
+        alone = {(name, i): server.generate(name, PROMPTS[i])["token_ids"] for name in models for i in range(4)}
         sizes = {name: server.control(name, "report")["bytes"] for name in models}
     kept = {"cache_dir": str(base / "shared")}
     models = {name: (path, {**settings, **kept}) for name, (path, settings) in models.items()}
@@ -294,7 +294,9 @@ def test_models_share_memory_that_is_too_small_for_all(sharing: Sharing) -> None
         assert sharing.told(name, limits=True)["session_len"] == (512 if name == HUGE else 8192)
     order = random.Random(1).sample(list(sharing.alone) * 4, 48)
     with ThreadPoolExecutor(4) as pool:
-        for key, answer in zip(order, pool.map(lambda one: sharing.ask(one[0], PROMPTS[one[1]]), order), strict=True):
+        for key, answer in zip(
+            order, pool.map(lambda one: sharing.generate(one[0], PROMPTS[one[1]]), order), strict=True
+        ):
             assert answer["token_ids"] == sharing.alone[key]
     assert "asleep" in sharing.states()
     rejected = sharing.post(HUGE, input_ids=PROMPT, max_new_tokens=4)
@@ -344,7 +346,7 @@ def test_a_full_disk_costs_a_swap_its_files_alone(sharing: Sharing) -> None:
     assert pid is not None
     unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     try:
-        sharing.ask(A, PROMPT[::-1])
+        sharing.generate(A, PROMPT[::-1])
         sharing.expect_answers_alone(B)
         assert sharing.told(A, cache_control="report")["disk"]["failures"] > 0
         sharing.expect_answers_alone(C, A)
@@ -370,6 +372,6 @@ def test_a_server_that_was_killed_while_models_swap_continues_their_conversation
     assert sharing.triton.wait(START) == -signal.SIGKILL
     sharing.triton.start()
     sharing.triton.wait_ready(START)
-    assert sharing.ask(B, [*PROMPTS[0], 5])["cached_token_len"] >= 64
+    assert sharing.generate(B, [*PROMPTS[0], 5])["cached_token_len"] >= 64
     sharing.expect_answers_alone(A, B, C)
     sharing.expect_nothing_damaged()

@@ -31,7 +31,7 @@ PARAMETERS = {
 NAMES = ("get_weather", "get_forecast")
 FUNCTIONS: Any = [{"name": name, "description": "The weather.", "parameters": PARAMETERS} for name in NAMES]
 TOOLS: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
-ASKED = "How is the weather in Rome for 2 days?"
+QUESTION = "How is the weather in Rome for 2 days?"
 TOKENS = 512
 # Of names for one format the first.
 FORMATS = {named.formats[0]: name for name, named in reversed(TOOL_CALL_FORMATS.items())}.values()
@@ -55,7 +55,7 @@ def require_fitting(made: Made) -> None:
 
 @pytest.mark.alike(most=3)
 def test_openais_client(url: str) -> None:
-    messages: list[Any] = [{"role": "user", "content": ASKED}]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
     options: Any = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": TOKENS}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         whole = client.chat.completions.create(
@@ -80,7 +80,7 @@ def test_openais_client(url: str) -> None:
 
 @pytest.mark.alike(most=1)
 def test_anthropics_client(url: str) -> None:
-    messages: list[Any] = [{"role": "user", "content": ASKED}]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
     tools: Any = [{"name": function["name"], "input_schema": PARAMETERS} for function in FUNCTIONS]
     options: Any = {"model": MODEL, "tools": tools, "max_tokens": TOKENS, "extra_body": {"temperature": 0}}
     choices: Any = ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": NAMES[1]})
@@ -102,7 +102,7 @@ def test_anthropics_client(url: str) -> None:
 @pytest.mark.alike(most=1)
 def test_ollamas_client(url: str) -> None:
     client = ollama.Client(url, trust_env=False)
-    messages: list[Any] = [{"role": "user", "content": ASKED}]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for choice in ("required", {"type": "function", "function": {"name": NAMES[1]}}):
         # Not an option of Ollama's: it has none that makes a model call.
         options = {"temperature": 0.0, "num_predict": TOKENS, "tool_choice": choice}

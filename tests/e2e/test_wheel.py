@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from tests.support.commands import ApiServer, api_server
 from tests.support.tiny_models import make_tiny_llama
 
-ASK = """
+SCRIPT = """
 import json, sys
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 with pipeline(sys.argv[1], TurbomindEngineConfig(dtype="float32")) as pipe:
@@ -60,7 +60,7 @@ def served(wheel: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def offline(base: Environment, model: Path) -> dict[str, object]:
     """Responses of the base install, and the modules that it imported."""
-    done = base.run("python", "-c", ASK, str(model))
+    done = base.run("python", "-c", SCRIPT, str(model))
     assert done.returncode == 0, done.stderr
     response: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return response

@@ -79,7 +79,7 @@ async def test_the_event_loop_goes_on_while_a_response_is_made(
     loop, submit = asyncio.get_running_loop(), pipe.engine.submit
     went_on: list[bool] = []
 
-    def submit_held(ids: Any, config: Any, on_output: Any, **more: Any) -> int:
+    def submit_blocked(ids: Any, config: Any, on_output: Any, **more: Any) -> int:
         def take(output: EngineOutput) -> None:  # no token comes before the loop has gone on
             tick = threading.Event()
             loop.call_soon_threadsafe(tick.set)
@@ -88,7 +88,7 @@ async def test_the_event_loop_goes_on_while_a_response_is_made(
 
         return submit(ids, config, take, **more)
 
-    monkeypatch.setattr(pipe.engine, "submit", submit_held)
+    monkeypatch.setattr(pipe.engine, "submit", submit_blocked)
     await pipe.async_batch_infer("Tell me a story.", CUT_OFF)
     assert went_on
     assert all(went_on)

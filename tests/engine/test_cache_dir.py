@@ -22,7 +22,7 @@ from tests.support.tiny_models import make_tiny, make_tiny_llama
 SAMPLED = GenerationConfig(
     max_new_tokens=40, do_sample=True, temperature=0.9, top_k=50, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
 )
-ASKED = CONVERSATIONS[16:20]
+QUESTIONS = CONVERSATIONS[16:20]
 
 
 def llama(directory: Path) -> Path:
@@ -51,7 +51,7 @@ def config(**more: Any) -> TurbomindEngineConfig:
 def turns(model: AsyncEngine) -> list[Any]:
     """Return the exact responses of conversations in two turns, with their cached prefixes."""
     answers = []
-    for messages in ASKED:
+    for messages in QUESTIONS:
         first = model(messages, SAMPLED)
         answers.append(first)
         second = [
@@ -96,11 +96,11 @@ def test_files_of_other_weights_and_settings_are_not_used(tmp_path: Path) -> Non
     )
     for path, settings in ((one, {}), (other, {}), (one, {"quant_policy": 8}), (one, {"rope_scaling_factor": 2.0})):
         with pipeline(str(path), backend_config=config(cache_dir=cache, **settings)) as model:
-            model(ASKED[2], SAMPLED)
+            model(QUESTIONS[2], SAMPLED)
             assert model.engine.metrics()["disk_blocks_read_total"] == 0
     renamed = one.rename(tmp_path / "renamed")
     with pipeline(str(renamed), backend_config=config(cache_dir=cache)) as model:
-        model(ASKED[2], SAMPLED)
+        model(QUESTIONS[2], SAMPLED)
         assert model.engine.metrics()["disk_blocks_read_total"] > 0
 
 
@@ -172,13 +172,13 @@ def test_prompts_that_were_warmed_are_found(tmp_path: Path, capsys: pytest.Captu
     model_path = llama(tmp_path / "model")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
-        json.dumps({"messages": ASKED[2]}) + "\n\n" + json.dumps({"prompt": "seven rivers " * 40}) + "\n"
+        json.dumps({"messages": QUESTIONS[2]}) + "\n\n" + json.dumps({"prompt": "seven rivers " * 40}) + "\n"
     )
     options = ["--cache-dir", str(tmp_path / "cache"), "--dtype", "float32", "--cache-block-seq-len", "16"]
     assert main(["warm", str(prompts), str(model_path), *options]) == 0
     assert f"prompts kept in {tmp_path}/cache: 2" in capsys.readouterr().err
     with pipeline(str(model_path), backend_config=config(cache_dir=str(tmp_path / "cache"))) as model:
-        model(ASKED[2], SAMPLED)
+        model(QUESTIONS[2], SAMPLED)
         model("seven rivers " * 40, SAMPLED, do_preprocess=False)
         metrics = model.engine.metrics()
     tokens = metrics["tokens_in_total"]
@@ -195,7 +195,7 @@ def found_on_disk(model_path: Path, cache: Path, adapter: Path | None, name: str
     settings = {"cache_dir": str(cache), "adapters": {name: str(adapter)} if adapter else None}
     with pipeline(str(model_path), backend_config=config(**settings)) as model:
         options = GenerationConfig(max_new_tokens=12, top_k=1, ignore_eos=True, logprobs=2)
-        answer = model(ASKED[2], options, adapter_name=name if adapter else None)
+        answer = model(QUESTIONS[2], options, adapter_name=name if adapter else None)
         return [answer.token_ids, answer.logprobs, model.engine.metrics()["disk_blocks_read_total"]]
 
 

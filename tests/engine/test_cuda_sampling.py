@@ -13,7 +13,7 @@ import pytest
 
 from lmdeploy import GenerationConfig, Response, TurbomindEngineConfig, pipeline
 from tests.engine.test_cuda_engine import on_cuda, two_gpus
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import WITHOUT_REUSE
 from tools.bench import random_model
 
 __all__ = ["on_cuda", "two_gpus"]
@@ -45,7 +45,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(device: str, batch: int = 4, **more: Any) -> TurbomindEngineConfig:
     settings: dict[str, Any] = {"dtype": "float32", "session_len": 96, "cache_block_seq_len": 16}
     settings |= {"cache_max_entry_count": 40, "max_prefill_token_num": 64} | more
-    return TurbomindEngineConfig(device=device, max_batch_size=batch, **PLAIN | settings)
+    return TurbomindEngineConfig(device=device, max_batch_size=batch, **WITHOUT_REUSE | settings)
 
 
 def sampled(name: str, seed: int) -> GenerationConfig:

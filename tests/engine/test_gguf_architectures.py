@@ -18,7 +18,7 @@ import transformers
 from lmdeploy.turbomind.gguf.architectures import ARCHITECTURES
 from lmdeploy.turbomind.safetensors_index import read_files
 from tests.engine.test_model_families import CASES as FAMILIES
-from tests.engine.test_model_families import TEMPERATURE_ROPE, UNTIED, YARN_ROPE, plain_forward
+from tests.engine.test_model_families import TEMPERATURE_ROPE, UNTIED, YARN_ROPE, reference_forward
 from tests.support import published
 from tests.support.expert_models import PHI_ROPE, QWEN_EXPERTS
 from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
@@ -46,7 +46,7 @@ def family(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
 
 # llama.cpp wants the sections of a rotation in three dimensions within a head.
 WIDE_HEADS = {"head_dim": 64}
-PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 EVERY_SIXTH = [*["sliding_attention"] * 5, "full_attention"]
 EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
 # The converter computes a factor of cos and sin; a published one may differ.
@@ -57,7 +57,7 @@ EVERY_EIGHTH = [*["linear_attention"] * 7, "full_attention"]
 # By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": family("Llama 3.1"),
-    "exaone": family("EXAONE 3.5", head_dim=8, rope_parameters=PLAIN_ROPE),
+    "exaone": family("EXAONE 3.5", head_dim=8, rope_parameters=DEFAULT_ROPE),
     "xverse": family("XVERSE"),
     "jais2": family("Jais 2"),
     "deci": family("Llama-Nemotron Super", head_dim=8),
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         **FOUR_LAYERS,
         norm_topk_prob=True,
         mlp_layer_types=["sparse"] * 4,
-        rope_parameters={"sliding_attention": PLAIN_ROPE, "full_attention": YARN_ROPE},
+        rope_parameters={"sliding_attention": DEFAULT_ROPE, "full_attention": YARN_ROPE},
         **UNTIED,
     ),
     "cohere2moe": family(
@@ -119,9 +119,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": family("BLOOM"),
     "mpt": family("MPT", attn_config={"clip_qkv": 0.7, "alibi_bias_max": 8}),
     "deepseek2": family(
-        "DeepSeek-V3", scoring_func="sigmoid", n_group=1, topk_group=1, rope_parameters=PLAIN_ROPE, **UNTIED
+        "DeepSeek-V3", scoring_func="sigmoid", n_group=1, topk_group=1, rope_parameters=DEFAULT_ROPE, **UNTIED
     ),
-    "hunyuan-dense": family("Hunyuan", rope_parameters=PLAIN_ROPE, attention_bias=False),
+    "hunyuan-dense": family("Hunyuan", rope_parameters=DEFAULT_ROPE, attention_bias=False),
     "hunyuan-moe": family(
         "Hunyuan A13B", moe_intermediate_size=[40, 40], moe_topk=[2, 2], num_shared_expert=[1, 1], attention_bias=False
     ),
@@ -135,9 +135,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": family("MiniMax-M2", rotary_dim=8, scoring_func="sigmoid", **UNTIED),
     "gpt-oss": family("GPT-OSS", **UNTIED),
     "deepseek32": family(
-        "DeepSeek-V3.2", index_head_dim=64, scoring_func="sigmoid", rope_parameters=PLAIN_ROPE, **UNTIED
+        "DeepSeek-V3.2", index_head_dim=64, scoring_func="sigmoid", rope_parameters=DEFAULT_ROPE, **UNTIED
     ),
-    "mistral4": family("Mistral Small 4", n_group=1, topk_group=1, rope_parameters=PLAIN_ROPE, **UNTIED),
+    "mistral4": family("Mistral Small 4", n_group=1, topk_group=1, rope_parameters=DEFAULT_ROPE, **UNTIED),
     "minicpm3": family("MiniCPM3", v_head_dim=8, dim_model_base=256, scale_emb=12, rms_norm_eps=1e-6, **UNTIED),
     "kimi-linear": family("Kimi Linear", rms_norm_eps=1e-6),
     "minimax-01": family("MiniMax-Text-01", num_hidden_layers=8, layer_types=EVERY_EIGHTH, rms_norm_eps=1e-6),
@@ -154,7 +154,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # Further models of an architecture, which the name begins with.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2 with softmax": family(
-        "DeepSeek-V2", n_group=1, topk_group=1, topk_method="greedy", rope_parameters=PLAIN_ROPE, **UNTIED
+        "DeepSeek-V2", n_group=1, topk_group=1, topk_method="greedy", rope_parameters=DEFAULT_ROPE, **UNTIED
     ),
     "olmo2 with windows": family(
         "OLMo 3", attention_bias=False, num_hidden_layers=4, layer_types=EVERY_FOURTH, **UNTIED
@@ -194,7 +194,7 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     architecture, overrides = (CASES | VARIANTS)[name]
     source = make_small(tmp_path / "source", architecture, **overrides)
     reference = (
-        logits_of_transformers(architecture, source, FORWARDS.get(name, plain_forward))
+        logits_of_transformers(architecture, source, FORWARDS.get(name, reference_forward))
         if name in BY_TRANSFORMERS
         else None
     )
@@ -305,7 +305,7 @@ AS_PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def logits_of_transformers(
-    architecture: str, source: Path, forward: Callable[[Any, list[int]], torch.Tensor] = plain_forward
+    architecture: str, source: Path, forward: Callable[[Any, list[int]], torch.Tensor] = reference_forward
 ) -> torch.Tensor:
     """Return the logits of each token of the prompt in `transformers`."""
     model = getattr(transformers, architecture).from_pretrained(source, dtype=torch.float32).eval()

@@ -16,7 +16,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.tiny_models import make_tiny_llama
 
-PLAIN = GenerationConfig(max_new_tokens=24, min_new_tokens=24, random_seed=1)
+UNCONSTRAINED = GenerationConfig(max_new_tokens=24, min_new_tokens=24, random_seed=1)
 # A grammar of nested repetitions, whose masks take longest.
 HOSTILE = r"(\w+\s?){1,200}"
 DEADLINE_S = 180
@@ -118,19 +118,19 @@ def test_what_takes_too_long_to_compile_is_refused_by_its_sum_and_then_at_once(
     model_dir: Path, others: Set[int]
 ) -> None:
     with load(model_dir, grammar_compile_seconds=0.2) as model:
-        expected = model("Hello", PLAIN, do_preprocess=False).token_ids
+        expected = model("Hello", UNCONSTRAINED, do_preprocess=False).token_ids
         with pytest.raises(ValueError, match=r"more than grammar_compile_seconds, 0\.2 s"):
             model("Hello", structured(MANY_RANGES), do_preprocess=False)
         assert processes(others) == []  # it has ended
         with pytest.raises(ValueError, match=r"more than grammar_compile_seconds, 0\.2 s"):
             model("Hello", structured(MANY_RANGES), do_preprocess=False)
         assert processes(others) == []  # nothing was begun
-        assert model("Hello", PLAIN, do_preprocess=False).token_ids == expected
+        assert model("Hello", UNCONSTRAINED, do_preprocess=False).token_ids == expected
 
 
 def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone(model: AsyncEngine) -> None:
-    want_plain = model("Hello", PLAIN, do_preprocess=False).token_ids
-    want_structured = model("Hello", structured(HONEST), do_preprocess=False).token_ids
+    expected_text = model("Hello", UNCONSTRAINED, do_preprocess=False).token_ids
+    expected_structured = model("Hello", structured(HONEST), do_preprocess=False).token_ids
     outcomes: list[str] = []
 
     def generate(number: int) -> None:
@@ -148,8 +148,8 @@ def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone
     for thread in hostile:
         thread.start()
     for _ in range(5):
-        assert model("Hello", PLAIN, do_preprocess=False).token_ids == want_plain
-        assert model("Hello", structured(HONEST), do_preprocess=False).token_ids == want_structured
+        assert model("Hello", UNCONSTRAINED, do_preprocess=False).token_ids == expected_text
+        assert model("Hello", structured(HONEST), do_preprocess=False).token_ids == expected_structured
     for thread in hostile:
         thread.join(timeout=DEADLINE_S * 2)
         assert not thread.is_alive()

@@ -126,9 +126,9 @@ def test_a_head_computes_what_its_published_form_does(case: Case, device: str) -
         got, hidden = head.run([int(tokens[row])], head_logits[-1][None].numpy(), row, True)
         logits += list(torch.from_numpy(got))
         head_logits += list(torch.from_numpy(hidden))
-    want_logits, want_own = case.reference(tokens, given + head_logits[7:11], 8)
-    torch.testing.assert_close(torch.stack(logits), want_logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.stack(head_logits), want_own, rtol=1e-4, atol=1e-4)
+    expected_logits, expected_head_logits = case.reference(tokens, given + head_logits[7:11], 8)
+    torch.testing.assert_close(torch.stack(logits), expected_logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.stack(head_logits), expected_head_logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

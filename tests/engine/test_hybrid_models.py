@@ -17,12 +17,12 @@ from lmdeploy.errors import CheckpointError
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine import Engine, EngineOutput
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import WITHOUT_REUSE
 from tests.support.hybrid_models import MODELS, make_hybrid
 from tests.support.prompts import CONVERSATIONS
 from tests.support.token_engine import TIMEOUT, TokenEngine, relative_error
 
-ASKED = CONVERSATIONS[:18:3]
+QUESTIONS = CONVERSATIONS[:18:3]
 SAMPLED = GenerationConfig(
     max_new_tokens=80, do_sample=True, temperature=0.9, top_k=50, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
 )
@@ -37,12 +37,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine(directory: Path, **settings: Any) -> AsyncEngine:
     config = {"dtype": "float32", "cache_max_entry_count": 1600, "cache_block_seq_len": BLOCK, "session_len": 1024}
-    return pipeline(str(directory), backend_config=TurbomindEngineConfig(**(PLAIN | config | settings)))
+    return pipeline(str(directory), backend_config=TurbomindEngineConfig(**(WITHOUT_REUSE | config | settings)))
 
 
 def traces(model: AsyncEngine) -> list[Any]:
     """Return all that a batch answers, exactly."""
-    return [(ids.token_ids, [list(entry.items()) for entry in ids.logprobs or []]) for ids in model(ASKED, SAMPLED)]
+    return [(ids.token_ids, [list(entry.items()) for entry in ids.logprobs or []]) for ids in model(QUESTIONS, SAMPLED)]
 
 
 @pytest.fixture(scope="module")
@@ -306,8 +306,8 @@ def test_a_format_holds_with_and_without_drafts(directory: Path) -> None:
     )
     drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
     with engine(directory) as baseline, engine(directory, speculative_config=drafting) as model:
-        expected = [ids.token_ids for ids in baseline(ASKED, config)]
-        responses = model(ASKED, config)
+        expected = [ids.token_ids for ids in baseline(QUESTIONS, config)]
+        responses = model(QUESTIONS, config)
         assert model.engine.metrics()["draft_tokens_total"] > 0
     assert [ids.token_ids for ids in responses] == expected
     assert all(set(json.loads(ids.text)) == {"first_name", "year_of_birth"} for ids in responses)
@@ -356,8 +356,8 @@ def test_logits_and_hidden_states_in_chunks_are_those_of_transformers(directory:
     network = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     config = GenerationConfig(max_new_tokens=1, output_logits="all", output_last_hidden_state="all")
     with engine(directory, num_tokens_per_iter=24, max_batch_size=8) as model:
-        ids = model.prepare(ASKED[0]).ids
-        alone, batched = model([ASKED[0]], config)[0], model(ASKED, config)[0]
+        ids = model.prepare(QUESTIONS[0]).ids
+        alone, batched = model([QUESTIONS[0]], config)[0], model(QUESTIONS, config)[0]
         logits = model.get_logits([ids])[0]
     assert len(ids) > 24
     with torch.no_grad():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import WITHOUT_REUSE
 from tests.support.layered_models import MODELS
 from tests.support.prompts import CONVERSATIONS
 from tests.support.tiny_models import make_tiny
@@ -22,7 +22,7 @@ SAMPLED = GenerationConfig(
 def traces(directory: Path, *, one_by_one: bool = False, **settings: Any) -> list[Any]:
     """Return tokens and log probabilities of the answers to all conversations, and how often one was preempted."""
     config = TurbomindEngineConfig(
-        **PLAIN
+        **WITHOUT_REUSE
         | {"dtype": "float32", "cache_block_seq_len": 16, "session_len": 512, "cache_max_entry_count": 800}
         | settings
     )

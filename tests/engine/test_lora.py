@@ -20,7 +20,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.turbomind.engine import Engine
 from tests.engine.test_model_families import CASES, FURTHER, PROMPT, TOLERANCE
 from tests.support.adapters import ATTENTION, MLP, adapter_mib, change_tensors, make_adapter, merge
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import WITHOUT_REUSE
 from tests.support.prompts import CONVERSATIONS
 from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint
 from tests.support.tiny_models import make_tiny, make_tiny_llama
@@ -183,7 +183,7 @@ def adapters(directory: Path) -> dict[str, str]:
 
 def config(adapters: dict[str, str], **settings: Any) -> TurbomindEngineConfig:
     defaults = {"dtype": "float32", "cache_max_entry_count": 1600, "cache_block_seq_len": 16, "session_len": 1024}
-    return TurbomindEngineConfig(**(PLAIN | defaults | settings), adapters=adapters)
+    return TurbomindEngineConfig(**(WITHOUT_REUSE | defaults | settings), adapters=adapters)
 
 
 def trace(response: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from transformers import MllamaForConditionalGeneration
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import WITHOUT_REUSE
 from tests.support.images import make_image
 from tests.support.mllama_reference import MllamaReference, make_tiny_mllama
 from tests.support.token_engine import relative_error
@@ -29,7 +29,7 @@ GREEDY = GenerationConfig(max_new_tokens=8, do_sample=False, ignore_eos=True)
 
 
 def engine_of(directory: Path, **settings: Any) -> AsyncEngine:
-    return pipeline(str(directory), TurbomindEngineConfig(**(PLAIN | SETTINGS | settings)))
+    return pipeline(str(directory), TurbomindEngineConfig(**(WITHOUT_REUSE | SETTINGS | settings)))
 
 
 def turn(*content: Image.Image | str) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ FURTHER = [(53 * i * i + 7 * i) % 1900 + 200 for i in range(12)]
 VOCAB = 1024  # as few tokens as show the same: what a large vocabulary costs here is the tokenizer and the head
 
 
-def plain_forward(model: Any, ids: list[int]) -> torch.Tensor:
+def reference_forward(model: Any, ids: list[int]) -> torch.Tensor:
     """Return the logits of each token."""
     logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
     return logits
@@ -45,7 +45,7 @@ class Case:
     architecture: str
     overrides: dict[str, Any] = field(default_factory=dict)
     publish: Publisher = as_is
-    forward: Callable[[Any, list[int]], torch.Tensor] = plain_forward
+    forward: Callable[[Any, list[int]], torch.Tensor] = reference_forward
     attention: str = "eager"
 
 

@@ -107,8 +107,8 @@ def test_what_repeats_takes_fewer_steps(pair: tuple[AsyncEngine, AsyncEngine]) -
         response = model(PROMPTS[0], config)
         after = model.engine.metrics()
         measurements.append((trace(response), {name: after[name] - before[name] for name in after}))
-    (plain_trace, baseline), (drafted_trace, drafted) = measurements
-    assert drafted_trace == plain_trace
+    (baseline_trace, baseline), (drafted_trace, drafted) = measurements
+    assert drafted_trace == baseline_trace
     assert baseline["draft_tokens_total"] == 0
     assert drafted["draft_tokens_accepted_total"] > 40
     assert drafted["steps_total"] == baseline["steps_total"] - drafted["draft_tokens_accepted_total"]

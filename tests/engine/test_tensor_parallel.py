@@ -13,7 +13,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.cli.main import main
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.support import scaled_checkpoints
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import WITHOUT_REUSE
 from tests.support.prompts import CONVERSATIONS
 from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint
 from tests.support.scaled_checkpoints import Form
@@ -140,7 +140,7 @@ def test_codes_of_8_bits_with_scales_are_divided(form: Form, tmp_path: Path) -> 
 
 def responses(directory: Path, tp: int, *, at_once: bool) -> list[tuple[list[int], list[dict[int, float]]]]:
     """Return tokens and log probabilities of the conversations' responses, computed together or one after another."""
-    config = TurbomindEngineConfig(dtype="float32", cache_max_entry_count=800, session_len=1024, tp=tp, **PLAIN)
+    config = TurbomindEngineConfig(dtype="float32", cache_max_entry_count=800, session_len=1024, tp=tp, **WITHOUT_REUSE)
     sampled = GenerationConfig(max_new_tokens=16, do_sample=True, top_k=0, random_seed=5, logprobs=3, ignore_eos=True)
     with pipeline(str(directory), backend_config=config) as pipe:
         found = pipe(CONVERSATIONS, sampled) if at_once else [pipe(text, sampled) for text in CONVERSATIONS]

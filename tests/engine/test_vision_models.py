@@ -23,7 +23,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support import tiny_own_layouts as tiny_own_layouts
 from tests.support import tiny_vision_models as tiny
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import WITHOUT_REUSE
 from tests.support.cogvlm_reference import CogVlmReference, make_tiny_cogvlm
 from tests.support.glm_4v_reference import Glm4vReference, make_tiny_glm_4v
 from tests.support.images import make_image
@@ -292,7 +292,7 @@ class Seeing:
         return logits
 
     def engine(self, **settings: Any) -> AsyncEngine:
-        return pipeline(str(self.directory), TurbomindEngineConfig(**(PLAIN | SETTINGS | settings)))
+        return pipeline(str(self.directory), TurbomindEngineConfig(**(WITHOUT_REUSE | SETTINGS | settings)))
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -410,7 +410,7 @@ def test_steps_hold_an_image_whose_tokens_see_each_other(tmp_path: Path, caplog:
     prompt = ("what is it?", make_image(40, 60))
     responses = []
     for tokens in (8, 64):
-        settings = TurbomindEngineConfig(**(PLAIN | SETTINGS | {"num_tokens_per_iter": tokens}))
+        settings = TurbomindEngineConfig(**(WITHOUT_REUSE | SETTINGS | {"num_tokens_per_iter": tokens}))
         with pipeline(str(directory), settings) as pipe:
             responses.append(pipe(prompt, ALL))
     assert f"a step holds {tiny.GEMMA3_ROWS + 4} tokens instead of 8" in caplog.text

@@ -53,7 +53,7 @@ class Reader(threading.Thread):
         return str(reported["error"]["code"])
 
 
-def ask(server: ApiServer, **fields: Any) -> httpx.Response:
+def complete(server: ApiServer, **fields: Any) -> httpx.Response:
     """Ask for a short response."""
     body = STORY | {"max_tokens": 4, "stream": False} | fields
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False)
@@ -62,7 +62,7 @@ def ask(server: ApiServer, **fields: Any) -> httpx.Response:
 def is_answered(server: ApiServer) -> bool:
     """Return whether a request is; what else may come is a refused connection or 503."""
     try:
-        response = ask(server)
+        response = complete(server)
     except httpx.TransportError:
         return False
     if response.status_code == 503:
@@ -80,7 +80,7 @@ def measurement(url: str, name: str) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
-def expect_nothing_held(server: ApiServer) -> None:
+def expect_no_leaks(server: ApiServer) -> None:
     """Wait until no request is open and no cache block used; what is asked with is one itself."""
     eventually_sync(lambda: measurement(server.metrics_url, "turbomind_cache_blocks_used") == 0)
     eventually_sync(lambda: measurement(server.metrics_url, "turbomind_requests_running") == 0)

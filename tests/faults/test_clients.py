@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.callers import STORY, ask, expect_nothing_held, is_answered, measurement
+from tests.faults.callers import STORY, complete, expect_no_leaks, is_answered, measurement
 from tests.support.commands import ApiServer, api_server
 from tests.support.processes import open_files
 from tests.support.waiting import eventually_sync
@@ -52,7 +52,7 @@ def test_a_stopped_client_is_let_go_and_its_response_cancelled(server: ApiServer
         assert client.stdout.readline() == "line\n"
         os.kill(client.pid, signal.SIGSTOP)
         eventually_sync(lambda: measurement(server.metrics_url, "turbomind_requests_cancelled_total") == 1)
-        expect_nothing_held(server)
+        expect_no_leaks(server)
         assert is_answered(server)
         os.kill(client.pid, signal.SIGKILL)
 
@@ -75,7 +75,7 @@ def test_a_thousand_connections_are_served_and_their_descriptors_come_back(serve
             return await reader.readline()
 
         peers = [await connect() for _ in range(CONNECTIONS)]
-        assert (await asyncio.to_thread(ask, server)).status_code == 200  # one more, while they are idle
+        assert (await asyncio.to_thread(complete, server)).status_code == 200  # one more, while they are idle
         assert open_files(server.process.pid) >= before + CONNECTIONS
         lines = await asyncio.gather(*(respond(*peer) for peer in peers))
         for _, writer in peers:
@@ -84,4 +84,4 @@ def test_a_thousand_connections_are_served_and_their_descriptors_come_back(serve
 
     assert set(asyncio.run(asyncio.wait_for(all_of_them(), 200))) == {b"HTTP/1.1 200 OK\r\n"}
     eventually_sync(lambda: open_files(server.process.pid) <= before + 2)
-    expect_nothing_held(server)
+    expect_no_leaks(server)

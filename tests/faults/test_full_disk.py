@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmdeploy.serve.ports import free_ports
-from tests.faults.callers import ask, expect_nothing_held
+from tests.faults.callers import complete, expect_no_leaks
 from tests.support.commands import api_server
 from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
 
@@ -32,8 +32,8 @@ def test_a_server_whose_log_cannot_be_written_serves_on_and_says_so_once(model: 
     cache = {"LMDEPLOY_CACHE": str(tmp_path)}
     with api_server(str(model), "--cache-max-entry-count", "64", env=cache, triton_grpc_port=port) as server:
         server.wait_ready()
-        assert ask(server).status_code == 200
-        expect_nothing_held(server)
+        assert complete(server).status_code == 200
+        expect_no_leaks(server)
         assert server.end(signal.SIGTERM) == 143, server.output
     assert server.output.count("cannot be written: [Errno 28]") == 1
     assert "Traceback" not in server.output

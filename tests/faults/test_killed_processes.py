@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from lmdeploy.serve.shared_memory import FOLDER, Regions
-from tests.faults.callers import Reader, ask, expect_nothing_held, is_answered
+from tests.faults.callers import Reader, complete, expect_no_leaks, is_answered
 from tests.support.commands import ApiServer, api_server
 from tests.support.processes import children, command_line, open_files, session_members
 from tests.support.servers import START
@@ -55,7 +55,7 @@ def test_a_killed_tritonserver_ends_responses_with_a_reason_and_is_replaced(serv
     assert not session_members(first)
     assert not [name for name in regions if (FOLDER / name).exists()]
     assert len(regions_of(server)) == len(regions)
-    expect_nothing_held(server)
+    expect_no_leaks(server)
 
 
 def test_a_stopped_tritonserver_is_not_healthy_until_it_goes_on(server: ApiServer) -> None:
@@ -82,7 +82,7 @@ def test_a_killed_python_model_ends_responses_with_a_reason_and_is_replaced(serv
     eventually_sync(lambda: is_answered(server) and not session_members(first), timeout=START)
     assert reader.end() == "service_unavailable"
     assert not [name for name in regions if (FOLDER / name).exists()]
-    expect_nothing_held(server)
+    expect_no_leaks(server)
 
 
 def test_a_killed_gateway_worker_costs_its_own_responses_only(server: ApiServer) -> None:
@@ -113,7 +113,7 @@ def test_a_killed_gateway_worker_costs_its_own_responses_only(server: ApiServer)
     for reader in readers:
         assert reader.end() == "RemoteProtocolError"
     eventually_sync(lambda: is_answered(server), timeout=START)
-    expect_nothing_held(server)
+    expect_no_leaks(server)
 
 
 def test_what_a_killed_launcher_leaves_is_removed_by_the_next(model: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_a_killed_launcher_leaves_is_removed_by_the_next(model: Path) -> No
         eventually_sync(lambda: not session_members(triton), timeout=START)
     with api_server(str(model), *FLAGS[2:]) as server:
         server.wait_ready()
-        assert ask(server).status_code == 200
+        assert complete(server).status_code == 200
         assert not [name for name in regions if (FOLDER / name).exists()]
         left = folders & set(Path(gettempdir()).glob("lmdeploy-models-*"))
         assert len(left) < len(folders)

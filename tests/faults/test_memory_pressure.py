@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.faults.callers import ask, expect_nothing_held, is_answered
+from tests.faults.callers import complete, expect_no_leaks, is_answered
 from tests.support.commands import ApiServer, api_server
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync
@@ -26,7 +26,7 @@ def address_space(pid: int) -> int:
 
 def is_served(server: ApiServer) -> bool:
     with contextlib.suppress(httpx.TransportError):
-        return ask(server).status_code == 200
+        return complete(server).status_code == 200
     return False
 
 
@@ -39,11 +39,11 @@ def test_requests_without_memory_end_with_an_error_and_later_ones_are_served(mod
         resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid) + ROOM, limits[1]))
         long = [{"role": "user", "content": "word " * 6000}]
         with ThreadPoolExecutor(8) as callers:
-            statuses = set(callers.map(lambda _: ask(server, messages=long, n=4).status_code, range(8)))
+            statuses = set(callers.map(lambda _: complete(server, messages=long, n=4).status_code, range(8)))
         assert statuses <= {200, 500, 503}
         with contextlib.suppress(ProcessLookupError):  # it may have ended, and another one have begun
             resource.prlimit(pid, resource.RLIMIT_AS, limits)
         # A request that meets a server which ends, or ended calls, fails as those without memory do.
         eventually_sync(lambda: is_served(server), timeout=START)
-        expect_nothing_held(server)
+        expect_no_leaks(server)
         assert server.end(signal.SIGTERM) == 143, server.output

@@ -264,7 +264,7 @@ def test_a_policy_says_whose_keys_its_users_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "JSON"),
         ("{}", "user_groups"),
@@ -272,10 +272,10 @@ def test_a_policy_says_whose_keys_its_users_have(tmp_path: Path) -> None:
         ('{"user_groups": ["a"], "user_group_map": {"b": []}}', "'b'"),
     ],
 )
-def test_a_bad_policy_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_a_bad_policy_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "qos.json"
     path.write_text(text)
-    with pytest.raises(QosConfigError, match=says):
+    with pytest.raises(QosConfigError, match=message):
         Qos.load(path)
     with pytest.raises(QosConfigError, match="cannot be read"):
         Qos.load(tmp_path / "none.json")

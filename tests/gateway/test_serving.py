@@ -85,14 +85,14 @@ def test_unusable_tls_files_are_named_before_anything_listens(fake: FakeTriton, 
     text = tmp_path / "text.pem"
     text.write_text("no certificate")
     assert tls_files(good).key == Path(good["SSL_KEYFILE"])
-    for files, says in (
+    for files, message in (
         ({}, "SSL_KEYFILE"),
         ({**good, "SSL_CERTFILE": str(tmp_path / "none.pem")}, "must name a file"),
         ({**good, "SSL_CERTFILE": str(text)}, "no certificate and its key"),
         ({**good, "SSL_KEYFILE": other["SSL_KEYFILE"]}, "no certificate and its key"),
         (expired, "expired"),
     ):
-        with pytest.raises(TlsError, match=says):
+        with pytest.raises(TlsError, match=message):
             tls_files(files)
     (port,) = free_ports(1)
     with gateway(fake, port, "--ssl", env=expired) as command:

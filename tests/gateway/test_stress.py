@@ -59,7 +59,7 @@ def served() -> Iterator[Served]:
     fake.stop()
 
 
-async def ask_many(url: str, count: int) -> list[str]:
+async def request_many(url: str, count: int) -> list[str]:
     """Return the texts of `count` answers streamed at the same time."""
 
     async def post(http: httpx.AsyncClient) -> str:
@@ -85,7 +85,7 @@ async def test_256_streams_at_a_time_are_all_whole(served: Served) -> None:
         return Script()
 
     served.fake.script = together
-    assert await ask_many(served.url, 256) == [REPLY] * 256
+    assert await request_many(served.url, 256) == [REPLY] * 256
     assert served.fake.stops.empty()
 
 

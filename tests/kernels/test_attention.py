@@ -19,7 +19,7 @@ from tests.kernels.weights import weight_of_kind
 Codes = npt.NDArray[np.uint8]
 
 SCALE = 0.125
-PLAIN = AttentionRule(SCALE)
+UNMODIFIED = AttentionRule(SCALE)
 SIZES = [
     HeadSizes(9, 3, 64, 64),
     HeadSizes(4, 4, 32, 32),
@@ -59,7 +59,7 @@ def in_pieces(length: int) -> list[list[Chunk]]:
 def test_it_agrees_with_float64_whole_and_in_pieces(device: Device, sizes: HeadSizes, bits: int) -> None:
     torch.manual_seed(sizes.key_dim)
     lengths = [1, 17, 100]
-    batch = Sequences(device, lengths, sizes, 32, bits, PLAIN)
+    batch = Sequences(device, lengths, sizes, 32, bits, UNMODIFIED)
     whole = batch.run([[(s, 0, n) for s, n in enumerate(lengths)]])
     pieces = batch.run([[(2, 0, 70)], [(2, 70, 27), (0, 0, 1), (1, 0, 16)], [(2, 97, 1), (1, 16, 1)], [(2, 98, 2)]])
     for index in range(len(lengths)):
@@ -77,7 +77,7 @@ def test_rows_rotated_as_they_are_cached_come_to_the_bits_of_those_rotated_befor
     device: Device, sizes: HeadSizes, bits: int, *, is_interleaved: bool
 ) -> None:
     torch.manual_seed(bits)
-    batch = Sequences(device, [40], sizes, 16, bits, PLAIN)
+    batch = Sequences(device, [40], sizes, 16, bits, UNMODIFIED)
     (q,), (k,), (v,) = batch.q, batch.k, batch.v
     angles, factors = torch.rand(40, 24) * 6, torch.rand(40) + 0.5
     cos, sin = angles.cos(), angles.sin()
@@ -177,7 +177,7 @@ def test_rows_of_an_image_see_all_of_it(device: Device, window: int, bits: int) 
 @pytest.mark.parametrize("group", range(1, 9))
 def test_any_number_of_query_heads_share_a_key_head(device: Device, group: int) -> None:
     torch.manual_seed(group)
-    batch = Sequences(device, [40], HeadSizes(2 * group, 2, 64, 64), 32, 16, PLAIN)
+    batch = Sequences(device, [40], HeadSizes(2 * group, 2, 64, 64), 32, 16, UNMODIFIED)
     batch.check(0, batch.run([[(0, 0, 33)], [(0, 33, 5)], [(0, 38, 1)], [(0, 39, 1)]])[0])
 
 
@@ -208,7 +208,7 @@ def test_sequences_that_decode_together_do_not_depend_on_how_many_they_are(
     """On CUDA a step of 3 or 9 rows is launched as one of 4 or 16: what is spare changes nothing."""
     torch.manual_seed(count)
     lengths = [130 - 11 * s for s in range(count)]
-    batch = Sequences(device, lengths, HeadSizes(6, 2, 64, 64), 32, bits, PLAIN)
+    batch = Sequences(device, lengths, HeadSizes(6, 2, 64, 64), 32, bits, UNMODIFIED)
     out = batch.run([[(s, 0, n - 1) for s, n in enumerate(lengths)], [(s, n - 1, 1) for s, n in enumerate(lengths)]])
     for index in range(count):
         batch.check(index, out[index])
@@ -232,7 +232,7 @@ def test_blocks_outside_the_window_are_never_read(device: Device, bits: int, dim
 @pytest.mark.parametrize("dim", [32, 64])
 def test_a_broken_row_spoils_no_other_sequence(device: Device, dim: int, bits: int) -> None:
     torch.manual_seed(0)
-    batch = Sequences(device, [100, 50], HeadSizes(6, 2, dim, dim), 64, bits, PLAIN)
+    batch = Sequences(device, [100, 50], HeadSizes(6, 2, dim, dim), 64, bits, UNMODIFIED)
     steps: list[list[Chunk]] = [[(0, 0, 60), (1, 0, 40)], [(0, 60, 39), (1, 40, 9)], [(0, 99, 1), (1, 49, 1)]]
     clean = batch.run(steps)
     for tensor in (batch.q, batch.k, batch.v):
@@ -327,7 +327,7 @@ def test_codes_lie_token_by_token_and_scales_and_zeros_after_them(
 ) -> None:
     torch.manual_seed(bits)
     dim, block_len = 24, 16
-    attention = Attention(cuda, 2, HeadSizes(1, 1, dim, dim), block_len, bits, PLAIN)
+    attention = Attention(cuda, 2, HeadSizes(1, 1, dim, dim), block_len, bits, UNMODIFIED)
     q, k, v = torch.randn(21, 1, dim), torch.randn(21, 1, dim), torch.randn(21, 1, dim)
     attention(q, k, v, [(0, 21, 0, [1, 0])])
     areas = attention.bytes().reshape(2, 2, -1)[[1, 0]]  # in the sequence's order: [block, key or value, bytes]
@@ -343,6 +343,6 @@ def test_codes_lie_token_by_token_and_scales_and_zeros_after_them(
 def test_impossible_caches_are_refused(cuda: Device) -> None:
     row = torch.zeros(1, 1, 15)
     with pytest.raises(ValueError, match="even dimensions, got 15"):
-        Attention(cuda, 1, HeadSizes(1, 1, 15, 15), 16, 4, PLAIN)(row, row, row, [(0, 1, 0, [0])])
+        Attention(cuda, 1, HeadSizes(1, 1, 15, 15), 16, 4, UNMODIFIED)(row, row, row, [(0, 1, 0, [0])])
     with pytest.raises(ValueError, match="power of two from 16 on, got 48"):
-        Attention(cuda, 1, HeadSizes(1, 1, 15, 15), 48, 16, PLAIN)(row, row, row, [(0, 1, 0, [0])])
+        Attention(cuda, 1, HeadSizes(1, 1, 15, 15), 48, 16, UNMODIFIED)(row, row, row, [(0, 1, 0, [0])])

@@ -132,11 +132,11 @@ def group_codes_weight(
         input_order=None if order is None else order.numpy(),
     )  # fmt: skip
 
-    def of_each_code(x: torch.Tensor) -> torch.Tensor:
+    def of_each_value(x: torch.Tensor) -> torch.Tensor:
         by_output = x.permute(0, 2, 1).reshape(tiles * 16, groups)[:out_features]
         return by_output.double().repeat_interleave(group, dim=1)[:, :in_features]
 
-    exact = (quantized.double() - of_each_code(zeros)) * of_each_code(scales)
+    exact = (quantized.double() - of_each_value(zeros)) * of_each_value(scales)
     if order is not None:
         in_place = torch.empty_like(exact)
         in_place[:, order.long()] = exact
@@ -162,9 +162,9 @@ def group_minima_weight(
         scales=scales.view(torch.int16).numpy().view(np.uint16), mins=mins.view(torch.int16).numpy().view(np.uint16),
     )  # fmt: skip
 
-    def of_each_code(x: torch.Tensor) -> torch.Tensor:
+    def of_each_value(x: torch.Tensor) -> torch.Tensor:
         by_output = x.permute(0, 2, 1).reshape(tiles * 16, groups)[:out_features]
         return by_output.double().repeat_interleave(group, dim=1)
 
-    large, small = codes.double() * of_each_code(scales), of_each_code(mins)
+    large, small = codes.double() * of_each_value(scales), of_each_value(mins)
     return Weight(native, large + small, torch.zeros(out_features).double(), group), large + small.abs()

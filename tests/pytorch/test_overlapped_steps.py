@@ -12,7 +12,7 @@ import pytest
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 from lmdeploy.turbomind.engine import EngineOutput
 from tests.engine.test_cuda_sampling import PROMPTS, SETTINGS, sampled
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import WITHOUT_REUSE
 from tools.bench import random_model
 
 TIMEOUT = 180.0
@@ -22,7 +22,7 @@ Pair = tuple[Any, Any]  # pipelines: the worker chooses, the engine chooses
 @contextmanager
 def opened(directory: Path, chooser: str, **more: Any) -> Iterator[Any]:
     settings: dict[str, Any] = {"dtype": "float32", "session_len": 96, "block_size": 16, "num_gpu_blocks": 60}
-    config = PytorchEngineConfig(device_type="cpu", **PLAIN | settings | {"max_batch_size": 8} | more)
+    config = PytorchEngineConfig(device_type="cpu", **WITHOUT_REUSE | settings | {"max_batch_size": 8} | more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMDEPLOY_CUDA_KERNELS", "sampling=torch" if chooser == "worker" else "sampling=off")
         pipe = pipeline(str(directory), backend_config=config)

@@ -20,7 +20,7 @@ from tools.lock_requirements import requirements_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OWN = ("lmdeploy", "openai_gateway", "python_backend", "webui")
+PACKAGES = ("lmdeploy", "openai_gateway", "python_backend", "webui")
 USERS = sorted(set(PROJECT["optional-dependencies"]) - {"build", "dev", "all"})
 # Imported where they are: Triton's module for its Python models, and evaluation harnesses.
 ELSEWHERE = {"lm_eval", "opencompass", "triton_python_backend_utils"}
@@ -52,7 +52,7 @@ def imported(folder: str) -> Iterator[tuple[str, str]]:
                 names = [node.module]
             for name in names:
                 root = name.partition(".")[0]
-                if id(node) not in only_typed and root not in sys.stdlib_module_names and root not in OWN:
+                if id(node) not in only_typed and root not in sys.stdlib_module_names and root not in PACKAGES:
                     yield str(file.relative_to(ROOT)), root
 
 
@@ -84,7 +84,7 @@ def test_every_import_is_of_a_package_that_the_wheel_asks_for() -> None:
     requested = others(requirements_of(PROJECT, USERS))
     unknown = {
         (file, module)
-        for folder in OWN
+        for folder in PACKAGES
         for file, module in imported(folder)
         if module not in ELSEWHERE
         and not requested & {canonicalize_name(name) for name in DISTRIBUTIONS.get(module, [])}

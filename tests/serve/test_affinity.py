@@ -100,11 +100,11 @@ def test_random_traffic_is_only_sent_where_it_may_go() -> None:
     for _ in range(3000):
         keys = prefix_keys(bytes([chance.randrange(3)]) * PIECE * chance.randrange(4))
         session = session_key(str(chance.randrange(30))) if chance.random() < 0.2 else None
-        held_by, pieces = preferred(affinity, keys, session, loads)
-        if held_by is not None and session is None:
-            assert loads[held_by] <= min(loads.values()) + 3
+        holder, pieces = preferred(affinity, keys, session, loads)
+        if holder is not None and session is None:
+            assert loads[holder] <= min(loads.values()) + 3
             assert 1 <= pieces <= len(keys)
-        replica = chance.choice(list(loads)) if held_by is None else held_by
+        replica = chance.choice(list(loads)) if holder is None else holder
         affinity.sent(keys, session, replica)
         loads[replica] = max(0, loads[replica] + chance.choice((-1, 1)))
         assert len(affinity) <= 50

@@ -6,7 +6,7 @@ from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
 
 BACKENDS = ("turbomind", "pytorch")
 # Nothing is found in the cache, and nothing is drafted.
-PLAIN: dict[str, Any] = {"enable_prefix_caching": False, "speculative_config": "none"}
+WITHOUT_REUSE: dict[str, Any] = {"enable_prefix_caching": False, "speculative_config": "none"}
 _NAMES_OF_PYTORCH = {
     "cache_block_seq_len": "block_size",
     "device": "device_type",
@@ -15,8 +15,8 @@ _NAMES_OF_PYTORCH = {
 
 
 def config_for(backend: str, **fields: Any) -> TurbomindEngineConfig | PytorchEngineConfig:
-    """Return a configuration; ``fields`` are such that both have, under TurboMind's names, ``PLAIN`` by default."""
-    fields = PLAIN | fields
+    """Return a configuration; ``fields`` have TurboMind's names in both engines; ``WITHOUT_REUSE`` by default."""
+    fields = WITHOUT_REUSE | fields
     if backend == "turbomind":
         return TurbomindEngineConfig(**fields)
     return PytorchEngineConfig(**{_NAMES_OF_PYTORCH.get(name, name): value for name, value in fields.items()})

@@ -95,12 +95,12 @@ class Index:
         while self._next < batches:
             assert time.monotonic() < end, f"batch {self._next} of {batches} did not come"
             if not self._events.poll(_SILENCE):
-                self._ask()
+                self._poll()
                 continue
             _, number, data = self._events.recv_multipart()
             sequence = int.from_bytes(number, "big")
             if sequence > self._next:
-                self._ask()
+                self._poll()
             self._take(sequence, data)
 
     def count(self, medium: str) -> int:
@@ -116,7 +116,7 @@ class Index:
                 return begin
         return (len(prompt) - 1) // block_size * block_size
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         self._replays.send_multipart([b"", self._next.to_bytes(_SEQUENCE, "big")])
         while True:
             assert self._replays.poll(1000 * _TIMEOUT), "no replay"

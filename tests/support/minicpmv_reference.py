@@ -112,9 +112,9 @@ class MiniCpmReference(PlainLayers):
         if self.version == 2.5:  # the published code does not mask what fills up the shorter views of an image
             squares = torch.cat([squares, squares.new_zeros(longest - len(squares), squares.shape[1])])
         states = self.linear(squares, "vpm.embeddings.patch_embedding")
-        table = [_place(row, patch_rows) * _TABLE + _place(column, patch_columns) for row, column in grid]
+        table = [_bucket(row, patch_rows) * _TABLE + _bucket(column, patch_columns) for row, column in grid]
         if self.version == 2.5:  # nor does it report the tower where lines end
-            table = [_place(i, longest) for i in range(longest)]
+            table = [_bucket(i, longest) for i in range(longest)]
         states = states + self["vpm.embeddings.position_embedding.weight"][table]
         for layer in range(_TOWER_LAYERS):
             at = f"vpm.encoder.layers.{layer}."
@@ -140,7 +140,7 @@ class MiniCpmReference(PlainLayers):
         return self.norm(found, "resampler.ln_post", _EPS) @ self["resampler.proj"]
 
 
-def _place(index: int, count: int) -> int:
+def _bucket(index: int, count: int) -> int:
     """Return the line of the table that the upper edge of one of ``count`` patches is in, in single precision."""
     bounds = [np.float32(line / _TABLE) for line in range(1, _TABLE)]
     return sum(bool(bound <= np.float32(index / count)) for bound in bounds)

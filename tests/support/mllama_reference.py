@@ -21,7 +21,7 @@ from tests.support import tiny_vision_models as tiny
 
 RESERVED = "<|reserved_special_token_0|>"
 _MARK = "<|image|>"
-_VOCABULARY, _MOST_TILES = 320, 4
+_VOCABULARY, _MAX_TILES = 320, 4
 _RATIOS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
 
 
@@ -34,7 +34,7 @@ def make_tiny_mllama(directory: Path, *, looking: Sequence[int] = (1, 4), layers
         vision_config={
             "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_global_layers": 1,
             "attention_heads": 2, "image_size": tiny.IMAGE_SIDE, "patch_size": tiny.PATCH,
-            "max_num_tiles": _MOST_TILES, "supported_aspect_ratios": _RATIOS, "intermediate_layers_indices": [0],
+            "max_num_tiles": _MAX_TILES, "supported_aspect_ratios": _RATIOS, "intermediate_layers_indices": [0],
             "vision_output_dim": 32, "initializer_range": 0.3,
         },
         text_config={
@@ -45,7 +45,7 @@ def make_tiny_mllama(directory: Path, *, looking: Sequence[int] = (1, 4), layers
         tie_word_embeddings=False,
     )  # fmt: skip
     side = {"height": tiny.IMAGE_SIDE, "width": tiny.IMAGE_SIDE}
-    MllamaImageProcessorPil(size=side, max_image_tiles=_MOST_TILES).save_pretrained(directory)
+    MllamaImageProcessorPil(size=side, max_image_tiles=_MAX_TILES).save_pretrained(directory)
     made = tiny.save_random(MllamaForConditionalGeneration, config, directory, seed)
     raw = json.loads((made / "config.json").read_text())
     assert raw["image_token_index"] == _VOCABULARY
@@ -82,7 +82,7 @@ class MllamaReference:
             mask = convert_sparse_cross_attention_mask_to_dense(
                 [get_cross_attention_token_mask(tokens, _VOCABULARY)],
                 num_tiles=given.pop("num_tiles"),
-                max_num_tiles=_MOST_TILES,
+                max_num_tiles=_MAX_TILES,
                 length=len(tokens),
             )
             self._looking = torch.tensor(mask).flatten(2).any(dim=-1)[..., None]

@@ -16,9 +16,9 @@ _FIRST = ("e2e", "faults", "docs", "clients", "abuse", "engine", "pytorch", "ker
 
 def order(items: list[pytest.Item]) -> None:
     """Sort tests by their folders; those of a folder stay as they are."""
-    items.sort(key=_place)
+    items.sort(key=_rank)
 
 
-def _place(item: pytest.Item) -> int:
+def _rank(item: pytest.Item) -> int:
     inside: Sequence[str] = item.path.relative_to(_ROOT).parts if item.path.is_relative_to(_ROOT) else ("",)
     return _FIRST.index(inside[0]) if inside[0] in _FIRST else len(_FIRST)

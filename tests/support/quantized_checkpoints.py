@@ -181,8 +181,8 @@ def decode_gptq(directory: Path, bits: int = 4) -> dict[str, torch.Tensor]:
     quantization = json.loads((directory / "config.json").read_text())["quantization_config"]
     tensors = stored_tensors(directory)
     for layer in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
-        quantized = _unpack_plain(tensors.pop(f"{layer}.qweight").T.contiguous().numpy(), bits).T
-        zeros = _unpack_plain(tensors.pop(f"{layer}.qzeros").numpy(), bits)
+        quantized = _unpack_words(tensors.pop(f"{layer}.qweight").T.contiguous().numpy(), bits).T
+        zeros = _unpack_words(tensors.pop(f"{layer}.qzeros").numpy(), bits)
         if quantization["checkpoint_format"] == "gptq":
             zeros = zeros + 1
         stored = Codes(quantized, zeros, tensors.pop(f"{layer}.scales"), tensors.pop(f"{layer}.g_idx").numpy())
@@ -190,7 +190,7 @@ def decode_gptq(directory: Path, bits: int = 4) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _unpack_plain(words: np.ndarray, bits: int) -> np.ndarray:
+def _unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     values = (words.view(np.uint32)[..., None] >> shifts) & ((1 << bits) - 1)
     return values.reshape(len(words), -1).astype(np.int64)

@@ -19,10 +19,10 @@ _WORDS = frozenset({"by", "without", "on", "ignoring", "group_left", "group_righ
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 _SELECTOR = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)\s*(?P<call>\()?(?:\{(?P<labels>[^}]*)\})?")
 
-Asked = list[tuple[str, set[str]]]
+Selectors = list[tuple[str, set[str]]]
 
 
-def queried_metrics(query: str) -> Asked:
+def queried_metrics(query: str) -> Selectors:
     """Return the metrics that a query names, each with the labels it is selected by."""
     text = _GROUPING.sub(" ", re.sub(r"\[[^\]]*\]", " ", _TEXT.sub('""', query)))
     return [
@@ -32,7 +32,7 @@ def queried_metrics(query: str) -> Asked:
     ]
 
 
-def all_queries() -> dict[str, Asked]:
+def all_queries() -> dict[str, Selectors]:
     """Return the metrics of every query, by where it is."""
     found = dict(_of_rules()) | dict(_of_dashboard()) | dict(_of_autoscalers())
     return {where: queried_metrics(query) for where, query in found.items()}

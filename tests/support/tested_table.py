@@ -20,11 +20,11 @@ from lmdeploy.turbomind.gguf.architectures import (
 from lmdeploy.turbomind.text_part import ARCHITECTURES as SEEING
 from tests.engine import test_gguf_architectures as gguf
 from tests.engine.test_lite_families import REFUSED, SHOWN
-from tests.engine.test_model_families import CASES, plain_forward
+from tests.engine.test_model_families import CASES, reference_forward
 from tests.engine.test_vision_models import CASES as VISION_CASES
 from tests.support.tiny_encoders import ENCODERS
 
-THEIRS, FORMULAS = "transformers", "the published formulas"
+TRANSFORMERS, FORMULAS = "transformers", "the published formulas"
 
 
 def tested_lines() -> dict[str, str]:
@@ -42,11 +42,11 @@ def tested_lines() -> dict[str, str]:
 def _texts() -> dict[str, str]:
     shown = SHOWN | {architecture: name for architecture, (name, _) in REFUSED.items()}
     found = {
-        architecture: THEIRS if CASES[name].forward is plain_forward else FORMULAS
+        architecture: TRANSFORMERS if CASES[name].forward is reference_forward else FORMULAS
         for architecture, name in shown.items()
     }
-    found |= {name: THEIRS for family in (*ENCODERS, "New") for name in names_of(family) if name in families()}
-    found["Qwen3VLMoeTextModel"] = THEIRS  # by the whole model, which has images
+    found |= {name: TRANSFORMERS for family in (*ENCODERS, "New") for name in names_of(family) if name in families()}
+    found["Qwen3VLMoeTextModel"] = TRANSFORMERS  # by the whole model, which has images
     for family in families().values():  # other names of the same
         known = next((found[name] for name in family.architectures if name in found), None)
         found |= {} if known is None else {name: found.get(name, known) for name in family.architectures}
@@ -55,7 +55,7 @@ def _texts() -> dict[str, str]:
 
 def _images() -> dict[str, str]:
     """Return the references of images; some models `transformers` does not have."""
-    found = dict.fromkeys(SEEING, THEIRS)
+    found = dict.fromkeys(SEEING, TRANSFORMERS)
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(VISION_CASES.values()):
             if case.reference is not None:
@@ -69,7 +69,7 @@ def _files() -> dict[str, str]:
     """Return the references of GGUF files' logits, or vectors."""
     named = (*gguf.CASES, *gguf.ENCODERS, *gguf.WITH_TOWERS, OLMO3, DEEPSEEK_V2, CLASSIFIER)
     compared = {architecture_of(name).published for name in named if name not in gguf.BY_TRANSFORMERS}
-    return {name: "llama.cpp" if name in compared else THEIRS for name in published_architectures()}
+    return {name: "llama.cpp" if name in compared else TRANSFORMERS for name in published_architectures()}
 
 
 if __name__ == "__main__":

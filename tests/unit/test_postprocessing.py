@@ -47,16 +47,16 @@ def test_whole_text_is_what_transformers_decodes(model: Any, reference: Any) -> 
 
 
 def test_a_client_that_holds_back_broken_characters_shows_the_whole_text(model: Any, reference: Any) -> None:
-    ids, shown, pieces, held_back = reference.encode(TEXT), 0, [], 0
+    ids, shown, pieces, unsent = reference.encode(TEXT), 0, [], 0
     for count in range(len(ids) + 1):
         [response] = model.execute([request_of(ids[:count], shown)])
         piece = text_of(response)
         if piece.endswith("\N{REPLACEMENT CHARACTER}"):
-            held_back += 1
+            unsent += 1
             continue
         pieces.append(piece)
         shown = count
-    assert held_back > 0
+    assert unsent > 0
     assert "".join(pieces) == TEXT
 
 

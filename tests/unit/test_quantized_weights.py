@@ -158,7 +158,7 @@ def test_the_encoder_of_these_tests_packs_as_published_checkpoints_do() -> None:
 
 
 @pytest.fixture(scope="module")
-def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unquantized_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", num_hidden_layers=1)
 
 
@@ -218,7 +218,7 @@ UNSUPPORTED: dict[str, tuple[Scheme, Change, str]] = {
 GPTQ = {"bits": 4, "group_size": 32, "sym": True, "desc_act": False, "damp_percent": 0.01, "true_sequential": True}
 ROUNDED = {"bits": 4, "group_size": 32, "sym": True, "data_type": "int", "iters": 200, "autoround_version": "0.4.2"}
 # Values of quantization_config in config.json (None: nothing), and other files.
-PLACES: dict[str, tuple[Scheme, dict[str, Any] | None, dict[str, Any]]] = {
+LAYOUTS: dict[str, tuple[Scheme, dict[str, Any] | None, dict[str, Any]]] = {
     "quantize_config.json": (
         Scheme("gptq", sym=True),
         None,
@@ -303,22 +303,22 @@ def damaged(source: Path, target: Path, scheme: Scheme, change: Change) -> Path:
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
-def test_what_the_engine_cannot_read_is_refused_by_name(case: str, plain_model: Path, tmp_path: Path) -> None:
+def test_what_the_engine_cannot_read_is_refused_by_name(case: str, unquantized_model: Path, tmp_path: Path) -> None:
     scheme, change, reason = UNSUPPORTED[case]
     with pytest.raises(UnsupportedModelError, match=reason):
-        resolve(damaged(plain_model, tmp_path / "model", scheme, change), backend="turbomind")
+        resolve(damaged(unquantized_model, tmp_path / "model", scheme, change), backend="turbomind")
 
 
-@pytest.mark.parametrize("case", PLACES)
-def test_settings_are_read_where_tools_write_them(case: str, plain_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_settings_are_read_where_tools_write_them(case: str, unquantized_model: Path, tmp_path: Path) -> None:
     def read(directory: Path) -> torch.Tensor:
         return device.read_tensor(
             resolve(directory, backend="turbomind").path, "layers.0.attention.qkv.weight", [64, 32]
         )
 
-    scheme, declared, files = PLACES[case]
+    scheme, declared, files = LAYOUTS[case]
     model = tmp_path / "model"
-    quantize_checkpoint(plain_model, model, scheme)
+    quantize_checkpoint(unquantized_model, model, scheme)
     expected = read(model)
     config = json.loads((model / "config.json").read_text()) | {"quantization_config": declared}
     for name, content in {"config.json": config, **files}.items():
@@ -355,8 +355,8 @@ def test_no_field_of_published_settings_is_unknown(name: str) -> None:
     assert weight_format({"quantization_config": AS_PUBLISHED[name]}) == ("hf" if method == "mxfp4" else method)
 
 
-def test_settings_of_other_files_of_a_checkpoint_are_not_the_weights(plain_model: Path, tmp_path: Path) -> None:
-    shutil.copytree(plain_model, tmp_path / "model")
+def test_settings_of_other_files_of_a_checkpoint_are_not_the_weights(unquantized_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(unquantized_model, tmp_path / "model")
     onnx = {"per_channel": True, "reduce_range": True, "per_model_config": {"model": {"weight_type": "QInt8"}}}
     (tmp_path / "model" / "quantize_config.json").write_text(json.dumps(onnx))
     cache = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
@@ -366,33 +366,33 @@ def test_settings_of_other_files_of_a_checkpoint_are_not_the_weights(plain_model
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_damaged_checkpoint_is_refused_by_reason(case: str, plain_model: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_by_reason(case: str, unquantized_model: Path, tmp_path: Path) -> None:
     scheme, change, reason = BROKEN[case]
     with pytest.raises(CheckpointError, match=reason):
-        resolve(damaged(plain_model, tmp_path / "model", scheme, change))
+        resolve(damaged(unquantized_model, tmp_path / "model", scheme, change))
 
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_spoiled_numbers_are_refused_when_they_are_read(case: str, plain_model: Path, tmp_path: Path) -> None:
+def test_spoiled_numbers_are_refused_when_they_are_read(case: str, unquantized_model: Path, tmp_path: Path) -> None:
     scheme, change, reason = SPOILED[case]
-    directory = resolve(damaged(plain_model, tmp_path / "model", scheme, change)).path
+    directory = resolve(damaged(unquantized_model, tmp_path / "model", scheme, change)).path
     with pytest.raises(ValueError, match=f"tensor layers.0.attention.qkv.weight: .*{reason}"):
         device.read_tensor(directory, "layers.0.attention.qkv.weight", [64, 32])
 
 
-def test_all_problems_are_reported_at_once(plain_model: Path, tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(unquantized_model: Path, tmp_path: Path) -> None:
     def damage(_: dict[str, Any], tensors: dict[str, Any]) -> None:
         del tensors[f"{Q}.scales"], tensors["model.layers.0.mlp.up_proj.qzeros"]
 
     with pytest.raises(CheckpointError) as raised:
-        resolve(damaged(plain_model, tmp_path / "model", Scheme(), damage))
+        resolve(damaged(unquantized_model, tmp_path / "model", Scheme(), damage))
     assert len(raised.value.problems) == 2
 
 
-def test_a_bias_of_zeros_alongside_codes_is_harmless(plain_model: Path, tmp_path: Path) -> None:
+def test_a_bias_of_zeros_alongside_codes_is_harmless(unquantized_model: Path, tmp_path: Path) -> None:
     resolve(
         damaged(
-            plain_model,
+            unquantized_model,
             tmp_path / "model",
             Scheme("gptq"),
             lambda _, tensors: tensors.update({f"{Q}.bias": torch.zeros(32)}),
@@ -400,7 +400,7 @@ def test_a_bias_of_zeros_alongside_codes_is_harmless(plain_model: Path, tmp_path
     )
 
 
-def test_a_gptq_checkpoint_without_a_named_format_is_of_the_first(plain_model: Path, tmp_path: Path) -> None:
+def test_a_gptq_checkpoint_without_a_named_format_is_of_the_first(unquantized_model: Path, tmp_path: Path) -> None:
     old = Scheme("gptq").config()
     del old["checkpoint_format"]
     found = Quantization.from_config({"quantization_config": old})
@@ -410,8 +410,8 @@ def test_a_gptq_checkpoint_without_a_named_format_is_of_the_first(plain_model: P
     )
 
 
-def test_convert_refuses_a_format_that_is_not_the_checkpoints(plain_model: Path, tmp_path: Path) -> None:
-    quantize_checkpoint(plain_model, tmp_path / "model", Scheme())
+def test_convert_refuses_a_format_that_is_not_the_checkpoints(unquantized_model: Path, tmp_path: Path) -> None:
+    quantize_checkpoint(unquantized_model, tmp_path / "model", Scheme())
     with pytest.raises(ValueError, match="model_format is gptq, but the checkpoint's weights are awq"):
         convert(str(tmp_path / "model"), tmp_path / "workspace", model_format="gptq")
     convert(str(tmp_path / "model"), tmp_path / "workspace", model_format="awq")

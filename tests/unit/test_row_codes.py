@@ -174,7 +174,7 @@ STATE = f"{Q}.weight.quant_state.bitsandbytes__nf4"
 NF4, NESTED, MLX = four_bits("nf4"), four_bits("nf4", is_nested=True), affine(4)
 
 
-def said(**changes: object) -> Change:
+def with_state(**changes: object) -> Change:
     """Change what bitsandbytes says of a layer."""
 
     def change(_: object, tensors: dict[str, torch.Tensor]) -> None:
@@ -187,9 +187,9 @@ def said(**changes: object) -> Change:
 BROKEN_BLOCKS: dict[str, tuple[Encoder, Change, str]] = {
     "no scales": (NF4, drop("weight.absmax"), rf"{Q}.weight.absmax is missing"),
     "no scales of scales": (NESTED, drop("weight.nested_absmax"), "weight.nested_absmax is missing"),
-    "another shape": (NF4, said(shape=[64, 256]), r"is of shape \[64, 256\], expected \[128, 128\]"),
-    "another type": (NF4, said(quant_type="nf3"), "quant_type must be nf4 or fp4, got 'nf3'"),
-    "no block": (NF4, said(blocksize=0), "blocksize must be a whole number >= 1"),
+    "another shape": (NF4, with_state(shape=[64, 256]), r"is of shape \[64, 256\], expected \[128, 128\]"),
+    "another type": (NF4, with_state(quant_type="nf3"), "quant_type must be nf4 or fp4, got 'nf3'"),
+    "no block": (NF4, with_state(blocksize=0), "blocksize must be a whole number >= 1"),
     "no JSON": (
         NF4,
         replace("weight.quant_state.bitsandbytes__nf4", torch.full((4,), 255, dtype=torch.uint8)),

@@ -74,7 +74,7 @@ def test_the_engine_reads_and_multiplies_the_numbers_that_codes_stand_for(form: 
 
 
 @pytest.fixture(scope="module")
-def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unquantized_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", num_hidden_layers=1)
 
 
@@ -183,10 +183,10 @@ def damaged(source: Path, target: Path, form: str, change: Change) -> Path:
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
-def test_what_the_engine_cannot_read_is_refused_by_name(case: str, plain_model: Path, tmp_path: Path) -> None:
+def test_what_the_engine_cannot_read_is_refused_by_name(case: str, unquantized_model: Path, tmp_path: Path) -> None:
     form, change, reason = UNSUPPORTED[case]
     with pytest.raises(UnsupportedModelError, match=reason):
-        resolve(damaged(plain_model, tmp_path / "model", form, change), backend="turbomind")
+        resolve(damaged(unquantized_model, tmp_path / "model", form, change), backend="turbomind")
 
 
 EIGHT = {"dynamic": False, "num_bits": 8, "type": "float"}
@@ -227,9 +227,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
-def test_published_settings_are_read(case: str, plain_model: Path, tmp_path: Path) -> None:
+def test_published_settings_are_read(case: str, unquantized_model: Path, tmp_path: Path) -> None:
     form, settings, besides = PUBLISHED[case]
-    values = quantize_checkpoint(plain_model, tmp_path / "model", FORMS[form])
+    values = quantize_checkpoint(unquantized_model, tmp_path / "model", FORMS[form])
 
     def publish(config: dict[str, Any], tensors: dict[str, Any]) -> None:
         config.clear()
@@ -241,35 +241,35 @@ def test_published_settings_are_read(case: str, plain_model: Path, tmp_path: Pat
     assert torch.equal(device.read_tensor(directory, "layers.0.mlp.down.weight", list(up.shape)), up)
 
 
-def test_scales_of_the_cache_alone_leave_the_weights_as_they_are(plain_model: Path, tmp_path: Path) -> None:
+def test_scales_of_the_cache_alone_leave_the_weights_as_they_are(unquantized_model: Path, tmp_path: Path) -> None:
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
     cache = {
         "quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "ignore": [],
         "kv_cache_scheme": scheme, "quantization_status": "frozen",
     }  # fmt: skip
-    tensors = copy_files(plain_model, tmp_path / "model")
+    tensors = copy_files(unquantized_model, tmp_path / "model")
     attention = "model.layers.0.self_attn"
     scales = {f"{attention}.{name}_scale": torch.tensor([0.5]) for name in "kv"}
-    save_quantized(plain_model, tmp_path / "model", tensors | scales, cache)
-    paths = [resolve(model, backend="turbomind").path for model in (tmp_path / "model", plain_model)]
+    save_quantized(unquantized_model, tmp_path / "model", tensors | scales, cache)
+    paths = [resolve(model, backend="turbomind").path for model in (tmp_path / "model", unquantized_model)]
     read = [device.read_tensor(path, "layers.0.attention.qkv.weight", [64, 32]) for path in paths]
     assert torch.equal(*read)
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_damaged_checkpoint_is_refused_by_reason(case: str, plain_model: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_by_reason(case: str, unquantized_model: Path, tmp_path: Path) -> None:
     form, change, reason = BROKEN[case]
     with pytest.raises(CheckpointError, match=reason):
-        resolve(damaged(plain_model, tmp_path / "model", form, change))
+        resolve(damaged(unquantized_model, tmp_path / "model", form, change))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("form", ["small blocks", "one scale", "float8", "int8"])
 def test_a_scale_that_is_not_finite_is_refused_when_it_is_read(
-    form: str, value: float, plain_model: Path, tmp_path: Path
+    form: str, value: float, unquantized_model: Path, tmp_path: Path
 ) -> None:
     spoil = change_scale(form, lambda scale: torch.full_like(scale, value))
-    directory = resolve(damaged(plain_model, tmp_path / "model", form, spoil)).path
+    directory = resolve(damaged(unquantized_model, tmp_path / "model", form, spoil)).path
     reason = "tensor layers.0.attention.qkv.weight: scales must be finite, found .* for the block of output 0, input 0"
     with pytest.raises(ValueError, match=reason):
         device.read_tensor(directory, "layers.0.attention.qkv.weight", [64, 32])

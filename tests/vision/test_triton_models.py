@@ -20,7 +20,7 @@ from tests.support.images import data_url, make_image
 from tests.support.tiny_vision_models import make_tiny_idefics3, make_tiny_llava, make_tiny_qwen_vl
 
 ONE, TWO = make_image(60, 40), make_image(20, 50, 1)
-ASK = [
+MESSAGES = [
     {
         "role": "user",
         "content": [
@@ -44,16 +44,16 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def prepared(directory: Path) -> dict[str, Any]:
     """Outputs of preprocessing."""
     with loaded_model("preprocessing", model_path=str(directory)) as model:
-        [response] = model.execute([Request(messages=json.dumps(ASK))])
+        [response] = model.execute([Request(messages=json.dumps(MESSAGES))])
         assert response.error is None, response.error
         tensors = {tensor.name: tensor.array for tensor in response.output_tensors}
         [text_only] = model.execute([Request(messages=json.dumps([{"role": "user", "content": "a text"}]))])
         assert {tensor.name for tensor in text_only.output_tensors} == {"INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS"}
-        rejected = Request(messages=json.dumps(ASK))
+        rejected = Request(messages=json.dumps(MESSAGES))
         rejected.output_names = ["INPUT_ID", "STOP_WORDS"]
         [reply] = model.execute([rejected])
         assert "ensemble_vision" in str(reply.error)
-        counted = Request(messages=json.dumps(ASK))
+        counted = Request(messages=json.dumps(MESSAGES))
         counted.output_names = ["INPUT_ID"]
         [reply] = model.execute([counted])
         assert reply.array("INPUT_ID").tolist() == tensors["INPUT_ID"].tolist()
@@ -71,7 +71,7 @@ def test_the_engine_gets_what_it_gets_offline(directory: Path, prepared: dict[st
         assert "as many bytes as IMAGE_SIZES say" in str(broken.error)
     tokenizer = Tokenizer(str(directory))
     template = chat_template_for(str(directory), None, tokenizer)
-    offline = MultimodalPreparer(directory, tokenizer, template, 512, None).prepare(ASK)
+    offline = MultimodalPreparer(directory, tokenizer, template, 512, None).prepare(MESSAGES)
     assert prepared["INPUT_ID"].tolist() == [offline.ids]
     assert response.array("EMBEDDING_RANGES").tolist() == [
         [number for one in offline.rows for number in (one.begin, one.tokens)]
@@ -93,14 +93,14 @@ def test_a_prompt_that_images_make_too_long_is_refused_before_they_are_looked_at
     for session_len in (tokens - 1, tokens):
         config = json.dumps({"session_len": session_len})
         with loaded_model("preprocessing", model_path=str(directory), engine_config=config) as model:
-            [response] = model.execute([Request(messages=json.dumps(ASK))])
+            [response] = model.execute([Request(messages=json.dumps(MESSAGES))])
         expected = f"session length of {tokens - 1} tokens, got {tokens}"
         assert (expected in str(response.error)) == (session_len < tokens)
 
 
 def test_an_image_for_a_model_of_texts_is_refused(default_model_dir: Path, prepared: dict[str, Any]) -> None:
     with loaded_model("preprocessing", model_path=str(default_model_dir)) as model:
-        [response] = model.execute([Request(messages=json.dumps(ASK))])
+        [response] = model.execute([Request(messages=json.dumps(MESSAGES))])
         assert "reads text only" in str(response.error)
     images = {name: array for name, array in prepared.items() if name.startswith("IMAGE")}
     with loaded_model("vision", model_path=str(default_model_dir)) as model:

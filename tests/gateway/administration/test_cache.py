@@ -13,7 +13,7 @@ from openai_gateway.settings import Settings
 from tests.support.fake_triton import CACHE_REPORT, FakeTriton, token_ids
 
 ADMIN = {"Authorization": "Bearer boss"}
-HELD = {"model": "fake-model"} | {tier: CACHE_REPORT[tier] for tier in ("device", "host", "disk", "pinned")}
+TIERS = {"model": "fake-model"} | {tier: CACHE_REPORT[tier] for tier in ("device", "host", "disk", "pinned")}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def controls(triton: FakeTriton) -> list[dict[str, Any]]:
 
 def test_what_the_cache_holds_is_shown_by_tier(triton: FakeTriton) -> None:
     with client(triton) as gateway:
-        assert gateway.get("/v1/cache").json() == {"object": "list", "data": [HELD]}
+        assert gateway.get("/v1/cache").json() == {"object": "list", "data": [TIERS]}
     assert controls(triton) == [{"cache_control": "report"}]
 
 
@@ -46,7 +46,7 @@ def test_what_the_cache_holds_is_shown_by_tier(triton: FakeTriton) -> None:
 )
 def test_a_tier_is_dropped(triton: FakeTriton, body: dict[str, Any], actions: list[str]) -> None:
     with client(triton) as gateway:
-        assert gateway.post(DROP_CACHE, json=body).json() == HELD
+        assert gateway.post(DROP_CACHE, json=body).json() == TIERS
         assert gateway.post(DROP_CACHE, json={"tier": "host"}).status_code == 400
         assert gateway.post(DROP_CACHE, json={"model": "other"}).status_code == 404
     assert [control["cache_control"] for control in controls(triton)] == actions
@@ -57,12 +57,12 @@ def test_a_prompt_is_computed_and_then_pinned_as_its_requests_have_it(triton: Fa
     body = {"prompt": "Be brief.", "cache_salt": "s", "lora_name": "sql"}
     ids = token_ids("Be brief.")
     with client(triton) as gateway:
-        assert gateway.post(PIN_PROMPT, json=body).json() == HELD | {"tokens": 32}
+        assert gateway.post(PIN_PROMPT, json=body).json() == TIERS | {"tokens": 32}
         (computed,) = triton.requests
         assert computed.inputs["input_ids"] == ids
         assert computed.inputs["max_new_tokens"] == 1
         assert (computed.inputs["cache_salt"], computed.inputs["lora_name"]) == ("s", "sql")
-        assert gateway.post(UNPIN_PROMPT, json=body).json() == HELD
+        assert gateway.post(UNPIN_PROMPT, json=body).json() == TIERS
         assert len(triton.requests) == 1
     of_prompt = {"input_ids": ids, "cache_salt": "s", "lora_name": "sql"}
     assert controls(triton) == [{"cache_control": name} | of_prompt for name in ("pin", "unpin")]

@@ -10,11 +10,11 @@ from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 
 HELLO: Any = [{"role": "user", "content": "What is the weather in Boston?"}]
-PLACE = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
-WEATHER: dict[str, Any] = {"name": "get_weather", "parameters": PLACE}
+LOCATION = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
+WEATHER: dict[str, Any] = {"name": "get_weather", "parameters": LOCATION}
 DATE: dict[str, Any] = {"name": "get_date", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": function} for function in (WEATHER, DATE)]
-FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": LOCATION}}
 CALL = '{"name": "get_weather", "arguments": {"location": "Boston"}}'
 BEGUN = [*HELLO, {"role": "assistant", "content": "It is"}]
 
@@ -71,7 +71,7 @@ def test_text_format_of_responses_goes_with_a_forced_call(http: httpx.Client, tr
         "input": "Hi",
         "tools": [WEATHER | {"type": "function"}],
         "tool_choice": "required",
-        "text": {"format": {"type": "json_schema", "name": "place", "schema": PLACE}},
+        "text": {"format": {"type": "json_schema", "name": "place", "schema": LOCATION}},
     }
     response = http.post("/v1/responses", json=body)
     assert response.status_code == 200, response.text
@@ -273,8 +273,8 @@ EBNF = 'root ::= "yes" | "no"'
     [
         ({"guided_grammar": EBNF, "structured_outputs": {"grammar": EBNF}}, {"type": "grammar", "grammar": EBNF}),
         (
-            {"guided_json": PLACE, "structured_outputs": {"json": json.dumps(PLACE)}},
-            {"type": "json_schema", "json_schema": {"name": "json", "schema": PLACE}},
+            {"guided_json": LOCATION, "structured_outputs": {"json": json.dumps(LOCATION)}},
+            {"type": "json_schema", "json_schema": {"name": "json", "schema": LOCATION}},
         ),
         ({"guided_grammar": 'start: "a"'}, {"type": "lark", "lark": 'start: "a"'}),
     ],

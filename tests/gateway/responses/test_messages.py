@@ -16,7 +16,7 @@ from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import CONTEXT_LEN, FakeTriton, Script
 from tests.support.gateways import running_gateway
 
-ASKED: Any = [{"role": "user", "content": "What is the weather in Boston?"}]
+MESSAGES: Any = [{"role": "user", "content": "What is the weather in Boston?"}]
 SCHEMA = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
 WEATHER: Any = {"name": "get_weather", "description": "Now.", "input_schema": SCHEMA}
 USED: Any = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"location": "Boston"}}
@@ -45,22 +45,22 @@ def sent(triton: FakeTriton) -> Any:
 
 def test_a_response_with_a_system_prompt(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     more = {"temperature": 0.5, "top_k": 3}
-    request: Any = {"model": MODEL, "max_tokens": 33, "system": "Be brief.", "messages": ASKED}
+    request: Any = {"model": MODEL, "max_tokens": 33, "system": "Be brief.", "messages": MESSAGES}
     response = claude.messages.create(**request, stop_sequences=["END"], extra_body=more)
     (text,) = response.content
     assert (text.type, response.stop_reason, response.role) == ("text", "end_turn", "assistant")
     assert text.type == "text"
     assert text.text == "The capital of France is Paris."
     assert (response.usage.input_tokens, response.usage.output_tokens) == (7, 2)  # as the engine reports
-    assert sent(triton) == [{"role": "system", "content": "Be brief."}, *ASKED]
+    assert sent(triton) == [{"role": "system", "content": "Be brief."}, *MESSAGES]
     inputs = triton.requests[-1].inputs
     assert (inputs["max_new_tokens"], inputs["top_k"], inputs["stop_words"]) == (33, 3, ["END"])
     assert inputs["temperature"] == pytest.approx(0.5)
 
 
 def test_a_stream_builds_the_same_message(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
-    whole = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED)
-    with claude.messages.stream(model=MODEL, max_tokens=9, messages=ASKED) as stream:
+    whole = claude.messages.create(model=MODEL, max_tokens=9, messages=MESSAGES)
+    with claude.messages.stream(model=MODEL, max_tokens=9, messages=MESSAGES) as stream:
         texts = list(stream.text_stream)
         final = stream.get_final_message()
     assert len(texts) == 3
@@ -72,7 +72,7 @@ def test_a_stream_builds_the_same_message(claude: anthropic.Anthropic, triton: F
 @pytest.mark.parametrize("stream", [False, True])
 def test_tokens_of_the_cache_are_counted_apart(claude: anthropic.Anthropic, triton: FakeTriton, stream: bool) -> None:
     triton.script = Script(input_token_len=7, cached_token_len=4)
-    request: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED}
+    request: Any = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES}
     if stream:
         with claude.messages.stream(**request) as events:
             (last,) = (event.usage for event in events if event.type == "message_delta")
@@ -86,8 +86,8 @@ def test_tokens_of_the_cache_are_counted_apart(claude: anthropic.Anthropic, trit
 def test_a_response_that_is_cut_off_says_so(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(finish_reason="length")
     # the fake engine says that it wrote two tokens: the limit, or less than that where the context is full
-    assert claude.messages.create(model=MODEL, max_tokens=2, messages=ASKED).stop_reason == "max_tokens"
-    full = claude.messages.create(model=MODEL, max_tokens=3, messages=ASKED)
+    assert claude.messages.create(model=MODEL, max_tokens=2, messages=MESSAGES).stop_reason == "max_tokens"
+    full = claude.messages.create(model=MODEL, max_tokens=3, messages=MESSAGES)
     assert str(full.stop_reason) == "model_context_window_exceeded"
 
 
@@ -96,7 +96,7 @@ def test_of_stop_sequences_the_one_that_ended_the_response_is_reported_and_the_t
     claude: anthropic.Anthropic, triton: FakeTriton, reported: str, expected: tuple[str, str | None]
 ) -> None:
     triton.script = Script(stop_string=reported)
-    request: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED, "stop_sequences": ["no", "END"]}
+    request: Any = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES, "stop_sequences": ["no", "END"]}
     whole = claude.messages.create(**request)
     with claude.messages.stream(**request) as stream:
         final = stream.get_final_message()
@@ -109,7 +109,7 @@ def test_of_stop_sequences_the_one_that_ended_the_response_is_reported_and_the_t
 @pytest.mark.parametrize("size", [3, 1000])
 def test_a_call_and_its_result(claude: anthropic.Anthropic, triton: FakeTriton, size: int) -> None:
     triton.script = Script(texts=[CALL[i : i + size] for i in range(0, len(CALL), size)])
-    with claude.messages.stream(model=MODEL, max_tokens=99, messages=ASKED, tools=[WEATHER]) as stream:
+    with claude.messages.stream(model=MODEL, max_tokens=99, messages=MESSAGES, tools=[WEATHER]) as stream:
         first = stream.get_final_message()
     assert first.stop_reason == "tool_use"
     text, call = first.content
@@ -119,7 +119,7 @@ def test_a_call_and_its_result(claude: anthropic.Anthropic, triton: FakeTriton, 
     assert (call.name, call.input) == ("get_weather", {"location": "Boston"})
     assert json.loads(triton.requests[-1].inputs["tools"])[0]["function"]["parameters"] == SCHEMA
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "Rain."}]}
-    turns: Any = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    turns: Any = [*MESSAGES, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     triton.script = Script()
     claude.messages.create(model=MODEL, max_tokens=99, messages=turns, tools=[WEATHER])
     _, answered, returned = sent(triton)
@@ -151,7 +151,7 @@ def test_a_tool_that_the_client_runs_is_offered_with_its_parameters(
 ) -> None:
     tool: Any = {"type": kind, "name": name, "cache_control": {"type": "ephemeral"}}
     triton.script = Script(texts=[CALL.replace("get_weather", name)])
-    _, call = claude.messages.create(model=MODEL, max_tokens=99, messages=ASKED, tools=[tool]).content
+    _, call = claude.messages.create(model=MODEL, max_tokens=99, messages=MESSAGES, tools=[tool]).content
     assert call.type == "tool_use"
     assert call.name == name
     (shown,) = json.loads(triton.requests[-1].inputs["tools"])
@@ -171,7 +171,7 @@ def test_each_of_several_calls_keeps_its_arguments(claude: anthropic.Anthropic, 
     cities = ["Boston", "Zürich", "Kyoto"]
     text = CALL + "".join("\n" + CALL.removeprefix("Let me see.").replace("Boston", city) for city in cities[1:])
     triton.script = Script(texts=[text[i : i + size] for i in range(0, len(text), size)])
-    request: Any = {"model": MODEL, "max_tokens": 99, "messages": ASKED, "tools": [WEATHER]}
+    request: Any = {"model": MODEL, "max_tokens": 99, "messages": MESSAGES, "tools": [WEATHER]}
     whole = claude.messages.create(**request)
     with claude.messages.stream(**request) as stream:
         streamed = stream.get_final_message()
@@ -183,7 +183,9 @@ def test_each_of_several_calls_keeps_its_arguments(claude: anthropic.Anthropic, 
 def test_a_call_that_is_forced_is_held_to_its_schema(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(texts=('{"name": "get_weather", "arguments": {"location": "Boston"}}',))
     forced: Any = {"type": "tool", "name": "get_weather"}
-    response = claude.messages.create(model=MODEL, max_tokens=99, messages=ASKED, tools=[WEATHER], tool_choice=forced)
+    response = claude.messages.create(
+        model=MODEL, max_tokens=99, messages=MESSAGES, tools=[WEATHER], tool_choice=forced
+    )
     assert [block.type for block in response.content] == ["tool_use"]
     form = json.loads(triton.requests[-1].inputs["response_format"])
     assert form["structural_tag"]["elements"][-1]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
@@ -192,17 +194,17 @@ def test_a_call_that_is_forced_is_held_to_its_schema(claude: anthropic.Anthropic
 def test_reasoning_has_blocks_of_its_own_and_can_be_left_out(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(texts=("<think>Two", " and two.</th", "ink>\n\nFour."))
     enabled: Any = {"type": "enabled", "budget_tokens": 1024}
-    with claude.messages.stream(model=MODEL, max_tokens=9, messages=ASKED, thinking=enabled) as stream:
+    with claude.messages.stream(model=MODEL, max_tokens=9, messages=MESSAGES, thinking=enabled) as stream:
         reasoning, text = stream.get_final_message().content
     assert reasoning.type == "thinking"
     assert (reasoning.thinking, text.type) == ("Two and two.", "text")
-    whole = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, thinking=enabled)
+    whole = claude.messages.create(model=MODEL, max_tokens=9, messages=MESSAGES, thinking=enabled)
     assert reasoning.signature
     assert whole.content[0] == reasoning
     assert sent(triton)["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
-    response = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, thinking={"type": "disabled"})
+    response = claude.messages.create(model=MODEL, max_tokens=9, messages=MESSAGES, thinking={"type": "disabled"})
     assert [block.type for block in response.content] == ["text"]
-    turns: Any = [*ASKED, {"role": "assistant", "content": [reasoning, text]}, *ASKED]
+    turns: Any = [*MESSAGES, {"role": "assistant", "content": [reasoning, text]}, *MESSAGES]
     claude.messages.create(model=MODEL, max_tokens=9, messages=turns)
     assert sent(triton)[1] == {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
 
@@ -212,7 +214,7 @@ def test_a_budget_of_thinking_reaches_the_engine(triton: FakeTriton, default_mod
     with running_gateway(settings) as url:
         client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
         client.messages.create(
-            model=MODEL, max_tokens=2048, messages=ASKED, thinking={"type": "enabled", "budget_tokens": 1024}
+            model=MODEL, max_tokens=2048, messages=MESSAGES, thinking={"type": "enabled", "budget_tokens": 1024}
         )
     inputs = triton.requests[0].inputs
     assert (inputs["thinking_budget"], inputs["thinking_begin"]) == (1024, "<think>")
@@ -284,15 +286,15 @@ def test_what_claude_code_sends_is_taken_in_its_order(triton: FakeTriton, url: s
 
 def test_a_message_that_was_begun_goes_on(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(texts=(" is Ann.",))
-    begun: Any = [*ASKED, {"role": "assistant", "content": [{"type": "text", "text": "It"}]}]
+    begun: Any = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "It"}]}]
     response = claude.messages.create(model=MODEL, max_tokens=9, messages=begun)
     assert [block.type for block in response.content] == ["text"]  # the prompt has left no room for reasoning
     reported = sent(triton)
     assert reported["chat_template_kwargs"] == {"continue_final_message": True}
     assert reported["messages"][-1] == {"role": "assistant", "content": "It"}
     # where there is nothing that could continue, the next message is a new one
-    claude.messages.create(model=MODEL, max_tokens=9, messages=[*ASKED, {"role": "assistant", "content": ""}])
-    assert sent(triton) == ASKED
+    claude.messages.create(model=MODEL, max_tokens=9, messages=[*MESSAGES, {"role": "assistant", "content": ""}])
+    assert sent(triton) == MESSAGES
 
 
 def test_documents_and_search_results_are_texts(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
@@ -323,7 +325,7 @@ def test_documents_and_search_results_are_texts(claude: anthropic.Anthropic, tri
 
 
 def test_tokens_are_counted_without_a_response(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
-    count = claude.messages.count_tokens(model=MODEL, messages=ASKED, tools=[WEATHER]).input_tokens
+    count = claude.messages.count_tokens(model=MODEL, messages=MESSAGES, tools=[WEATHER]).input_tokens
     assert count > 0
     assert triton.requests == []
 
@@ -335,7 +337,7 @@ def test_tokens_are_counted_without_a_response(claude: anthropic.Anthropic, trit
         ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error", "max_tokens"),
         ({"messages": []}, anthropic.BadRequestError, "invalid_request_error", "messages"),
         (
-            {"messages": [*ASKED, {"role": "assistant", "content": [USED]}]},
+            {"messages": [*MESSAGES, {"role": "assistant", "content": [USED]}]},
             anthropic.BadRequestError,
             "invalid_request_error",
             "must not end with a call",
@@ -368,7 +370,7 @@ def test_what_cannot_be_answered_is_an_error_of_the_clients_kind(
     kind: str,
     reported: str,
 ) -> None:
-    request: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED} | changes
+    request: Any = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES} | changes
     with pytest.raises(error, match=reported) as rejected:
         claude.messages.create(**request)
     body: Any = rejected.value.body
@@ -380,20 +382,20 @@ def test_a_wrong_key_is_an_authentication_error(triton: FakeTriton, url: str) ->
         anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0) as client,
         pytest.raises(anthropic.AuthenticationError),
     ):
-        client.messages.create(model=MODEL, max_tokens=9, messages=ASKED)
+        client.messages.create(model=MODEL, max_tokens=9, messages=MESSAGES)
 
 
 def test_a_stream_that_fails_ends_with_an_error_event(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(fail_after=1)
     with (
         pytest.raises(anthropic.APIError, match="scripted failure"),
-        claude.messages.stream(model=MODEL, max_tokens=9, messages=ASKED) as stream,
+        claude.messages.stream(model=MODEL, max_tokens=9, messages=MESSAGES) as stream,
     ):
         list(stream)
 
 
 def test_events_are_those_of_the_published_protocol(triton: FakeTriton, url: str) -> None:
-    body = {"model": MODEL, "max_tokens": 9, "messages": ASKED, "stream": True}
+    body = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES, "stream": True}
     headers = {"x-api-key": "secret", "anthropic-version": "2023-06-01"}
     reported = httpx.post(f"{url}/v1/messages", json=body, headers=headers, trust_env=False).text
     kinds = [line.removeprefix("event: ") for line in reported.splitlines() if line.startswith("event: ")]
@@ -416,14 +418,14 @@ def schemas_in(grammar: Any) -> list[Any]:
 
 @pytest.mark.parametrize("place", ["output_config", "output_format", "parse"])
 def test_a_json_schema_holds_the_response(claude: anthropic.Anthropic, triton: FakeTriton, place: str) -> None:
-    class Place(pydantic.BaseModel):
+    class Location(pydantic.BaseModel):
         location: str
 
     triton.script = Script(texts=['{"location": ', '"Boston"}'])
-    request: Any = {"model": MODEL, "max_tokens": 33, "messages": ASKED}
+    request: Any = {"model": MODEL, "max_tokens": 33, "messages": MESSAGES}
     options: Any = {"type": "json_schema", "schema": SCHEMA}
     if place == "parse":
-        assert claude.messages.parse(**request, output_format=Place).parsed_output == Place(location="Boston")
+        assert claude.messages.parse(**request, output_format=Location).parsed_output == Location(location="Boston")
     else:
         body = {"output_config": {"format": options}} if place == "output_config" else {"output_format": options}
         (text,) = claude.messages.create(**request, extra_body=body).content
@@ -449,14 +451,14 @@ UNIQUE: Any = {"type": "array", "uniqueItems": True}
         (
             {
                 "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
-                "messages": [*ASKED, {"role": "assistant", "content": "{"}],
+                "messages": [*MESSAGES, {"role": "assistant", "content": "{"}],
             },
             "must not end with the assistant's",
         ),
     ],
 )
 def test_a_schema_that_is_not_enforced_is_refused(url: str, fields: dict[str, Any], path: str) -> None:
-    body = {"model": MODEL, "max_tokens": 9, "messages": ASKED} | fields
+    body = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES} | fields
     response = httpx.post(f"{url}/v1/messages", json=body, headers={"x-api-key": "secret"})
     assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
     assert path in response.json()["error"]["message"]
@@ -467,7 +469,7 @@ def test_forced_calls_are_held_to_what_is_enforced(claude: anthropic.Anthropic, 
     loose = WEATHER | {"input_schema": SCHEMA | {"properties": SCHEMA["properties"] | {"days": UNIQUE}}}
     for tool in (WEATHER | {"strict": True}, loose):
         choice: Any = {"type": "any"}
-        claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, tools=[tool], tool_choice=choice)
+        claude.messages.create(model=MODEL, max_tokens=9, messages=MESSAGES, tools=[tool], tool_choice=choice)
         (schema,) = schemas_in(json.loads(triton.requests[-1].inputs["response_format"]))
         assert (schema["required"], schema["properties"]["location"]) == (["location"], {"type": "string"})
     assert schema["properties"]["days"] == {"type": "array"}

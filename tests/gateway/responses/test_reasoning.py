@@ -42,7 +42,7 @@ TEMPLATE = (
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
     "{% elif always %}<think>\n{% endif %}{% endif %}"
 )
-ASKED: Any = [{"role": "user", "content": "2 + 2?"}]
+MESSAGES: Any = [{"role": "user", "content": "2 + 2?"}]
 THOUGHT = ("<thi", "nk>\nTwo ", "and two", ".\n</", "think>\n\n", "Four", ".")
 
 
@@ -61,7 +61,7 @@ def served(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 def streamed(client: openai.OpenAI, **more: Any) -> tuple[str, str, list[Any]]:
     reasoning = content = ""
-    events = list(client.chat.completions.create(model="fake-model", messages=ASKED, stream=True, **more))
+    events = list(client.chat.completions.create(model="fake-model", messages=MESSAGES, stream=True, **more))
     for event in events:
         delta = event.choices[0].delta
         reasoning += getattr(delta, "reasoning_content", None) or ""
@@ -71,7 +71,7 @@ def streamed(client: openai.OpenAI, **more: Any) -> tuple[str, str, list[Any]]:
 
 def test_reasoning_is_separate_whole_and_streamed(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=THOUGHT)
-    message: Any = client.chat.completions.create(model="fake-model", messages=ASKED).choices[0].message
+    message: Any = client.chat.completions.create(model="fake-model", messages=MESSAGES).choices[0].message
     assert (message.reasoning_content, message.content) == ("Two and two.", "Four.")
     assert streamed(client)[:2] == ("Two and two.", "Four.")
 
@@ -79,7 +79,7 @@ def test_reasoning_is_separate_whole_and_streamed(client: openai.OpenAI, triton:
 def test_the_tokens_of_reasoning_and_of_the_cache_are_counted(client: openai.OpenAI, triton: FakeTriton) -> None:
     # Two tokens a text; the reasoning ends within the fifth.
     triton.script = Script(texts=THOUGHT, input_token_len=7, cached_token_len=4)
-    requested: Any = {"model": "fake-model", "messages": ASKED}
+    requested: Any = {"model": "fake-model", "messages": MESSAGES}
     usage: Any = client.chat.completions.create(**requested).usage
     more: Any = {"stream": True, "stream_options": {"include_usage": True}}
     reported: Any = list(client.chat.completions.create(**requested, **more))[-1].usage
@@ -101,7 +101,7 @@ def test_the_tokens_of_reasoning_and_of_the_cache_are_counted(client: openai.Ope
 
 def test_a_response_without_reasoning_is_as_it_is(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=(" Four", " < five."))
-    message = client.chat.completions.create(model="fake-model", messages=ASKED).choices[0].message
+    message = client.chat.completions.create(model="fake-model", messages=MESSAGES).choices[0].message
     assert message.content == " Four < five."
     assert "reasoning_content" not in message.model_dump(exclude_none=True)
     assert streamed(client)[:2] == ("", " Four < five.")
@@ -120,17 +120,17 @@ def test_where_the_prompt_opens_the_reasoning_the_response_begins_with_them(
 def test_options_reach_the_template_with_the_conversation(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=("Four.",))
     more = {"enable_thinking": False, "reasoning_effort": "low", "chat_template_kwargs": {"colour": "red"}}
-    client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=more)
+    client.chat.completions.create(model="fake-model", messages=MESSAGES, extra_body=more)
     sent = json.loads(triton.requests[-1].inputs["messages"])
     options = {"enable_thinking": False, "thinking": False, "reasoning_effort": "low", "colour": "red"}
-    assert sent == {"messages": ASKED, "chat_template_kwargs": options}
-    client.chat.completions.create(model="fake-model", messages=ASKED)
-    assert json.loads(triton.requests[-1].inputs["messages"]) == ASKED
+    assert sent == {"messages": MESSAGES, "chat_template_kwargs": options}
+    client.chat.completions.create(model="fake-model", messages=MESSAGES)
+    assert json.loads(triton.requests[-1].inputs["messages"]) == MESSAGES
 
 
 def test_reasoning_of_earlier_responses_reach_the_template(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=("Four.",))
-    messages: Any = [*ASKED, {"role": "assistant", "content": "4", "reasoning_content": "Two."}, *ASKED]
+    messages: Any = [*MESSAGES, {"role": "assistant", "content": "4", "reasoning_content": "Two."}, *MESSAGES]
     client.chat.completions.create(model="fake-model", messages=messages)
     assert json.loads(triton.requests[-1].inputs["messages"])[1]["reasoning_content"] == "Two."
 
@@ -138,7 +138,7 @@ def test_reasoning_of_earlier_responses_reach_the_template(client: openai.OpenAI
 def test_who_does_not_want_reasoning_gets_the_response_alone(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=THOUGHT)
     hidden = {"include_reasoning": False}
-    message: Any = client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=hidden)
+    message: Any = client.chat.completions.create(model="fake-model", messages=MESSAGES, extra_body=hidden)
     assert message.choices[0].message.content == "Four."
     assert "reasoning_content" not in message.choices[0].message.model_dump(exclude_none=True)
     assert streamed(client, extra_body=hidden)[:2] == ("", "Four.")
@@ -148,7 +148,7 @@ def test_calls_of_tools_after_reasoning_are_found(client: openai.OpenAI, triton:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
     triton.script = Script(texts=(*THOUGHT[:5], call))
     tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    response: Any = client.chat.completions.create(model="fake-model", messages=ASKED, tools=tools).choices[0]
+    response: Any = client.chat.completions.create(model="fake-model", messages=MESSAGES, tools=tools).choices[0]
     assert response.message.reasoning_content == "Two and two."
     assert response.message.tool_calls[0].function.arguments == '{"a": 2}'
     reasoning, content, events = streamed(client, tools=tools)
@@ -190,18 +190,20 @@ def test_a_budget_reaches_the_engine_with_what_ends_reasoning(
     triton.script = Script(texts=THOUGHT[1:] if always else THOUGHT)
     tool: Any = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
     extra = {"thinking_budget": 40, "chat_template_kwargs": {"always": always}}
-    client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=extra)
+    client.chat.completions.create(model="fake-model", messages=MESSAGES, extra_body=extra)
     inputs = triton.requests[0].inputs
     assert (inputs["thinking_budget"], inputs["thinking_end"]) == (40, "</think>")
     assert inputs.get("thinking_begin") == (None if always else "<think>")
     assert Tokenizer(str(default_model_dir)).decode(inputs["thinking_end_ids"]) == "\n</think>\n\n"
-    client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=extra, tools=[tool])
+    client.chat.completions.create(model="fake-model", messages=MESSAGES, extra_body=extra, tools=[tool])
     assert '"max_tokens":40' in triton.requests[1].inputs["response_format"].replace(" ", "")  # the grammar ends it
     client.chat.completions.create(
-        model="fake-model", messages=ASKED, extra_body=extra | {"thinking_budget": None, "repetition_detection": "off"}
+        model="fake-model",
+        messages=MESSAGES,
+        extra_body=extra | {"thinking_budget": None, "repetition_detection": "off"},
     )
     assert not any(name.startswith("thinking") for request in triton.requests[1:] for name in request.inputs)
-    client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=extra | {"thinking_budget": None})
+    client.chat.completions.create(model="fake-model", messages=MESSAGES, extra_body=extra | {"thinking_budget": None})
     marks = {name: value for name, value in inputs.items() if name.startswith("thinking") and name != "thinking_budget"}
     assert {name: triton.requests[3].inputs[name] for name in marks} == marks  # for repetitions
     assert "thinking_budget" not in triton.requests[3].inputs
@@ -209,13 +211,13 @@ def test_a_budget_reaches_the_engine_with_what_ends_reasoning(
 
 def test_a_budget_is_refused_where_nobody_knows_how_reasoning_ends(asking_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="leave thinking_budget out"):
-        asking_client.chat.completions.create(model="fake-model", messages=ASKED, extra_body={"thinking_budget": 4})
+        asking_client.chat.completions.create(model="fake-model", messages=MESSAGES, extra_body={"thinking_budget": 4})
 
 
 def test_an_effort_there_is_not_is_refused(client: openai.OpenAI, triton: FakeTriton) -> None:
     wrong: Any = "immense"
     with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
-        client.chat.completions.create(model="fake-model", messages=ASKED, reasoning_effort=wrong)
+        client.chat.completions.create(model="fake-model", messages=MESSAGES, reasoning_effort=wrong)
 
 
 def test_responses_have_reasoning_as_an_item_of_their_own(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -238,10 +240,10 @@ def test_responses_have_reasoning_as_an_item_of_their_own(client: openai.OpenAI,
 def test_reasoning_of_an_earlier_response_are_those_of_its_message(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=THOUGHT)
     first = client.responses.create(model="fake-model", input="2 + 2?")
-    messages: Any = [*ASKED, *(item.model_dump(exclude_none=True) for item in first.output), *ASKED]
+    messages: Any = [*MESSAGES, *(item.model_dump(exclude_none=True) for item in first.output), *MESSAGES]
     client.responses.create(model="fake-model", input=messages)
     answered = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
-    assert json.loads(triton.requests[-1].inputs["messages"]) == [*ASKED, answered, *ASKED]
+    assert json.loads(triton.requests[-1].inputs["messages"]) == [*MESSAGES, answered, *MESSAGES]
 
 
 MARKED = [
@@ -316,10 +318,10 @@ def test_marks_are_those_that_the_template_knows() -> None:
 
 def test_built_in_qwen3_finds_its_reasoning_done_where_they_are_not_wanted() -> None:
     template = MODELS.get("qwen3")()
-    prompt = template.render(ASKED)
-    assert template.with_options({"enable_thinking": True}).render(ASKED) == prompt
-    assert template.with_options({"enable_thinking": False}).render(ASKED) == prompt + "<think>\n\n</think>\n\n"
-    assert template.render(ASKED) == prompt
+    prompt = template.render(MESSAGES)
+    assert template.with_options({"enable_thinking": True}).render(MESSAGES) == prompt
+    assert template.with_options({"enable_thinking": False}).render(MESSAGES) == prompt + "<think>\n\n</think>\n\n"
+    assert template.render(MESSAGES) == prompt
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token"])

@@ -16,7 +16,7 @@ from tests.kernels.reference import attention_reference
 from tests.kernels.sequences import Chunk, Sequences
 
 HEADS, KV_HEADS = 4, 2
-PLAIN = AttentionRule(0.125)
+UNMODIFIED = AttentionRule(0.125)
 TRIAL = 1
 
 pytestmark = needs_emulation
@@ -63,7 +63,9 @@ def test_a_plan_has_every_tile_of_every_head_once(seed: int) -> None:
         assert max(loads) <= sum(costs) / count + max(costs)
 
 
-def prompts(device: Device, lengths: list[int], dim: int, block_len: int, rule: AttentionRule = PLAIN) -> Sequences:
+def prompts(
+    device: Device, lengths: list[int], dim: int, block_len: int, rule: AttentionRule = UNMODIFIED
+) -> Sequences:
     return Sequences(device, lengths, HeadSizes(HEADS, KV_HEADS, dim, dim), block_len, 16, rule)
 
 
@@ -83,7 +85,7 @@ def test_a_librarys_attention_agrees_with_float64(dim: int, block_len: int, capf
     assert "attention of prompts by an emulated library agrees with ours" in capfd.readouterr().err
     for sequence, rows in out.items():
         k, v = batch.k[sequence].bfloat16(), batch.v[sequence].bfloat16()
-        both = attention_reference(batch.q[sequence], k, torch.cat([v, v.abs()], -1), PLAIN)[: len(rows)]
+        both = attention_reference(batch.q[sequence], k, torch.cat([v, v.abs()], -1), UNMODIFIED)[: len(rows)]
         exact, magnitude = both.chunk(2, -1)
         # Weights and results are rounded to bfloat16.
         assert ((rows.double() - exact).abs() <= 1e-4 + 2 * 2**-8 * magnitude).all()
@@ -102,7 +104,7 @@ def test_a_librarys_attention_is_left_out(
     rule = {
         "the window hides keys": AttentionRule(0.125, window=70),
         "there are sinks": AttentionRule(0.125, sinks=torch.randn(HEADS)),
-    }.get(reason, PLAIN)
+    }.get(reason, UNMODIFIED)
     with library("prompts", WRONG if reason == "it is wrong" else RIGHT) as device:
         batch = prompts(device, [75], 32 if reason == "no kernel has such heads" else 64, 32, rule)
         reference = batch.run([[(0, 0, 75)]])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-MOST_SPILLED = 16  # bytes: a register or two are nothing
+MAX_SPILLED = 16  # bytes: a register or two are nothing
 CAPABILITY = 89  # the oldest that has all the types
 
 
@@ -28,4 +28,4 @@ def test_all_kernels_compile_within_the_registers() -> None:
     compiled = [line.split() for line in done.stdout.splitlines()]
     modules = {path.stem for path in (ROOT / "lmdeploy/pytorch/kernels").glob("*.py")}
     assert {line[0] for line in compiled} == modules - {"__init__", "cache_layout", "rounding"}
-    assert not [line for line in compiled if int(line[2]) > MOST_SPILLED]
+    assert not [line for line in compiled if int(line[2]) > MAX_SPILLED]

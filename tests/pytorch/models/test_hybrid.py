@@ -34,7 +34,7 @@ OF_THIS_ENGINE: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "cca_time0": 3},
     ),
 }
-ASKED = CONVERSATIONS[::4]
+QUESTIONS = CONVERSATIONS[::4]
 SAMPLED = GenerationConfig(
     max_new_tokens=24, do_sample=True, temperature=0.9, top_k=50, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
 )
@@ -61,7 +61,8 @@ def engine(directory: Path, **settings: Any) -> AsyncEngine:
 def traces(model: AsyncEngine) -> list[Any]:
     """Return all that a batch answers, exactly."""
     return [
-        (answer.token_ids, [list(entry.items()) for entry in answer.logprobs or []]) for answer in model(ASKED, SAMPLED)
+        (answer.token_ids, [list(entry.items()) for entry in answer.logprobs or []])
+        for answer in model(QUESTIONS, SAMPLED)
     ]
 
 

@@ -13,7 +13,7 @@ from tests.support import published
 from tests.support.tiny_models import make_tiny
 from tests.support.token_engine import TIMEOUT, TokenEngine
 
-OWN = Path(__file__).parents[2] / "data/own_llama"
+CUSTOM_MODEL = Path(__file__).parents[2] / "data/own_llama"
 PROMPT = [(37 * i * i + 11 * i) % 1900 + 100 for i in range(45)]
 SMALL = {"dtype": "float32", "session_len": 256, "num_gpu_blocks": 32, "block_size": 16, "threads": 2}
 # Greedy, to the same length on both engines.
@@ -57,7 +57,7 @@ def test_the_manuals_llama_serves_from_a_file_of_the_users(tmp_path: Path) -> No
     module_map.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        f"sys.path.append({str(OWN)!r})\n"
+        f"sys.path.append({str(CUSTOM_MODEL)!r})\n"
         "import own_llama\n"
         "class Marked(own_llama.LlamaForCausalLM):\n"
         "    def load_weights(self, weights):\n"
