@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lmdeploy.lite import formats
 from lmdeploy.lite.layer_runs import quantize
-from lmdeploy.lite.method import Coded, Method
+from lmdeploy.lite.method import Method, QuantizedWeight
 from lmdeploy.lite.rounding import WHOLE_ROW, Grid, check_group_size, fitting_group_size, limits_of, round_matrix
-from lmdeploy.lite.run_settings import CodesSettings
+from lmdeploy.lite.run_settings import QuantizationSettings
 from lmdeploy.lite.scaled_groups import ScaledGroup
 
 # Activation-aware weight quantization: which inputs to scale up before rounding, and where to cut weights off.
@@ -147,7 +147,7 @@ def search_limits(weight: Tensor, moments: InputMoments, grid: Grid) -> tuple[Te
 
 
 @dataclass(frozen=True, kw_only=True)
-class AwqSettings(CodesSettings):
+class AwqSettings(QuantizationSettings):
     """How to quantize.
 
     Parameters
@@ -211,7 +211,7 @@ class _Awq(Method[InputMoments]):
         ratio = search_ratio(weights, observed, self._grid(weights[0].shape[1]), ratios, group.tie)
         return scales_of(observed, ratio, group.tie)
 
-    def codes(self, weight: Tensor, observed: InputMoments, rows_left_whole: int) -> Coded:
+    def quantized(self, weight: Tensor, observed: InputMoments, rows_left_whole: int) -> QuantizedWeight:
         grid = self._grid(weight.shape[1])
         low, high = limits_of(weight, grid)
         rest = slice(rows_left_whole, None)
@@ -219,8 +219,8 @@ class _Awq(Method[InputMoments]):
             low[rest], high[rest] = search_limits(weight[rest], observed, grid)
         rounded = round_matrix(weight, grid, (low, high))
         groups = torch.arange(weight.shape[1]) // grid.group
-        rows = {"codes": rounded.codes, "zeros": rounded.zeros, "scales": rounded.scales}
-        return Coded(rows, {"g_idx": groups.to(torch.int32)} if self._is_gptq else {})
+        rows = {"quantized": rounded.quantized, "zeros": rounded.zeros, "scales": rounded.scales}
+        return QuantizedWeight(rows, {"g_idx": groups.to(torch.int32)} if self._is_gptq else {})
 
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.settings.is_compressed:

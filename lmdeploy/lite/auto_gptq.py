@@ -11,7 +11,7 @@ from torch import Tensor
 from lmdeploy.lite import formats
 from lmdeploy.lite.auto_awq import InputMoments
 from lmdeploy.lite.layer_runs import quantize
-from lmdeploy.lite.method import Coded, Method
+from lmdeploy.lite.method import Method, QuantizedWeight
 from lmdeploy.lite.rounding import (
     WHOLE_ROW,
     Grid,
@@ -21,7 +21,7 @@ from lmdeploy.lite.rounding import (
     limits_of,
     round_matrix,
 )
-from lmdeploy.lite.run_settings import CodesSettings
+from lmdeploy.lite.run_settings import QuantizationSettings
 
 # GPTQ: rounding column after column, each error made up for by the columns that are not rounded yet.
 #
@@ -61,7 +61,7 @@ def round_compensated(weight: Tensor, second: Tensor, grid: Grid, *, by_importan
         order = second.diagonal().argsort(descending=True, stable=True)
     left = weight[:, order].clone()
     factor = _factor_of(second[order][:, order])
-    codes, zeros, scales = torch.empty_like(left), [], []
+    quantized, zeros, scales = torch.empty_like(left), [], []
     for begin in range(0, features, _COLUMNS):
         end = min(begin + _COLUMNS, features)
         errors = torch.empty(len(left), end - begin, device=left.device)
@@ -78,14 +78,14 @@ def round_compensated(weight: Tensor, second: Tensor, grid: Grid, *, by_importan
                 scales.append(scale)
             top = 2**grid.bits - 1
             code = ((left[:, column] / scales[-1].float()).round() + zeros[-1]).clamp(0, top)
-            codes[:, column] = code
+            quantized[:, column] = code
             error = (left[:, column] - (code - zeros[-1]) * scales[-1].float()) / factor[column, column]
             left[:, column:end] -= error[:, None] * factor[column, column:end]
             errors[:, column - begin] = error
         left[:, end:] -= errors @ factor[begin:end, end:]
     back = order.argsort()
     groups = (torch.arange(features, device=weight.device) // grid.group)[back]
-    return Compensated(Rounded(codes[:, back], torch.stack(zeros, 1), torch.stack(scales, 1)), groups)
+    return Compensated(Rounded(quantized[:, back], torch.stack(zeros, 1), torch.stack(scales, 1)), groups)
 
 
 def _factor_of(second: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def _grid_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptqSettings(CodesSettings):
+class GptqSettings(QuantizationSettings):
     """How to quantize.
 
     Parameters
@@ -167,8 +167,8 @@ class _Gptq(Method[InputMoments]):
         return replace(self, group_size=fitting_group_size(self.settings.w_group_size, fitting))
 
     def holds(self, shape: tuple[int, int]) -> bool:
-        codes = 32 // self.settings.w_bits
-        return shape[0] % codes == 0 and shape[1] % 8 == 0
+        per_word = 32 // self.settings.w_bits
+        return shape[0] % per_word == 0 and shape[1] % 8 == 0
 
     def observe(self, in_features: int, device: torch.device) -> InputMoments:
         return InputMoments.empty(in_features, device)
@@ -176,13 +176,13 @@ class _Gptq(Method[InputMoments]):
     def bytes_seen(self, in_features: int) -> int:
         return 4 * in_features**2
 
-    def codes(self, weight: Tensor, observed: InputMoments, rows_left_whole: int) -> Coded:
+    def quantized(self, weight: Tensor, observed: InputMoments, rows_left_whole: int) -> QuantizedWeight:
         made = round_compensated(
             weight, observed.second[0], self._grid(weight.shape[1]), by_importance=self.settings.act_order
         )
         rounded = made.rounded
-        rows = {"codes": rounded.codes, "zeros": rounded.zeros, "scales": rounded.scales}
-        return Coded(rows, {} if self.settings.is_compressed else {"g_idx": made.groups.to(torch.int32)})
+        rows = {"quantized": rounded.quantized, "zeros": rounded.zeros, "scales": rounded.scales}
+        return QuantizedWeight(rows, {} if self.settings.is_compressed else {"g_idx": made.groups.to(torch.int32)})
 
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.settings.is_compressed:

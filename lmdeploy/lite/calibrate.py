@@ -20,7 +20,7 @@ from lmdeploy.lite.auto_awq import RATIOS, InputMoments, block_of, search_ratio
 from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.lite.hidden_states import HiddenStates
 from lmdeploy.lite.layer_runs import calibration_batches, walk
-from lmdeploy.lite.quantized_layer import coded_shapes
+from lmdeploy.lite.quantized_layer import quantized_shapes
 from lmdeploy.lite.rounding import WHOLE_ROW, Grid, fitting_group_size
 from lmdeploy.lite.run_settings import RunSettings, open_work_dir
 from lmdeploy.lite.scaled_groups import ScaledGroup, groups_of
@@ -96,7 +96,7 @@ def calibrate(
         raise FileExistsError(f"{work_dir} holds {INPUTS} already: choose another --work-dir")
     model = SourceModel(model_dir, torch.device(settings.device))
     batches, text = calibration_batches(model, settings)
-    group_size = fitting_group_size(None, coded_shapes(model)) if settings.search_scale else WHOLE_ROW
+    group_size = fitting_group_size(None, quantized_shapes(model)) if settings.search_scale else WHOLE_ROW
     scratch = open_work_dir(work_dir, model.directory, "calibrate", settings, text)
     files = [scratch / f"layer-{number:05}.pth" for number in range(len(model))]
 

@@ -16,18 +16,18 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs is in bits 4j..4j+3 
 def awq_format_pack(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ``qweight [in, out / 8]``, ``qzeros [groups, out / 8]`` and ``scales [groups, out]`` of 4-bit codes.
 
-    ``rows`` holds ``codes [out, in]``, ``zeros [out, groups]`` and half ``scales [out, groups]``.
+    ``rows`` holds ``quantized [out, in]``, ``zeros [out, groups]`` and half ``scales [out, groups]``.
     """
     return {
-        "qweight": _words(rows["codes"].T),
+        "qweight": _words(rows["quantized"].T),
         "qzeros": _words(rows["zeros"].T),
         "scales": rows["scales"].T.contiguous(),
     }
 
 
-def _words(codes: Tensor) -> Tensor:
+def _words(quantized: Tensor) -> Tensor:
     """Pack each eight neighbours of ``[rows, columns]`` into an int32."""
-    nibbles = codes.to(torch.int64).cpu().reshape(len(codes), -1, 8)[:, :, list(_ORDER)]
+    nibbles = quantized.to(torch.int64).cpu().reshape(len(quantized), -1, 8)[:, :, list(_ORDER)]
     words = (nibbles << torch.arange(0, 32, 4)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
@@ -48,21 +48,21 @@ def awq_format_quantization_config(grid: Grid, group_size: int, left: Sequence[s
 def gptq_format_pack(rows: Mapping[str, Tensor], grid: Grid) -> dict[str, Tensor]:
     """Return ``qweight [in / n, out]``, ``qzeros [groups, out / n]`` and ``scales [groups, out]``, n codes a word.
 
-    ``rows`` holds ``codes [out, in]``, ``zeros [out, groups]`` and half ``scales [out, groups]``. Zero points are
+    ``rows`` holds ``quantized [out, in]``, ``zeros [out, groups]`` and half ``scales [out, groups]``. Zero points are
     stored as they are (the second format) unless the grid is symmetric, where they are stored less one, as the first
     has them.
     """
     zeros = rows["zeros"] - 1 if grid.is_symmetric else rows["zeros"]
     return {
-        "qweight": words(rows["codes"], grid.bits).T.contiguous(),
+        "qweight": words(rows["quantized"], grid.bits).T.contiguous(),
         "qzeros": words(zeros.T, grid.bits),
         "scales": rows["scales"].T.contiguous(),
     }
 
 
-def words(codes: Tensor, bits: int) -> Tensor:
+def words(quantized: Tensor, bits: int) -> Tensor:
     """Pack neighbours of ``[rows, columns]``, codes of some bits, into int32, the first in the lowest bits."""
-    values = codes.to(torch.int64).reshape(len(codes), -1, 32 // bits)
+    values = quantized.to(torch.int64).reshape(len(quantized), -1, 32 // bits)
     words = (values << torch.arange(0, 32, bits)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
@@ -91,12 +91,12 @@ def compressed_format_pack(rows: Mapping[str, Tensor], grid: Grid) -> dict[str, 
     """Return ``weight_packed [out, in / n]``, ``weight_scale [out, groups]``, ``weight_shape [2]``, n codes a word.
 
     Unless the grid is symmetric there are ``weight_zero_point [out / n, groups]``, too. ``rows`` holds
-    ``codes [out, in]``, ``zeros [out, groups]`` and half ``scales [out, groups]``.
+    ``quantized [out, in]``, ``zeros [out, groups]`` and half ``scales [out, groups]``.
     """
     stored = {
-        "weight_packed": words(rows["codes"], grid.bits),
+        "weight_packed": words(rows["quantized"], grid.bits),
         "weight_scale": rows["scales"].contiguous(),
-        "weight_shape": torch.tensor(rows["codes"].shape),
+        "weight_shape": torch.tensor(rows["quantized"].shape),
     }
     if not grid.is_symmetric:
         stored["weight_zero_point"] = words(rows["zeros"].T, grid.bits).T.contiguous()
@@ -117,9 +117,9 @@ def packed_config(grid: Grid, group_size: int, left: Sequence[str]) -> dict[str,
     return _config("pack-quantized", weights, None, left)
 
 
-def scaled_config(codes: torch.dtype, left: Sequence[str]) -> dict[str, Any]:
+def scaled_config(dtype: torch.dtype, left: Sequence[str]) -> dict[str, Any]:
     """Return the quantization_config of int8 or float8 codes with a scale for each output."""
-    kind = "float" if codes.is_floating_point else "int"
+    kind = "float" if dtype.is_floating_point else "int"
     side = {"num_bits": 8, "type": kind, "symmetric": True}
     weights = {**side, "strategy": "channel", "dynamic": False}
     return _config(f"{kind}-quantized", weights, {**side, "strategy": "token", "dynamic": True}, left)

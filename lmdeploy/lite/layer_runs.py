@@ -20,7 +20,7 @@ from lmdeploy.lite.checkpoint_files import converted, finish, rest_shards, shard
 from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.lite.hidden_states import HiddenStates
 from lmdeploy.lite.method import Method
-from lmdeploy.lite.quantized_layer import QuantizedLayer, coded_shapes, left_as_numbers
+from lmdeploy.lite.quantized_layer import QuantizedLayer, left_as_numbers, quantized_shapes
 from lmdeploy.lite.run_settings import RunSettings, open_work_dir
 from lmdeploy.lite.source_model import SourceModel
 
@@ -51,7 +51,7 @@ def quantize(
     """
     settings = method.settings
     model = SourceModel(model_dir, torch.device(settings.device))
-    method = method.fitted_to(coded_shapes(model))
+    method = method.fitted_to(quantized_shapes(model))
     batches, text = calibration_batches(model, settings)
     scratch = open_work_dir(work_dir, model.directory, method.name, settings, text)
 

@@ -28,7 +28,7 @@ Seen = TypeVar("Seen", bound=Observed)
 
 
 @dataclass(frozen=True)
-class Coded:
+class QuantizedWeight:
     """A weight ``[out, in]`` as codes."""
 
     rows: Mapping[str, Tensor]  # tensors with a row for each output
@@ -66,12 +66,12 @@ class Method(ABC, Generic[Seen]):
         return None
 
     @abstractmethod
-    def codes(self, weight: Tensor, observed: Seen, rows_left_whole: int) -> Coded:
+    def quantized(self, weight: Tensor, observed: Seen, rows_left_whole: int) -> QuantizedWeight:
         """Return a weight ``[out, in]`` as codes; no numbers of its first rows may be cut off."""
 
     @abstractmethod
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the stored tensors of some rows of :class:`Coded`, by the ends of their names."""
+        """Return the stored tensors of some rows of :class:`QuantizedWeight`, by the ends of their names."""
 
     @abstractmethod
     def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _UNCHANGED = (
 _EXPERT = re.compile(r"moe\.experts\.(\d+)\.")
 
 
-def coded_shapes(model: SourceModel) -> dict[str, tuple[int, int]]:
+def quantized_shapes(model: SourceModel) -> dict[str, tuple[int, int]]:
     """Return name and shape ``[out, in]`` of each tensor of the checkpoint that is to become codes."""
     names: dict[str, tuple[int, int]] = {}
     for number in range(len(model)):
@@ -41,11 +41,11 @@ def coded_shapes(model: SourceModel) -> dict[str, tuple[int, int]]:
 
 def left_as_numbers(model: SourceModel, method: Method[Any]) -> list[str]:
     """Return the ends of the names of modules with a matrix that stays numbers; embeddings are none of them."""
-    coded = {name for name, shape in coded_shapes(model).items() if method.holds(shape)}
+    quantized = {name for name, shape in quantized_shapes(model).items() if method.holds(shape)}
     in_layers = model.tensors_of_layers()
     left: dict[str, None] = {}
     for name, shape in model.shapes.items():
-        if len(shape) < 2 or not name.endswith(".weight") or name in coded:
+        if len(shape) < 2 or not name.endswith(".weight") or name in quantized:
             continue
         module = name.removesuffix(".weight")
         if name in in_layers:
@@ -74,7 +74,7 @@ class QuantizedLayer:
         self._model, self._number, self._layer, self._method = model, number, layer, method
         self._seen: dict[str, Observed] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._coded: set[str] = set()
+        self._quantized: set[str] = set()
         groups = [group for group in groups_of(model.spec, number) if any(map(self._sources, group.consumers))]
         first = tuple(group for group in groups if not _EXPERT.match(group.consumers[0]) or group.has_separate_inputs)
         self._shared_group = next((group for group in groups if group.has_separate_inputs), None)
@@ -133,7 +133,7 @@ class QuantizedLayer:
                 continue
             rows = self._model.row_map(self._number, name)
             for source in rows.names:
-                if source in self._coded:
+                if source in self._quantized:
                     continue
                 if source not in numbers:
                     numbers[source] = self._model.files.tensor(source).float()
@@ -163,13 +163,13 @@ class QuantizedLayer:
             return
         rows = self._model.row_map(self._number, f"{name}.weight")
         weight = self._layer.weight(name)
-        coded = self._method.codes(weight, seen, rows_left_whole(self._model.spec, self._number, name))
-        self._coded.update(sources)
+        quantized = self._method.quantized(weight, seen, rows_left_whole(self._model.spec, self._number, name))
+        self._quantized.update(sources)
         for source in sources:
             order, _ = rows.of(source)
-            parts: Mapping[str, Tensor] = {part: tensor.cpu()[order] for part, tensor in coded.rows.items()}
+            parts: Mapping[str, Tensor] = {part: tensor.cpu()[order] for part, tensor in quantized.rows.items()}
             module = source.removesuffix(".weight")
-            stored = self._method.packed(parts) | dict(coded.shared)
+            stored = self._method.packed(parts) | dict(quantized.shared)
             # Files of safetensors hold no tensor twice.
             self._tensors |= {f"{module}.{part}": tensor.cpu().contiguous().clone() for part, tensor in stored.items()}
 

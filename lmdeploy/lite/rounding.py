@@ -22,14 +22,14 @@ class Grid:
 class Rounded:
     """A matrix ``[out, in]`` as codes ``[out, in]`` with zero points and half scales ``[out, in / group]``."""
 
-    codes: Tensor
+    quantized: Tensor
     zeros: Tensor
     scales: Tensor
 
     def numbers(self) -> Tensor:
         """Return the dequantized values, ``[out, in]`` float32."""
         out_features, groups = self.scales.shape
-        steps = self.codes.view(out_features, groups, -1) - self.zeros[:, :, None]
+        steps = self.quantized.view(out_features, groups, -1) - self.zeros[:, :, None]
         return (steps * self.scales.float()[:, :, None]).view(out_features, -1)
 
 
@@ -50,8 +50,8 @@ def round_matrix(weight: Tensor, grid: Grid, limits: tuple[Tensor, Tensor] | Non
     else:
         scales = to_half_scales((high - low) / top)
         zeros = (-low / scales.float()).round().clamp(0, top)
-    codes = ((grouped / scales.float()[:, :, None]).round() + zeros[:, :, None]).clamp(0, top)
-    return Rounded(codes.view(out_features, -1), zeros, scales)
+    quantized = ((grouped / scales.float()[:, :, None]).round() + zeros[:, :, None]).clamp(0, top)
+    return Rounded(quantized.view(out_features, -1), zeros, scales)
 
 
 def limits_of(weight: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

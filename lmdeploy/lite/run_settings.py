@@ -52,7 +52,7 @@ class RunSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodesSettings(RunSettings):
+class QuantizationSettings(RunSettings):
     """Further settings of commands that write quantized weights.
 
     ``format``: how codes are stored: ``own``, the method's own form, or ``compressed-tensors``.

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lmdeploy.lite import formats
 from lmdeploy.lite.layer_runs import quantize
-from lmdeploy.lite.method import Coded, Method
-from lmdeploy.lite.run_settings import CodesSettings
+from lmdeploy.lite.method import Method, QuantizedWeight
+from lmdeploy.lite.run_settings import QuantizationSettings
 from lmdeploy.lite.scaled_groups import ScaledGroup
 
 # Type of the codes, and the largest of them.
@@ -30,7 +30,7 @@ _SMALLEST = 1e-5  # of a range, and of a weight's: what has none is not scaled w
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothQuantSettings(CodesSettings):
+class SmoothQuantSettings(QuantizationSettings):
     """How to quantize.
 
     Parameters
@@ -106,8 +106,8 @@ def round_outputs(weight: Tensor, quant_dtype: str) -> dict[str, Tensor]:
     dtype, largest = QUANT_DTYPES[quant_dtype]
     scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / largest
     steps = weight / scale
-    codes = steps.round() if dtype == torch.int8 else steps
-    return {"weight": codes.clamp(-largest, largest).to(dtype).contiguous(), "scale": scale}
+    quantized = steps.round() if dtype == torch.int8 else steps
+    return {"weight": quantized.clamp(-largest, largest).to(dtype).contiguous(), "scale": scale}
 
 
 def _strength_of(weights: Sequence[Tensor], observed: InputRange, scales: Mapping[float, Tensor], dtype: str) -> float:
@@ -153,8 +153,8 @@ class _SmoothQuant(Method[InputRange]):
         tried = {strength: factors(strength) for strength in _STRENGTHS}
         return tried[_strength_of(weights, observed, tried, self.settings.quant_dtype)]
 
-    def codes(self, weight: Tensor, observed: InputRange, rows_left_whole: int) -> Coded:
-        return Coded(round_outputs(weight, self.settings.quant_dtype))
+    def quantized(self, weight: Tensor, observed: InputRange, rows_left_whole: int) -> QuantizedWeight:
+        return QuantizedWeight(round_outputs(weight, self.settings.quant_dtype))
 
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not self.settings.is_compressed:

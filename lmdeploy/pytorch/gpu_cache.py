@@ -135,8 +135,8 @@ class GpuPagedCache:
         where: Any = {"device": device, "pin_memory": device.type == "cpu" and self._device.type != "cpu"}
         if self._bits == 16:
             return torch.empty(*shape, dim, dtype=self._dtype, **where), None
-        codes = torch.empty(*shape, cache_channels(dim, self._bits), dtype=torch.uint8, **where)
-        return codes, torch.empty(*shape, 2, dtype=torch.float16, **where)
+        quantized = torch.empty(*shape, cache_channels(dim, self._bits), dtype=torch.uint8, **where)
+        return quantized, torch.empty(*shape, 2, dtype=torch.float16, **where)
 
     def _metadata_of(self, step: StepContext, block_len: int) -> _AttentionMetadata:
         """Return where a step's tokens go, found out by its first layer."""

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from lmdeploy.pytorch.adapters import AdapterTable
-from lmdeploy.pytorch.coded_weights import CodedMatrix
 from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
+from lmdeploy.pytorch.quantized_weights import QuantizedMatrix
 from lmdeploy.pytorch.ranks import Ranks
 
 
@@ -52,7 +52,7 @@ class NativeLinear(nn.Module):
         # Where the weight is a slice of the outputs that everybody needs whole: who has the others
         gathers: Ranks | None = None,
         # What the kernels multiply with in place of ``weight``, whose shape alone is looked at then
-        matrix: CodedMatrix | None = None,
+        matrix: QuantizedMatrix | None = None,
         numbers: Callable[[], torch.Tensor] | None = None,  # returns the weight that ``matrix`` stands for
     ) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class NativeLinear(nn.Module):
             self.weight: torch.Tensor = nn.Parameter(weight, requires_grad=False)
             self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         else:
-            self._matrix: Matrix | CodedMatrix = matrix or (matrix_of := Matrix(weight, bias))
+            self._matrix: Matrix | QuantizedMatrix = matrix or (matrix_of := Matrix(weight, bias))
             self.weight = StoredWeight(tuple(weight.shape), numbers or (lambda: matrix_of.weight))
             self.bias = None if bias is None else nn.Parameter(bias.float(), requires_grad=False)
         self._ranks, self._gathers = ranks, gathers

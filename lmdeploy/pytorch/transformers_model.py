@@ -16,22 +16,22 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.logs import without_bars
 from lmdeploy.pytorch.adapted_layers import pattern_of
 from lmdeploy.pytorch.adapters import AdapterTable
-from lmdeploy.pytorch.coded_gpu_layers import gpu_linear_of
-from lmdeploy.pytorch.coded_weights import CodedWeights, coded_weights
 from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.models.hf_config import transformers_config
 from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, StoredWeight, rms_norm_of
+from lmdeploy.pytorch.quantized_gpu_layers import gpu_linear_of
+from lmdeploy.pytorch.quantized_weights import QuantizedWeights, quantized_weights
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache, differing_module, failing_module
 from lmdeploy.pytorch.replacing import attention_interface
 from lmdeploy.pytorch.replacing.experts import (
     NativeExperts,
-    coded_experts,
     fill_with_numbers,
-    is_coded,
     is_experts,
+    is_quantized,
     layer_of,
-    numbers_among_codes,
+    numbers_among_quantized,
+    quantized_experts,
 )
 from lmdeploy.pytorch.replacing.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.replacing.recurrent_layers import keeps_state, recurrent_layer_of
@@ -70,8 +70,8 @@ class TransformersModel:
         attention_interface.register()
         config = transformers_config(checkpoint)
         reject_unsupported(checkpoint, config)
-        coded = coded_weights(checkpoint)
-        model = _load(checkpoint, config, dtype, coded)
+        quantized = quantized_weights(checkpoint)
+        model = _load(checkpoint, config, dtype, quantized)
         self.dtype: torch.dtype = model.dtype
         self._device = torch.device(device)
         self.adapters = AdapterTable(self._device)
@@ -79,11 +79,11 @@ class TransformersModel:
         self._stretches = swap_rotaries(model)
         let_see(model, checkpoint)
         _swap_recurrent_layers(checkpoint, model, kernels)
-        _swap_experts(checkpoint, model, kernels, ranks, coded)
-        if kernels is None and ranks.count == 1 and coded is None:
+        _swap_experts(checkpoint, model, kernels, ranks, quantized)
+        if kernels is None and ranks.count == 1 and quantized is None:
             self.layers = _let_adapt(model, self.adapters)
         else:
-            self.layers = _divide_and_swap(model, kernels, ranks, self.adapters, coded)
+            self.layers = _divide_and_swap(model, kernels, ranks, self.adapters, quantized)
             model = model if kernels is None else model.float()
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._last_hidden: torch.Tensor | None = None
@@ -173,38 +173,40 @@ class TransformersModel:
         return recording
 
 
-def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None) -> Any:
+def _load(checkpoint: Path, config: Any, dtype: str, quantized: QuantizedWeights | None) -> Any:
     found: Any = model_class_of(config)
     torch_dtype: Any = dtype if dtype == "auto" else getattr(torch, dtype)
     given: dict[str, Any] = {"config": config, "attn_implementation": attention_interface.NAME}
-    if coded is None and text_tensors(checkpoint) is None:
+    if quantized is None and text_tensors(checkpoint) is None:
         with without_bars():
             return found.from_pretrained(checkpoint, dtype=torch_dtype, **given)
     if hasattr(config, "quantization_config"):  # a text part's config.json has none
         del config.quantization_config
     if dtype == "auto":
         torch_dtype = getattr(config, "dtype", None) or torch.float16
-    numbers = {name: tensor for name, tensor in tensors_of(checkpoint) if coded is None or name not in coded.hidden}
+    numbers = {
+        name: tensor for name, tensor in tensors_of(checkpoint) if quantized is None or name not in quantized.hidden
+    }
     problems = decode_stacks(numbers, torch_dtype)
-    if problems := problems + numbers_among_codes(numbers, coded_experts(coded)):
+    if problems := problems + numbers_among_quantized(numbers, quantized_experts(quantized)):
         raise CheckpointError(checkpoint, problems)
     with without_bars():
         model, found_keys = found.from_pretrained(
             None, state_dict=numbers, dtype=torch_dtype, output_loading_info=True, **given
         )
-    _require_all(checkpoint, found_keys, coded)
+    _require_all(checkpoint, found_keys, quantized)
     return model
 
 
-def _require_all(checkpoint: Path, keys: dict[str, Any], coded: CodedWeights | None) -> None:
+def _require_all(checkpoint: Path, keys: dict[str, Any], quantized: QuantizedWeights | None) -> None:
     """Raise ``CheckpointError`` unless every weight is there, as a number or as codes."""
-    experts = coded_experts(coded)
+    experts = quantized_experts(quantized)
     of_experts = {name for names in experts.values() for name in names.values()}
-    layers = set() if coded is None else coded.shapes.keys() - of_experts
+    layers = set() if quantized is None else quantized.shapes.keys() - of_experts
     missing = {
         name
         for name in keys["missing_keys"]
-        if name.removesuffix(".weight") not in layers and not is_coded(name, experts)
+        if name.removesuffix(".weight") not in layers and not is_quantized(name, experts)
     }
     strange = sorted(layer for layer in layers if f"{layer}.weight" not in keys["missing_keys"])
     problems = [f"tensor {name} is missing" for name in sorted(missing)]
@@ -245,10 +247,10 @@ def _swap_recurrent_layers(checkpoint: Path, model: Any, kernels: Kernels | None
 
 
 def _swap_experts(
-    checkpoint: Path, model: Any, kernels: Kernels | None, ranks: Ranks, coded: CodedWeights | None
+    checkpoint: Path, model: Any, kernels: Kernels | None, ranks: Ranks, quantized: QuantizedWeights | None
 ) -> None:
     """Put our experts in the place of those of ``transformers``; without kernels, numbers in the place of codes."""
-    names = coded_experts(coded)
+    names = quantized_experts(quantized)
     for name, module in list(model.named_modules()):
         if not is_experts(module):
             continue
@@ -257,9 +259,9 @@ def _swap_experts(
         source = names.get(layer_of(name))
         try:
             if kernels is not None:
-                _put(model, name, NativeExperts(module, kernels, ranks, coded, source))
-            elif coded is not None and source:
-                fill_with_numbers(module, coded, source)
+                _put(model, name, NativeExperts(module, kernels, ranks, quantized, source))
+            elif quantized is not None and source:
+                fill_with_numbers(module, quantized, source)
         except ValueError as error:
             raise CheckpointError(checkpoint, [f"{name}: {error}"]) from error
 
@@ -274,7 +276,7 @@ def _put(model: Any, name: str, module: nn.Module) -> None:
 
 
 def _divide_and_swap(
-    model: Any, kernels: Kernels | None, ranks: Ranks, adapters: AdapterTable, coded: CodedWeights | None
+    model: Any, kernels: Kernels | None, ranks: Ranks, adapters: AdapterTable, quantized: QuantizedWeights | None
 ) -> dict[str, tuple[int, int]]:
     """Put our layers in the place of ``torch.nn``'s, each rank's part of them; without kernels, linear ones alone.
 
@@ -290,7 +292,7 @@ def _divide_and_swap(
 
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
-            weight = Weight(name, module.weight, coded)
+            weight = Weight(name, module.weight, quantized)
             made: nn.Module = plan.linear(name, weight, module.bias, kernels)
             assert isinstance(made, NativeLinear)
             if module is not head:
@@ -381,7 +383,7 @@ class Weight:
 
     name: str
     numbers: torch.Tensor
-    coded: CodedWeights | None
+    quantized: QuantizedWeights | None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -393,21 +395,21 @@ class Weight:
     ) -> NativeLinear:
         """Return the layer of some outputs and inputs."""
         part = self.numbers[outputs, inputs]
-        if self.coded is None or self.name not in self.coded.shapes:
+        if self.quantized is None or self.name not in self.quantized.shapes:
             return NativeLinear(part if part.shape == self.shape else part.clone(), bias, kernels, **ranks)
-        if kernels is None and part.shape == self.shape and (made := gpu_linear_of(self.coded, self.name, bias)):
+        if kernels is None and part.shape == self.shape and (made := gpu_linear_of(self.quantized, self.name, bias)):
             return made
         if kernels is None:
-            values = self.coded.numbers(self.name)[outputs, inputs].to(self.numbers.dtype).contiguous()
+            values = self.quantized.numbers(self.name)[outputs, inputs].to(self.numbers.dtype).contiguous()
             return NativeLinear(values, bias, kernels, **ranks)
-        matrix = self.coded.matrix([(self.name, outputs)], inputs, bias)
+        matrix = self.quantized.matrix([(self.name, outputs)], inputs, bias)
         return NativeLinear(
             part, bias, kernels, matrix=matrix, numbers=partial(self._decoded, outputs, inputs), **ranks
         )
 
     def _decoded(self, outputs: slice, inputs: slice) -> torch.Tensor:
-        assert self.coded is not None
-        return self.coded.numbers(self.name)[outputs, inputs]
+        assert self.quantized is not None
+        return self.quantized.numbers(self.name)[outputs, inputs]
 
 
 def _by_outputs(

@@ -28,12 +28,12 @@ from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifes
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
 from lmdeploy.turbomind.quantized import (
     Quantization,
-    is_zero_bias_alongside_codes,
+    is_zero_bias_of_quantized,
     quantization_settings,
     weight_format,
-    with_codes,
+    with_quantized,
 )
-from lmdeploy.turbomind.row_codes import row_schemes, with_block_codes, with_row_codes
+from lmdeploy.turbomind.row_quantized import row_schemes, with_block_quantized, with_row_quantized
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
@@ -113,11 +113,11 @@ def describe(model_dir: Path, model_name: str) -> Description:
         tensors, spec = with_stored_output(tensors, spec, index)
     tensors = with_mxfp4(with_stacks(tensors, index), index)
     if quantization is not None:
-        tensors = with_codes(tensors, quantization, index)
+        tensors = with_quantized(tensors, quantization, index)
     if scaled is not None:
-        tensors = with_row_codes(tensors, row_schemes(raw), index)
+        tensors = with_row_quantized(tensors, row_schemes(raw), index)
         tensors = with_scales(tensors, scaled, index)
-    tensors = with_block_codes(tensors, raw, index)
+    tensors = with_block_quantized(tensors, raw, index)
     unread = _unread_tensors(tensors, index)
     problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
     if problems:
@@ -213,7 +213,7 @@ def _unread_tensors(tensors: Mapping[str, Expression], index: SafetensorsIndex) 
         for name in set(index.tensors) - read - set(HEAD_TENSORS)
         if not _COMPUTED_BUFFER.search(name)
         and not (is_tied and name == "lm_head.weight")
-        and not is_zero_bias_alongside_codes(name, index)
+        and not is_zero_bias_of_quantized(name, index)
         and not is_unused(name)
     )
 

@@ -157,8 +157,8 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class RowCodes:
-    """The matrix that a checkpoint stores as codes, output by output (``lmdeploy.turbomind.row_codes``)."""
+class RowQuantized:
+    """The matrix that a checkpoint stores as codes, output by output (``lmdeploy.turbomind.row_quantized``)."""
 
     # How the codes are laid out, what kernels get of them, and how many inputs share a scale
     layout: str
@@ -173,7 +173,7 @@ class RowCodes:
 
 @dataclass(frozen=True)
 class Table:
-    """A matrix stored as entries of a table times scales (``lmdeploy.turbomind.row_codes.blocks``)."""
+    """A matrix stored as entries of a table times scales (``lmdeploy.turbomind.row_quantized.blocks``)."""
 
     # Neighbouring numbers that share a scale, and neighbouring scales that share one; 0: scales are numbers
     block: int
@@ -196,8 +196,8 @@ class Affine:
     problems: tuple[str, ...] = ()  # what is wrong with these numbers, a sentence each
 
 
-Coded = Quantized | RowCodes | Table | Affine
-Expression = Load | Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Mxfp4 | Scaled | Coded
+AnyQuantized = Quantized | RowQuantized | Table | Affine
+Expression = Load | Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Mxfp4 | Scaled | AnyQuantized
 
 
 def concat(*args: Expression) -> Concat:
@@ -308,14 +308,14 @@ class Manifest:
 
 
 def _operation(
-    expression: Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Mxfp4 | Scaled | Coded,
+    expression: Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Mxfp4 | Scaled | AnyQuantized,
 ) -> dict[str, Any]:
     match expression:
         case Quantized():
             names = ("layout", "bits", "group", "zeros_less_one", "shape")
             stored = {"stored_bits": expression.stored_bits} if expression.stored_bits else {}
             return {"op": "quantized"} | {name: getattr(expression, name) for name in names} | stored
-        case RowCodes():
+        case RowQuantized():
             names = ("layout", "bits", "group", "more", "shape")
             return {"op": "row_codes"} | {name: getattr(expression, name) for name in names}
         case Table():
@@ -351,7 +351,7 @@ def find_problems(tensors: Mapping[str, Expression], index: SafetensorsIndex) ->
     """
     problems = list(index.problems)
     parts = [part for expression in tensors.values() for part in walk(expression)]
-    problems += [problem for part in parts if isinstance(part, Coded) for problem in part.problems]
+    problems += [problem for part in parts if isinstance(part, AnyQuantized) for problem in part.problems]
     needed = {part.name: part for part in parts if isinstance(part, Load)}
     missing = [] if index.has_unread_files else [name for name in needed if name not in index.tensors]
     others = sorted(index.tensors.keys() - needed, key=lambda name: (name.count("."), name))

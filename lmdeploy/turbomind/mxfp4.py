@@ -36,6 +36,6 @@ def _matrices(stack: Load, begin: int, end: int) -> Expression:
     """Return matrices ``begin`` to ``end`` of a stack; the codes are as ``[experts, out, in]``."""
     count, inputs, outputs = stack.shape
     blocks = (count, outputs, inputs // _BLOCK)
-    codes = Load(f"{stack.name}_blocks", (*blocks, _BLOCK // 2), ("U8",))
+    quantized = Load(f"{stack.name}_blocks", (*blocks, _BLOCK // 2), ("U8",))
     scales = Load(f"{stack.name}_scales", blocks, ("U8",))
-    return permute(Mxfp4((rows_of(codes, begin, end), rows_of(scales, begin, end))), 0, 2, 1)
+    return permute(Mxfp4((rows_of(quantized, begin, end), rows_of(scales, begin, end))), 0, 2, 1)

@@ -4,7 +4,7 @@
 layers are codes their tensors say, not the lists of exceptions (``ignore``, ``modules_to_not_convert`` and the like).
 
 The families describe a model by the weights of its linear layers, ``X.weight``. Where a checkpoint has ``X.qweight``
-instead, :func:`with_codes` puts the codes in that weight's place. How they are packed is in
+instead, :func:`with_quantized` puts the codes in that weight's place. How they are packed is in
 ``backend_cpp/weights/codes/awq_gptq.h``, which decodes them.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Expression, Load, Quantized
 from lmdeploy.turbomind.mxfp4 import METHOD as MXFP4
-from lmdeploy.turbomind.row_codes import BLOCK_METHODS
+from lmdeploy.turbomind.row_quantized import BLOCK_METHODS
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.scaled import METHODS as SCALED_METHODS
 from lmdeploy.turbomind.scaled import ScaledWeights
@@ -41,7 +41,7 @@ _METHODS = {  # by a field, for settings that name none
 _FEWEST_BITS = 4  # of a code in memory
 _AUTO_ROUND = ("auto-round", "intel/auto-round")
 # Fields that are read here and where the methods are, or that say how the codes were made.
-_OF_CODES = """
+_QUANTIZED_FIELDS = """
     bits group_size sym version format checkpoint_format backend dynamic extra_config is_marlin_format lm_head
     data_type act_bits meta desc_act static_groups true_sequential damp_percent damp_auto_increment
     act_group_aware mse pack_dtype model_name_or_path model_file_base_name model_seqlen seqlen nsamples dataset
@@ -56,8 +56,8 @@ _OF_CODES = """
 _ANYWHERE = """quant_method ignore ignored_layers modules_to_not_convert exclude_modules llm_int8_skip_modules exclude
     kv_cache_scheme kv_cache_quant_algo producer"""
 _FIELDS = {
-    "awq": _OF_CODES,
-    "gptq": _OF_CODES,
+    "awq": _QUANTIZED_FIELDS,
+    "gptq": _QUANTIZED_FIELDS,
     MXFP4: "",
     "fp8": "fmt activation_scheme weight_block_size expert_dtype scale_fmt",
     "fbgemm_fp8": "activation_scale_ub",
@@ -222,7 +222,7 @@ def check_model_format(requested: str | None, found: str) -> None:
         )
 
 
-def with_codes(
+def with_quantized(
     tensors: Mapping[str, Expression], quantization: Quantization, index: SafetensorsIndex
 ) -> dict[str, Expression]:
     """Return the engine tensors with the codes in place of each weight that the checkpoint stores as codes."""
@@ -232,7 +232,7 @@ def with_codes(
             layer = _layer_of(expression)
             if layer is None or f"{layer}.qweight" not in index.tensors:
                 return expression
-            return _codes_of(layer, expression.shape, quantization, has_groups=f"{layer}.g_idx" in index.tensors)
+            return _quantized_of(layer, expression.shape, quantization, has_groups=f"{layer}.g_idx" in index.tensors)
         args: Any = tuple(map(replaced, expression.args))
         return dataclasses.replace(expression, args=args)
 
@@ -244,7 +244,7 @@ def _layer_of(load: Load) -> str | None:
     return load.name.removesuffix(".weight") if load.name.endswith(".weight") and len(load.shape) == 2 else None
 
 
-def _codes_of(layer: str, shape: tuple[int, ...], quantization: Quantization, *, has_groups: bool) -> Quantized:
+def _quantized_of(layer: str, shape: tuple[int, ...], quantization: Quantization, *, has_groups: bool) -> Quantized:
     out_features, in_features = shape
     bits = quantization.bits
     width, per_word = (3, 32) if bits < _FEWEST_BITS else (1, 32 // bits)  # words, and the values they are filled by
@@ -281,7 +281,7 @@ def _codes_of(layer: str, shape: tuple[int, ...], quantization: Quantization, *,
     )
 
 
-def is_zero_bias_alongside_codes(name: str, index: SafetensorsIndex) -> bool:
+def is_zero_bias_of_quantized(name: str, index: SafetensorsIndex) -> bool:
     """Return whether a tensor is a bias of zeros, which GPTQ tools write for quantized layers that have none."""
     layer = name.removesuffix(".bias")
     if layer == name or f"{layer}.qweight" not in index.tensors:

@@ -15,7 +15,7 @@ Names and shapes, by source:
 * ``smooth_quant`` (``lmdeploy lite smooth_quant``): ``X.scale [out, 1]``.
 * Stacks of experts: ``lmdeploy.turbomind.stacked_experts``.
 
-What compressed-tensors, ModelOpt and Quark store in other ways: ``lmdeploy.turbomind.row_codes``.
+What compressed-tensors, ModelOpt and Quark store in other ways: ``lmdeploy.turbomind.row_quantized``.
 
 Scales of activations (``X.input_scale`` and the like) are not used: activations are rounded by what they are.
 """
@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.manifest import Expression, Load, RowCodes, Scaled
-from lmdeploy.turbomind.row_codes.schemes import COMPRESSED_FORMATS, config_groups, is_of_rows, require, row_schemes
+from lmdeploy.turbomind.manifest import Expression, Load, RowQuantized, Scaled
+from lmdeploy.turbomind.row_quantized.schemes import COMPRESSED_FORMATS, config_groups, is_of_rows, require, row_schemes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
-from lmdeploy.turbomind.stacked_experts import CODES, NUMBERS, coded_stack, scaled_part
+from lmdeploy.turbomind.stacked_experts import NUMBERS, QUANTIZED_DTYPES, quantized_stack, scaled_part
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -152,14 +152,14 @@ def with_scales(
     """Return the engine tensors with codes and scales in place of each weight that the checkpoint stores so."""
 
     def replaced(expression: Expression) -> Expression:
-        if isinstance(expression, RowCodes):
+        if isinstance(expression, RowQuantized):
             return expression
-        if stack := coded_stack(expression, index):
+        if stack := quantized_stack(expression, index):
             suffix = _SCALE_NAMES[weights.method][0].removeprefix("weight")
             return scaled_part(expression, stack, stack.name + suffix, weights.block, index)
         if isinstance(expression, Load):
             found = index.tensors.get(expression.name)
-            is_code = found is not None and found.dtype in CODES and expression.name.endswith(".weight")
+            is_code = found is not None and found.dtype in QUANTIZED_DTYPES and expression.name.endswith(".weight")
             if not is_code or len(expression.shape) != 2:
                 return expression
             return _scaled(expression, weights, index)
@@ -175,7 +175,7 @@ def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Sca
     name = next((name for name in names if name in index.tensors), names[0])
     found = index.tensors.get(name)
     out_features, in_features = weight.shape
-    codes = dataclasses.replace(weight, dtypes=CODES)
+    quantized = dataclasses.replace(weight, dtypes=QUANTIZED_DTYPES)
     if method.block is not None:
         block = (method.block[0], min(method.block[1], in_features))
         shape: tuple[int, ...] = (-(-out_features // block[0]), -(-in_features // block[1]))
@@ -185,4 +185,4 @@ def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Sca
         block, shape = (1, in_features), (out_features, 1)
         if found is not None and found.shape == (out_features,):
             shape = found.shape
-    return Scaled(block, (codes, Load(name, shape, NUMBERS)))
+    return Scaled(block, (quantized, Load(name, shape, NUMBERS)))

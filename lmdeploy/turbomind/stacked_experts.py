@@ -31,7 +31,7 @@ from lmdeploy.turbomind.manifest import (
 )
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
-CODES = ("I8", "F8_E4M3")
+QUANTIZED_DTYPES = ("I8", "F8_E4M3")
 NUMBERS = ("F32", "BF16", "F16")
 _STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj")
 _TRANSPOSED = ("Qwen3VLMoeForConditionalGeneration", "Qwen3VLMoeTextModel")  # whose matrices are [in, out]
@@ -68,7 +68,7 @@ def _part(matrix: Load, index: SafetensorsIndex) -> Expression:
     return reshape(one if found[3] == "down" else rows_of(one, first, first + rows, dim=1), rows, inputs)
 
 
-def coded_stack(expression: Expression, index: SafetensorsIndex) -> Load | None:
+def quantized_stack(expression: Expression, index: SafetensorsIndex) -> Load | None:
     """Return the stack of codes that a matrix is taken out of; None if it is of none."""
     if isinstance(expression, Load) or len(expression.shape) != 2:
         return None
@@ -76,7 +76,7 @@ def coded_stack(expression: Expression, index: SafetensorsIndex) -> Load | None:
     if len(loads) != 1 or len(loads[0].shape) != 3:
         return None
     found = index.tensors.get(loads[0].name)
-    return loads[0] if found is not None and found.dtype in CODES else None
+    return loads[0] if found is not None and found.dtype in QUANTIZED_DTYPES else None
 
 
 def scaled_part(
@@ -123,13 +123,13 @@ def scaled_part(
 
     is_transposed = any(isinstance(part, Permute) for part in walk(matrix))
     of_matrix = (sizes[2], sizes[1]) if is_transposed else (sizes[1], sizes[2])
-    return Scaled(of_matrix, (_with_codes(matrix), scales_of(matrix)))
+    return Scaled(of_matrix, (_with_quantized(matrix), scales_of(matrix)))
 
 
-def _with_codes(expression: Expression) -> Expression:
+def _with_quantized(expression: Expression) -> Expression:
     if isinstance(expression, Load):
-        return dataclasses.replace(expression, dtypes=CODES)
-    args: Any = tuple(map(_with_codes, expression.args))
+        return dataclasses.replace(expression, dtypes=QUANTIZED_DTYPES)
+    args: Any = tuple(map(_with_quantized, expression.args))
     return dataclasses.replace(expression, args=args)
 
 
@@ -139,7 +139,7 @@ def parts_of_stacks(raw: Mapping[str, Any], index: SafetensorsIndex) -> dict[str
     return {
         name: transpose(matrix) if is_transposed else matrix
         for stack, info in index.tensors.items()
-        if info.dtype in CODES and len(info.shape) == 3 and (found := _STACK.fullmatch(stack))
+        if info.dtype in QUANTIZED_DTYPES and len(info.shape) == 3 and (found := _STACK.fullmatch(stack))
         for expert in range(info.shape[0])
         for name, matrix in _matrices(found, Load(stack, info.shape), expert, 2 if is_transposed else 1)
     }

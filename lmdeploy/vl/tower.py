@@ -15,7 +15,7 @@ from lmdeploy.vl.families import vision_families
 from lmdeploy.vl.families.common import VisionFamily, VisionPart, image_processor
 from lmdeploy.vl.tensors import seeing_tensors
 
-_CODES = (".qweight", ".weight_packed")
+_QUANTIZED_ENDINGS = (".qweight", ".weight_packed")
 _FAST_BFLOAT16 = {"amx_bf16", "avx512_bf16"}  # flags of processors
 
 
@@ -75,11 +75,15 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     else:
         model_class = native.model(config) if native.model else getattr(transformers, config.architectures[0])
         tensors = dict(native.tensors((checkpoint, _config_json(checkpoint))))
-    code_types = (torch.int8, torch.float8_e4m3fn)
-    codes = sorted(name for name, tensor in tensors.items() if name.endswith(_CODES) or tensor.dtype in code_types)
-    if codes:
+    quantized_dtypes = (torch.int8, torch.float8_e4m3fn)
+    quantized = sorted(
+        name
+        for name, tensor in tensors.items()
+        if name.endswith(_QUANTIZED_ENDINGS) or tensor.dtype in quantized_dtypes
+    )
+    if quantized:
         raise UnsupportedModelError(
-            f"{checkpoint}: tensor {codes[0]} of the vision tower is quantized; the text part alone may be"
+            f"{checkpoint}: tensor {quantized[0]} of the vision tower is quantized; the text part alone may be"
         )
     is_narrow = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
     dtype = torch.bfloat16 if is_narrow and _is_fast_at_bfloat16() else torch.float32

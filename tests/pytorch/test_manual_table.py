@@ -1,6 +1,6 @@
 """The table of LMDeploy's manual for its PyTorch engine: text models, in each column that it says yes to.
 
-Vision-language models are in `models/test_seeing.py` and `models/test_coded_seeing.py`; the columns of those that
+Vision-language models are in `models/test_seeing.py` and `models/test_quantized_vision.py`; the columns of those that
 TurboMind runs, in `tests/engine`.
 """
 

@@ -27,7 +27,7 @@ from lmdeploy.turbomind.manifest import (
     rows_of,
     transpose,
 )
-from lmdeploy.turbomind.quantized import Quantization, weight_format, with_codes
+from lmdeploy.turbomind.quantized import Quantization, weight_format, with_quantized
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from tests.kernels import device
 from tests.kernels.reference import round_activations
@@ -105,7 +105,7 @@ def write_codes(directory: Path, scheme: Scheme, expression: Expression) -> dict
         tensors |= {f"{name}.{part}": tensor for part, tensor in tensors_of(quantized, scheme).items()}
     quantization = Quantization.from_config({"quantization_config": scheme.config()})
     assert quantization is not None
-    write_manifest(directory, tensors, lambda index: with_codes({"x": expression}, quantization, index))
+    write_manifest(directory, tensors, lambda index: with_quantized({"x": expression}, quantization, index))
     return numbers
 
 

@@ -139,7 +139,7 @@ def test_errors_that_are_made_up_for_change_outputs_less_than_rounding_to_neares
     x = torch.randn(2000, 40) @ torch.randn(40, 192) + 0.3 * torch.randn(2000, 192)
     grid = Grid(4, group, is_symmetric=True)
     made = round_compensated(weight, x.T @ x / len(x), grid, by_importance=by_importance)
-    quantized, zeros, scales = made.rounded.codes, made.rounded.zeros, made.rounded.scales
+    quantized, zeros, scales = made.rounded.quantized, made.rounded.zeros, made.rounded.scales
     values = (quantized - zeros[:, made.groups]) * scales.float()[:, made.groups]
     native, nearest = (
         (x @ (found - weight).T).square().mean() for found in (values, round_matrix(weight, grid).numbers())

@@ -59,8 +59,8 @@ def _awq_linear_kernel(
         )
         zero = (tl.load(qzeros + group * words + word, is_column, other=0) >> shift) & 15
         scale = tl.load(scales + group * outputs + column, is_column, other=0.0).to(tl.float32)
-        codes = (packed >> shift[None, :]) & 15
-        b = ((codes - zero[None, :]).to(tl.float32) * scale[None, :]).to(a.dtype)
+        quantized = (packed >> shift[None, :]) & 15
+        b = ((quantized - zero[None, :]).to(tl.float32) * scale[None, :]).to(a.dtype)
         acc += tl.dot(a, b, input_precision="ieee")
     if HAS_BIAS:
         acc += tl.load(bias + column, is_column, other=0.0).to(tl.float32)[None, :]

@@ -71,14 +71,14 @@ def load_heads(
         heads = tl.load(cache + index[:, None] * HEAD_DIM + channels[None, :], mask, other=0.0).to(DTYPE)
     else:
         if BITS == 8:
-            codes = tl.load(cache + index[:, None] * HEAD_DIM + channels[None, :], mask, other=0).to(tl.float32)
+            quantized = tl.load(cache + index[:, None] * HEAD_DIM + channels[None, :], mask, other=0).to(tl.float32)
         else:
             half: tl.constexpr = HEAD_DIM // 2
             byte = tl.load(cache + index[:, None] * half + (channels % half)[None, :], mask, other=0).to(tl.int32)
-            codes = ((byte >> (channels // half * 4)[None, :]) & 15).to(tl.float32)
+            quantized = ((byte >> (channels // half * 4)[None, :]) & 15).to(tl.float32)
         scale = tl.load(scales + index * 2, is_valid, other=0.0).to(tl.float32)
         zero = tl.load(scales + index * 2 + 1, is_valid, other=0.0).to(tl.float32)
-        heads = ((codes - zero[:, None]) * scale[:, None]).to(DTYPE)
+        heads = ((quantized - zero[:, None]) * scale[:, None]).to(DTYPE)
     return heads
 
 

@@ -18,7 +18,7 @@ _LARGEST = tl.constexpr(448.0)  # of e4m3
 
 
 @triton.jit
-def _quantize_kernel(x, codes, scales, width, groups, x_stride, BLOCK: tl.constexpr):
+def _quantize_kernel(x, quantized, scales, width, groups, x_stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     channels = group * BLOCK + tl.arange(0, BLOCK)
@@ -28,13 +28,13 @@ def _quantize_kernel(x, codes, scales, width, groups, x_stride, BLOCK: tl.conste
     scale = tl.where(largest > 0.0, largest / _LARGEST, 1.0)
     # Rounding of the quotient may pass the largest value by a bit.
     scaled = tl.minimum(tl.maximum(values / scale, -_LARGEST), _LARGEST)
-    tl.store(codes + row * width + channels, scaled.to(codes.dtype.element_ty), mask)
+    tl.store(quantized + row * width + channels, scaled.to(quantized.dtype.element_ty), mask)
     tl.store(scales + row * groups + group, scale)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _fp8_linear_kernel(
-    codes,
+    quantized,
     row_scales,
     weight,
     weight_scales,
@@ -58,7 +58,7 @@ def _fp8_linear_kernel(
         channel = group * BLOCK_K + tl.arange(0, BLOCK_K)
         is_channel = channel < inputs
         a = tl.load(
-            codes + row.to(tl.int64)[:, None] * inputs + channel[None, :],
+            quantized + row.to(tl.int64)[:, None] * inputs + channel[None, :],
             is_row[:, None] & is_channel[None, :],
             other=0.0,
         )
@@ -89,15 +89,15 @@ def quantize_rows_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     rows, width = x.shape
     groups = triton.cdiv(width, GROUP)
-    codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
+    quantized = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
-    _quantize_kernel[(rows, groups)](x, codes, scales, width, groups, x.stride(0), BLOCK=GROUP, num_warps=1)
-    return codes, scales
+    _quantize_kernel[(rows, groups)](x, quantized, scales, width, groups, x.stride(0), BLOCK=GROUP, num_warps=1)
+    return quantized, scales
 
 
 def fp8_linear(
     # Of `quantize_rows_fp8`
-    codes: torch.Tensor,
+    quantized: torch.Tensor,
     row_scales: torch.Tensor,
     # ``[outputs, inputs]`` float8_e4m3fn, and ``[ceil(outputs / 128), ceil(inputs / 128)]`` float32
     weight: torch.Tensor,
@@ -107,12 +107,12 @@ def fp8_linear(
     dtype: torch.dtype = torch.float16,  # of the result ``[rows, outputs]``
 ) -> torch.Tensor:
     """Return the product of rounded rows and weights, each times its scale, plus ``bias``."""
-    rows, inputs = codes.shape
+    rows, inputs = quantized.shape
     outputs = weight.shape[0]
-    out = torch.empty(rows, outputs, dtype=dtype, device=codes.device)
+    out = torch.empty(rows, outputs, dtype=dtype, device=quantized.device)
     block_m = min(64, max(16, triton.next_power_of_2(rows)))
     _fp8_linear_kernel[(triton.cdiv(rows, block_m), triton.cdiv(outputs, 64))](
-        codes,
+        quantized,
         row_scales,
         weight,
         weight_scales,

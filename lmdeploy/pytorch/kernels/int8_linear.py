@@ -15,7 +15,7 @@ from lmdeploy.pytorch.kernels.rounding import round_to_even
 
 
 @triton.jit
-def _quantize_kernel(x, codes, scales, width, x_stride, BLOCK: tl.constexpr):
+def _quantize_kernel(x, quantized, scales, width, x_stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, BLOCK)
     mask = channels < width
@@ -23,13 +23,13 @@ def _quantize_kernel(x, codes, scales, width, x_stride, BLOCK: tl.constexpr):
     largest = tl.max(tl.abs(values), 0)
     scale = largest / 127.0
     inverse = tl.where(largest > 0.0, 127.0 / tl.where(largest > 0.0, largest, 1.0), 0.0)
-    tl.store(codes + row * width + channels, round_to_even(values * inverse).to(tl.int8), mask)
+    tl.store(quantized + row * width + channels, round_to_even(values * inverse).to(tl.int8), mask)
     tl.store(scales + row, scale)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _int8_linear_kernel(
-    codes,
+    quantized,
     row_scales,
     weight,
     weight_scales,
@@ -52,7 +52,7 @@ def _int8_linear_kernel(
         channel = start + tl.arange(0, BLOCK_K)
         is_channel = channel < inputs
         a = tl.load(
-            codes + row.to(tl.int64)[:, None] * inputs + channel[None, :],
+            quantized + row.to(tl.int64)[:, None] * inputs + channel[None, :],
             is_row[:, None] & is_channel[None, :],
             other=0,
         )
@@ -83,15 +83,17 @@ def quantize_rows_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         Codes ``[rows, inputs]`` int8, and scales ``[rows]`` float32; a value is about ``code * scale``.
     """
     rows, width = x.shape
-    codes = torch.empty(rows, width, dtype=torch.int8, device=x.device)
+    quantized = torch.empty(rows, width, dtype=torch.int8, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    _quantize_kernel[(rows,)](x, codes, scales, width, x.stride(0), BLOCK=triton.next_power_of_2(width), num_warps=8)
-    return codes, scales
+    _quantize_kernel[(rows,)](
+        x, quantized, scales, width, x.stride(0), BLOCK=triton.next_power_of_2(width), num_warps=8
+    )
+    return quantized, scales
 
 
 def int8_linear(
     # ``[rows, inputs]`` int8 and ``[rows]`` float32, of `quantize_rows_int8`
-    codes: torch.Tensor,
+    quantized: torch.Tensor,
     row_scales: torch.Tensor,
     # ``[outputs, inputs]`` int8 and ``[outputs]``
     weight: torch.Tensor,
@@ -101,12 +103,12 @@ def int8_linear(
     dtype: torch.dtype = torch.float16,  # of the result ``[rows, outputs]``
 ) -> torch.Tensor:
     """Return ``(codes @ weight.T) * row_scales * weight_scales + bias``."""
-    rows, inputs = codes.shape
+    rows, inputs = quantized.shape
     outputs = weight.shape[0]
-    out = torch.empty(rows, outputs, dtype=dtype, device=codes.device)
+    out = torch.empty(rows, outputs, dtype=dtype, device=quantized.device)
     block_m = min(64, max(16, triton.next_power_of_2(rows)))
     _int8_linear_kernel[(triton.cdiv(rows, block_m), triton.cdiv(outputs, 64))](
-        codes,
+        quantized,
         row_scales,
         weight,
         weight_scales,

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmdeploy.pytorch.coded_weights import require_numbers
 from lmdeploy.pytorch.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, head_dim_of
 from lmdeploy.pytorch.models.qwen2 import MoeForCausalLM, RoutedExperts, has_experts
 from lmdeploy.pytorch.nn import RMSNorm
+from lmdeploy.pytorch.quantized_weights import require_numbers
 from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 
 

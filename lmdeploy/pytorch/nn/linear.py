@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from lmdeploy.pytorch.adapted_layers import AdaptedPart, current_trace
 from lmdeploy.pytorch.adapters import AdapterTable
-from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_index, require_numbers
 from lmdeploy.pytorch.cpu_kernels import Matrix
 from lmdeploy.pytorch.nn.build_context import build_context
+from lmdeploy.pytorch.quantized_weights import QuantizedMatrix, QuantizedWeights, is_index, require_numbers
 from lmdeploy.pytorch.ranks import Ranks
 
 
@@ -61,8 +61,8 @@ class Linear(nn.Module):
         if bias:
             self.bias = _parameter((out_features,), dtype, device)
             self.bias.weight_loader = self.weight_loader
-        self._matrix: Matrix | CodedMatrix | None = None
-        self._codes: list[tuple[slice, torch.Tensor]] = []
+        self._matrix: Matrix | QuantizedMatrix | None = None
+        self._quantized_rows: list[tuple[slice, torch.Tensor]] = []
         self._adapters: AdapterTable | None = None
         self.adapted: list[AdaptedPart] = []
 
@@ -85,11 +85,11 @@ class Linear(nn.Module):
         if trace is not None:
             trace.see()
         if is_index(loaded):
-            self._codes.append((outputs, loaded[:, 0].clone()))
+            self._quantized_rows.append((outputs, loaded[:, 0].clone()))
             return
         copy_into(param.data[outputs], loaded[:, self._rank_inputs(loaded.shape[1])])
 
-    def take_codes(self, coded: CodedWeights) -> None:
+    def load_quantized(self, quantized: QuantizedWeights) -> None:
         """Use the codes whose indices were loaded in place of the weight.
 
         Raises
@@ -97,21 +97,21 @@ class Linear(nn.Module):
         ValueError
             If not all outputs are codes.
         """
-        if not self._codes:
+        if not self._quantized_rows:
             return
-        self._codes.sort(key=lambda entry: entry[0].start)
-        counted = sum(outputs.stop - outputs.start for outputs, _ in self._codes)
+        self._quantized_rows.sort(key=lambda entry: entry[0].start)
+        counted = sum(outputs.stop - outputs.start for outputs, _ in self._quantized_rows)
         if counted != self.out_features:
             raise ValueError(f"{counted} of a layer's {self.out_features} outputs are codes: all must be, or none")
-        rows = [row for _, indices in self._codes for row in coded.rows_of(indices)]
+        rows = [row for _, indices in self._quantized_rows for row in quantized.rows_of(indices)]
         inputs = self._rank_inputs(self.in_features * self._input_ranks)
         dtype, device = self.weight.dtype, self.weight.device
         if self._kernels is not None and device.type == "cpu":
             is_summed = not self._is_colwise and self._ranks.rank > 0
-            self._matrix = coded.matrix(rows, inputs, None if is_summed else self.bias)
+            self._matrix = quantized.matrix(rows, inputs, None if is_summed else self.bias)
             self.weight.data = torch.empty(0, dtype=dtype)
         else:
-            parts = [coded.numbers(layer)[outputs, inputs] for layer, outputs in rows]
+            parts = [quantized.numbers(layer)[outputs, inputs] for layer, outputs in rows]
             self.weight.data = torch.cat(parts).to(device, dtype)
 
     @property

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional
 
 from lmdeploy.pytorch.chosen_experts import sum_of_chosen
-from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_index
 from lmdeploy.pytorch.cpu_kernels import Matrix
 from lmdeploy.pytorch.nn import device as on
 from lmdeploy.pytorch.nn.activation import SiluAndMul
 from lmdeploy.pytorch.nn.build_context import build_context
 from lmdeploy.pytorch.nn.linear import copy_into
+from lmdeploy.pytorch.quantized_weights import QuantizedMatrix, QuantizedWeights, is_index
 
 
 class SoftmaxTopK(nn.Module):
@@ -62,8 +62,10 @@ class ExpertWeights(nn.Module):
         super().__init__()
         self._ranks, self._kernels = build_context().ranks, build_context().kernels
         self._shards, self._is_colwise = shards, is_colwise
-        self._matrices: dict[int, Matrix | CodedMatrix] = {}
-        self._codes: dict[tuple[int, int], torch.Tensor] = {}  # where the outputs of an expert's shard are stored
+        self._matrices: dict[int, Matrix | QuantizedMatrix] = {}
+        self._quantized_rows: dict[
+            tuple[int, int], torch.Tensor
+        ] = {}  # where the outputs of an expert's shard are stored
         self._inputs = slice(0, inputs)
         part = self._ranks.slice_of(outputs if is_colwise else inputs, "the channels of an expert")
         size = part.stop - part.start
@@ -78,12 +80,14 @@ class ExpertWeights(nn.Module):
         number, axis = self._shards.index(shard_id), 0 if self._is_colwise else 1
         shard = self._ranks.slice_of(loaded_weight.shape[axis], "the channels of an expert")
         if is_index(loaded_weight):
-            self._codes[expert_id, number] = (loaded_weight[shard] if self._is_colwise else loaded_weight)[:, 0].clone()
+            self._quantized_rows[expert_id, number] = (loaded_weight[shard] if self._is_colwise else loaded_weight)[
+                :, 0
+            ].clone()
             return
         target = param.data[expert_id].chunk(len(self._shards))[number]
         copy_into(target, loaded_weight[shard] if self._is_colwise else loaded_weight[:, shard])
 
-    def take_codes(self, coded: CodedWeights) -> None:
+    def load_quantized(self, quantized: QuantizedWeights) -> None:
         """Use the codes whose places were loaded, in the place of the weights.
 
         Raises
@@ -91,23 +95,27 @@ class ExpertWeights(nn.Module):
         ValueError
             If not all matrices of all experts are codes.
         """
-        if not self._codes:
+        if not self._quantized_rows:
             return
         experts = len(self.weight)
-        if len(self._codes) != experts * len(self._shards):
+        if len(self._quantized_rows) != experts * len(self._shards):
             raise ValueError(
-                f"{len(self._codes)} of {experts * len(self._shards)} matrices of experts are codes: all "
+                f"{len(self._quantized_rows)} of {experts * len(self._shards)} matrices of experts are codes: all "
                 "must be, or none"
             )
-        takes_codes = self._kernels is not None and self.weight.device.type == "cpu"
+        takes_quantized = self._kernels is not None and self.weight.device.type == "cpu"
         for expert in range(experts):
-            rows = [row for shard in range(len(self._shards)) for row in coded.rows_of(self._codes[expert, shard])]
-            if takes_codes:
-                self._matrices[expert] = coded.matrix(rows, self._inputs)
+            rows = [
+                row
+                for shard in range(len(self._shards))
+                for row in quantized.rows_of(self._quantized_rows[expert, shard])
+            ]
+            if takes_quantized:
+                self._matrices[expert] = quantized.matrix(rows, self._inputs)
             else:
-                parts = [coded.numbers(layer)[outputs, self._inputs] for layer, outputs in rows]
+                parts = [quantized.numbers(layer)[outputs, self._inputs] for layer, outputs in rows]
                 self.weight.data[expert] = torch.cat(parts).to(self.weight)
-        if takes_codes:
+        if takes_quantized:
             self.weight.data = torch.empty(0, dtype=self.weight.dtype)
 
     def multiply(self, expert: int, x: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lmdeploy.pytorch.chosen_experts import sum_of_chosen
-from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights
 from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
+from lmdeploy.pytorch.quantized_weights import QuantizedMatrix, QuantizedWeights
 from lmdeploy.pytorch.ranks import Ranks
 
 # A layer's number, an expert's, and which of its matrices: families call them w1, w3 and w2, or by what they do.
@@ -27,17 +27,17 @@ def is_experts(module: nn.Module) -> bool:
     return hasattr(module, "is_transposed") or type(module).__name__ == "DbrxExperts"
 
 
-def coded_experts(coded: CodedWeights | None) -> dict[int, Names]:
+def quantized_experts(quantized: QuantizedWeights | None) -> dict[int, Names]:
     """Return the experts that a checkpoint stores as codes, by the layer's number."""
     found: dict[int, dict[tuple[int, str], str]] = {}
-    for name in () if coded is None else coded.shapes:
+    for name in () if quantized is None else quantized.shapes:
         if match := _EXPERT.fullmatch(name):
             layer, expert, part = match.groups()
             found.setdefault(int(layer), {})[int(expert), _PARTS[part]] = name
     return dict(found)
 
 
-def numbers_among_codes(tensors: Iterable[str], experts: Mapping[int, Names]) -> list[str]:
+def numbers_among_quantized(tensors: Iterable[str], experts: Mapping[int, Names]) -> list[str]:
     """Return the errors of experts whose matrices of one kind are quantized in some and not in others."""
     problems = []
     for name in tensors:
@@ -56,7 +56,7 @@ def layer_of(name: str) -> int:
     return int(match.group(1)) if match else -1
 
 
-def is_coded(parameter: str, experts: Mapping[int, Names]) -> bool:
+def is_quantized(parameter: str, experts: Mapping[int, Names]) -> bool:
     """Return whether what a parameter of experts would hold is stored as codes."""
     module, _, name_in = parameter.rpartition(".")
     part = _PARTS.get(name_in, "up")  # gate and up are one parameter
@@ -76,20 +76,20 @@ class NativeExperts(nn.Module):
         kernels: Kernels,  # what computes
         ranks: Ranks,  # among whom the channels between an expert's two halves are divided; results are summed
         # Where the matrices are codes
-        coded: CodedWeights | None = None,
+        quantized: QuantizedWeights | None = None,
         names: Names | None = None,
     ) -> None:
         super().__init__()
         self._kernels, self._ranks = kernels, ranks
         count = int(hf_module.num_experts)
-        self._first: list[Matrix | CodedMatrix] = []
-        self._second: list[Matrix | CodedMatrix] = []
+        self._first: list[Matrix | QuantizedMatrix] = []
+        self._second: list[Matrix | QuantizedMatrix] = []
         has_gate = getattr(hf_module, "has_gate", True)
         parts = ("gate", "up") if has_gate else ("up",)
         for expert in range(count):
             numbers = _numbers_of(hf_module, expert, has_gate, ranks)
-            first = _codes_of(coded, names or {}, expert, parts, ranks)
-            second = _codes_of(coded, names or {}, expert, ("down",), ranks)
+            first = _quantized_of(quantized, names or {}, expert, parts, ranks)
+            second = _quantized_of(quantized, names or {}, expert, ("down",), ranks)
             self._first.append(first or numbers[0]())
             self._second.append(second or numbers[1]())
         is_dbrx = hasattr(hf_module, "mlp")
@@ -122,21 +122,21 @@ class NativeExperts(nn.Module):
         return y if self._norm is None else self._norm(y)
 
 
-def _codes_of(
-    coded: CodedWeights | None, names: Names, expert: int, parts: tuple[str, ...], ranks: Ranks
-) -> CodedMatrix | None:
+def _quantized_of(
+    quantized: QuantizedWeights | None, names: Names, expert: int, parts: tuple[str, ...], ranks: Ranks
+) -> QuantizedMatrix | None:
     """Return this rank's part of an expert's matrix, or of two that are one; None if no expert has it as codes."""
-    if coded is None or not any(part in parts for _, part in names):
+    if quantized is None or not any(part in parts for _, part in names):
         return None
     for part in parts:
         if (expert, part) not in names:
             raise ValueError(f"the matrix {part} of expert {expert} is not stored as codes, as others of its layer are")
     layers = [names[expert, part] for part in parts]
-    outputs, inputs = coded.shapes[layers[0]]
+    outputs, inputs = quantized.shapes[layers[0]]
     if parts == ("down",):
-        return coded.matrix([(layers[0], slice(0, outputs))], ranks.slice_of(inputs, "the channels of an expert"))
+        return quantized.matrix([(layers[0], slice(0, outputs))], ranks.slice_of(inputs, "the channels of an expert"))
     cut = ranks.slice_of(outputs, "the channels of an expert")
-    return coded.matrix([(layer, cut) for layer in layers])
+    return quantized.matrix([(layer, cut) for layer in layers])
 
 
 def _numbers_of(
@@ -168,7 +168,7 @@ def _numbers_of(
     return partial(Matrix, first, bias), partial(Matrix, second, last_bias)
 
 
-def fill_with_numbers(hf_module: Any, coded: CodedWeights, names: Names) -> None:
+def fill_with_numbers(hf_module: Any, quantized: QuantizedWeights, names: Names) -> None:
     """Give a layer's tensors the numbers that its experts' codes stand for.
 
     Raises `ValueError` if codes are missing, or the tensors are laid out otherwise.
@@ -182,7 +182,7 @@ def fill_with_numbers(hf_module: Any, coded: CodedWeights, names: Names) -> None
             continue
         for expert in range(hf_module.num_experts):
             try:
-                numbers = torch.cat([coded.numbers(names[expert, part]) for part in parts])
+                numbers = torch.cat([quantized.numbers(names[expert, part]) for part in parts])
             except KeyError as error:
                 raise ValueError(f"the matrix {error} of an expert is not stored as codes, as others are") from error
             tensor.data[expert] = numbers.to(tensor)

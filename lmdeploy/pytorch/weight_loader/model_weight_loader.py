@@ -12,7 +12,7 @@ from torch import nn
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.pytorch.adapted_layers import current_trace
-from lmdeploy.pytorch.coded_weights import coded_weights, require_numbers
+from lmdeploy.pytorch.quantized_weights import quantized_weights, require_numbers
 from lmdeploy.pytorch.text_part.tensors import text_tensors
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
@@ -77,12 +77,12 @@ def load_model_weights(model: nn.Module, checkpoint: Path) -> None:
         raise
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(checkpoint, [f"{tracked.name}: {' '.join(str(error).split())}"]) from error
-    coded = coded_weights(checkpoint)
-    if coded is not None:
+    quantized = quantized_weights(checkpoint)
+    if quantized is not None:
         for name, module in model.named_modules():
-            if hasattr(module, "take_codes"):
+            if hasattr(module, "load_quantized"):
                 try:
-                    module.take_codes(coded)
+                    module.load_quantized(quantized)
                 except ValueError as error:
                     raise CheckpointError(checkpoint, [f"{name}: {error}"]) from error
     _tie(model)
@@ -100,10 +100,10 @@ class _Tracked:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         trace = current_trace()
-        coded = coded_weights(self._checkpoint)
+        quantized = quantized_weights(self._checkpoint)
         for name, tensor in chain(
-            (entry for entry in tensors_of(self._checkpoint) if coded is None or entry[0] not in coded.hidden),
-            () if coded is None else coded.indices(),
+            (entry for entry in tensors_of(self._checkpoint) if quantized is None or entry[0] not in quantized.hidden),
+            () if quantized is None else quantized.indices(),
         ):
             self.name = name
             if trace is not None:

@@ -35,8 +35,8 @@ def _decoded(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> 
     """Return ``[experts, in, out]`` for codes ``[experts, out, blocks, 16]``, two in a byte, the lower half first."""
     values = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
     stack = torch.empty(len(blocks), blocks.shape[2] * 32, blocks.shape[1], dtype=dtype)
-    for matrix, codes, exponents in zip(stack, blocks, scales, strict=True):  # one at a time, since they are large
-        pairs = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+    for matrix, quantized, exponents in zip(stack, blocks, scales, strict=True):  # one at a time, since they are large
+        pairs = torch.stack((quantized & 15, quantized >> 4), dim=-1).flatten(-2)
         factors = torch.ldexp(torch.ones(()), exponents.int() - _SCALE_BIAS)[..., None]
         matrix.copy_((values[pairs.long()] * factors).flatten(-2).t())
     return stack

@@ -16,11 +16,11 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from lmdeploy.pytorch import coded_gpu_layers, gpu_cache, step_runner
+from lmdeploy.pytorch import gpu_cache, quantized_gpu_layers, step_runner
 from lmdeploy.pytorch.nn import device as nn_device
 from lmdeploy.pytorch.start.attention import Served
 from lmdeploy.pytorch.step_devices import GpuSteps
-from tests.pytorch.test_coded_checkpoints import WIDE, write
+from tests.pytorch.test_quantized_models import WIDE, write
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
 from tests.support.quantized_checkpoints import Scheme
 from tests.support.scaled_checkpoints import FLOAT8, Form
@@ -104,7 +104,7 @@ def main() -> None:
     nn_device.runs_kernels = lambda _: True
     # Self-checks, whose kernels do not run here either, would choose others.
     gpu_cache.served_by = lambda *_: Served(None, is_native=True)
-    coded_gpu_layers.uses_native = lambda _: True
+    quantized_gpu_layers.uses_native = lambda _: True
     prepares = sys.argv[1] == "prepared"
     torch.empty, torch.empty_like = zeroed(torch.empty), zeroed(torch.empty_like)
     torch.Tensor.new_empty = zeroed(torch.Tensor.new_empty)

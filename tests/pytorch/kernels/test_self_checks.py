@@ -8,7 +8,7 @@ import torch
 
 from lmdeploy.pytorch.kernels import awq_linear, decoding_attention, fp8_linear, int8_linear, prompt_attention
 from lmdeploy.pytorch.paged import LayerShape
-from lmdeploy.pytorch.start import attention, codes, flashinfer
+from lmdeploy.pytorch.start import attention, flashinfer, quantized
 from lmdeploy.pytorch.start.flex import flex_prompt_attention
 from lmdeploy.pytorch.step_context import StepContext
 from tests.pytorch.kernels.steps import Cache, Step
@@ -22,10 +22,10 @@ LINEAR = {"awq": (awq_linear, "awq_linear"), "int8": (int8_linear, "int8_linear"
 @pytest.fixture(autouse=True)
 def unchecked() -> Iterator[None]:
     """Nothing has been checked yet, and is checked again afterwards."""
-    for clear_cache in (attention.served_by.cache_clear, codes.uses_native.cache_clear):
+    for clear_cache in (attention.served_by.cache_clear, quantized.uses_native.cache_clear):
         clear_cache()
     yield
-    for clear_cache in (attention.served_by.cache_clear, codes.uses_native.cache_clear):
+    for clear_cache in (attention.served_by.cache_clear, quantized.uses_native.cache_clear):
         clear_cache()
 
 
@@ -92,7 +92,7 @@ def test_the_environment_names_the_attention(device: torch.device, monkeypatch: 
 def test_our_products_with_codes_are_trusted(kind: str) -> None:
     if kind == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU lacks the type")
-    assert codes.uses_native(kind)
+    assert quantized.uses_native(kind)
 
 
 @pytest.mark.parametrize("kind", LINEAR)
@@ -103,13 +103,13 @@ def test_products_that_differ_are_left_to_pytorch(
     right = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *args, **options: right(*args, **options) * 1.02)
     with caplog.at_level(logging.WARNING):
-        assert not codes.uses_native(kind)
+        assert not quantized.uses_native(kind)
     assert f"own kernels are left out of linear layers on {kind} codes: products of 3 rows differ" in caplog.text
 
 
 def test_the_environment_leaves_codes_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "codes=torch")
-    assert not any(codes.uses_native(kind) for kind in LINEAR)
+    assert not any(quantized.uses_native(kind) for kind in LINEAR)
 
 
 def test_flashinfer_gets_the_blocks_of_each_sequence(random: torch.Generator) -> None:

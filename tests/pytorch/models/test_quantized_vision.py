@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from lmdeploy import GenerationConfig, pipeline
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.text_part import is_of_text
-from tests.pytorch.test_coded_checkpoints import FORMS, write
 from tests.pytorch.test_manual_table import is_linear
+from tests.pytorch.test_quantized_models import FORMS, write
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.both_engines import BACKENDS, config_for

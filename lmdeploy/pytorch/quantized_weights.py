@@ -1,7 +1,7 @@
 """Quantized linear layers of a checkpoint, for models that run in PyTorch.
 
 How codes are stored is known to the readers of the TurboMind engine (`lmdeploy.turbomind.quantized`, ``scaled`` and
-``row_codes``); its C++ code packs them for the CPU's kernels, or turns them into numbers.
+``row_quantized``); its C++ code packs them for the CPU's kernels, or turns them into numbers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import lmdeploy._turbomind as _turbomind
 from lmdeploy.errors import CheckpointError
 from lmdeploy.pytorch.text_part.tensors import TextTensors, text_tensors
 from lmdeploy.turbomind.checkpoint import read_config
-from lmdeploy.turbomind.manifest import Expression, Load, Manifest, Quantized, RowCodes, Scaled, find_problems, walk
-from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_alongside_codes, weight_format, with_codes
-from lmdeploy.turbomind.row_codes import RowScheme, row_schemes, with_row_codes
+from lmdeploy.turbomind.manifest import Expression, Load, Manifest, Quantized, RowQuantized, Scaled, find_problems, walk
+from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_of_quantized, weight_format, with_quantized
+from lmdeploy.turbomind.row_quantized import RowScheme, row_schemes, with_row_quantized
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, TensorInfo, read_checkpoint
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.stacked_experts import parts_of_stacks, stack_of
 
 _WEIGHT = ".weight"
 _MAX_OUTPUTS = 1 << 32
-_CODES = ("I8", "F8_E4M3")
+_QUANTIZED_DTYPES = ("I8", "F8_E4M3")
 Part = tuple[int, int, int]  # how many there are, and which: [begin, end)
 
 
-class CodedMatrix:
+class QuantizedMatrix:
     """A weight as the kernels take it, packed from codes; has what `lmdeploy.pytorch.cpu_kernels.Matrix` has."""
 
     def __init__(
@@ -51,11 +51,11 @@ class CodedMatrix:
 
 
 @dataclass(frozen=True)
-class CodedWeights:
+class QuantizedWeights:
     """The coded layers of a checkpoint."""
 
     shapes: dict[str, tuple[int, int]]  # ``[outputs, inputs]`` of each layer's weight, by the layer's name
-    expressions: dict[str, Quantized | RowCodes | Scaled]  # how each is stored
+    expressions: dict[str, Quantized | RowQuantized | Scaled]  # how each is stored
     hidden: frozenset[str]  # the tensors that codes and what belongs to them are stored in: a model must not load them
     files: Mapping[str, Path]  # where each tensor of the checkpoint is
     native: _turbomind.CodedCheckpoint
@@ -67,7 +67,7 @@ class CodedWeights:
 
     def matrix(
         self, outputs: Sequence[tuple[str, slice]], inputs: slice | None = None, bias: torch.Tensor | None = None
-    ) -> CodedMatrix:
+    ) -> QuantizedMatrix:
         """Return a weight made of outputs of layers.
 
         ``outputs``: layers and which of their outputs, one after another; all have the same inputs. ``inputs``: which
@@ -76,7 +76,7 @@ class CodedWeights:
         width = self.shapes[outputs[0][0]][1]
         kept = slice(0, width) if inputs is None else inputs
         parts = [(self._stored(name), (self.shapes[name][0], rows.start, rows.stop)) for name, rows in outputs]
-        return CodedMatrix(self.native, parts, (width, kept.start, kept.stop), bias)
+        return QuantizedMatrix(self.native, parts, (width, kept.start, kept.stop), bias)
 
     def indices(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield in the place of each weight where it is stored, as int64 ``[outputs, inputs]``; see `rows_of`."""
@@ -115,7 +115,7 @@ class CodedWeights:
 
 
 def is_index(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is what `CodedWeights.places` yields."""
+    """Return whether a tensor is what `QuantizedWeights.places` yields."""
     return bool(tensor.dtype == torch.int64 and tensor.dim() == 2)
 
 
@@ -126,7 +126,7 @@ def require_numbers(tensor: torch.Tensor) -> None:
 
 
 @functools.lru_cache(maxsize=1)  # a worker asks twice for its one checkpoint
-def coded_weights(checkpoint: Path) -> CodedWeights | None:
+def quantized_weights(checkpoint: Path) -> QuantizedWeights | None:
     """Return the coded layers of a checkpoint, or of the text part that a folder is; None if config.json names none.
 
     Raises `UnsupportedModelError` if codes are of a kind that no engine here reads, and `CheckpointError` if something
@@ -146,18 +146,18 @@ def coded_weights(checkpoint: Path) -> CodedWeights | None:
     for name, matrix in parts_of_stacks(raw, index).items():
         shapes[name], tensors[name + _WEIGHT] = (matrix.shape[0], matrix.shape[1]), matrix
     if quantization is not None:
-        tensors = with_codes(tensors, quantization, index)
+        tensors = with_quantized(tensors, quantization, index)
     if scaled is not None:
-        tensors = with_scales(with_row_codes(tensors, schemes, index), scaled, index)
-    coded = {name: made for name, made in tensors.items() if isinstance(made, Quantized | RowCodes | Scaled)}
-    if problems := find_problems(coded, index):
+        tensors = with_scales(with_row_quantized(tensors, schemes, index), scaled, index)
+    quantized = {name: made for name, made in tensors.items() if isinstance(made, Quantized | RowQuantized | Scaled)}
+    if problems := find_problems(quantized, index):
         raise CheckpointError(checkpoint, problems)
-    read = {part.name for made in coded.values() for part in walk(made) if isinstance(part, Load)}
-    unused = {n for n in index.tensors if is_unused(n) or is_zero_bias_alongside_codes(n, index)}
+    read = {part.name for made in quantized.values() for part in walk(made) if isinstance(part, Load)}
+    unused = {n for n in index.tensors if is_unused(n) or is_zero_bias_of_quantized(n, index)}
     with tempfile.TemporaryDirectory(prefix="lmdeploy-codes-") as folder:
-        (Path(folder) / "manifest.json").write_text(Manifest.build(coded, index, kind).to_json(), encoding="utf-8")
+        (Path(folder) / "manifest.json").write_text(Manifest.build(quantized, index, kind).to_json(), encoding="utf-8")
         native = _turbomind.CodedCheckpoint(folder)
-    layers = {name.removesuffix(_WEIGHT): made for name, made in coded.items()}
+    layers = {name.removesuffix(_WEIGHT): made for name, made in quantized.items()}
     files = {name: index.files[info.file] for name, info in index.tensors.items()}
     hidden = read | unused
     stored_as = {}
@@ -167,7 +167,7 @@ def coded_weights(checkpoint: Path) -> CodedWeights | None:
         hidden |= {text.names[name] for name in hidden if name in text.names}
         layers = {name: layers[layer] for name, layer in stored_as.items()}
     sizes = {name: shapes[stored_as.get(name, name)] for name in layers}
-    return CodedWeights(sizes, layers, frozenset(hidden), files, native, stored_as)
+    return QuantizedWeights(sizes, layers, frozenset(hidden), files, native, stored_as)
 
 
 def _name_in(text: TextTensors, layer: str) -> str:
@@ -189,8 +189,10 @@ def _shapes_of(
         if quantization is not None and part == "qweight":
             shapes[layer] = _of_words(info, quantization)
             continue
-        units = [_inputs_of(info, scheme) for scheme in schemes if scheme.codes == part and _inputs_of(info, scheme)]
-        if units or (part == "weight" and info.dtype in _CODES):
+        units = [
+            _inputs_of(info, scheme) for scheme in schemes if scheme.quantized == part and _inputs_of(info, scheme)
+        ]
+        if units or (part == "weight" and info.dtype in _QUANTIZED_DTYPES):
             shapes[layer] = (info.shape[0], info.shape[1] * (units[0] if units else 1))
     return shapes
 

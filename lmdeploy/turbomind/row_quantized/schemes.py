@@ -31,7 +31,7 @@ class RowScheme:
     bits: int  # of a code, 4 or 8
     group: int  # neighbouring inputs that share a scale; -1: all of a row
     has_zeros: bool = False  # there are zero points, ``X.weight_zero_point``
-    codes: str = "weight_packed"  # the codes are ``X.<codes>``
+    quantized: str = "weight_packed"  # the tensor of quantized values is ``X.<quantized>``
     scales: tuple[str, ...] = NUMBERS  # types that ``X.weight_scale`` may have
     # What all scales are multiplied with (``factor``) or divided by (``divisor``), and the name of that number
     whole: tuple[str, str] | None = None
@@ -130,7 +130,7 @@ def _modelopt(given: Mapping[str, Any]) -> tuple[RowScheme, ...]:
     for layer in layers:
         require("modelopt", "quant_algo", layer.get("quant_algo"), MODELOPT_ALGORITHMS)
         require("modelopt", "group_size", layer.get("group_size") or 16, (16,))
-    return (RowScheme("float4", 4, 16, codes="weight", scales=("F8_E4M3",), whole=("factor", "weight_scale_2")),)
+    return (RowScheme("float4", 4, 16, quantized="weight", scales=("F8_E4M3",), whole=("factor", "weight_scale_2")),)
 
 
 def _quark(given: Mapping[str, Any]) -> RowScheme:
@@ -142,4 +142,4 @@ def _quark(given: Mapping[str, Any]) -> RowScheme:
         raise UnsupportedModelError(f"quark: global_quant_config.weight must be an object, got {weights!r}; {_INSTEAD}")
     for what, supported in (("dtype", "fp4"), ("qscheme", "per_group"), ("group_size", 32), ("scale_format", "e8m0")):
         require("quark", what, weights.get(what), (supported,))
-    return RowScheme("float4", 4, 32, codes="weight", scales=("U8",))
+    return RowScheme("float4", 4, 32, quantized="weight", scales=("U8",))

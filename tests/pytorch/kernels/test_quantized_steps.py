@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmdeploy.pytorch.coded_gpu_layers import AwqLinear, Fp8Linear, Int8Linear
 from lmdeploy.pytorch.native_layers import NativeLinear
-from tests.pytorch.test_coded_checkpoints import WIDE, with_values, write
+from lmdeploy.pytorch.quantized_gpu_layers import AwqLinear, Fp8Linear, Int8Linear
+from tests.pytorch.test_quantized_models import WIDE, with_values, write
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off
 from tests.support.quantized_checkpoints import Scheme
 from tests.support.scaled_checkpoints import FLOAT8, Form

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 import torch
 
-from lmdeploy.pytorch.coded_weights import CodedWeights
 from lmdeploy.pytorch.native_layers import NativeLinear
-from lmdeploy.pytorch.start.codes import uses_native
+from lmdeploy.pytorch.quantized_weights import QuantizedWeights
+from lmdeploy.pytorch.start.quantized import uses_native
 from lmdeploy.turbomind.manifest import Quantized, Scaled
 
 _FP8_BLOCK = 128
 _FP8_CAPABILITY = (8, 9)
 
 
-def gpu_linear_of(coded: CodedWeights, layer: str, bias: torch.Tensor | None) -> NativeLinear | None:
+def gpu_linear_of(quantized: QuantizedWeights, layer: str, bias: torch.Tensor | None) -> NativeLinear | None:
     """Return the layer on its codes; None where no kernel takes such codes, or passes its self-check: numbers do."""
-    made, tensors = coded.expressions[layer], coded.stored(layer)
+    made, tensors = quantized.expressions[layer], quantized.stored(layer)
     if isinstance(made, Quantized) and made.layout == "awq" and made.group % 16 == 0 and uses_native("awq"):
         qweight, qzeros, scales = tensors
         return AwqLinear(made.shape, {"qweight": qweight, "qzeros": qzeros, "scales": scales}, bias)
@@ -36,13 +36,15 @@ def gpu_linear_of(coded: CodedWeights, layer: str, bias: torch.Tensor | None) ->
     return None
 
 
-class _CodedLinear(NativeLinear):
+class _QuantizedLinear(NativeLinear):
     """``y = x W^T + b`` with codes in buffers."""
 
-    def __init__(self, shape: tuple[int, ...], codes: Mapping[str, torch.Tensor], bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], quantized: Mapping[str, torch.Tensor], bias: torch.Tensor | None
+    ) -> None:
         super().__init__(torch.empty(*shape, device="meta"), None, None)
         del self.weight, self.bias
-        for name, tensor in codes.items():
+        for name, tensor in quantized.items():
             self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("bias", bias, persistent=False)
 
@@ -54,7 +56,7 @@ class _CodedLinear(NativeLinear):
         raise NotImplementedError
 
 
-class AwqLinear(_CodedLinear):
+class AwqLinear(_QuantizedLinear):
     """4-bit weights of AWQ."""
 
     qweight: torch.Tensor
@@ -67,7 +69,7 @@ class AwqLinear(_CodedLinear):
         return awq_linear(x, self.qweight, self.qzeros, self.scales, self.bias)
 
 
-class Int8Linear(_CodedLinear):
+class Int8Linear(_QuantizedLinear):
     """8-bit integers for weights and rows (W8A8)."""
 
     weight: torch.Tensor
@@ -79,7 +81,7 @@ class Int8Linear(_CodedLinear):
         return int8_linear(*quantize_rows_int8(x), self.weight, self.scales, self.bias, dtype=x.dtype)
 
 
-class Fp8Linear(_CodedLinear):
+class Fp8Linear(_QuantizedLinear):
     """8-bit floats for weights and rows, in blocks of 128."""
 
     weight: torch.Tensor

@@ -11,12 +11,12 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.checkpoint import describe
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.manifest import Expression, concat, rows_of
-from lmdeploy.turbomind.row_codes import row_schemes, with_row_codes
+from lmdeploy.turbomind.row_quantized import row_schemes, with_row_quantized
 from tests.kernels import device
-from tests.support.block_codes import Encoder, affine, four_bits
-from tests.support.block_codes import quantize_checkpoint as quantize_blocks
+from tests.support.block_quantized import Encoder, affine, four_bits
+from tests.support.block_quantized import quantize_checkpoint as quantize_blocks
 from tests.support.quantized_checkpoints import Change, damage
-from tests.support.row_codes import RowForm, quantize_checkpoint, quantize_layer
+from tests.support.row_quantized import RowForm, quantize_checkpoint, quantize_layer
 from tests.support.tiny_models import make_tiny_llama
 from tests.unit.test_quantized_weights import APART, SHAPES, A, B, read_tensor, values_of, write_manifest
 
@@ -57,7 +57,7 @@ def test_the_engine_reads_and_multiplies_the_numbers_that_codes_stand_for(form: 
         stored, numbers[f"{layer}.weight"] = quantize_layer(torch.randn(shape) + 0.1, FORMS[form])
         tensors |= {f"{layer}.{part}": tensor for part, tensor in stored.items()}
     schemes = row_schemes({"quantization_config": FORMS[form].config()})
-    write_manifest(tmp_path, tensors, lambda index: with_row_codes({"x": EXPRESSIONS[name]}, schemes, index))
+    write_manifest(tmp_path, tensors, lambda index: with_row_quantized({"x": EXPRESSIONS[name]}, schemes, index))
     weight = values_of(EXPRESSIONS[name], numbers)
     # Half scales hold all of these but NVFP4's, which are products.
     limit = 2.0**-11 if FORMS[form].stored == NV else 0.0

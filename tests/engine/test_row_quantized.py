@@ -18,9 +18,9 @@ from tests.engine.test_quantized_checkpoints import (
     reference_of,
     source,
 )
-from tests.support.block_codes import Encoder, affine, four_bits, int8
-from tests.support.block_codes import quantize_checkpoint as quantize_blocks
-from tests.support.row_codes import RowForm, quantize_checkpoint, quantize_layer
+from tests.support.block_quantized import Encoder, affine, four_bits, int8
+from tests.support.block_quantized import quantize_checkpoint as quantize_blocks
+from tests.support.row_quantized import RowForm, quantize_checkpoint, quantize_layer
 from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.scaled_checkpoints import quantize_checkpoint as scale_checkpoint
 from tests.support.tiny_models import make_tiny

@@ -54,7 +54,7 @@ def _awq(random: torch.Generator, rows: int, device: torch.device) -> Product:
 
     group = 64
     x, bias = _integers(random, 8, rows, _INPUTS).to(_TYPE), _integers(random, 9, _OUTPUTS).to(_TYPE)
-    codes = _integers(random, 7, _INPUTS, _OUTPUTS) + 8
+    quantized = _integers(random, 7, _INPUTS, _OUTPUTS) + 8
     zeros = _integers(random, 7, _INPUTS // group, _OUTPUTS) + 8
     scales = _powers(random, 0, _INPUTS // group, _OUTPUTS)
 
@@ -63,8 +63,8 @@ def _awq(random: torch.Generator, rows: int, device: torch.device) -> Product:
         words = (nibbles.unflatten(1, (-1, 8)) << shifts).sum(-1)
         return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
-    weight = (codes - zeros.repeat_interleave(group, 0)) * scales.double().repeat_interleave(group, 0)
-    given = (x, packed(codes), packed(zeros), scales.half(), bias)
+    weight = (quantized - zeros.repeat_interleave(group, 0)) * scales.double().repeat_interleave(group, 0)
+    given = (x, packed(quantized), packed(zeros), scales.half(), bias)
     return awq_linear(*(tensor.to(device) for tensor in given)), x.double() @ weight + bias.double()
 
 
@@ -75,10 +75,10 @@ def _int8(random: torch.Generator, rows: int, device: torch.device) -> Product:
     x[:, 7] = 127.0  # so that a row's scale is 1
     weight, scales = _integers(random, 127, _OUTPUTS, _INPUTS), _powers(random, -7, _OUTPUTS)
     bias = _integers(random, 9, _OUTPUTS).to(_TYPE)
-    codes = quantize_rows_int8(x.to(device))
+    quantized = quantize_rows_int8(x.to(device))
     rest = (tensor.to(device) for tensor in (weight.to(torch.int8), scales, bias))
     expected = x.double() @ (weight * scales.double()[:, None]).T + bias.double()
-    return int8_linear(*codes, *rest, dtype=_TYPE), expected
+    return int8_linear(*quantized, *rest, dtype=_TYPE), expected
 
 
 def _fp8(random: torch.Generator, rows: int, device: torch.device) -> Product:
@@ -89,7 +89,7 @@ def _fp8(random: torch.Generator, rows: int, device: torch.device) -> Product:
     weight = _integers(random, 15, _OUTPUTS, _INPUTS)
     scales = _powers(random, 0, -(-_OUTPUTS // GROUP), _INPUTS // GROUP)
     bias = _integers(random, 9, _OUTPUTS).to(_TYPE)
-    codes = quantize_rows_fp8(x.to(device))
+    quantized = quantize_rows_fp8(x.to(device))
     rest = (tensor.to(device) for tensor in (weight.to(torch.float8_e4m3fn), scales, bias))
     factors = scales.double().repeat_interleave(GROUP, 0)[:_OUTPUTS].repeat_interleave(GROUP, 1)
-    return fp8_linear(*codes, *rest, dtype=_TYPE), x.double() @ (weight * factors).T + bias.double()
+    return fp8_linear(*quantized, *rest, dtype=_TYPE), x.double() @ (weight * factors).T + bias.double()

@@ -15,7 +15,7 @@ from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Affine, Expression, Load, Scaled, Table
-from lmdeploy.turbomind.row_codes.schemes import NUMBERS
+from lmdeploy.turbomind.row_quantized.schemes import NUMBERS
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
 METHODS = ("bitsandbytes", "mlx")
@@ -24,7 +24,7 @@ _TYPES = ("nf4", "fp4")
 _LARGEST_INT8 = 127.0
 
 
-def with_block_codes(
+def with_block_quantized(
     tensors: Mapping[str, Expression], config: Mapping[str, Any], index: SafetensorsIndex
 ) -> dict[str, Expression]:
     """Return the engine tensors with the codes in place of each weight that the checkpoint stores in blocks.
@@ -54,11 +54,17 @@ def with_block_codes(
 
 
 def _affine(layer: str, shape: tuple[int, ...], index: SafetensorsIndex) -> Affine | None:
-    scales, codes = index.tensors.get(f"{layer}.scales"), index.tensors.get(f"{layer}.weight")
-    if scales is None or codes is None or codes.dtype != "U32" or len(scales.shape) != 2 or len(codes.shape) != 2:
+    scales, quantized = index.tensors.get(f"{layer}.scales"), index.tensors.get(f"{layer}.weight")
+    if (
+        scales is None
+        or quantized is None
+        or quantized.dtype != "U32"
+        or len(scales.shape) != 2
+        or len(quantized.shape) != 2
+    ):
         return None
     out_features, in_features = shape
-    groups, words = scales.shape[1], codes.shape[1]
+    groups, words = scales.shape[1], quantized.shape[1]
     bits, group = words * 32 // in_features, in_features // max(groups, 1)
     fits = words * 32 == bits * in_features and group * groups == in_features and group % 32 == 0 and 2 <= bits <= 8
     problem = f"{layer}: {words} words and {groups} scales a row are no affine codes of {in_features} inputs"
@@ -130,5 +136,5 @@ def _int8(layer: str, weight: Load, index: SafetensorsIndex) -> Scaled | None:
     if f"{layer}.SCB" not in index.tensors:
         return None
     out_features, in_features = weight.shape
-    codes = dataclasses.replace(weight, dtypes=("I8",))
-    return Scaled((1, in_features), (codes, Load(f"{layer}.SCB", (out_features,), ("F32",))), _LARGEST_INT8)
+    quantized = dataclasses.replace(weight, dtypes=("I8",))
+    return Scaled((1, in_features), (quantized, Load(f"{layer}.SCB", (out_features,), ("F32",))), _LARGEST_INT8)

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.pytorch.coded_weights import coded_weights
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.description import describe_for_worker
+from lmdeploy.pytorch.quantized_weights import quantized_weights
 from tests.pytorch.test_transformers_models import HIDDEN, LATENT, VOCAB, make, off, tokens_of
-from tests.support import published, quantized_checkpoints, row_codes, scaled_checkpoints
+from tests.support import published, quantized_checkpoints, row_quantized, scaled_checkpoints
 from tests.support.quantized_checkpoints import Scheme
-from tests.support.row_codes import RowForm
+from tests.support.row_quantized import RowForm
 from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.worker_steps import Part, StepDriver
 
@@ -47,7 +47,7 @@ def write(source: Path, target: Path, form: Any, *linear: Callable[[str], bool])
     of: dict[type, Callable[..., dict[str, torch.Tensor]]] = {
         Scheme: quantized_checkpoints.quantize_checkpoint,
         Form: scaled_checkpoints.quantize_checkpoint,
-        RowForm: row_codes.quantize_checkpoint,
+        RowForm: row_quantized.quantize_checkpoint,
     }
     return of[type(form)](source, target, form, *linear)
 
@@ -117,14 +117,14 @@ def test_logits_are_those_of_what_the_codes_stand_for(unquantized: Path, tmp_pat
     reference = logits_of(tmp_path / "coded", by_transformers=True)
     assert off(logits, expected) < 0.02
     assert off(reference, expected) < 0.02
-    layers = coded_weights(tmp_path / "coded")
+    layers = quantized_weights(tmp_path / "coded")
     assert layers is not None
     assert layers.shapes.keys() == {name.removesuffix(".weight") for name in values}
 
 
 def test_the_kernels_multiply_with_the_codes_themselves(unquantized: Path, tmp_path: Path) -> None:
     write(unquantized, tmp_path / "coded", Scheme("awq"))
-    layers = coded_weights(tmp_path / "coded")
+    layers = quantized_weights(tmp_path / "coded")
     assert layers is not None
     layer = "model.layers.0.self_attn"
     rows = [(f"{layer}.{name}_proj", slice(0, layers.shapes[f"{layer}.{name}_proj"][0])) for name in "qkv"]
@@ -136,7 +136,7 @@ def test_the_kernels_multiply_with_the_codes_themselves(unquantized: Path, tmp_p
 @pytest.mark.parametrize("form", [Scheme("awq"), Scheme("gptq", desc_act=True), FORMS["fp8 block"]], ids=str)
 def test_a_rank_multiplies_with_its_part_of_the_codes(unquantized: Path, tmp_path: Path, form: Any) -> None:
     values = write(unquantized, tmp_path / "coded", form)
-    layers = coded_weights(tmp_path / "coded")
+    layers = quantized_weights(tmp_path / "coded")
     assert layers is not None
     layer = "model.layers.0.mlp.down_proj"  # [64, 128]
     weight, x = values[f"{layer}.weight"], torch.randn(3, 128, generator=torch.Generator().manual_seed(1))
@@ -152,7 +152,7 @@ def test_a_rank_multiplies_with_its_part_of_the_codes(unquantized: Path, tmp_pat
 def test_numbers_of_a_layer_are_those_that_its_codes_stand_for(unquantized: Path, tmp_path: Path) -> None:
     for number, form in enumerate((Scheme("awq"), Form("smooth_quant", torch.int8, "channel", "scale"), RowForm())):
         values = write(unquantized, tmp_path / str(number), form)
-        layers = coded_weights(tmp_path / str(number))
+        layers = quantized_weights(tmp_path / str(number))
         assert layers is not None
         for layer in layers.shapes:
             torch.testing.assert_close(layers.numbers(layer), values[f"{layer}.weight"], rtol=1e-6, atol=0)
