@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -23,6 +24,8 @@ Options take hyphens or underscores (`--session-len`, `--session_len`).
 """
 _SETTINGS = "reference/settings.md"  # it has these options already, as settings
 _OWN = ("positional arguments", "options")
+_COMMON = "Common"
+_FEW = 2  # commands that an option alike has a row in; one of more is described once
 _DOCUMENT = re.compile(r"docs/([\w/-]+\.md)")
 _MARKUP = re.compile(r"`[^`]*`|[|<>*\[\]]")
 
@@ -30,14 +33,19 @@ _MARKUP = re.compile(r"`[^`]*`|[|<>*\[\]]")
 def command_line(_: str) -> str:
     """Return the page."""
     parsers = list(_commands(make_parser()))
-    sections: dict[str, str] = {}  # of groups that several commands have, by title
+    rows = Counter(row for parser in parsers for group in _groups(parser) for row in _options(parser, group))
+    common = [row for row, count in rows.items() if count > _FEW]
+    sections = {_COMMON: f"## {_COMMON}\n\n{_table(common)}"}  # and of groups that several commands have, by title
     pages = []
     for parser in parsers:
         options, others, links = list[str](), list[str](), list[str]()
         for group in _groups(parser):
             title = _title(group)
             if group.title in _OWN:
-                options += _lines(parser, group)
+                lines = _lines(parser, group)
+                options += [row for row in lines if row not in common]
+                if names := [row.split("`")[1] for row in lines if row in common]:
+                    links.append(f"[{_COMMON}](#{_COMMON.lower()}) (`{'`, `'.join(names)}`)")
             elif _is_shared(group, parsers):
                 sections[title] = f"## {title}\n\n{_of_group(parser, group)}"
                 links.append(f"[{title}](#{title.replace(' ', '-').lower()})")
@@ -73,6 +81,11 @@ def _is_shared(group: argparse._ArgumentGroup, parsers: list[argparse.ArgumentPa
     """Return whether several commands have a group, and all of them the same."""
     alike = [_of_group(parser, one) for parser in parsers for one in _groups(parser) if one.title == group.title]
     return len(alike) > 1 and len(set(alike)) == 1
+
+
+def _options(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> list[str]:
+    """Return the rows of a command's options in no group of its own."""
+    return [row for row in _lines(parser, group) if group.title in _OWN and row.startswith("| `-")]
 
 
 def _title(group: argparse._ArgumentGroup) -> str:
