@@ -51,7 +51,7 @@ class ImageRows:
     begin
         The first of these tokens.
     rows
-        ``[tokens + looked_at, hidden]`` of type ``dtype``; as 16-bit integers for ``bfloat16``.
+        ``[tokens + cross_tokens, hidden]`` of type ``dtype``; as 16-bit integers for ``bfloat16``.
     digest
         32 bytes, made of all that the rows were made of: prompts share cached blocks where theirs are equal.
     dtype
@@ -60,7 +60,7 @@ class ImageRows:
         Frames, rows and columns that the tokens stand for, where the model's positions have three axes; else zeros.
     frame_step
         How many positions these frames are apart.
-    looked_at
+    cross_tokens
         How many rows stand for no token: for models whose text looks at images by cross-attention.
     """
 
@@ -70,12 +70,12 @@ class ImageRows:
     dtype: str = "float32"
     grid: tuple[int, int, int] = (0, 0, 0)
     frame_step: float = 1.0
-    looked_at: int = 0
+    cross_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """Number of tokens."""
-        return int(self.rows.shape[0]) - self.looked_at
+        return int(self.rows.shape[0]) - self.cross_tokens
 
 
 class PreparedPrompt(NamedTuple):

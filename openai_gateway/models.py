@@ -183,15 +183,15 @@ class MultiModel:
 
     async def all(self) -> list[ServedModel]:
         """Return them; as `Models.all`."""
-        await self._look()
+        await self._poll()
         return list(self._models.values())
 
     async def named(self) -> Mapping[str, ServedModel]:
         """Return the models by the names of requests; as `Models.named`."""
-        await self._look()
+        await self._poll()
         return self._named
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         entries = self._registry.models()
         if entries == self._entries:
             return

@@ -31,7 +31,7 @@ from webui.guard.sessions import Sessions
 from webui.page import Page
 from webui.theme import CSS, theme
 
-_LOOK_SECONDS = {  # by what Gradio's queue calls it: of questions, and of progress bars, which the page has none of
+_POLL_SECONDS = {  # by what Gradio's queue calls it: of questions, and of progress bars, which the page has none of
     "sleep_when_free": 0.1,
     "progress_update_sleep_when_free": 1.0,
 }
@@ -75,7 +75,7 @@ def create_app(
         auth_message=LOGIN if api_keys else None,
     )
     blocks.has_launched = True  # else Gradio takes any file of the machine for one that was uploaded
-    _look_less_often(blocks)
+    _poll_less_often(blocks)
     mount = inner.routes[-1]
     assert isinstance(mount, Mount)
     sessions = Sessions(partial(_kept, blocks), partial(_evict, blocks))
@@ -104,13 +104,13 @@ def _queue_of(blocks: Any) -> Any:
     return blocks._queue
 
 
-def _look_less_often(blocks: Any) -> None:
+def _poll_less_often(blocks: Any) -> None:
     """Let an idle page cost nothing: Gradio's queue looks for events, and for their progress, all the time.
 
     By itself it looks 1,000 and 100 times a second, which takes some percent of a processor.
     """
     queue = _queue_of(blocks)
-    for name, seconds in _LOOK_SECONDS.items():
+    for name, seconds in _POLL_SECONDS.items():
         setattr(queue, name, max(getattr(queue, name), seconds))
 
 

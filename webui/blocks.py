@@ -16,7 +16,7 @@ from webui.openai_client import OpenAIClient
 from webui.page import Page
 from webui.presets import DEFAULT, values_of
 from webui.settings_panel import settings_panel
-from webui.status import LOOK_SECONDS, status_html
+from webui.status import POLL_SECONDS, status_html
 from webui.triton import TritonServer
 from webui.view import header_html
 
@@ -149,21 +149,21 @@ def build(
         # One after the other: a chat that the browser kept has settings of its own.
         blocks.load(**showing, **at_once).then(**looking, **at_once).then(**following)
         model.input(defaults, [model, panel.preset, conversation], panel.of_preset, **at_once)
-        looks = gr.Timer(STATUS_SECONDS)
-        looks.tick(**looking, **at_once)
+        status_timer = gr.Timer(STATUS_SECONDS)
+        status_timer.tick(**looking, **at_once)
 
         # Only who looks at the metrics asks for them, and who does not look at the page asks for nothing.
-        watches = gr.Timer(LOOK_SECONDS, active=False)
+        poll_timer = gr.Timer(POLL_SECONDS, active=False)
         is_watched = gr.State(False)
-        at_metrics: dict[str, Any] = {"outputs": [is_watched, watches], **at_once}
+        at_metrics: dict[str, Any] = {"outputs": [is_watched, poll_timer], **at_once}
 
         async def metrics() -> str:
             return await status_html(page.watch)
 
-        gr.on([status_tab.select, watches.tick], metrics, None, status, **at_once)
+        gr.on([status_tab.select, poll_timer.tick], metrics, None, status, **at_once)
         status_tab.select(lambda: [True, gr.update(active=True)], None, **at_metrics)
         chat_tab.select(lambda: [False, gr.update(active=False)], None, **at_metrics)
-        timers = [looks, watches]
+        timers = [status_timer, poll_timer]
         kept.entries.blur(lambda: [gr.update(active=False)] * 2, None, timers, **at_once)
         kept.entries.focus(
             lambda is_it: [gr.update(active=True), gr.update(active=is_it)], is_watched, timers, **at_once

@@ -15,7 +15,7 @@ from webui.view import header_html
 REDRAW_SECONDS = 0.05
 LEFT_SECONDS = 15.0  # for which a response goes on without an open page: one that is loaded again comes back to it
 MAX_RUNNING = 4  # responses of a browser session
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -89,9 +89,9 @@ class Page:
                 if not generation.followers and time.monotonic() - generation.left > LEFT_SECONDS:
                     break
                 if generation.work.done():
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
                 else:
-                    await asyncio.wait({generation.work}, timeout=_LOOK_SECONDS)
+                    await asyncio.wait({generation.work}, timeout=_POLL_SECONDS)
         finally:
             generation.work.cancel()
             if self.generations.get(generation.conversation.id) is generation:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from webui.metrics import SAMPLES, Watch
 
-LOOK_SECONDS = 1.5
+POLL_SECONDS = 1.5
 NONE = '<p class="none">This server reports no metrics at <code>/metrics</code>.</p>'
 
 

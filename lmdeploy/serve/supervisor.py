@@ -23,7 +23,7 @@ class RestartPolicy:
     stable_after: float = 60.0  # a server that ran this long is started again at once
     unready_after: float = 30.0  # a server that is not ready for this long is killed
     poll_interval: float = 1.0  # between two questions whether it is ready
-    look_interval: float = 0.25  # between two looks whether it lives, which costs next to nothing
+    check_interval: float = 0.25  # between two looks whether it lives, which costs next to nothing
     probe_interval: float = 10.0  # between two short texts that are tokenized as those of requests are
     # A server that does not tokenize one in this time is killed. The engine watches its own steps
     silent_after: float = 60.0
@@ -79,7 +79,7 @@ class Supervisor:
         next_question = last_ready + self._policy.poll_interval
         probe: _Probe | None = None
         try:
-            while self._server.is_running and not self._stopping.wait(self._policy.look_interval):
+            while self._server.is_running and not self._stopping.wait(self._policy.check_interval):
                 if time.monotonic() < next_question:
                     continue
                 if self._server.is_ready():

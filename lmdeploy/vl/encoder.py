@@ -69,8 +69,8 @@ class VisionEncoder:
         result = []
         for image in images:
             rows = self.rows(image.image, image.options, image.digest)
-            if self._family.is_looked_at:
-                result += [looked_at(image, rows)]
+            if self._family.has_cross_attention:
+                result += [cross_attended(image, rows)]
                 continue
             size, step = frame_size(image.image.size, image.options), 1.0
             video = self._video(image.options)
@@ -132,10 +132,10 @@ def cut(
     return result
 
 
-def looked_at(image: PlacedImage, rows: Rows) -> ImageRows:
+def cross_attended(image: PlacedImage, rows: Rows) -> ImageRows:
     """Return the rows of an image that the text looks at from its token on."""
     ((begin, tokens),) = image.runs
-    return ImageRows(begin, rows.values, image.digest, rows.dtype, looked_at=rows.values.shape[0] - tokens)
+    return ImageRows(begin, rows.values, image.digest, rows.dtype, cross_tokens=rows.values.shape[0] - tokens)
 
 
 def load_encoder(checkpoint: Path) -> VisionEncoder:

@@ -19,7 +19,7 @@ from openai_gateway.database import now, owner_name
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 1.0  # seconds between looks at what other processes have left
+_POLL_SECONDS = 1.0  # seconds between looks at what other processes have left
 _LOCK = 2.0  # seconds between tries to become the one who runs batches
 _CLEAN = 600.0  # seconds
 _PAUSE = 10.0  # seconds after a failure of the disk
@@ -76,7 +76,7 @@ class BatchRunner:
         try:
             while True:
                 self._new.clear()
-                pause = _LOOK
+                pause = _POLL_SECONDS
                 try:
                     if time.monotonic() >= next_clean:
                         next_clean = time.monotonic() + _CLEAN
@@ -176,8 +176,8 @@ class _Run:
         work = asyncio.create_task(work_through(self._requests, results, self._slots, self._dispatch, self._name))
         try:
             while not work.done():
-                await asyncio.to_thread(self._look)
-                await asyncio.wait((work,), timeout=_LOOK)
+                await asyncio.to_thread(self._poll)
+                await asyncio.wait((work,), timeout=_POLL_SECONDS)
                 await asyncio.to_thread(self._save, results)
             work.result()
         except _Ended as early:
@@ -189,7 +189,7 @@ class _Run:
             await _stopped(work)
             await asyncio.to_thread(self._close, results)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Raise that the batch is to end."""
         seen = self._owned.batch(self._record.id)
         if seen is not None and seen.status == "cancelling":

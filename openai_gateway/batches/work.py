@@ -18,7 +18,7 @@ Dispatch = Callable[[BatchRequest], Awaitable[httpx.Response]]
 _AT_A_TIME = 32  # lines that are read
 _BYTES_AT_A_TIME = 1024 * 1024
 _LATER = (429, 503)  # full, or away: neither says anything about the request
-_LOOK_AGAIN = 0.1  # seconds; nothing signals when clients' requests end
+_POLL_SECONDS = 0.1  # seconds; nothing signals when clients' requests end
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one for good
 
 
@@ -38,7 +38,7 @@ class Slots:
         async with self._turn:
             while self._taken >= max(1, self._limit - self._clients.count):
                 self._freed.clear()
-                await is_set_within(self._freed, _LOOK_AGAIN)
+                await is_set_within(self._freed, _POLL_SECONDS)
             self._taken += 1
 
     def free(self) -> None:

@@ -425,5 +425,5 @@ def test_a_prompt_has_as_many_tokens_for_an_image_as_the_tower_gives_rows(engine
         image = make_image(width, height)
         rows = encoder._family.features(encoder._part, image, {})
         written = writer.family.expansion(writer.part, image.size, {})  # type: ignore[union-attr]
-        of_token = 1 if writer.family.is_looked_at else len(rows)  # type: ignore[union-attr]
+        of_token = 1 if writer.family.has_cross_attention else len(rows)  # type: ignore[union-attr]
         assert written.count(writer.family.token) == of_token, (width, height)  # type: ignore[union-attr]

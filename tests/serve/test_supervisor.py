@@ -97,7 +97,7 @@ def test_a_server_that_lost_a_model_is_killed_although_it_is_ready(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Scripted(runs=True, loses_a_model=True)
-    supervise(server, RestartPolicy(poll_interval=0.0, look_interval=0.0), monkeypatch, 3)
+    supervise(server, RestartPolicy(poll_interval=0.0, check_interval=0.0), monkeypatch, 3)
     assert server.starts >= 1
     assert server.stops[0] == 0
     assert "a Python model of tritonserver has ended" in caplog.text
@@ -105,7 +105,7 @@ def test_a_server_that_lost_a_model_is_killed_although_it_is_ready(
 
 def test_a_server_that_is_well_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Scripted(runs=True)
-    supervise(server, RestartPolicy(poll_interval=0.0, look_interval=0.0), monkeypatch, 50)
+    supervise(server, RestartPolicy(poll_interval=0.0, check_interval=0.0), monkeypatch, 50)
     assert server.starts == 0
     assert server.stops == [15]
 
@@ -115,7 +115,7 @@ def test_a_ready_server_that_tokenizes_nothing_is_started_again(
     prepares: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Scripted(runs=True, prepares=prepares)
-    supervisor = Supervisor(cast("Any", server), RestartPolicy(poll_interval=0, look_interval=0.001, probe_interval=0))
+    supervisor = Supervisor(cast("Any", server), RestartPolicy(poll_interval=0, check_interval=0.001, probe_interval=0))
     supervisor.start()
     eventually_sync(lambda: server.starts > 0 if not prepares else server.probes > 100)
     supervisor.stop()

@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from tests.support.chat_page import ChatPage
 from tests.support.gateways import running_page
 from webui.metrics import Sample, Watch, default_metrics_url, metrics_of
-from webui.status import LOOK_SECONDS, NONE, plot, status_html
+from webui.status import POLL_SECONDS, NONE, plot, status_html
 
 PAGE = """# HELP turbomind_requests_running Requests in the batch.
 turbomind_requests_running{model="a"} 2
@@ -131,7 +131,7 @@ def test_metrics_are_asked_for_while_their_tab_is_open(server: Server, driver: w
                 previous, before = server.requests, previous
                 if previous == before:
                     break
-                time.sleep(2 * LOOK_SECONDS)
+                time.sleep(2 * POLL_SECONDS)
             assert server.requests == before
         finally:
             page.close()

@@ -33,7 +33,7 @@ _DECISIVE = (
     *("rope_scaling_factor", "use_logn_attn", "custom_module_map"),
 )
 _OF_REQUESTS = ("model_name", "backend", "chat_template", "generation_config", "reasoning_parser", "tool_call_parser")
-_LOOK = 0.5  # seconds between two looks at the progress
+_POLL_SECONDS = 0.5  # seconds between two looks at the progress
 _QUIET = 10.0  # seconds between two lines where there is no terminal
 _ANY_NUMBER = sys.maxsize
 _REQUEST_BYTES = 64 * 1024 * 1024  # of a line: images come in it
@@ -144,7 +144,7 @@ async def _work(
     try:
         with tqdm(total=total, initial=len(results.done), unit="request", mininterval=interval) as bar:
             while not work.done():
-                await asyncio.wait((work,), timeout=_LOOK)
+                await asyncio.wait((work,), timeout=_POLL_SECONDS)
                 bar.update(len(results.done) - bar.n)
                 await asyncio.to_thread(results.sync)
         work.result()

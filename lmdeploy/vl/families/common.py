@@ -133,7 +133,7 @@ class VisionFamily:
     video: VideoForm | None = None  # how videos are seen; None: not at all
     shares_position: bool = False  # an image's tokens, but the first and the last, are at one position
     # An image is one token, of which the first row is the embedding; the text looks at the others
-    is_looked_at: bool = False
+    has_cross_attention: bool = False
     other_token: str = ""  # in the place of ``token`` where a tokenizer does not have that
     # Images are in front of all that the chat template writes, but the token that begins a text
     leads_prompt: bool = False

@@ -77,5 +77,5 @@ FAMILY = VisionFamily(
     words=(_MARK,),
     native=NativeForm(config, processor, tensors),
     mark=_MARK,
-    is_looked_at=True,
+    has_cross_attention=True,
 )

@@ -34,7 +34,7 @@ class Echo:
         offset = len(self.text) - len(whole) if whole.endswith(self.text) else 0
         return TextCursor(offset, math.inf if self.shows_special else len(tokens))
 
-    def look_at(self, chunks: Iterable[GenerateChunk]) -> None:
+    def observe(self, chunks: Iterable[GenerateChunk]) -> None:
         """Take the prompt's tokens out of the chunk that has them, which is the first of the first choice."""
         for chunk in chunks:
             if chunk.prompt_token_ids:

@@ -75,7 +75,7 @@ async def _choice(
     body: CompletionRequest, model: ServedModel, index: int, echo: Echo, response: CollectedChoice
 ) -> CompletionChoice:
     logprobs = None
-    echo.look_at(response.chunks)
+    echo.observe(response.chunks)
     texts, scores = model.token_texts, None
     if body.prompt_logprobs is not None:
         scores = await prompt_logprobs(echo.scored, texts, body.prompt_logprobs)

@@ -54,7 +54,7 @@ class CompletionWriter:
     async def _opening(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the event that reports the prompt."""
         self._has_begun = True
-        self._echo.look_at(chunks)
+        self._echo.observe(chunks)
         if self._texts is None:
             return self._text.fill(self._echo.text)
         return await self._with_logprobs(self._echo.text, self._echo.scored, self._texts)
