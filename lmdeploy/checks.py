@@ -112,12 +112,12 @@ def parser_name(option: str, text: str, names: Iterable[str]) -> str:
     ValueError
         None is; lists them.
     """
-    known = {_plain(name): name for name in names}
+    known = {_normalized(name): name for name in names}
     try:
-        return known[_plain(text)]
+        return known[_normalized(text)]
     except KeyError:
         raise ValueError(f"{option} must be one of {', '.join(known.values())}, got {text!r}") from None
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")

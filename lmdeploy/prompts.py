@@ -193,7 +193,7 @@ class PromptPreparer:
         self._template = template
         self._bound = bound
         self._max_log_len = max_log_len
-        self._plain = PlainText(tokenizer.added_tokens) if split_special_tokens else None
+        self._plain_text = PlainText(tokenizer.added_tokens) if split_special_tokens else None
 
     @property
     def has_images(self) -> bool:
@@ -245,14 +245,14 @@ class PromptPreparer:
             If it is malformed or too long, or there is nothing in it.
         """
         if isinstance(prompt, str) and not do_preprocess:
-            text = prompt if self._plain is None else self._plain.cut(prompt)
+            text = prompt if self._plain_text is None else self._plain_text.cut(prompt)
             if add_special_tokens is not None:
                 return PreparedPrompt(self.encode(text, add_bos=add_special_tokens), [])
             return PreparedPrompt(_not_empty(self.encode(text, add_bos=state is None)), [])
         messages, tokens_reported = take_tokens(as_messages(prompt))
-        if self._plain is not None:
-            messages, tools = self._plain.cut_messages(messages), self._plain.cut_tools(tools)
-            template_options = self._plain.cut_options(template_options or {})
+        if self._plain_text is not None:
+            messages, tools = self._plain_text.cut_messages(messages), self._plain_text.cut_tools(tools)
+            template_options = self._plain_text.cut_options(template_options or {})
         shown = None if self._images is None else self._images.read(messages, raise_if_cancelled)
         if shown is not None:
             messages = shown.messages
@@ -274,7 +274,7 @@ class PromptPreparer:
             rendered = shown.written(rendered)
         raise_if_cancelled()
         known: list[KnownResponse] = []
-        if tokens_reported and state is None and shown is None and self._plain is None:
+        if tokens_reported and state is None and shown is None and self._plain_text is None:
             known = find_responses(
                 rendered,
                 messages,
@@ -301,7 +301,7 @@ class PromptPreparer:
         """
         if self._max_log_len != 0:
             logger.info("prompt: %r", text[: self._max_log_len])
-        pieces = [text] if self._plain is None else pieces_of(text)
+        pieces = [text] if self._plain_text is None else pieces_of(text)
         if self._bound is not None:
             self._check_length("".join(pieces), self._bound)
         if not known:

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from lmdeploy.tokenizer_readers.gguf_words import WORDS
-from lmdeploy.tokenizer_readers.resolved import ResolvedSettings, write_plain
+from lmdeploy.tokenizer_readers.resolved import ResolvedSettings, write_files
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
     ids = {role: tokenizer.token_to_id(text) for role, text in roles.items()}
     special = sorted({token for token in ids.values() if token is not None})
     resolved = ResolvedSettings(ids.get("bos_token"), ids.get("eos_token"), special, roles, template)
-    write_plain(tokenizer, resolved, target)
+    write_files(tokenizer, resolved, target)
     for name, text in templates.items():
         file = target / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
         file.parent.mkdir(exist_ok=True)

@@ -92,7 +92,7 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
 
     Those are the classes that are not backed by that library, and the few that change texts by themselves.
     """
-    if not _is_plain(tokenizer):
+    if not _has_no_own_code(tokenizer):
         return
     settings = ResolvedSettings(
         tokenizer.bos_token_id,
@@ -101,7 +101,7 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
         {role: str(token) for role, token in tokenizer.special_tokens_map.items()},
         tokenizer.chat_template,
     )
-    write_plain(tokenizer.backend_tokenizer, settings, directory)
+    write_files(tokenizer.backend_tokenizer, settings, directory)
 
 
 def copy_resolved(source: Path, target: Path) -> None:
@@ -110,14 +110,14 @@ def copy_resolved(source: Path, target: Path) -> None:
         shutil.copyfile(source / name, target / name)
 
 
-def write_plain(backend: Tokenizer, settings: ResolvedSettings, directory: Path) -> None:
+def write_files(backend: Tokenizer, settings: ResolvedSettings, directory: Path) -> None:
     """Write a tokenizer and its settings for :func:`read_resolved`; it neither truncates nor pads there."""
     (directory / _TOKENIZER).write_text(kept(backend.to_str()), encoding="utf-8")
     (directory / _SETTINGS).write_text(json.dumps(asdict(settings), ensure_ascii=False), encoding="utf-8")
 
 
 def kept(description: str) -> str:
-    """Return the text of a ``tokenizer.json`` as :func:`write_plain` keeps it."""
+    """Return the text of a ``tokenizer.json`` as :func:`write_files` keeps it."""
     content = json.loads(description) | {"truncation": None, "padding": None}
     return json.dumps(_quickly_read(content), ensure_ascii=False)
 
@@ -131,7 +131,7 @@ def _quickly_read(content: dict[str, Any]) -> dict[str, Any]:
     return content | {"model": model | {"merges": [" ".join(pair) for pair in merges]}}
 
 
-def _is_plain(tokenizer: Any) -> bool:
+def _has_no_own_code(tokenizer: Any) -> bool:
     """Return whether a tokenizer hands every text to ``tokenizers`` as it is."""
     from transformers import PreTrainedTokenizerFast
 

@@ -16,12 +16,12 @@ from lmdeploy.turbomind.families import family_of, jina
 from lmdeploy.turbomind.families.common import Checkpoint, Family
 from lmdeploy.turbomind.families.encoders import encoder_names, is_of_head
 from lmdeploy.turbomind.gguf.stored import (
-    is_plain_config,
+    describe_upcast,
+    has_default_rope,
     stored_architecture,
     stored_dtype,
     stored_spec,
     stored_tensors,
-    widened,
 )
 from lmdeploy.turbomind.headless import HEAD_TENSORS, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
@@ -102,7 +102,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
         spec = replace(spec, tied_embeddings=True)
     if gguf is not None:
         spec = stored_spec(spec, gguf, raw)
-        if sentence := widened(index):
+        if sentence := describe_upcast(index):
             logger.warning("%s: %s", model_dir, sentence)
     whole = replace(spec, tied_embeddings=spec.encoder is not None)
     tensors = family.tensors(whole) if gguf is None else stored_tensors(whole, gguf, index)
@@ -186,7 +186,7 @@ def _spec_of(
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        if is_plain_config(raw):  # needs no `transformers`, whose import takes seconds
+        if has_default_rope(raw):  # needs no `transformers`, whose import takes seconds
             config: Any = SimpleNamespace(**raw)
         elif text is not None:
             config = text.config

@@ -69,7 +69,7 @@ class ImageWriter:
         self._bos = "" if bos is None else tokenizer.decode([bos], skip_special_tokens=False)
         self._video = family.video if family.video and family.video.token in self.token_ids else None
         self.any_token = _any_of(self.token_ids)
-        self.plain_ids = {
+        self.text_ids = {
             word: tokenizer.encode(word[0], add_bos=False) + tokenizer.encode(word[1:], add_bos=False)
             for word in self.token_ids
         }
@@ -249,7 +249,7 @@ class Conversation:
         for position, (word, image) in zip(found, self._words, strict=True):
             tokens += ids[end:position]
             if image == _USERS:
-                tokens += writer.plain_ids[word]
+                tokens += writer.text_ids[word]
             else:
                 if image != _TEMPLATES and word == self._images[image].form.token:
                     positions[image].append(len(tokens))

@@ -41,7 +41,7 @@ class ResponseMachine:
         self._calls = calls
         self._max_calls = max_calls
         self._reported: set[int] = set()  # calls
-        self.is_plain = reasoning is None and calls is None  # chunks are text and nothing else
+        self.is_text_only = reasoning is None and calls is None  # chunks are text and nothing else
 
     @property
     def reasoning_tokens(self) -> int:

@@ -12,7 +12,7 @@ _BEGUN = re.compile(  # as far as one may have come
     r"t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
     r"|-?(?:0|[1-9][0-9]*)?(?:(?<=[0-9])\.[0-9]*)?(?:(?<=[0-9])[eE][-+]?[0-9]*)?"
 )
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # what may be in a string as it is
+_UNESCAPED = re.compile(r'[^"\\\x00-\x1f]+')  # what may be in a string as it is
 _BLANKS = " \t\n\r"
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -53,8 +53,8 @@ class JsonObjectReader:
         """
         end = len(text) if end is None else end
         while self.position < end and not (self.is_complete or self.is_broken):
-            if self._expect is _Expect.STRING and (plain := _PLAIN.match(text, self.position, end)):
-                self.position = plain.end()
+            if self._expect is _Expect.STRING and (unescaped := _UNESCAPED.match(text, self.position, end)):
+                self.position = unescaped.end()
             elif self._expect is _Expect.SCALAR:
                 self._read_scalar(text, end)
             elif self._skips_commas and self._expect is _Expect.SEPARATOR and text[self.position] == ",":

@@ -13,7 +13,7 @@ import torch
 from gguf.quants import dequantize
 
 from lmdeploy.turbomind.gguf.header import BLOCK_TYPES, TYPES, read_header
-from lmdeploy.turbomind.gguf.stored import widened
+from lmdeploy.turbomind.gguf.stored import describe_upcast
 from lmdeploy.turbomind.manifest import Expression, Load, Manifest, concat, permute, reshape, rows_of
 from lmdeploy.turbomind.safetensors_index import read_files
 from tests.kernels import device
@@ -85,9 +85,11 @@ def test_every_format_is_tried() -> None:
 def test_what_wider_codes_take_in_memory_is_said(tmp_path: Path) -> None:
     write(tmp_path, ["IQ2_XXS", "Q4_0", "MXFP4"], rows=1000)
     index = read_files([tmp_path / "x.gguf"])
-    assert widened(index) == ("codes of IQ2_XXS, MXFP4 are kept in 8 bits: 1.5 MB in memory, 0.6 MB in the file")
+    assert describe_upcast(index) == (
+        "codes of IQ2_XXS, MXFP4 are kept in 8 bits: 1.5 MB in memory, 0.6 MB in the file"
+    )
     write(tmp_path, ["Q4_0"])
-    assert widened(read_files([tmp_path / "x.gguf"])) == ""
+    assert describe_upcast(read_files([tmp_path / "x.gguf"])) == ""
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES)

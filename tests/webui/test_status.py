@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from tests.support.chat_page import ChatPage
 from tests.support.gateways import running_page
 from webui.metrics import Sample, Watch, default_metrics_url, metrics_of
-from webui.status import POLL_SECONDS, NONE, plot, status_html
+from webui.status import NONE, POLL_SECONDS, plot, status_html
 
 PAGE = """# HELP turbomind_requests_running Requests in the batch.
 turbomind_requests_running{model="a"} 2

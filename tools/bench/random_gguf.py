@@ -54,7 +54,7 @@ def _matrices(shape: Shape) -> dict[str, tuple[int, ...]]:
     return found | {f"ffn_{name}": size for name, size in mlp.items()}
 
 
-def _plain(shape: Shape) -> dict[str, tuple[int, ...]]:
+def _float_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of a layer's float32 tensors."""
     hidden, experts = shape.config["hidden_size"], shape.experts
     found: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
@@ -78,7 +78,7 @@ def tensors(shape: Shape, bits: int) -> dict[str, tuple[tuple[int, ...], Type]]:
     found["output_norm.weight"] = ((c["hidden_size"],), Type.F32)
     for layer in range(c["num_hidden_layers"]):
         found |= {f"blk.{layer}.{name}.weight": (size, _WEIGHTS[bits]) for name, size in _matrices(shape).items()}
-        found |= {f"blk.{layer}.{name}": (size, Type.F32) for name, size in _plain(shape).items()}
+        found |= {f"blk.{layer}.{name}": (size, Type.F32) for name, size in _float_tensors(shape).items()}
     return found
 
 

@@ -97,7 +97,7 @@ def _comment(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text.replace("``", "`"), width=118, initial_indent=mark, subsequent_indent=mark)
 
 
-def _plain_type(field: Field) -> str:
+def _scalar_type(field: Field) -> str:
     if isinstance(field.rule, OneOf) and field.rule.enum:
         return field.rule.enum
     if isinstance(field.rule, Real) and field.rule.is_double:
@@ -106,7 +106,7 @@ def _plain_type(field: Field) -> str:
 
 
 def _type(field: Field) -> str:
-    kind = _plain_type(field)
+    kind = _scalar_type(field)
     return f"std::vector<{kind}>" if field.is_tuple else f"std::optional<{kind}>" if field.is_optional else kind
 
 
@@ -128,7 +128,7 @@ def _value(field: Field, value: Any) -> str:
 def _visit(field: Field) -> str:
     rules = [_rule(field)]
     if field.per_layer:
-        rules.append(f"PerLayer{{{_plain_type(field)}{{{_value(field, field.per_layer.default)}}}}}")
+        rules.append(f"PerLayer{{{_scalar_type(field)}{{{_value(field, field.per_layer.default)}}}}}")
     call = "required" if field.is_required else "optional"
     return f'visit.{call}("{field.name}", part.{field.name}, {", ".join(rules)});'
 

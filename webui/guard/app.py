@@ -97,7 +97,7 @@ class _Guard:
             nonlocal status, html
             status, html = message.get("status", status), html + message.get("body", b"")
 
-        await _FromGradio(self._gradio, is_plain=True)(request.scope, request.receive, read)
+        await _FromGradio(self._gradio, is_uncompressed=True)(request.scope, request.receive, read)
         whole = html.decode().replace("</head>", f"<script>{self._script}</script></head>", 1)
         marked = whole.replace("<script", f'<script nonce="{nonce}"')
         return HTMLResponse(marked, status, {POLICY: policy(nonce)})
@@ -161,14 +161,14 @@ class _FromGradio(Response):
         query: bytes = b"",  # of the query: what Gradio is to read there
         body: bytes | None = None,  # in place of the request's
         while_open: AbstractContextManager[None] | None = None,  # entered while Gradio responds
-        is_plain: bool = False,  # whether its body must come as it is, not compressed
+        is_uncompressed: bool = False,  # whether its body must come as it is, not compressed
     ) -> None:
         self._app = gradio_app
         self._path = path
         self._query = query
         self._given = body
         self._while_open = while_open or nullcontext()
-        self._left_out = (*_LEFT_OUT, b"accept-encoding") if is_plain else _LEFT_OUT
+        self._left_out = (*_LEFT_OUT, b"accept-encoding") if is_uncompressed else _LEFT_OUT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""

@@ -26,7 +26,7 @@ def attention(
     elif shared is not None:
         q, (k, v) = _normed_heads(spec, attn, weights, rope, weights.linear("attention.qkv", x), "q"), shared
     else:
-        q, k, v, gate = _plain_heads(spec, attn, weights, rope, x)
+        q, k, v, gate = _default_heads(spec, attn, weights, rope, x)
     made = (k, v)
     q = _tempered(attn, rope, q)
     group = q.shape[1] // k.shape[1]
@@ -55,7 +55,7 @@ def _heads(x: Tensor, count: int) -> Tensor:
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
-def _plain_heads(
+def _default_heads(
     spec: ModelSpec, attn: AttentionSpec, weights: LayerWeights, rope: RopeSpec | None, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return queries, keys and values, ``[batch, heads, tokens, head_dim]``, and the gate of what comes out, if any."""
@@ -98,14 +98,14 @@ def _latent_heads(
         q = weights.linear("attention.q_up", latent)
     else:
         q = weights.linear("attention.q", x)
-    q_plain, q_turned = _heads(q, spec.num_heads).split((mla.nope_dim, mla.rope_dim), dim=-1)
+    q_nope, q_turned = _heads(q, spec.num_heads).split((mla.nope_dim, mla.rope_dim), dim=-1)
     latent, shared_key = weights.linear("attention.kv_down", x).split((mla.kv_rank, mla.rope_dim), dim=-1)
     latent = weights.norm("attention.kv_down_norm", latent, spec.norm, mla.norm_eps)
-    k_plain, v = _heads(weights.linear("attention.kv_up", latent), spec.num_heads).split(
+    k_nope, v = _heads(weights.linear("attention.kv_up", latent), spec.num_heads).split(
         (mla.nope_dim, mla.value_dim), dim=-1
     )
     key = _rotated(shared_key[:, None], rope).expand(-1, spec.num_heads, -1, -1)
-    return torch.cat((q_plain, _rotated(q_turned, rope)), -1), torch.cat((k_plain, key), -1), v
+    return torch.cat((q_nope, _rotated(q_turned, rope)), -1), torch.cat((k_nope, key), -1), v
 
 
 def _attend(attn: AttentionSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:

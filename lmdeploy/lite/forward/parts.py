@@ -9,7 +9,7 @@ from torch.nn import functional
 from lmdeploy.turbomind.spec import NormSpec
 
 _GATE_LIMIT, _GATE_SLOPE = 7.0, 1.702  # of clamped_swiglu
-_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -72,9 +72,9 @@ def xielu(x: Tensor, positive: Tensor, negative: Tensor, linear: Tensor) -> Tens
 def activate(kind: str, x: Tensor, *, is_gated: bool) -> Tensor:
     """Return the activation of ``[..., size]``, or, gated, of ``[..., 2 size]``: gates first."""
     if not is_gated:
-        return _PLAIN[kind](x)
+        return _ACTIVATIONS[kind](x)
     gate, up = x.chunk(2, dim=-1)
     if kind != "clamped_swiglu":
-        return _PLAIN[kind](gate) * up
+        return _ACTIVATIONS[kind](gate) * up
     gate = gate.clamp(max=_GATE_LIMIT)
     return (up.clamp(-_GATE_LIMIT, _GATE_LIMIT) + 1) * gate * torch.sigmoid(_GATE_SLOPE * gate)

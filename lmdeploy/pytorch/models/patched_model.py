@@ -72,7 +72,7 @@ class PatchedModel:
         let_see(self._model, checkpoint)
         self._device = torch.device(device)
         if self._device.type == "cpu":
-            _widen_embeddings(self._model, kernels)
+            _upcast_embeddings(self._model, kernels)
         self._model.to(self._device)  # buffers, which are made on the CPU
         self._logits_indices: torch.Tensor | None = None
         self._last_hidden: torch.Tensor | None = None
@@ -170,7 +170,7 @@ def _type_of(config: Any, dtype: str) -> torch.dtype:
     return _TYPES.get(str(found).removeprefix("torch."), torch.float32)
 
 
-def _widen_embeddings(model: nn.Module, kernels: Kernels | None) -> None:
+def _upcast_embeddings(model: nn.Module, kernels: Kernels | None) -> None:
     """Let embeddings of ``torch.nn`` give float32, which CPUs compute in."""
     for name, module in list(model.named_modules()):
         if type(module) is nn.Embedding:

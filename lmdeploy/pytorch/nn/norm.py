@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
         self._kernels = build_context().kernels
         self.weight = nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device), requires_grad=False)
         self._eps, self._offset = float(eps), offset
-        self._wide_weight: torch.Tensor | None = None
+        self._float32_weight: torch.Tensor | None = None
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -49,12 +49,12 @@ class RMSNorm(nn.Module):
         if on.runs_kernels(x):
             return self._forward_on_gpu(x, residual)
         total = x if residual is None else x + residual
-        if self._wide_weight is None:
-            self._wide_weight = (self.weight.float() + self._offset).contiguous()
+        if self._float32_weight is None:
+            self._float32_weight = (self.weight.float() + self._offset).contiguous()
         if self._kernels is not None:
-            normed = self._kernels.rms_norm(self._wide_weight, self._eps, total).to(x.dtype)
+            normed = self._kernels.rms_norm(self._float32_weight, self._eps, total).to(x.dtype)
         else:
-            normed = functional.rms_norm(total.float(), self.weight.shape, self._wide_weight, self._eps).to(x.dtype)
+            normed = functional.rms_norm(total.float(), self.weight.shape, self._float32_weight, self._eps).to(x.dtype)
         return normed if residual is None else (normed, total)
 
     def _forward_on_gpu(

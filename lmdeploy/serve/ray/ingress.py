@@ -204,7 +204,7 @@ async def _whole(pieces: AsyncGenerator[Head | bytes, None], head: Head) -> Resp
 
 # No empty segments, which begin another host, no backslashes, which some programs read as slashes, no control
 # characters, no dots alone, which leave the path that was matched.
-_PLAIN = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/\\\x00-\x20\x7f]+)+/?|/")
+_SAFE_PATH = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/\\\x00-\x20\x7f]+)+/?|/")
 
 
 class ServedPaths:
@@ -216,6 +216,6 @@ class ServedPaths:
     def __contains__(self, path: str) -> bool:
         """Return whether the gateway has a route of this (decoded) path, of any method."""
         scope = {"type": "http", "path": path, "root_path": "", "method": "", "headers": []}
-        return _PLAIN.fullmatch(path) is not None and any(
+        return _SAFE_PATH.fullmatch(path) is not None and any(
             route.matches(scope)[0] is not Match.NONE for route in self._routes
         )

@@ -139,7 +139,7 @@ QWEN3_CODER = TaggedArguments(
     value_end="\n</parameter>\n",
     call_end="</function>",
     section=("<tool_call>\n", "\n</tool_call>"),
-    section_each=True,
+    is_section_per_call=True,
     separator="\n",
     pads=True,
     words="python",
@@ -153,7 +153,7 @@ SEED_OSS = TaggedArguments(
     value_end="</parameter>\n",
     call_end="</function>",
     section=("<seed:tool_call>\n", "\n</seed:tool_call>"),
-    section_each=True,
+    is_section_per_call=True,
     separator="\n",
     words="python all",
 )
@@ -289,7 +289,7 @@ def tool_call_formats_of(name: str) -> tuple[ToolCallFormat, ...]:
     if name == "none":
         return ()
     if name == "auto":
-        read = (each for named in _NAMED.values() if named.in_auto for each in named.formats)
+        read = (form for named in _NAMED.values() if named.in_auto for form in named.formats)
         return tuple(dict.fromkeys(read))
     return TOOL_CALL_FORMATS[name].formats
 

@@ -68,7 +68,7 @@ class QuotedArguments:
             return f"{self.quote}{value}{self.quote}"
         if isinstance(value, dict):
             members = sorted(value.items(), key=lambda member: member[0].lower())  # as Jinja's dictsort
-            return "{" + ",".join(f"{key}:{self._written(each)}" for key, each in members) + "}"
+            return "{" + ",".join(f"{key}:{self._written(item)}" for key, item in members) + "}"
         if isinstance(value, (list, tuple)):
             return "[" + ",".join(map(self._written, value)) + "]"
         return as_json(value)
@@ -84,6 +84,6 @@ def _until(mark: str) -> Sequence[str]:
             if mark[again - 1] not in seen and mark[:size].endswith(mark[: again - 1]):
                 then.append(f"{quoted(mark[again - 1])} rest{again}")
                 seen.append(mark[again - 1])
-        excluded = "".join(f"\\{each}" if each in "]\\^-" else each for each in seen)
+        excluded = "".join(f"\\{item}" if item in "]\\^-" else item for item in seen)
         rules.append(f"rest{size or ''} ::= {' | '.join(then)} | [^{excluded}] rest")
     return rules

@@ -45,7 +45,7 @@ class TaggedArguments:
     value_end: str
     call_end: str  # after the arguments
     section: tuple[str, str] = ("", "")  # around all calls, or around each; it is read around one or several
-    section_each: bool = False
+    is_section_per_call: bool = False
     separator: str = ""  # between two calls
     pads: bool = False  # line ends around values belong to the marks: one on each side is no part of the value
     # What an argument is whose type the schema does not say: ``text``, or ``json`` where it can be
@@ -57,14 +57,14 @@ class TaggedArguments:
         """Return the calls as the model writes them."""
         begin, end = self.section
         written = [self._call(call["function"]) for call in calls]
-        if self.section_each:
+        if self.is_section_per_call:
             return self.separator.join(f"{begin}{call}{end}" for call in written)
         return f"{begin}{self.separator.join(written)}{end}"
 
     def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
         """Return the grammar of calls of `functions`."""
         begin, end = self.section
-        before, after = (begin, end) if self.section_each else ("", "")
+        before, after = (begin, end) if self.is_section_per_call else ("", "")
         tags = [
             tag(
                 f"{before}{self.call}{function.name}{self.name_end}",
@@ -73,7 +73,7 @@ class TaggedArguments:
             )
             for function in functions
         ]
-        if self.section_each or not begin:
+        if self.is_section_per_call or not begin:
             return CallGrammar(tags, separator=self.separator, trigger=(begin or self.call).strip())
         return CallGrammar(tags, begin, self.separator, end, begin.strip())
 
@@ -127,7 +127,7 @@ class TaggedArguments:
                 types = ("string",)
             if next((kind for kind in types if kind != "null"), None) == "string":
                 written = self._texts(texts, types)
-                if "null" in types and any(isinstance(each, Values) and None in each.values for each in others):
+                if "null" in types and any(isinstance(value, Values) and None in value.values for value in others):
                     written.append({"type": "const_string", "value": "null"})
             else:
                 shapes = others + (texts if not types or "string" in types else [])
@@ -152,9 +152,11 @@ class TaggedArguments:
             match plan:
                 case Values(values):
                     words = ("null", "none") if "null" in types else ()
-                    fitting = (each for each in values if self.value_mark not in each)
+                    fitting = (value for value in values if self.value_mark not in value)
                     found += [
-                        {"type": "const_string", "value": each} for each in fitting if each.strip().lower() not in words
+                        {"type": "const_string", "value": value}
+                        for value in fitting
+                        if value.strip().lower() not in words
                     ]
                 case Text(language):
                     left = restricted(language, complement(of(self.value_mark[:1])))
@@ -189,8 +191,8 @@ def _texts_and_others(plans: Sequence[Plan]) -> tuple[list[Plan], list[Plan]]:
     others: list[Plan] = []
     for plan in plans:
         if isinstance(plan, Values):
-            named = tuple(each for each in plan.values if isinstance(each, str))
-            left = tuple(each for each in plan.values if not isinstance(each, str))
+            named = tuple(value for value in plan.values if isinstance(value, str))
+            left = tuple(value for value in plan.values if not isinstance(value, str))
             texts += [Values(named)] if named else []
             others += [Values(left)] if left else []
         else:

@@ -6,7 +6,7 @@ from typing import Any
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.experts import moe_of
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope
+from lmdeploy.turbomind.families.rope import default_rope
 from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of, transpose
 from lmdeploy.turbomind.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec
 
@@ -37,7 +37,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         norm=NormSpec(_NORM_EPS, kind="layer"),
         mlp=MlpSpec(activation_of(ffn.ffn_act_fn.get("name", "silu"))),
         attention=AttentionSpec(scale=head_dim**-0.5, qkv_clip=float(attention.clip_qkv or 0)),
-        ropes=(plain_rope(float(attention.rope_theta), head_dim),),
+        ropes=(default_rope(float(attention.rope_theta), head_dim),),
         moe=MoeSpec(ffn.moe_num_experts, ffn.moe_top_k, ffn.ffn_hidden_size, RouterSpec(normalizes=power == 1)),
     )
 

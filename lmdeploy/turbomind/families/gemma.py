@@ -16,7 +16,7 @@ from lmdeploy.turbomind.families.common import (
 from lmdeploy.turbomind.families.encoders import body_names
 from lmdeploy.turbomind.families.experts import has_experts, moe_of
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope, rope_of, ropes_by_kind
+from lmdeploy.turbomind.families.rope import default_rope, rope_of, ropes_by_kind
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
 from lmdeploy.turbomind.spec import (
     AttentionSpec,
@@ -190,7 +190,7 @@ def _layer_input(config: Any) -> LayerInputSpec | None:
 def _rope(config: Any, kind: str, head_dim: int) -> Any:
     parameters = config.rope_parameters[kind]
     if parameters["rope_type"] == "default":
-        return plain_rope(float(parameters["rope_theta"]), head_dim)
+        return default_rope(float(parameters["rope_theta"]), head_dim)
     return rope_of(config, kind)
 
 

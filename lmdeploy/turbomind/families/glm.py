@@ -17,7 +17,7 @@ from lmdeploy.turbomind.families.common import (
 from lmdeploy.turbomind.families.deepseek import corrected_router, moe_spec
 from lmdeploy.turbomind.families.image_weights import OwnWeights
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope, rope_of
+from lmdeploy.turbomind.families.rope import default_rope, rope_of
 from lmdeploy.turbomind.spec import BlockSpec, ImagesSpec, MlpSpec, ModelSpec, NormSpec
 
 # GLM-4 as ``transformers`` publishes it: GLM-4-9B (Glm) and the 0414 releases (Glm4), which norm outputs too.
@@ -112,7 +112,7 @@ def chatglm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     reject_unless(raw.get("post_layer_norm", True), "ChatGLM with post_layer_norm false")
     bias = raw.get("add_bias_linear", False)
     # Half of a head is rotated, in neighbouring pairs.
-    rope = plain_rope(_CHATGLM_THETA * raw.get("rope_ratio", 1.0), raw["kv_channels"] // 2)
+    rope = default_rope(_CHATGLM_THETA * raw.get("rope_ratio", 1.0), raw["kv_channels"] // 2)
     return decoder_spec(
         config,
         checkpoint,
@@ -179,7 +179,7 @@ def cogvlm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         norm=NormSpec(raw["rms_norm_eps"]),
         mlp=MlpSpec(activation_of(raw.get("hidden_act", "silu"))),
         attention=attention_spec(config),
-        ropes=(plain_rope(theta, config.hidden_size // config.num_attention_heads),),
+        ropes=(default_rope(theta, config.hidden_size // config.num_attention_heads),),
         images=ImagesSpec(own_attention=True, own_mlp=True, own_bias=is_second, own_on_grid=True),
     )
 

@@ -13,7 +13,7 @@ from lmdeploy.turbomind.families.common import (
     reject_unless,
 )
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope
+from lmdeploy.turbomind.families.rope import default_rope
 from lmdeploy.turbomind.manifest import Expression, Load, concat, renamed, reshape, rows_of, transpose
 from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, OutputSpec
 
@@ -111,7 +111,7 @@ _GPTJ_THETA = 10000.0
 def gptj_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     reject_unless(config.rotary_dim is not None, "rotary_dim null")
-    rope = dataclasses.replace(plain_rope(_GPTJ_THETA, config.rotary_dim), is_interleaved=True)
+    rope = dataclasses.replace(default_rope(_GPTJ_THETA, config.rotary_dim), is_interleaved=True)
     return decoder_spec(
         config,
         checkpoint,

@@ -7,7 +7,7 @@ from typing import Any
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, reject_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope
+from lmdeploy.turbomind.families.rope import default_rope
 from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
 
@@ -45,7 +45,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         config,
         checkpoint,
         mlp=MlpSpec(activation_of(config.hidden_act), down_bias=True),
-        ropes=(plain_rope(config.theta, config.hidden_size // config.num_attention_heads),),
+        ropes=(default_rope(config.theta, config.hidden_size // config.num_attention_heads),),
     )
 
 

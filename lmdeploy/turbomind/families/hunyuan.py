@@ -16,7 +16,7 @@ from lmdeploy.turbomind.families.deepseek import moe_spec
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.latent import latent_attention
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope, rope_of
+from lmdeploy.turbomind.families.rope import default_rope, rope_of
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RopeSpec, RouterSpec
 
 # Hunyuan, dense and with experts (A13B): queries and keys are normed after rotation.
@@ -43,7 +43,7 @@ def _rope(config: Any) -> RopeSpec:
         return rope_of(config)
     dimensions = head_dim_of(config)
     growth = float(parameters["alpha"]) ** (dimensions / (dimensions - 2))
-    return plain_rope(float(parameters["rope_theta"]) * growth, dimensions)
+    return default_rope(float(parameters["rope_theta"]) * growth, dimensions)
 
 
 def _moe(config: Any) -> MoeSpec:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope
+from lmdeploy.turbomind.families.rope import default_rope
 from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
 from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec
 
@@ -58,7 +58,7 @@ def molmo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         mlp=MlpSpec("silu"),
         block=BlockSpec(has_input_norms=not norm_after, has_output_norms=norm_after),
         attention=attention_spec(config, qkv_bias=raw["qkv_bias"], qk_norm=qk_norm_of(raw)),
-        ropes=(plain_rope(raw["rope_theta"], head_dim),),
+        ropes=(default_rope(raw["rope_theta"], head_dim),),
     )
 
 
@@ -145,7 +145,7 @@ def molmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         norm=NormSpec(raw["layer_norm_eps"]),
         mlp=MlpSpec("silu"),
         attention=attention_spec(config, qkv_bias=bool(raw.get("qkv_bias")), qk_norm=qk_norm_of(raw)),
-        ropes=(plain_rope(raw["rope_theta"], config.hidden_size // config.num_attention_heads),),
+        ropes=(default_rope(raw["rope_theta"], config.hidden_size // config.num_attention_heads),),
         moe=MoeSpec(
             num_experts=raw["moe_num_experts"],
             experts_per_token=raw["moe_top_k"],

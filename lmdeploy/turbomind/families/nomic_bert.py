@@ -10,7 +10,7 @@ from typing import Any
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, reject_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope
+from lmdeploy.turbomind.families.rope import default_rope
 from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
 
@@ -66,7 +66,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         checkpoint,
         attention=attention_spec(config, qkv_bias=attends, o_bias=attends, windows=()),
         mlp=MlpSpec("silu", bias=projects),
-        ropes=(plain_rope(config.theta, config.hidden_size // config.num_attention_heads),),
+        ropes=(default_rope(config.theta, config.hidden_size // config.num_attention_heads),),
     )
 
 

@@ -9,7 +9,7 @@ from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spe
 from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
 from lmdeploy.turbomind.families.gated_delta import divided_tensors, gated_delta_fields, grouped_tensors
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import plain_rope, ropes_by_kind
+from lmdeploy.turbomind.families.rope import default_rope, ropes_by_kind
 from lmdeploy.turbomind.manifest import Expression, Load, reshape, rows_of, transpose
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec, StretchSpec
 
@@ -48,7 +48,7 @@ def qwen_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     raw = config.raw
     trained = raw["seq_length"]
-    rope = plain_rope(raw.get("rotary_emb_base", 10000.0), int(config.head_dim * raw.get("rotary_pct", 1.0)))
+    rope = default_rope(raw.get("rotary_emb_base", 10000.0), int(config.head_dim * raw.get("rotary_pct", 1.0)))
     if raw.get("use_dynamic_ntk"):
         rope = dataclasses.replace(rope, stretch=StretchSpec("qwen", trained))
     bias = not raw.get("no_bias", True)

@@ -27,7 +27,7 @@ def rope_of(config: Any, layer_type: str | None = None, *, is_interleaved: bool 
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         dimensions = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         # Of a GGUF file no published buffer is met, and the import of torch takes longer than all the rest.
-        unscaled = (exact_rope if getattr(config, "model_format", "") == "gguf" else plain_rope)(theta, dimensions)
+        unscaled = (exact_rope if getattr(config, "model_format", "") == "gguf" else default_rope)(theta, dimensions)
         return dataclasses.replace(unscaled, is_interleaved=is_interleaved)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -50,7 +50,7 @@ def ropes_by_kind(config: Any) -> dict[str, Any]:
     return {"ropes": tuple(rope_of(config, kind) for kind in kinds), "layer_ropes": layers}
 
 
-def plain_rope(theta: float, dimensions: int) -> RopeSpec:
+def default_rope(theta: float, dimensions: int) -> RopeSpec:
     """Return the rotation of the first ``dimensions`` of a head by ``theta ** (-2 i / dimensions)`` a position."""
     import torch
 
@@ -60,7 +60,7 @@ def plain_rope(theta: float, dimensions: int) -> RopeSpec:
 
 
 def exact_rope(theta: float, dimensions: int) -> RopeSpec:
-    """Return :func:`plain_rope` with each frequency rounded once: a last bit may differ."""
+    """Return :func:`default_rope` with each frequency rounded once: a last bit may differ."""
     _check(theta)
     count = (dimensions + 1) // 2
     exact = [theta ** (-2 * i / dimensions) for i in range(count)]

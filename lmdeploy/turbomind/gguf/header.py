@@ -30,10 +30,10 @@ TYPES = {
     22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2),
     34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
-PLAIN_TYPES = ("F32", "F16", "BF16")
-BLOCK_TYPES = tuple(name for name, _, _ in TYPES.values() if name not in PLAIN_TYPES)
+FLOAT_TYPES = ("F32", "F16", "BF16")
+BLOCK_TYPES = tuple(name for name, _, _ in TYPES.values() if name not in FLOAT_TYPES)
 # Blocks of fewer bits whose codes kernels have no room for in fewer than 8.
-WIDENED_TYPES = (
+UPCAST_TYPES = (
     "IQ1_S",
     "IQ1_M",
     "IQ2_XXS",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmdeploy.turbomind.gguf.architectures import architecture_of
-from lmdeploy.turbomind.gguf.header import BLOCK_TYPES, PLAIN_TYPES, TYPES, WIDENED_TYPES
+from lmdeploy.turbomind.gguf.header import BLOCK_TYPES, FLOAT_TYPES, TYPES, UPCAST_TYPES
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, permute, reshape
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ModelSpec
@@ -21,7 +21,7 @@ def stored_architecture(config: Mapping[str, Any]) -> str | None:
     return config["gguf_architecture"] if config.get("model_format") == FORMAT else None
 
 
-def is_plain_config(config: Mapping[str, Any]) -> bool:
+def has_default_rope(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json was written for a GGUF file and has all that a family asks of one.
 
     Otherwise it is read as a published one: for frequencies that ``transformers`` computes, or names of its own.
@@ -51,10 +51,10 @@ def stored_spec(spec: ModelSpec, name: str, config: Mapping[str, Any]) -> ModelS
     return spec
 
 
-def widened(index: SafetensorsIndex) -> str:
+def describe_upcast(index: SafetensorsIndex) -> str:
     """Return a sentence about what codes that become wider take in memory; empty where none do."""
     sizes = {name: size / inputs for name, inputs, size in TYPES.values()}
-    found = [info for info in index.tensors.values() if info.dtype in WIDENED_TYPES]
+    found = [info for info in index.tensors.values() if info.dtype in UPCAST_TYPES]
     if not found:
         return ""
     numbers = [math.prod(info.shape) for info in found]
@@ -80,7 +80,7 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
         if found is not None and found.shape != load.shape and _without_ones(found.shape) == _without_ones(load.shape):
             return reshape(dataclasses.replace(load, shape=found.shape), *load.shape)
         if len(load.shape) == 2:
-            load = dataclasses.replace(load, dtypes=(*PLAIN_TYPES, *BLOCK_TYPES))
+            load = dataclasses.replace(load, dtypes=(*FLOAT_TYPES, *BLOCK_TYPES))
         turned = _TURNED.fullmatch(load.name) if architecture.is_turned else None
         if turned is None:
             return load

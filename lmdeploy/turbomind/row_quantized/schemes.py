@@ -81,8 +81,8 @@ def is_of_rows(group: Mapping[str, Any], whole_format: object) -> bool:
     stored, weights = group.get("format") or whole_format, group.get("weights") or {}
     if stored in (_PACKED, _MXFP4, _NVFP4):
         return True
-    is_plain = weights.get("num_bits") == 8 and weights.get("strategy") != "group" and weights.get("symmetric", True)
-    return stored in _BYTES and (weights.get("type") or "int") == "int" and not is_plain
+    is_scaled = weights.get("num_bits") == 8 and weights.get("strategy") != "group" and weights.get("symmetric", True)
+    return stored in _BYTES and (weights.get("type") or "int") == "int" and not is_scaled
 
 
 def _compressed(group: Mapping[str, Any], whole_format: object) -> RowScheme | None:

@@ -300,8 +300,8 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
 def _stream_problems(spec: ModelSpec, streams: StreamsSpec) -> Iterator[str]:
     if streams.active >= streams.count:
         yield f"streams.active must be below streams.count {streams.count}, got {streams.active}"
-    is_plain = spec.block.has_input_norms and spec.block.has_output_norms and not spec.block.is_parallel
-    if not is_plain or spec.head or spec.recurrence or spec.images or not spec.layer_input:
+    is_supported = spec.block.has_input_norms and spec.block.has_output_norms and not spec.block.is_parallel
+    if not is_supported or spec.head or spec.recurrence or spec.images or not spec.layer_input:
         yield "streams needs layer_input and norms of inputs and outputs, without head or images"
 
 
@@ -330,8 +330,8 @@ def _block_problems(spec: ModelSpec, block: BlockSpec, name: str) -> Iterator[st
     is_bare = not block.has_output_norms and not spec.hyper_connections
     if not block.has_input_norms and (is_bare or block.is_parallel or spec.head):
         yield f"{name} without has_input_norms needs has_output_norms, without is_parallel and head"
-    is_plain = block.has_input_norms and not block.norms_stream and not block.shares_norm and not spec.head
-    if block.skips_first_norm and not is_plain:
+    is_supported = block.has_input_norms and not block.norms_stream and not block.shares_norm and not spec.head
+    if block.skips_first_norm and not is_supported:
         yield f"{name}.skips_first_norm needs has_input_norms, without norms_stream, shares_norm and head"
     if block.norms_stream and (not block.has_input_norms or block.is_parallel or spec.head):
         yield f"{name}.norms_stream needs has_input_norms, without is_parallel and head"
@@ -466,8 +466,8 @@ def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
         yield f"images.cross_layers must be layers, ascending, got {layers}"
     if len(layers) > spec.num_layers:
         yield f"images.cross_layers must be at most num_layers, got {len(layers)}"
-    is_plain = not block.is_parallel and not block.has_output_norms and block.residual_scale == 1
-    if not is_plain or spec.moe or spec.attentions or spec.attention.mla or any(spec.attention.windows):
+    is_supported = not block.is_parallel and not block.has_output_norms and block.residual_scale == 1
+    if not is_supported or spec.moe or spec.attentions or spec.attention.mla or any(spec.attention.windows):
         lacking = "attention.mla, attention.windows, attentions, moe, or other blocks"
         yield f"images.cross_layers cannot be had with {lacking}"
     if images.deepstack_layers or images.whole_rows:

@@ -58,7 +58,7 @@ class ChatWriter:
         events, self._opening = self._opening, b""
         if self._tokens is not None:
             self._tokens += [token for chunk in chunks for token in chunk.token_ids]
-        if self._machine.is_plain:  # once a token
+        if self._machine.is_text_only:  # once a token
             text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
             if self._texts is not None:
                 events += await self._logprobs(text, chunks, self._texts)

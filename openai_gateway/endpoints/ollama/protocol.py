@@ -217,7 +217,7 @@ def name_of(model: str) -> str:
 def _content(text: str, images: list[str] | None) -> Any:
     if not images:
         return text
-    shown = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in images]
+    shown = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}} for image in images]
     return [*shown, {"type": "text", "text": text}]
 
 
