@@ -26,17 +26,41 @@ _ADMIN_PATHS = (
     *("/v1/cache/drop", "/v1/cache/pin", "/v1/cache/unpin"),
 )
 _FILES = (
-    "/etc/passwd", "file:///etc/passwd", "/proc/self/environ", "/dev/zero", "../../../../etc/passwd",
-    "file://localhost/etc/passwd", "~/.ssh/id_rsa", "/proc/self/fd/0", "\x00",
-)  # fmt: skip
+    "/etc/passwd",
+    "file:///etc/passwd",
+    "/proc/self/environ",
+    "/dev/zero",
+    "../../../../etc/passwd",
+    "file://localhost/etc/passwd",
+    "~/.ssh/id_rsa",
+    "/proc/self/fd/0",
+    "\x00",
+)
 _HOSTS = (
-    "http://{other}/secret", "http://127.0.0.1:1/", "http://localhost/", "http://[::1]/", "http://[::ffff:127.0.0.1]/",
-    "http://[::7f00:1]/", "http://[::ffff:0:7f00:1]/", "http://[fec0::1]/", "http://[64:ff9b::7f00:1]/",
-    "http://[2002:7f00:1::]/", "http://0/", "http://0x7f.1/", "http://2130706433/",
-    "http://169.254.169.254/latest/meta-data/", "http://user@{other}/", "http://allowed.invalid@{other}/",
-    "http://allowed.invalid/", "http://allowed.invalid:99999/", "//{other}/secret", "ftp://{other}/",
-    "gopher://{other}/", "data:text/html,<script>", "http://",
-)  # fmt: skip
+    "http://{other}/secret",
+    "http://127.0.0.1:1/",
+    "http://localhost/",
+    "http://[::1]/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://[::7f00:1]/",
+    "http://[::ffff:0:7f00:1]/",
+    "http://[fec0::1]/",
+    "http://[64:ff9b::7f00:1]/",
+    "http://[2002:7f00:1::]/",
+    "http://0/",
+    "http://0x7f.1/",
+    "http://2130706433/",
+    "http://169.254.169.254/latest/meta-data/",
+    "http://user@{other}/",
+    "http://allowed.invalid@{other}/",
+    "http://allowed.invalid/",
+    "http://allowed.invalid:99999/",
+    "//{other}/secret",
+    "ftp://{other}/",
+    "gopher://{other}/",
+    "data:text/html,<script>",
+    "http://",
+)
 
 
 @dataclass(frozen=True)

@@ -165,11 +165,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Published with code of their own, of which the converter needs the config alone.
 PUBLISHERS = {
-    "exaone": published.exaone, "xverse": published.xverse, "deci": published.decilm, "baichuan": published.baichuan,
-    "baichuan with ALiBi": published.baichuan_alibi, "qwen": published.qwen, "kimi-linear": published.kimi_linear,
-    "minimax-01": published.minimax, "deepseek": published.deepseek_moe, "bailingmoe": published.ling,
-    "chatglm": published.chatglm, "bailingmoe2": published.ling2,
-}  # fmt: skip
+    "exaone": published.exaone,
+    "xverse": published.xverse,
+    "deci": published.decilm,
+    "baichuan": published.baichuan,
+    "baichuan with ALiBi": published.baichuan_alibi,
+    "qwen": published.qwen,
+    "kimi-linear": published.kimi_linear,
+    "minimax-01": published.minimax,
+    "deepseek": published.deepseek_moe,
+    "bailingmoe": published.ling,
+    "chatglm": published.chatglm,
+    "bailingmoe2": published.ling2,
+}
 # Published with code of its own, which the converter runs.
 NOT_CONVERTED = {"internlm2"}
 # llama.cpp cuts activations of Gemma 3n by another variance (one less than the number of channels), and always of the

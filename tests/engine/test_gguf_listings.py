@@ -223,15 +223,27 @@ def test_gpt_oss_is_described_as_it_is_published() -> None:
 
 
 UNUSED = {
-    "rope.scaling.yarn_ext_factor": 0.5, "rope.scaling.attn_factor": 1.2, "rope.freq_base_swa": 10000.0,
-    "attention.sliding_window": 1024, "attention.temperature_scale": 0.1, "attention.max_alibi_bias": 8.0,
-    "embedding_scale": 12.0, "final_logit_softcapping": 30.0, "expert_weights_norm": True,
-}  # fmt: skip
+    "rope.scaling.yarn_ext_factor": 0.5,
+    "rope.scaling.attn_factor": 1.2,
+    "rope.freq_base_swa": 10000.0,
+    "attention.sliding_window": 1024,
+    "attention.temperature_scale": 0.1,
+    "attention.max_alibi_bias": 8.0,
+    "embedding_scale": 12.0,
+    "final_logit_softcapping": 30.0,
+    "expert_weights_norm": True,
+}
 WITHOUT_EFFECT = {
-    "rope.scaling.finetuned": True, "attention.clamp_kqv": 0.0, "expert_count": 0, "expert_used_count": 0,
-    "embedding_scale": 1.0, "rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_ext_factor": -1.0,
-    "use_parallel_residual": True, "vision.block_count": 27,
-}  # fmt: skip
+    "rope.scaling.finetuned": True,
+    "attention.clamp_kqv": 0.0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "embedding_scale": 1.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": -1.0,
+    "use_parallel_residual": True,
+    "vision.block_count": 27,
+}
 YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 
 

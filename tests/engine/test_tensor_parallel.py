@@ -24,14 +24,40 @@ from tests.support.token_engine import TokenEngine, relative_error
 # with one norm and two, output norms, scaled residuals, windows, soft caps, ALiBi, sinks, experts with and without
 # shared ones, latent attention, layers of several kinds.
 DIVIDED = [
-    ("Llama", 2), ("Llama with one key/value head", 4), ("Llama without grouping, untied", 4), ("Llama with biases", 2),
-    ("Llama with its own head_dim", 2), ("Qwen2", 2), ("Qwen3", 4), ("Granite", 2), ("Gemma 2", 2), ("Phi-3", 2),
-    ("StarCoder2", 2), ("ChatGLM3", 2), ("Falcon 7B", 2), ("Falcon without multi-query", 2), ("Falcon 40B", 2),
-    ("Falcon RW", 2), ("InternLM2", 2), ("Baichuan 13B", 2), ("Baichuan2 7B", 2), ("Mixtral", 2), ("Qwen2-MoE", 2),
-    ("DeepSeek-MoE", 2), ("Phi-3.5-MoE", 2), ("DBRX", 2), ("GPT-OSS", 2), ("GPT-OSS as published", 2),
-    ("DeepSeek-V2-Lite", 2), ("DeepSeek-V2", 2), ("DeepSeek-V3", 2), ("MiniCPM3", 2), ("Gemma 4 E2B", 2),
-    ("Gemma 4 26B", 2), ("MiMo-V2-Flash", 2),
-]  # fmt: skip
+    ("Llama", 2),
+    ("Llama with one key/value head", 4),
+    ("Llama without grouping, untied", 4),
+    ("Llama with biases", 2),
+    ("Llama with its own head_dim", 2),
+    ("Qwen2", 2),
+    ("Qwen3", 4),
+    ("Granite", 2),
+    ("Gemma 2", 2),
+    ("Phi-3", 2),
+    ("StarCoder2", 2),
+    ("ChatGLM3", 2),
+    ("Falcon 7B", 2),
+    ("Falcon without multi-query", 2),
+    ("Falcon 40B", 2),
+    ("Falcon RW", 2),
+    ("InternLM2", 2),
+    ("Baichuan 13B", 2),
+    ("Baichuan2 7B", 2),
+    ("Mixtral", 2),
+    ("Qwen2-MoE", 2),
+    ("DeepSeek-MoE", 2),
+    ("Phi-3.5-MoE", 2),
+    ("DBRX", 2),
+    ("GPT-OSS", 2),
+    ("GPT-OSS as published", 2),
+    ("DeepSeek-V2-Lite", 2),
+    ("DeepSeek-V2", 2),
+    ("DeepSeek-V3", 2),
+    ("MiniCPM3", 2),
+    ("Gemma 4 E2B", 2),
+    ("Gemma 4 26B", 2),
+    ("MiMo-V2-Flash", 2),
+]
 
 
 @pytest.mark.alike(most=12)

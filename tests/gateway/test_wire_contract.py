@@ -26,11 +26,16 @@ REPLY = "The capital of France is Paris."
 
 # id, method, path, status
 ENDPOINTS = [
-    ("B1 health", "GET", "/health", 200), ("B1 models", "GET", "/v1/models", 200), ("B1 chat", "POST", CHAT, 200),
-    ("B1 completions", "POST", COMPLETIONS, 200), ("B1 interactive", "POST", INTERACTIVE, 200),
-    ("B1 encode", "POST", "/v1/encode", 200), ("B1 embeddings", "POST", "/v1/embeddings", 400),
-    ("B1 documentation", "GET", "/", 200), ("B1 openapi", "GET", "/openapi.json", 200),
-]  # fmt: skip
+    ("B1 health", "GET", "/health", 200),
+    ("B1 models", "GET", "/v1/models", 200),
+    ("B1 chat", "POST", CHAT, 200),
+    ("B1 completions", "POST", COMPLETIONS, 200),
+    ("B1 interactive", "POST", INTERACTIVE, 200),
+    ("B1 encode", "POST", "/v1/encode", 200),
+    ("B1 embeddings", "POST", "/v1/embeddings", 400),
+    ("B1 documentation", "GET", "/", 200),
+    ("B1 openapi", "GET", "/openapi.json", 200),
+]
 NEED_NO_KEY = {"/health", "/", "/openapi.json"}
 
 

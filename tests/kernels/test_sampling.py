@@ -75,11 +75,20 @@ def sample(cuda: Device, logits: Floats, rows: list[dict[str, Any]]) -> tuple[li
 
 
 RULES = [
-    Rule(), Rule(temperature=0.3), Rule(temperature=3.0), Rule(min_p=0.1), Rule(temperature=2.0, min_p=0.02),
-    Rule(top_k=50), Rule(top_k=2), Rule(top_k=700, temperature=2.0), Rule(top_p=0.9), Rule(top_p=0.2),
-    Rule(top_p=0.97, temperature=1.7, min_p=0.01), Rule(top_k=40, top_p=0.8),
+    Rule(),
+    Rule(temperature=0.3),
+    Rule(temperature=3.0),
+    Rule(min_p=0.1),
+    Rule(temperature=2.0, min_p=0.02),
+    Rule(top_k=50),
+    Rule(top_k=2),
+    Rule(top_k=700, temperature=2.0),
+    Rule(top_p=0.9),
+    Rule(top_p=0.2),
+    Rule(top_p=0.97, temperature=1.7, min_p=0.01),
+    Rule(top_k=40, top_p=0.8),
     Rule(top_k=40, top_p=0.95, min_p=0.05, temperature=0.7),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("vocab", [50, 2048, 7001])

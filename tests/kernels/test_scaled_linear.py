@@ -9,9 +9,16 @@ from tests.kernels.reference import round_activations, scaled_values
 from tests.kernels.weights import SCALED, codes_weight, scaled_weight
 
 SHAPES = [
-    (1, 7, 8), (1, 33, 2208), (2, 7, 40), (3, 130, 40), (9, 64, 520), (13, 50, 300), (17, 50, 96), (70, 34, 100),
+    (1, 7, 8),
+    (1, 33, 2208),
+    (2, 7, 40),
+    (3, 130, 40),
+    (9, 64, 520),
+    (13, 50, 300),
+    (17, 50, 96),
+    (70, 34, 100),
     (200, 40, 130),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind", SCALED)

@@ -75,15 +75,33 @@ def test_a_server_registers_with_the_proxy_s_key(stack: ExitStack) -> None:
 
 
 BAD = [
-    "ftp://a.example", "file:///etc/passwd", "a.example:80", "http://", "http://user@a.example",
-    "http://a.example/path", "http://a.example?x=1", "http://a.example?", "http://a.example#x",
-    "http://a.example:99999", "http://a.example:0", "http://a.example:x", "http://[::1", "http://a b.example",
-    "http://a.example\\@b.example", "http://a.example\n",
-]  # fmt: skip
+    "ftp://a.example",
+    "file:///etc/passwd",
+    "a.example:80",
+    "http://",
+    "http://user@a.example",
+    "http://a.example/path",
+    "http://a.example?x=1",
+    "http://a.example?",
+    "http://a.example#x",
+    "http://a.example:99999",
+    "http://a.example:0",
+    "http://a.example:x",
+    "http://[::1",
+    "http://a b.example",
+    "http://a.example\\@b.example",
+    "http://a.example\n",
+]
 PRIVATE = [
-    "http://10.0.0.1", "http://172.16.0.1:80", "http://192.168.1.1", "http://100.64.0.1", "http://[fd00::1]",
-    "http://127.0.0.1", "http://[::1]", "http://localhost",
-]  # fmt: skip
+    "http://10.0.0.1",
+    "http://172.16.0.1:80",
+    "http://192.168.1.1",
+    "http://100.64.0.1",
+    "http://[fd00::1]",
+    "http://127.0.0.1",
+    "http://[::1]",
+    "http://localhost",
+]
 NEVER = [
     "http://169.254.169.254",
     "http://[fe80::1]",

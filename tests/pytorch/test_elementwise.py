@@ -11,15 +11,26 @@ from lmdeploy.pytorch.replacing.functions import batch_invariant
 
 VALUES = 3 * torch.randn(256, generator=torch.Generator().manual_seed(0))
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu, "gelu": functional.gelu, "gelu by tanh": partial(functional.gelu, approximate="tanh"),
-    "softplus": functional.softplus, "elu": functional.elu, "mish": functional.mish, "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu by tanh": partial(functional.gelu, approximate="tanh"),
+    "softplus": functional.softplus,
+    "elu": functional.elu,
+    "mish": functional.mish,
+    "sigmoid": torch.sigmoid,
     "sigmoid of a tensor": torch.Tensor.sigmoid,
-}  # fmt: skip
+}
 # Functions that models' code uses as well, and PyTorch computes alike everywhere.
 LEFT_ALONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "tanh": torch.tanh, "exp": torch.exp, "expm1": torch.expm1, "cos": torch.cos, "sin": torch.sin,
-    "rsqrt": lambda x: x.abs().rsqrt(), "square": lambda x: x**2, "hardswish": functional.hardswish,
-}  # fmt: skip
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "cos": torch.cos,
+    "sin": torch.sin,
+    "rsqrt": lambda x: x.abs().rsqrt(),
+    "square": lambda x: x**2,
+    "hardswish": functional.hardswish,
+}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -33,19 +33,33 @@ DBRX = {
 }  # fmt: skip
 # Class of transformers, and what a tiny one needs besides; first those that the TurboMind engine has as well.
 MODELS: list[tuple[str, dict[str, Any]]] = [
-    ("LlamaForCausalLM", {}), ("Qwen2ForCausalLM", {}), ("Qwen3MoeForCausalLM", {"head_dim": 16}),
+    ("LlamaForCausalLM", {}),
+    ("Qwen2ForCausalLM", {}),
+    ("Qwen3MoeForCausalLM", {"head_dim": 16}),
     ("Gemma2ForCausalLM", {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
-    ("GptOssForCausalLM", {"head_dim": 16, "sliding_window": 8}), ("DeepseekV3ForCausalLM", LATENT),
-    ("Olmo2ForCausalLM", {}), ("CohereForCausalLM", {}),
+    ("GptOssForCausalLM", {"head_dim": 16, "sliding_window": 8}),
+    ("DeepseekV3ForCausalLM", LATENT),
+    ("Olmo2ForCausalLM", {}),
+    ("CohereForCausalLM", {}),
     ("GraniteForCausalLM", {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 3.0}),
-    ("GPT2LMHeadModel", {}), ("GPTNeoXForCausalLM", {}), ("PhiForCausalLM", {}), ("OPTForCausalLM", {}),
-    ("Starcoder2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}), ("SmolLM3ForCausalLM", {}),
-    ("ApertusForCausalLM", {}), ("Exaone4ForCausalLM", {"sliding_window": 8}),
-    ("Ernie4_5_MoeForCausalLM", {"moe_num_experts": 4, "moe_k": 2}), ("MixtralForCausalLM", {}),
-    ("GemmaForCausalLM", {"head_dim": 16}), ("GlmForCausalLM", {"head_dim": 16}), ("DeepseekV2ForCausalLM", LATENT),
-    ("MiniCPM3ForCausalLM", LATENT), ("DbrxForCausalLM", DBRX), ("PhimoeForCausalLM", {}),
+    ("GPT2LMHeadModel", {}),
+    ("GPTNeoXForCausalLM", {}),
+    ("PhiForCausalLM", {}),
+    ("OPTForCausalLM", {}),
+    ("Starcoder2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}),
+    ("SmolLM3ForCausalLM", {}),
+    ("ApertusForCausalLM", {}),
+    ("Exaone4ForCausalLM", {"sliding_window": 8}),
+    ("Ernie4_5_MoeForCausalLM", {"moe_num_experts": 4, "moe_k": 2}),
+    ("MixtralForCausalLM", {}),
+    ("GemmaForCausalLM", {"head_dim": 16}),
+    ("GlmForCausalLM", {"head_dim": 16}),
+    ("DeepseekV2ForCausalLM", LATENT),
+    ("MiniCPM3ForCausalLM", LATENT),
+    ("DbrxForCausalLM", DBRX),
+    ("PhimoeForCausalLM", {}),
     ("AfmoeForCausalLM", {"head_dim": 16, "sliding_window": 8, "num_dense_layers": 1}),
-]  # fmt: skip
+]
 
 
 def make(directory: Path, name: str, **more: Any) -> Any:

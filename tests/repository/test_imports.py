@@ -16,17 +16,30 @@ SOURCES = ROOT / "backend_cpp"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # From the ground up; of one line, none includes another.
 CPP_FLOORS = (
-    {"base"}, {"kernels"}, {"device"}, {"weights"}, {"model"}, {"engine"}, {"grammar", "python", "triton"}, {"testing"},
-    {"tests"}, {"fuzz"},
-)  # fmt: skip
+    {"base"},
+    {"kernels"},
+    {"device"},
+    {"weights"},
+    {"model"},
+    {"engine"},
+    {"grammar", "python", "triton"},
+    {"testing"},
+    {"tests"},
+    {"fuzz"},
+)
 
 # ---- Python ----
 
 # From the ground up, by the longest name that a module begins with; of one line, none imports another.
 PYTHON_FLOORS = (
-    {"lmdeploy"}, {"openai_gateway", "python_backend"}, {"webui"}, {"lmdeploy.serve.ray"}, {"lmdeploy.cli"},
-    {"lmdeploy.__main__", "tools"}, {"tests"},
-)  # fmt: skip
+    {"lmdeploy"},
+    {"openai_gateway", "python_backend"},
+    {"webui"},
+    {"lmdeploy.serve.ray"},
+    {"lmdeploy.cli"},
+    {"lmdeploy.__main__", "tools"},
+    {"tests"},
+)
 
 
 def floor_of(name: str, floors: Iterable[set[str]]) -> tuple[int, str]:

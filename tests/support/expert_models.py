@@ -32,9 +32,14 @@ PHI_ROPE = {
     "original_max_position_embeddings": 128,
 }
 SHARED = {
-    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
-    "first_k_dense_replace": 1, "num_hidden_layers": 3, "routed_scaling_factor": 1.7,
-}  # fmt: skip
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+    "routed_scaling_factor": 1.7,
+}
 DEEPSEEK = LATENT | SHARED
 # Enough index heads that no two tokens have the score 0.
 INDEXED = DEEPSEEK | {"index_topk": 12, "index_n_heads": 16, "index_head_dim": 16}
@@ -54,10 +59,17 @@ GRANITE = {
 }
 GPT_OSS = EXPERTS | {"head_dim": 16, "sliding_window": 20}
 LLAMA4 = {
-    "num_local_experts": 6, "num_experts_per_tok": 1, "head_dim": 16, "intermediate_size": 24,
-    "intermediate_size_mlp": 40, "num_hidden_layers": 4, "no_rope_layer_interval": 4, "attention_chunk_size": 32,
-    "floor_scale": 12, "attn_scale": 0.7,
-}  # fmt: skip
+    "num_local_experts": 6,
+    "num_experts_per_tok": 1,
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "num_hidden_layers": 4,
+    "no_rope_layer_interval": 4,
+    "attention_chunk_size": 32,
+    "floor_scale": 12,
+    "attn_scale": 0.7,
+}
 ROPES_BY_KIND = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": YARN,

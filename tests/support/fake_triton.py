@@ -22,9 +22,16 @@ from lmdeploy.token_bytes import TokenBytes
 
 _FORMATS = {"BOOL": "?", "INT32": "i", "UINT32": "I", "FP32": "f", "UINT64": "Q"}
 _LISTS = {
-    "stop_words", "bad_words", "stop_token_ids", "bad_token_ids", "thinking_end_ids", "logit_bias_ids",
-    "logit_bias_values", "input_ids", "TOKENS_BATCH",
-}  # fmt: skip
+    "stop_words",
+    "bad_words",
+    "stop_token_ids",
+    "bad_token_ids",
+    "thinking_end_ids",
+    "logit_bias_ids",
+    "logit_bias_values",
+    "input_ids",
+    "TOKENS_BATCH",
+}
 
 CONTEXT_LEN = 4096  # tokens, of the fake engine
 AWAKE: dict[str, Any] = {  # what an engine that can sleep reports

@@ -19,10 +19,18 @@ _SIDE, _PATCH, _HIDDEN, _INNER = 28, 7, 32, 64
 _TOWER, _HEADS, _MLP, _LAYERS, _SCALE = 16, 2, 24, 2, 8
 _PREFIX = "transformer.vision."
 VISION = {
-    "dropout_prob": 0.0, "hidden_act": "gelu", "hidden_size": _TOWER, "image_size": _SIDE, "in_channels": 3,
-    "intermediate_size": _MLP, "layer_norm_eps": 1e-6, "num_heads": _HEADS, "num_hidden_layers": _LAYERS,
-    "num_positions": (_SIDE // _PATCH) ** 2 + 1, "patch_size": _PATCH,
-}  # fmt: skip
+    "dropout_prob": 0.0,
+    "hidden_act": "gelu",
+    "hidden_size": _TOWER,
+    "image_size": _SIDE,
+    "in_channels": 3,
+    "intermediate_size": _MLP,
+    "layer_norm_eps": 1e-6,
+    "num_heads": _HEADS,
+    "num_hidden_layers": _LAYERS,
+    "num_positions": (_SIDE // _PATCH) ** 2 + 1,
+    "patch_size": _PATCH,
+}
 
 
 def make_tiny_glm_4v(directory: Path) -> Path:

@@ -19,10 +19,16 @@ from tests.support.tiny_models import make_tiny
 
 Reference = Callable[[Tensor, Sequence[Tensor], int], tuple[Tensor, Tensor]]
 SIZES = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 64, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
     "rope_theta": 10000.0,
-}  # fmt: skip
+}
 
 
 def weights_of(directory: Path) -> dict[str, Tensor]:

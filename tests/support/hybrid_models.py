@@ -23,10 +23,15 @@ EXPERTS = {
     "shared_expert_intermediate_size": 32,
 }
 MAMBA: dict[str, Any] = {
-    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
     "mamba_chunk_size": 16,
-}  # fmt: skip
+}
 FACTORS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -42,15 +47,30 @@ CONVOLUTIONS: dict[str, Any] = {
 KIMI: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    "linear_head_dim": 16, "linear_num_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 24, "num_local_experts": 8,
-    "num_experts_per_tok": 2, "tie_word_embeddings": False, "pad_token_id": 0,
-}  # fmt: skip
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "moe_intermediate_size": 24,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+}
 MULTIPLIERS = {
-    "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "mlp_multipliers": [0.7, 1.3], "key_multiplier": 0.6,
-    "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.8, "ssm_multipliers": [0.7, 0.9, 1.2, 1.1, 1.4],
-    "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.9,
-}  # fmt: skip
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.7, 1.3],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.7, 0.9, 1.2, 1.1, 1.4],
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.9,
+}
 FALCON_H1: dict[str, Any] = MULTIPLIERS | {
     "head_dim": 8,
     "mamba_d_ssm": 48,
@@ -61,9 +81,14 @@ FALCON_H1: dict[str, Any] = MULTIPLIERS | {
     "mamba_chunk_size": 16,
 }
 NEMOTRON_H: dict[str, Any] = {
-    "head_dim": 8, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16,
+    "head_dim": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 MINIMAX: dict[str, Any] = {
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -72,9 +97,14 @@ MINIMAX: dict[str, Any] = {
 } | {f"{half}_alpha_factor": 1.7 for half in ("full_attn", "linear_attn", "mlp")}
 SCAN: dict[str, Any] = {"state_size": 4, "time_step_rank": 6, "num_hidden_layers": 2}
 JAMBA: dict[str, Any] = {
-    "num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 6,
-    "num_experts": 1, "tie_word_embeddings": False,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 6,
+    "num_experts": 1,
+    "tie_word_embeddings": False,
+}
 QWEN4: dict[str, Any] = (
     GATED_DELTA
     | EXPERTS

@@ -21,10 +21,18 @@ _FORMATS = [
     *("json-pointer", "relative-json-pointer", "uri-template", "iri", "idn-email", "idn-hostname", "regex", "color"),
 ]
 _ANNOTATIONS = {
-    "title": "Name", "description": "What it is", "default": 3, "examples": [1], "deprecated": True, "readOnly": False,
-    "writeOnly": False, "$comment": "none", "contentEncoding": "base64", "contentMediaType": "text/plain",
+    "title": "Name",
+    "description": "What it is",
+    "default": 3,
+    "examples": [1],
+    "deprecated": True,
+    "readOnly": False,
+    "writeOnly": False,
+    "$comment": "none",
+    "contentEncoding": "base64",
+    "contentMediaType": "text/plain",
     "contentSchema": {"type": "string"},
-}  # fmt: skip
+}
 
 
 class RandomSchemas:

@@ -134,9 +134,17 @@ ENCODERS: dict[str, dict[str, Any]] = {
 }
 """Configuration of each family; ModernBERT's and EmbeddingGemma's windows are shorter than texts."""
 NO_TYPES = {
-    "Roberta", "XLMRoberta", "Camembert", "MPNet", "DistilBert", "ModernBert", "Gte", "JinaEmbeddingsV3", "EuroBert",
+    "Roberta",
+    "XLMRoberta",
+    "Camembert",
+    "MPNet",
+    "DistilBert",
+    "ModernBert",
+    "Gte",
+    "JinaEmbeddingsV3",
+    "EuroBert",
     "Gemma3Text",
-}  # fmt: skip
+}
 """Of these, both texts of a pair have one token type."""
 
 

@@ -12,14 +12,28 @@ IMAGE_SIDE = 28
 PATCH = 14
 GEMMA3_ROWS = 16  # of an image
 TEXT = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3, "vocab_size": 320,
-    "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "vocab_size": 320,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+    "tie_word_embeddings": False,
+}
 _VISION = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "image_size": IMAGE_SIDE, "patch_size": PATCH, "initializer_range": 0.3,
-}  # fmt: skip
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": IMAGE_SIDE,
+    "patch_size": PATCH,
+    "initializer_range": 0.3,
+}
 _INTERNVL_EXPERTS: Mapping[str, Mapping[str, Any]] = {  # of the decoders that have any
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 24},

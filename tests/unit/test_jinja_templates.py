@@ -131,12 +131,26 @@ def test_of_several_templates_the_one_for_tools_is_for_tools() -> None:
 
 # template -> what its calls are written in
 FORMATS = {
-    "deepseek_v31": "deepseek_v31", "deepseek_v32": "deepseek_v32", "gemma4": "gemma4", "glm45": "glm45",
-    "glm47": "glm47", "gpt-oss": "openai", "granite4": "hermes", "kimi_k2": "kimi_k2", "lfm2": "lfm2",
-    "llama3_1": "llama3_json", "minimax_m2": "minimax_m2", "ministral3": "mistral", "mistral-nemo": "mistral-v3",
-    "mistral-small3_2": "mistral-v11", "qwen2d5": "hermes", "qwen3": "hermes", "qwen3_5": "qwen3_coder",
-    "qwen3_coder": "qwen3_coder", "seed_oss": "seed_oss",
-}  # fmt: skip
+    "deepseek_v31": "deepseek_v31",
+    "deepseek_v32": "deepseek_v32",
+    "gemma4": "gemma4",
+    "glm45": "glm45",
+    "glm47": "glm47",
+    "gpt-oss": "openai",
+    "granite4": "hermes",
+    "kimi_k2": "kimi_k2",
+    "lfm2": "lfm2",
+    "llama3_1": "llama3_json",
+    "minimax_m2": "minimax_m2",
+    "ministral3": "mistral",
+    "mistral-nemo": "mistral-v3",
+    "mistral-small3_2": "mistral-v11",
+    "qwen2d5": "hermes",
+    "qwen3": "hermes",
+    "qwen3_5": "qwen3_coder",
+    "qwen3_coder": "qwen3_coder",
+    "seed_oss": "seed_oss",
+}
 ONE_CALL = {"gpt-oss", "llama3_1"}  # all that the template allows
 REPORTS_NO_TOOLS = {"deepseek_v31"}
 # The template leaves out what is said alongside calls.

@@ -13,9 +13,15 @@ from lmdeploy.turbomind.families.common import Checkpoint, llama_config
 
 # Names and fields of no family; the sizes are those of a Llama.
 CONFIG = {
-    "architectures": ["FreshForCausalLM"], "model_type": "fresh", "hidden_size": 64, "intermediate_size": 96,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 128,
-}  # fmt: skip
+    "architectures": ["FreshForCausalLM"],
+    "model_type": "fresh",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+}
 
 
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], **more: Any) -> str:

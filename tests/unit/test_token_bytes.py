@@ -123,8 +123,19 @@ def test_sentencepiece_model_tokens_concatenate_to_the_text(sentencepiece_tokeni
 
 # Decoders by name, and pieces that they change: whole characters, bytes of one, spaces, added tokens.
 SENTENCEPIECE = [
-    "a", "\u2581b", "\u2581\u2581", "ü", "<n>", "<0x0A>", "<0xE4>", "<0xBD>", "<0xA0>", "##c", "d</w>", ".",
-]  # fmt: skip
+    "a",
+    "\u2581b",
+    "\u2581\u2581",
+    "ü",
+    "<n>",
+    "<0x0A>",
+    "<0xE4>",
+    "<0xBD>",
+    "<0xA0>",
+    "##c",
+    "d</w>",
+    ".",
+]
 BYTE_LEVEL = ["a", "\u0120b", "\u010a", "ä", "½", "\u0142", "~"]
 STRIPPED = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 DECODERS = {

@@ -150,9 +150,18 @@ def test_the_usual_system_prompt_stays_before_tools() -> None:
 
 
 READ = [
-    "deepseek-v3", "gpt-oss", "qwen2d5", "internlm2", "llama3_1", "mistral-v3", "mistral-nemo", "glm4", "smollm3",
-    "chatml", "llama2",
-]  # fmt: skip
+    "deepseek-v3",
+    "gpt-oss",
+    "qwen2d5",
+    "internlm2",
+    "llama3_1",
+    "mistral-v3",
+    "mistral-nemo",
+    "glm4",
+    "smollm3",
+    "chatml",
+    "llama2",
+]
 
 
 @pytest.mark.parametrize("name", READ)

@@ -174,11 +174,17 @@ OBJECTS = (
     "{'name': 'Alice', 'tags': ['a', 'b',]}",
 )
 SHOWN = (
-    "{0}", "```json\n{0}\n```", "```\n{0}\n```", "Here is an example:\n\n```json\n{0}\n```",
-    "```json\n{0}\n```\nThis is what a reply looks like.", "First:\n```json\n{0}\n```\nthen:\n```json\n{0}\n```\n",
-    "`{0}` is what you send.", "1. Send {0}.\n2. Wait.", "```python\npayload = {0}\n```",
+    "{0}",
+    "```json\n{0}\n```",
+    "```\n{0}\n```",
+    "Here is an example:\n\n```json\n{0}\n```",
+    "```json\n{0}\n```\nThis is what a reply looks like.",
+    "First:\n```json\n{0}\n```\nthen:\n```json\n{0}\n```\n",
+    "`{0}` is what you send.",
+    "1. Send {0}.\n2. Wait.",
+    "```python\npayload = {0}\n```",
     "> {0}\n\nas the documentation has it",
-)  # fmt: skip
+)
 CALLS = (
     "So you write\n```json\n{0}\n```",
     "```json\n{0}\n```\nwould add them.",

@@ -228,10 +228,24 @@ GOLDEN: dict[str, tuple[str, str, Calls]] = {
     ),
 }
 BAD_ARGUMENTS = [
-    '{"a": }', '{"a": 1,}', '{"a": 01}', '{"a": NaN}', '{"a": 1e+}', '{"a": -}', '{"a": tru}', '{"a": "\\x"}',
-    '{"a": "\\u12g4"}', '{"a": "two\nlines"}', '{"a" 1}', '{"a": 1 "b": 2}', '{"a": [1, 2}}', '{"a": {"b": 1]}',
-    '{"a": [}]}', "{'a': 1}", '{"a": {"b": {"c": 1}}, 2}',
-]  # fmt: skip
+    '{"a": }',
+    '{"a": 1,}',
+    '{"a": 01}',
+    '{"a": NaN}',
+    '{"a": 1e+}',
+    '{"a": -}',
+    '{"a": tru}',
+    '{"a": "\\x"}',
+    '{"a": "\\u12g4"}',
+    '{"a": "two\nlines"}',
+    '{"a" 1}',
+    '{"a": 1 "b": 2}',
+    '{"a": [1, 2}}',
+    '{"a": {"b": 1]}',
+    '{"a": [}]}',
+    "{'a': 1}",
+    '{"a": {"b": {"c": 1}}, 2}',
+]
 MALFORMED = [
     *(f'<tool_call>\n{{"name": "add", "arguments": {bad}}}\n</tool_call>' for bad in BAD_ARGUMENTS),
     *(f'<|action_start|><|plugin|>\n{{"name": "add", "parameters": {bad}}}<|action_end|>' for bad in BAD_ARGUMENTS[:9]),
