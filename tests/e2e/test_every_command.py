@@ -65,6 +65,7 @@ LINES = {
     "lite calibrate": Line(LITE),
     "lite kv_qparams": Line("{folder} {folder}"),
     "lite get_small_sharded_hf": Line("a b", status=2, prints="is not supported"),
+    "new-family": Line("{model}", prints="Read by none"),
     "list": Line(prints="LlamaForCausalLM"),
     "pull": Line("owner/tiny", prints="success"),  # of a hub of the test's
     "rm": Line("owner/tiny", status=1, prints="was not pulled"),
