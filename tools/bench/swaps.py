@@ -116,7 +116,8 @@ def router(models: Mapping[str, Path], most: int) -> Iterator[str]:
 
 def first_tokens(side: AbstractContextManager[str], asked: Sequence[Request]) -> list[float]:
     """Return the seconds to the first token of every request; each model has answered once before."""
-    with side as url, httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False) as http:
+    fresh = httpx.Limits(max_keepalive_connections=0)  # llama-server closes connections without a word
+    with side as url, httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False, limits=fresh) as http:
         for name in (*CHAT_MODELS, "embed"):
             Request(name, "Hello").first_token(http)
         with progress_bar(len(asked), "request") as advance:
