@@ -17,10 +17,12 @@
 #include <cstring>
 #include <ctime>
 #include <functional>
+#include <future>
 #include <list>
 #include <mutex>
 #include <optional>
 
+#include "base/cpu_share.h"
 #include "base/error.h"
 #include "base/file_descriptor.h"
 #include "base/json.h"
@@ -188,7 +190,11 @@ class ProcessCompiler final : public GrammarCompiler {
   ProcessCompiler(std::vector<std::string> program, std::vector<std::string> vocabulary, SpecialTokens special,
                   double seconds)
       : program_(std::move(program)),
-        tokens_(std::make_shared<TokenTrie>(std::move(vocabulary))),
+        tokens_(std::async(std::launch::async,
+                           [vocabulary = std::move(vocabulary)]() mutable -> std::shared_ptr<const TokenTrie> {
+                             lower_priority_for_good();
+                             return std::make_shared<TokenTrie>(std::move(vocabulary));
+                           })),
         special_(std::move(special)),
         seconds_(seconds) {
     put_back(std::make_unique<GrammarProcess>(program_));
@@ -218,7 +224,7 @@ class ProcessCompiler final : public GrammarCompiler {
     auto program = GrammarProgram::read(answer->payload);
     require_known_tokens(program);
     SpecialTokens marks = answer->type == kTag ? marks_in(response_format) : SpecialTokens();
-    auto grammar = std::make_shared<const AutomatonGrammar>(tokens_, std::move(program), std::move(marks));
+    auto grammar = std::make_shared<const AutomatonGrammar>(tokens_.get(), std::move(program), std::move(marks));
     keep(response_format, grammar);
     return grammar;
   }
@@ -272,7 +278,7 @@ class ProcessCompiler final : public GrammarCompiler {
 
   // Throws Error for numbers that are no tokens'.
   void require_known_tokens(const GrammarProgram& program) const {
-    const auto size = static_cast<int32_t>(tokens_->vocabulary().size());
+    const auto size = static_cast<int32_t>(tokens_.get()->vocabulary().size());
     for (const GrammarProgram::Node& node : program.nodes) {
       if (node.kind != GrammarProgram::kToken) continue;
       for (const int32_t token : program.list(node)) {
@@ -299,7 +305,7 @@ class ProcessCompiler final : public GrammarCompiler {
   }
 
   const std::vector<std::string> program_;
-  const std::shared_ptr<const TokenTrie> tokens_;
+  const std::shared_future<std::shared_ptr<const TokenTrie>> tokens_;  // made while the engine serves
   const SpecialTokens special_;
   const double seconds_;
   std::mutex mu_;
