@@ -105,14 +105,14 @@ _Heads = tuple[int, int, int, int, int, int]
 class LinearWeight:
     def __init__(self, data: int, type: str, out_features: int, in_features: int, bias: int) -> None: ...
 
-class CodedCheckpoint:
+class QuantizedCheckpoint:
     def __init__(self, directory: str) -> None: ...
     def read(self, name: str, out_features: int, in_features: int, y: int) -> None: ...
 
 class QuantizedLinear:
     def __init__(
         self,
-        checkpoint: CodedCheckpoint,
+        checkpoint: QuantizedCheckpoint,
         outputs: Sequence[tuple[str, tuple[int, int, int]]],
         inputs: tuple[int, int, int],
         bias: int,

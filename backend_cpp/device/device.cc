@@ -18,7 +18,7 @@ constexpr DeviceTraits kTraits{.batch_size = 64,
                                .step_tokens = 256,
                                .cache_limit = size_t{4} << 30,
                                .ranks_share_memory = true,
-                               .takes_gguf_codes = true,
+                               .takes_gguf_blocks = true,
                                .drafts_pay = true,
                                .has_sparse_attention = true};
 

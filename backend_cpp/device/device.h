@@ -33,8 +33,8 @@ struct DeviceTraits {
   size_t cache_limit = 0;
   // Whether all ranks of a model take from one memory.
   bool ranks_share_memory = false;
-  // Whether its linear layers take the codes of all GGUF types (WeightOptions::takes_gguf_codes).
-  bool takes_gguf_codes = false;
+  // Whether its linear layers take the codes of all GGUF types (WeightOptions::takes_gguf_blocks).
+  bool takes_gguf_blocks = false;
   // Whether drafts pay where the user says nothing.
   bool drafts_pay = false;
   // Whether it has choose_keys and sparse_attention.

@@ -255,7 +255,7 @@ LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint
   if (!spec.output.normalizes_weight) {
     if (spec.tied_embeddings && embedding.view.is_packed() && shard.vocab.is_whole()) return {};
     const std::vector<ManifestValue> parts = checkpoint.parts(name, {shard.vocab, spec.hidden_size});
-    if (can_pack(parts, options.takes_gguf_codes)) return pack_quantized(parts, options.takes_gguf_codes, on_pool);
+    if (can_pack(parts, options.takes_gguf_blocks)) return pack_quantized(parts, options.takes_gguf_blocks, on_pool);
     if (options.bits == 0 && spec.tied_embeddings) return {};
     if (options.bits == 0) return read.matrix(name, shard.vocab, spec.hidden_size, options.dtype, on_pool);
   }

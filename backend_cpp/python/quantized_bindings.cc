@@ -82,7 +82,7 @@ void read_numbers(const Checkpoint& checkpoint, const std::string& name, int out
 }  // namespace
 
 void bind_quantized(py::module_& m) {
-  py::class_<Checkpoint>(m, "CodedCheckpoint", py::module_local())
+  py::class_<Checkpoint>(m, "QuantizedCheckpoint", py::module_local())
       .def(py::init<const std::string&>(), py::arg("directory"))
       .def("read", &read_numbers, py::arg("name"), py::arg("out_features"), py::arg("in_features"), py::arg("y"));
   py::class_<QuantizedLinear>(m, "QuantizedLinear", py::module_local())

@@ -13,10 +13,10 @@
 #include <utility>
 
 #include "base/error.h"
-#include "weights/codes/awq_gptq.h"
-#include "weights/codes/row_quantized.h"
-#include "weights/codes/table_matrix.h"
 #include "weights/gguf/matrix.h"
+#include "weights/quantized/awq_gptq.h"
+#include "weights/quantized/row_quantized.h"
+#include "weights/quantized/table_matrix.h"
 #include "weights/w8a8.h"
 
 namespace turbomind {
@@ -193,8 +193,8 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
     if (all.size() != 2) throw invalid_argument("mxfp4 needs codes and scales");
     return {ManifestValue(decode_mxfp4(all[0].numbers(), all[1].numbers()))};
   }
-  const bool is_of_codes = op == "quantized" || op == "row_codes" || op == "scaled" || op == "table" || op == "affine";
-  if (!is_of_codes) return {rearranged(expression, all)};
+  const bool is_quantized = op == "quantized" || op == "row_codes" || op == "scaled" || op == "table" || op == "affine";
+  if (!is_quantized) return {rearranged(expression, all)};
   std::vector<CheckpointTensor> tensors;
   for (const ManifestValue& part : all) tensors.push_back(part.numbers());
   if (op == "scaled") return {ManifestValue(std::make_shared<const W8A8Matrix>(expression, tensors))};

@@ -136,21 +136,21 @@ ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>
   return ManifestValue(applied(operation, joined(numbers), shape));
 }
 
-bool can_pack(const std::vector<ManifestValue>& parts, bool takes_gguf_codes) {
+bool can_pack(const std::vector<ManifestValue>& parts, bool takes_gguf_blocks) {
   const QuantizedMatrix* front = parts[0].quantized();
   return front != nullptr && std::all_of(parts.begin(), parts.end(), [&](const ManifestValue& part) {
            return part.quantized() != nullptr && front->packs_with(*part.quantized()) &&
-                  (takes_gguf_codes || !part.quantized()->has_mins());
+                  (takes_gguf_blocks || !part.quantized()->has_mins());
          });
 }
 
-LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, bool takes_gguf_codes, const Loop& loop) {
+LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, bool takes_gguf_blocks, const Loop& loop) {
   std::vector<QuantizedRow> rows;
   for (const ManifestValue& part : parts) {
     for (int row = 0; row < static_cast<int>(part.shape()[0]); ++row)
       rows.push_back({part.quantized(), part.output(row)});
   }
-  return parts.at(0).quantized()->pack(rows, takes_gguf_codes, loop);
+  return parts.at(0).quantized()->pack(rows, takes_gguf_blocks, loop);
 }
 
 }  // namespace turbomind

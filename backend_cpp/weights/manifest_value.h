@@ -48,9 +48,9 @@ ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>
 
 // Whether the kernels can multiply with these parts of a matrix as they are stored: all are codes that pack together,
 // and have minima only where the device takes those.
-bool can_pack(const std::vector<ManifestValue>& parts, bool takes_gguf_codes);
+bool can_pack(const std::vector<ManifestValue>& parts, bool takes_gguf_blocks);
 
 // Packs matrices joined by output.
-LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, bool takes_gguf_codes, const Loop& loop);
+LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, bool takes_gguf_blocks, const Loop& loop);
 
 }  // namespace turbomind

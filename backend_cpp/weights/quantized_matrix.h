@@ -37,8 +37,8 @@ class QuantizedMatrix {
   // Whether the kernels can multiply with outputs of both as one weight.
   virtual bool packs_with(const QuantizedMatrix& other) const = 0;
   // These outputs, all of matrices that pack with this one, in the order that kernels read (kernels/packed_weight.h),
-  // without loss. takes_gguf_codes: as WeightOptions; else codes of 5 and 6 bits have 8.
-  virtual LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_codes, const Loop& loop) const = 0;
+  // without loss. takes_gguf_blocks: as WeightOptions; else codes of 5 and 6 bits have 8.
+  virtual LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_blocks, const Loop& loop) const = 0;
 
  protected:
   QuantizedMatrix() = default;

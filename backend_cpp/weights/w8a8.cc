@@ -151,7 +151,7 @@ void W8A8Matrix::read_row(int output, uint8_t* quantized, float* groups, float& 
   }
 }
 
-LinearStorage W8A8Matrix::pack(const std::vector<QuantizedRow>& rows, bool /*takes_gguf_codes*/,
+LinearStorage W8A8Matrix::pack(const std::vector<QuantizedRow>& rows, bool /*takes_gguf_blocks*/,
                                const Loop& loop) const {
   const auto out_features = static_cast<int>(rows.size());
   const PackedShape shape{out_features, in_features_, 8, group_, is_float8_};

@@ -42,7 +42,7 @@ class W8A8Matrix final : public QuantizedMatrix {
   static int kernel_group(const Json& expression, const CheckpointTensor& quantized);
   // The same type and groups.
   bool packs_with(const QuantizedMatrix& other) const override;
-  LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_codes, const Loop& loop) const override;
+  LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_blocks, const Loop& loop) const override;
 
  private:
   bool has_blocks() const { return column_count_ > 1; }  // several scales for an output, one for each group

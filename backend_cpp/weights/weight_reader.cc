@@ -31,11 +31,11 @@ LinearStorage WeightReader::matrix(const std::string& name, const Slice& out_fea
 
 LinearStorage WeightReader::table(const std::string& name, int rows, int size, const Loop& loop) const {
   const std::vector<ManifestValue> parts = checkpoint_.parts(name, {rows, size});
-  if (options_.takes_gguf_codes && can_pack(parts, true)) {
-    LinearStorage codes = pack_quantized(parts, true, loop_or_none(loop));
-    const LinearWeight& view = codes.view;
+  if (options_.takes_gguf_blocks && can_pack(parts, true)) {
+    LinearStorage quantized = pack_quantized(parts, true, loop_or_none(loop));
+    const LinearWeight& view = quantized.view;
     const bool has_scales_alone = view.zeros == nullptr && view.input_order == nullptr && view.output_scales == nullptr;
-    if (view.format != WeightFormat::kFloat8 && view.scales != nullptr && has_scales_alone) return codes;
+    if (view.format != WeightFormat::kFloat8 && view.scales != nullptr && has_scales_alone) return quantized;
   }
   return matrix(name, rows, size, options_.dtype, loop);
 }
@@ -45,8 +45,8 @@ LinearStorage WeightReader::linear(const std::string& name, const Slice& out_fea
   const Loop loop = loop_or_none(in_order);
   LinearStorage storage;
   const std::vector<ManifestValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
-  if (can_pack(parts, options_.takes_gguf_codes)) {
-    storage = pack_quantized(parts, options_.takes_gguf_codes, loop);
+  if (can_pack(parts, options_.takes_gguf_blocks)) {
+    storage = pack_quantized(parts, options_.takes_gguf_blocks, loop);
   } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
   } else {

@@ -16,7 +16,7 @@ struct WeightOptions {
   int bits = 0;    // 8 or 4: rounded while loading, unless stored as codes; 0: as `dtype` says
   int group = 32;  // inputs that share a scale
   // The device multiplies with codes of 5 and 6 bits, and with codes whose groups have minima.
-  bool takes_gguf_codes = false;
+  bool takes_gguf_blocks = false;
   bool only_sizes = false;  // buffers are allocated, which takes no memory, and no values read
 };
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmdeploy.lite.rounding import Grid
 
-# AWQ codes as AutoAWQ's "gemm" version stores them (backend_cpp/weights/codes/awq_gptq.h describes the packing).
+# AWQ codes as AutoAWQ's "gemm" version stores them (backend_cpp/weights/quantized/awq_gptq.h describes the packing).
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs is in bits 4j..4j+3 of a word
 
 
@@ -44,7 +44,7 @@ def awq_format_quantization_config(grid: Grid, group_size: int, left: Sequence[s
     }
 
 
-# Codes as GPTQ's tools store them (backend_cpp/weights/codes/awq_gptq.h describes the packing).
+# Codes as GPTQ's tools store them (backend_cpp/weights/quantized/awq_gptq.h describes the packing).
 def gptq_format_pack(rows: Mapping[str, Tensor], grid: Grid) -> dict[str, Tensor]:
     """Return ``qweight [in / n, out]``, ``qzeros [groups, out / n]`` and ``scales [groups, out]``, n codes a word.
 
@@ -80,7 +80,7 @@ def gptq_format_quantization_config(grid: Grid, group_size: int, *, desc_act: bo
     }
 
 
-# Codes as the package `compressed-tensors` stores them (backend_cpp/weights/codes/row_quantized.h has the packing).
+# Codes as the package `compressed-tensors` stores them (backend_cpp/weights/quantized/row_quantized.h has the packing).
 #
 # ``transformers`` and other servers read them with that package alone, on a CPU too.
 NAME = "compressed-tensors"

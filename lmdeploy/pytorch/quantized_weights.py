@@ -36,7 +36,7 @@ class QuantizedMatrix:
 
     def __init__(
         self,
-        checkpoint: _turbomind.CodedCheckpoint,  # where the codes are
+        checkpoint: _turbomind.QuantizedCheckpoint,  # where the codes are
         outputs: Sequence[tuple[str, Part]],  # tensors and which of their outputs, one after another
         inputs: Part,  # which of the inputs
         bias: torch.Tensor | None,  # ``[outputs]`` or None
@@ -58,7 +58,7 @@ class QuantizedWeights:
     expressions: dict[str, Quantized | RowQuantized | Scaled]  # how each is stored
     hidden: frozenset[str]  # the tensors that codes and what belongs to them are stored in: a model must not load them
     files: Mapping[str, Path]  # where each tensor of the checkpoint is
-    native: _turbomind.CodedCheckpoint
+    native: _turbomind.QuantizedCheckpoint
     # What layers are called in the checkpoint, where that is another name: those of a text part
     stored_as: Mapping[str, str] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ def quantized_weights(checkpoint: Path) -> QuantizedWeights | None:
     unused = {n for n in index.tensors if is_unused(n) or is_zero_bias_of_quantized(n, index)}
     with tempfile.TemporaryDirectory(prefix="lmdeploy-codes-") as folder:
         (Path(folder) / "manifest.json").write_text(Manifest.build(quantized, index, kind).to_json(), encoding="utf-8")
-        native = _turbomind.CodedCheckpoint(folder)
+        native = _turbomind.QuantizedCheckpoint(folder)
     layers = {name.removesuffix(_WEIGHT): made for name, made in quantized.items()}
     files = {name: index.files[info.file] for name, info in index.tensors.items()}
     hidden = read | unused

@@ -5,7 +5,7 @@ layers are codes their tensors say, not the lists of exceptions (``ignore``, ``m
 
 The families describe a model by the weights of its linear layers, ``X.weight``. Where a checkpoint has ``X.qweight``
 instead, :func:`with_quantized` puts the codes in that weight's place. How they are packed is in
-``backend_cpp/weights/codes/awq_gptq.h``, which decodes them.
+``backend_cpp/weights/quantized/awq_gptq.h``, which decodes them.
 """
 
 import dataclasses

@@ -158,7 +158,7 @@ bool GgufMatrix::packs_with(const QuantizedMatrix& other) const {
   return blocks != nullptr && blocks->in_features_ == in_features_;
 }
 
-LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_codes, const Loop& loop) const {
+LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_blocks, const Loop& loop) const {
   PackedShape shape{static_cast<int>(rows.size()), in_features_, format_->bits, format_->group};
   bool needs_mins = false;
   for (const QuantizedRow& row : rows) {
@@ -168,7 +168,7 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
     needs_mins = needs_mins || format.has_mins();
   }
   if (shape.bits == 5 && shape.group % shape.unit() != 0) shape.bits = 6;
-  if (!takes_gguf_codes && shape.high_bits() != 0) shape.bits = 8;
+  if (!takes_gguf_blocks && shape.high_bits() != 0) shape.bits = 8;
   LinearStorage storage;
   storage.data = AlignedBuffer(shape.quantized_bytes());
   storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));

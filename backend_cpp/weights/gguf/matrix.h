@@ -36,7 +36,7 @@ class GgufMatrix final : public QuantizedMatrix {
   // Any other of GGUF.
   bool packs_with(const QuantizedMatrix& other) const override;
   // Throws Error for a scale or minimum that is no finite half.
-  LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_codes, const Loop& loop) const override;
+  LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_blocks, const Loop& loop) const override;
 
  private:
   struct Row {

@@ -25,7 +25,7 @@ _INSTEAD = "serve the model it was made from with --weight-bits 4 or 8, or make 
 
 @dataclass(frozen=True)
 class RowScheme:
-    """How a layer ``X`` is stored (``backend_cpp/weights/codes/row_quantized.h``)."""
+    """How a layer ``X`` is stored (``backend_cpp/weights/quantized/row_quantized.h``)."""
 
     layout: Literal["words", "bytes", "float4"]  # ``words`` (int32), ``bytes`` (int8) or ``float4`` (two in a byte)
     bits: int  # of a code, 4 or 8

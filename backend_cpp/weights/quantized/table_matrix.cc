@@ -1,4 +1,4 @@
-#include "weights/codes/table_matrix.h"
+#include "weights/quantized/table_matrix.h"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // Linear layers stored output by output, as compressed-tensors, ModelOpt and Quark write them
-// (weights/codes/grouped_matrix.h).
+// (weights/quantized/grouped_matrix.h).
 //
 //   words   codes I32 [out, in / n], n = 32 / bits; value j of a word is in bits j bits .. (j + 1) bits - 1, and is
 //           the code plus half its range. Zero points, if any, in the same way: I32 [out / n, groups], n outputs a
@@ -14,7 +14,7 @@
 //           one number for all or divided by it, F32.
 #pragma once
 
-#include "weights/codes/grouped_matrix.h"
+#include "weights/quantized/grouped_matrix.h"
 
 namespace turbomind {
 

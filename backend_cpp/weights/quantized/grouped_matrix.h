@@ -28,7 +28,7 @@ class GroupedMatrix : public QuantizedMatrix {
   bool packs_with(const QuantizedMatrix& other) const override;
   // A group of many inputs becomes several of the kernel's with the same scale, so that activations are rounded in
   // groups of at most 128.
-  LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_codes, const Loop& loop) const override;
+  LinearStorage pack(const std::vector<QuantizedRow>& rows, bool takes_gguf_blocks, const Loop& loop) const override;
 
  protected:
   // Reads `bits`, `group` and `shape` of a manifest's operation. Throws Error for sizes that are invalid.

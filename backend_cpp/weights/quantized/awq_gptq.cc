@@ -1,4 +1,4 @@
-#include "weights/codes/awq_gptq.h"
+#include "weights/quantized/awq_gptq.h"
 
 #include <array>
 

@@ -1,4 +1,4 @@
-// Linear layers as AWQ and GPTQ checkpoints store them (weights/codes/grouped_matrix.h).
+// Linear layers as AWQ and GPTQ checkpoints store them (weights/quantized/grouped_matrix.h).
 //
 //   AWQ ("gemm", 4 bits)        codes int32 [in, out / 8], zeros int32 [groups, out / 8]. Bits 4j..4j+3 of a word are
 //                               output 0, 2, 4, 6, 1, 3, 5, 7 of its eight, for j = 0..7.
@@ -14,7 +14,7 @@
 //                               were quantized in order of importance ("desc_act").
 #pragma once
 
-#include "weights/codes/grouped_matrix.h"
+#include "weights/quantized/grouped_matrix.h"
 
 namespace turbomind {
 

@@ -1,4 +1,4 @@
-#include "weights/codes/row_quantized.h"
+#include "weights/quantized/row_quantized.h"
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "weights/codes/grouped_matrix.h"
+#include "weights/quantized/grouped_matrix.h"
 
 #include <algorithm>
 #include <cmath>
@@ -152,7 +152,7 @@ void GroupedMatrix::read_rows(const std::vector<QuantizedRow>& rows, int first, 
   }
 }
 
-LinearStorage GroupedMatrix::pack(const std::vector<QuantizedRow>& rows, bool /*takes_gguf_codes*/,
+LinearStorage GroupedMatrix::pack(const std::vector<QuantizedRow>& rows, bool /*takes_gguf_blocks*/,
                                   const Loop& loop) const {
   const auto out_features = static_cast<int>(rows.size());
   const PackedShape shape{out_features, in_features_, bits_, kernel_group(group_)};
