@@ -46,8 +46,9 @@ class PreparedSteps {
  public:
   virtual ~PreparedSteps() = default;
 
-  // The shapes of steps of at most `max_rows` sequences of up to `max_context` tokens, the most frequent ones first.
-  virtual std::vector<DecodingShape> shapes(int max_rows, int max_context) const = 0;
+  // The shapes of steps of at most `max_sequences` sequences of up to `max_context` tokens, the most frequent ones
+  // first.
+  virtual std::vector<DecodingShape> shapes(int max_sequences, int max_context) const = 0;
   // Replaces set_spans for tokens, of all its tables: a step of that shape without rows.
   virtual void set_empty_spans(const DecodingShape& shape) = 0;
   // Runs `body`, the operators of such a step, to load kernels and allocate memory.

@@ -53,7 +53,7 @@ void check_prompt(const Request& request, const RequestLimits& limits, const Tok
 }
 
 // Both keep sums over the images of any prompt, and its positions, far from the end of their types.
-constexpr size_t kMaxRowsOfImage = 1 << 16;
+constexpr size_t kMaxTokensOfImage = 1 << 16;
 constexpr int kLargestFrameStep = 1000;
 
 void check_grid(const std::string& name, const EmbeddingRange& range, bool has_grid) {
@@ -78,7 +78,7 @@ void check_rows(const std::string& name, const EmbeddingRange& range, const Imag
   if (!traits.has_cross_attention && rows != tokens) {
     throw invalid_argument(name + " must have a row of " + std::to_string(traits.width) + " numbers for each token");
   }
-  if (traits.has_cross_attention && (tokens != 1 || rows < 2 || rows > kMaxRowsOfImage)) {
+  if (traits.has_cross_attention && (tokens != 1 || rows < 2 || rows > kMaxTokensOfImage)) {
     throw invalid_argument(name + " must be one token, with rows of " + std::to_string(traits.width) +
                            " numbers for it and for what is looked at");
   }
@@ -98,8 +98,8 @@ void check_embeddings(const Request& request, const RequestLimits& limits) {
     }
     check_rows(name, range, traits);
     check_grid(name, range, traits.has_grid);
-    if (traits.needs_whole && range.count > limits.max_whole_rows) {
-      throw invalid_argument(name + " must be at most " + std::to_string(limits.max_whole_rows) +
+    if (traits.needs_whole && range.count > limits.max_whole_tokens) {
+      throw invalid_argument(name + " must be at most " + std::to_string(limits.max_whole_tokens) +
                              ": they see each other, and a step holds no more; raise max_prefill_token_num");
     }
     free_from = range.end();

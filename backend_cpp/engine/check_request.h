@@ -14,7 +14,7 @@ struct RequestLimits {
   int vocab_size = 0;
   int session_len = 0;
   ImageTraits images{};                // of rows in place of token embeddings
-  int max_whole_rows = 0;              // that one step can hold
+  int max_whole_tokens = 0;            // that one step can hold
   bool has_grammars = false;           // response formats can be had
   bool is_pooling_model = false;       // the model generates nothing
   std::vector<int32_t> eos_token_ids;  // end responses that do not ignore them

@@ -24,7 +24,7 @@ const Error& overdue() {
 
 std::unique_ptr<Drafter> make_drafter(const EngineConfig& config, ModelRunner* runner, int vocab_size) {
   if (runner == nullptr) return nullptr;
-  const int rows = drafter_rows(config.max_step_tokens);
+  const int rows = max_drafter_tokens(config.max_step_tokens);
   return runner->traits().head ? make_draft_head(*runner, rows, vocab_size)
                                : make_draft_model(*runner, rows, vocab_size);
 }
@@ -244,7 +244,7 @@ void EngineCore::collect(Sequence& sequence, const SpanOutput& output) {
 }
 
 FinishReason EngineCore::advance(Sequence& sequence, const SpanOutput& output) {
-  if (output.span.requested == SpanRows::kAll) {
+  if (output.span.requested == SpanLogits::kAll) {
     sequence.generation.take_prompt_outputs(output.span.first_position, output.count, output.logits, output.hidden);
     const int end = output.span.first_position + output.span.count;
     if (static_cast<size_t>(end) < sequence.tokens.size()) return FinishReason::kNone;

@@ -21,7 +21,7 @@
 #include "model/model_runner.h"
 #include "model/native_runner.h"
 #include "model/parallel_runner.h"
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 #include "model/worker/worker_runner.h"
 
 namespace turbomind {
@@ -65,7 +65,7 @@ std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, co
   options.vocab_size = engine.spec.vocab_size;
   options.hidden_size = engine.spec.hidden_size;
   options.layers = engine.spec.num_layers;
-  options.max_rows = engine.max_rows;
+  options.max_tokens = engine.max_tokens;
   options.images = image_traits(engine.spec);
   options.step_timeout = std::chrono::duration<double>(settings.worker_step_seconds);
   return std::make_unique<WorkerRunner>(std::move(options), limits);
@@ -92,12 +92,12 @@ std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, co
   const std::vector<Shard> shards = shards_of(engine, checkpoint);
   if (ranks == 1) {
     return std::make_unique<NativeRunner>(device.make(settings.threads), shards.front(), checkpoint, weights, cache,
-                                          engine.max_rows, settings.threads);
+                                          engine.max_tokens, settings.threads);
   }
   const std::shared_ptr<RankGroup> devices = device.make_group(ranks, settings.threads);
   const auto make = [&](int rank) {
     return std::make_unique<NativeRunner>(devices->make_operators(rank), shards[static_cast<size_t>(rank)], checkpoint,
-                                          engine.storage.weights, engine.storage.cache, engine.max_rows,
+                                          engine.storage.weights, engine.storage.cache, engine.max_tokens,
                                           threads_of_rank(settings));
   };
   return std::make_unique<ParallelRunner>(devices, make, device.traits.ranks_share_memory);
@@ -130,7 +130,7 @@ std::unique_ptr<ModelRunner> make_draft_runner(const std::string& target, const 
   std::unique_ptr<Operators> ops = runner.operators_alongside();
   if (!ops) ops = device.make(engine.settings.threads);
   return std::make_unique<NativeRunner>(std::move(ops), Shard::whole(drafter.spec), checkpoint, drafter.storage.weights,
-                                        drafter.storage.cache, drafter_rows(engine.config.max_step_tokens),
+                                        drafter.storage.cache, max_drafter_tokens(engine.config.max_step_tokens),
                                         engine.settings.threads);
 }
 

@@ -26,7 +26,7 @@ inline double seconds_between(Clock::time_point from, Clock::time_point to) {
 
 inline constexpr int kUnlimited = -1;
 
-enum class RequestedRows { kNone, kGeneration, kAll };  // of the generated tokens; or of the prompt's too
+enum class RequestedLogits { kNone, kGeneration, kAll };  // of the generated tokens; or of the prompt's too
 
 // Logits processor: reads the tokens so far and changes the next token's logits [vocab]. Runs on the step thread; a
 // throw ends the request.
@@ -36,13 +36,14 @@ struct GenerationParams : GenerationFields {
   std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never occur, besides bad_token_ids
   LogitsHook logits_hook;
   bool stream = true;  // false: one output a response, when it is complete
-  RequestedRows logits = RequestedRows::kNone;
-  RequestedRows hidden_states = RequestedRows::kNone;
+  RequestedLogits logits = RequestedLogits::kNone;
+  RequestedLogits hidden_states = RequestedLogits::kNone;
   bool scores_prompt = false;  // sum of -log p of the prompt's tokens; generates nothing
 
   // Whether logits or log probabilities of prompt tokens are requested.
   bool reads_prompt_outputs() const {
-    return scores_prompt || prompt_logprobs || logits == RequestedRows::kAll || hidden_states == RequestedRows::kAll;
+    return scores_prompt || prompt_logprobs || logits == RequestedLogits::kAll ||
+           hidden_states == RequestedLogits::kAll;
   }
   bool generates_nothing() const { return scores_prompt || output_embedding || max_new_tokens == 0; }
   // Whether the model has to run: else only a session takes the prompt.

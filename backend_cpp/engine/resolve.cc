@@ -192,7 +192,7 @@ ResolvedEngine resolve(const EngineSettings& given, ModelSpec spec, const Device
   make_room_for_images(engine);
   // An encoder's longest text runs in one step.
   const bool is_encoder = engine.spec.encoder.has_value();
-  engine.max_rows = is_encoder ? std::max(config.max_step_tokens, config.session_len) : config.max_step_tokens;
+  engine.max_tokens = is_encoder ? std::max(config.max_step_tokens, config.session_len) : config.max_step_tokens;
   config.enable_prefix_caching = settings.enable_prefix_caching;
   // A snapshot is made where a block ends.
   config.snapshot_interval =

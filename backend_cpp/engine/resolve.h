@@ -29,7 +29,7 @@ struct ResolvedEngine {
   EngineConfig config;            // without what depends on runners: plan, pages, fingerprint
   bool publishes_events = false;  // KV events
   Storage storage;
-  int max_rows = 0;                // of a step
+  int max_tokens = 0;              // of a step
   std::vector<std::string> notes;  // sentences about settings that were not taken as they are
 };
 

@@ -74,10 +74,10 @@ struct CacheLayout {
   }
 };
 
-// Rows of one sequence in this step: `count` rows from `first_row`, at positions first_position, first_position + 1,
+// Rows of one sequence in this step: `count` rows from `first_token`, at positions first_position, first_position + 1,
 // ...
 struct AttentionSpan {
-  int first_row = 0;
+  int first_token = 0;
   int count = 0;
   int first_position = 0;
   // Block ids covering positions 0 .. first_position + count - 1. Those wholly outside the window are not read.

@@ -31,7 +31,7 @@ namespace turbomind {
 
 // The rows of one sequence in a step, and where its state is. A span without rows changes nothing.
 struct StateSpan {
-  int32_t first_row;
+  int32_t first_token;
   int32_t count;
   int32_t page;
   int32_t is_fresh;  // not 0: the state before the first row is all zeros, whatever the memory holds

@@ -60,7 +60,7 @@ struct EmbeddingRange {
   ImageGrid grid{};
 
   int end() const { return begin + count; }
-  int cross_rows() const { return rows ? static_cast<int>(rows->count()) - count : 0; }
+  int cross_tokens() const { return rows ? static_cast<int>(rows->count()) - count : 0; }
   // By how much the positions after it are further on than its tokens' number says; mostly negative.
   int shift() const { return grid.is_given() ? grid.longest_side() - count : 0; }
 };

@@ -2,14 +2,14 @@
 
 namespace turbomind {
 
-HeadInput::HeadInput(Operators& ops, const ModelSpec& spec, int max_rows)
+HeadInput::HeadInput(Operators& ops, const ModelSpec& spec, int max_tokens)
     : kind_(spec.head->kind),
       size_(spec.hidden_size),
       traits_{width_of(*spec.head), spec.head->target_layers, spec.head->tokens},
-      alongside_(ops, ops.shares_host_memory() ? 0 : max_rows, std::max(size_, traits_.width)),
-      joined_(ops, max_rows, 2 * size_),
-      normed_(ops, max_rows, size_),
-      first_(ops, kind_ == HeadKind::kEagle ? max_rows : 0, size_) {}
+      alongside_(ops, ops.shares_host_memory() ? 0 : max_tokens, std::max(size_, traits_.width)),
+      joined_(ops, max_tokens, 2 * size_),
+      normed_(ops, max_tokens, size_),
+      first_(ops, kind_ == HeadKind::kEagle ? max_tokens : 0, size_) {}
 
 void HeadInput::begin_step(Operators& ops, const StepInput& input, const float* states) {
   if (alongside_.size() == 0) return;

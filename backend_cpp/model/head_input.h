@@ -17,7 +17,7 @@ namespace turbomind {
 
 class HeadInput {
  public:
-  HeadInput(Operators& ops, const ModelSpec& spec, int max_rows);
+  HeadInput(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   const HeadTraits& traits() const { return traits_; }
 
@@ -41,10 +41,10 @@ class HeadInput {
   HeadKind kind_;
   int size_;  // of its hidden states
   HeadTraits traits_;
-  FloatRows alongside_;  // [max_rows, width]; empty where the host's memory is the device's
-  FloatRows joined_;     // [max_rows, 2 size_]
-  FloatRows normed_;     // [max_rows, size_]
-  FloatRows first_;      // [max_rows, size_], of EAGLE
+  FloatRows alongside_;  // [max_tokens, width]; empty where the host's memory is the device's
+  FloatRows joined_;     // [max_tokens, 2 size_]
+  FloatRows normed_;     // [max_tokens, size_]
+  FloatRows first_;      // [max_tokens, size_], of EAGLE
 };
 
 }  // namespace turbomind

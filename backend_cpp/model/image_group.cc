@@ -16,7 +16,7 @@ int blocks_of(int count, int block_len) {
 ImageGroup::ImageGroup(std::span<const EmbeddingRange> images, int rows_of_block, int block_len)
     : images_(images.begin(), images.end()) {
   for (const EmbeddingRange& image : images_) {
-    ends_.push_back((ends_.empty() ? 0 : ends_.back()) + image.cross_rows());
+    ends_.push_back((ends_.empty() ? 0 : ends_.back()) + image.cross_tokens());
   }
   const int count = static_cast<int>(images_.size());
   block_count_ = std::max(blocks_of(rows(), rows_of_block), blocks_of(count, block_len));
@@ -29,7 +29,7 @@ ImageGroup::ImageGroup(std::span<const EmbeddingRange> images, int rows_of_block
   }
 }
 
-int ImageGroup::rows_seen_by(int token) const {
+int ImageGroup::tokens_seen_by(int token) const {
   const int image = std::min(token - begin(), static_cast<int>(ends_.size()) - 1);
   return ends_[static_cast<size_t>(image)];
 }

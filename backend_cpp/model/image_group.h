@@ -24,7 +24,7 @@ class ImageGroup {
   int rows() const { return ends_.back(); }            // that are looked at
   int block_count() const { return block_count_; }
   // How many of the rows the token, which is after begin(), sees.
-  int rows_seen_by(int token) const;
+  int tokens_seen_by(int token) const;
   // One past the last token from `token` on, before `end`, that sees as many rows as `token` does.
   int end_of_visible(int token, int end) const;
   // Row `row` as float32 [width].

@@ -4,14 +4,14 @@
 
 namespace turbomind {
 
-LayerInputs::LayerInputs(Operators& ops, const ModelSpec& spec, int max_rows)
+LayerInputs::LayerInputs(Operators& ops, const ModelSpec& spec, int max_tokens)
     : size_(spec.layer_input->size),
       width_(spec.num_layers * size_),
       hidden_size_(spec.hidden_size),
       activation_(spec.mlp.activation),
-      inputs_(ops, max_rows, width_),
-      embedded_(ops, max_rows, width_),
-      gates_(ops, max_rows, size_) {}
+      inputs_(ops, max_tokens, width_),
+      embedded_(ops, max_tokens, width_),
+      gates_(ops, max_tokens, size_) {}
 
 void LayerInputs::make(const StepContext& step, const InputTableWeights& weights, const int32_t* tokens,
                        const float* hidden) {

@@ -9,7 +9,7 @@ namespace turbomind {
 
 class LayerInputs {
  public:
-  LayerInputs(Operators& ops, const ModelSpec& spec, int max_rows);
+  LayerInputs(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   // Makes the inputs of all layers. tokens [rows], hidden [rows, hidden_size], the first layer's.
   void make(const StepContext& step, const InputTableWeights& weights, const int32_t* tokens, const float* hidden);
@@ -21,9 +21,9 @@ class LayerInputs {
   int width_;  // of the inputs of all layers
   int hidden_size_;
   Activation activation_;
-  FloatRows inputs_;    // [max_rows, layers, size]
+  FloatRows inputs_;    // [max_tokens, layers, size]
   FloatRows embedded_;  // the same
-  FloatRows gates_;     // [max_rows, size]
+  FloatRows gates_;     // [max_tokens, size]
 };
 
 }  // namespace turbomind

@@ -4,12 +4,12 @@
 
 namespace turbomind {
 
-DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
+DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_tokens)
     : spec_(spec.mlp),
       activation_sparsity_(spec.mlp.cuts.empty() ? nullptr : ops.operations().require<ActivationSparsity>()),
       xielu_(spec.mlp.is_xielu ? ops.operations().require<Xielu>() : nullptr),
-      projected_(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size),
-      activated_(ops, max_rows, spec.intermediate_size) {}
+      projected_(ops, max_tokens, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size),
+      activated_(ops, max_tokens, spec.intermediate_size) {}
 
 void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const LinearInput& x, float* y,
                    bool accumulate) {
@@ -83,24 +83,24 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
   return weights;
 }
 
-ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
+ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_tokens)
     : moe_(spec.moe.value_or(MoeSpec{})), activation_(spec.mlp.activation) {
   if (!spec.moe) return;
-  if (moe_.router.has_input_norm) router_rows_ = FloatRows(ops, max_rows, spec.hidden_size);
-  logits_ = FloatRows(ops, max_rows, moe_.num_experts);
-  chosen_ = float_buffer(ops, max_rows, moe_.experts_per_token);
-  shares_ = FloatRows(ops, max_rows, moe_.experts_per_token);
-  const std::vector<float> ones(static_cast<size_t>(max_rows), 1.0f);
+  if (moe_.router.has_input_norm) router_rows_ = FloatRows(ops, max_tokens, spec.hidden_size);
+  logits_ = FloatRows(ops, max_tokens, moe_.num_experts);
+  chosen_ = float_buffer(ops, max_tokens, moe_.experts_per_token);
+  shares_ = FloatRows(ops, max_tokens, moe_.experts_per_token);
+  const std::vector<float> ones(static_cast<size_t>(max_tokens), 1.0f);
   if (moe_.router.scales_input) {
-    scaled_ = FloatRows(ops, max_rows, spec.hidden_size);
+    scaled_ = FloatRows(ops, max_tokens, spec.hidden_size);
     ones_ = FloatRows(uploaded(ops, ones));
   }
   if (moe_.latent_size > 0) {
-    latent_ = FloatRows(ops, max_rows, moe_.latent_size);
-    latent_sum_ = FloatRows(ops, max_rows, moe_.latent_size);
+    latent_ = FloatRows(ops, max_tokens, moe_.latent_size);
+    latent_sum_ = FloatRows(ops, max_tokens, moe_.latent_size);
   }
   if (moe_.shared_intermediate_size == 0) return;
-  first_expert_ = float_buffer(ops, max_rows, 1);
+  first_expert_ = float_buffer(ops, max_tokens, 1);
   ops.fill_zero(first_expert_.as<void>(), first_expert_.size());
   shared_gate_ = FloatRows(uploaded(ops, ones));
 }

@@ -20,27 +20,27 @@
 
 namespace turbomind {
 
-enum class SpanRows { kNone, kLast, kAll };
+enum class SpanLogits { kNone, kLast, kAll };
 
 // Span of a sequence in a step: `count` consecutive tokens.
 struct StepSpan {
-  int first_row = 0;
+  int first_token = 0;
   int count = 0;
-  int first_position = 0;                // position of the first of them
-  const PageTables* tables = nullptr;    // each covers positions 0 .. first_position + count - 1; of a state, all
-  SpanRows requested = SpanRows::kNone;  // rows whose logits are wanted
-  int prompt_len = 0;                    // of the whole sequence; some models stretch positions by it
+  int first_position = 0;                    // position of the first of them
+  const PageTables* tables = nullptr;        // each covers positions 0 .. first_position + count - 1; of a state, all
+  SpanLogits requested = SpanLogits::kNone;  // rows whose logits are wanted
+  int prompt_len = 0;                        // of the whole sequence; some models stretch positions by it
   // Set where the runner samples (RunnerTraits::samples_on_device); nothing is `requested` then.
   const SamplingMetadata* choice = nullptr;
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
   int position_shift = 0;  // of the ranges that end at or before first_position
   int adapter = 0;         // slot of the low-rank adapter of its rows (AdapterSlots::place_adapter); 0: none
-  int drafts = 0;          // last rows that are drafts; with SpanRows::kLast, they and the row before are requested
+  int drafts = 0;          // last rows that are drafts; with SpanLogits::kLast, they and the row before are requested
   int second_text = 0;     // of an encoder: first position of the second text of a pair; 0: there is one text
 
   int logit_rows() const {
-    return requested == SpanRows::kNone ? 0 : requested == SpanRows::kLast ? 1 + drafts : count;
+    return requested == SpanLogits::kNone ? 0 : requested == SpanLogits::kLast ? 1 + drafts : count;
   }
 };
 
@@ -54,7 +54,7 @@ struct EncoderKvWrite {
 
 // Rows of one sequence that attend to the first `seen` rows of images, which have been written.
 struct CrossAttentionSpan {
-  int first_row = 0;
+  int first_token = 0;
   int count = 0;
   int seen = 0;
   const PageTables* tables = nullptr;

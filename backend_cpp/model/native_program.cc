@@ -38,7 +38,8 @@ void NativeRunner::compile() {
   if (hyper_) compile_mix(weights_.hyper);
   compile_kept(spec_.num_layers);
   program_.add("logits = output layer(norm(wanted rows of stream))", [=, this](ModelStep& step) {
-    outputs_.compute(step, stream, step.drops_rows ? nullptr : rows_.logit_rows(), step.logit_rows, step.projected);
+    outputs_.compute(step, stream, step.drops_rows ? nullptr : step_tokens_.logit_rows(), step.logit_rows,
+                     step.projected);
   });
 }
 
@@ -53,13 +54,13 @@ void NativeRunner::compile_embeddings() {
       if (step.adapters != nullptr) step.adapters->add_embeddings(step.ops, *table, numbers, stream);
     });
   };
-  embed("tokens", &weights_.embedding, rows_.tokens(), spec_.embedding_scale, stream);
-  embed("positions", &weights_.position_embedding, rows_.positions(), 1, branch_);
-  embed("token types", &weights_.token_types, rows_.token_types(), 1, branch_);
+  embed("tokens", &weights_.embedding, step_tokens_.tokens(), spec_.embedding_scale, stream);
+  embed("positions", &weights_.position_embedding, step_tokens_.positions(), 1, branch_);
+  embed("token types", &weights_.token_types, step_tokens_.token_types(), 1, branch_);
   if (spec_.has_embedding_norm) program_.norm(weights_.embedding_norm.view, this->stream(), this->stream());
   if (spec_.images) {
     program_.add("stream = images, in their rows", [=, this](ModelStep& step) {
-      if (step.embedded > 0) rows_.place_embeddings(step, 0, step.embedded, stream);
+      if (step.embedded > 0) step_tokens_.place_embeddings(step, 0, step.embedded, stream);
     });
   }
   if (head_) {
@@ -68,7 +69,7 @@ void NativeRunner::compile_embeddings() {
   }
   if (layer_inputs_) {
     program_.add("further inputs = make(tokens, stream)", [=, this](ModelStep& step) {
-      layer_inputs_->make(step, *weights_.layer_inputs, rows_.tokens(), stream);
+      layer_inputs_->make(step, *weights_.layer_inputs, step_tokens_.tokens(), stream);
     });
   }
   if (residual_streams_) {
@@ -98,7 +99,7 @@ void NativeRunner::compile_layer(int index) {
   }
   if (const int ngrams = ngrams_of(spec_, index); ngrams >= 0) {
     program_.add("streams += n-grams(tokens, streams)", [=, this](ModelStep& step) {
-      ngrams_->run(step, ngrams, *layer->ngrams, *recurrence_, rows_.tokens(), hyper_->streams());
+      ngrams_->run(step, ngrams, *layer->ngrams, *recurrence_, step_tokens_.tokens(), hyper_->streams());
     });
   }
   if (hyper_) compile_mix(layer->mixer_hyper);
@@ -217,7 +218,7 @@ void NativeRunner::compile_addition(const BlockSpec& block, const NormStorage& o
 // Whether the MLP of the last layer can leave out rows that nobody asks for. A device with its own memory repeats steps
 // of fixed rows; what a layer adds after its halves knows rows by their places in the step.
 bool NativeRunner::can_drop_rows() const {
-  return ops_->shares_host_memory() && !spec_.encoder && !keeps_rows_ && !residual_streams_ && !hyper_ &&
+  return ops_->shares_host_memory() && !spec_.encoder && !keeps_hidden_ && !residual_streams_ && !hyper_ &&
          !layer_inputs_ && !block_of(spec_, spec_.num_layers - 1).is_parallel;
 }
 
@@ -227,7 +228,7 @@ void NativeRunner::compile_drop() {
     if (!step.drops_rows) return;
     step.rows = step.logit_rows;
     float* rows = mlp_input_;
-    step.ops.gather_rows(hidden_, rows_.logit_rows(), step.rows, spec_.hidden_size, rows);
+    step.ops.gather_rows(hidden_, step_tokens_.logit_rows(), step.rows, spec_.hidden_size, rows);
     step.ops.copy(rows, static_cast<size_t>(step.rows) * spec_.hidden_size * sizeof(float), hidden_);
   });
 }
@@ -261,7 +262,7 @@ void NativeRunner::compile_end(int index) {
   }
   if (spec_.images && index < spec_.images->deepstack_layers) {
     program_.add("stream += images of this depth, in their rows", [=, this](ModelStep& step) {
-      if (step.embedded > 0) rows_.place_embeddings(step, 1 + index, step.embedded, stream);
+      if (step.embedded > 0) step_tokens_.place_embeddings(step, 1 + index, step.embedded, stream);
     });
   }
 }

@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/cpu_operators.h"
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 #include "model/text_encoder.h"
 
 namespace turbomind {
@@ -118,12 +118,12 @@ Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& check
 }  // namespace
 
 NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
-                           const WeightOptions& options, CacheType cache_type, int max_rows, int threads)
+                           const WeightOptions& options, CacheType cache_type, int max_tokens, int threads)
     : NativeRunner(std::move(ops), shard, load_weights(*ops, shard, checkpoint, options, threads), options.dtype,
-                   cache_type, max_rows) {}
+                   cache_type, max_tokens) {}
 
 NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard, Weights weights, DType adapter_type,
-                           CacheType cache_type, int max_rows)
+                           CacheType cache_type, int max_tokens)
     : ModelRunner({.vocab_size = logit_count(shard.spec),
                    .hidden_size = shard.spec.hidden_size,
                    .images = image_traits(shard.spec),
@@ -134,33 +134,33 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
       spec_(shard.spec),
       weights_(std::move(weights)),
       weight_bytes_(bytes_of(weights_)),
-      max_rows_(max_rows),
+      max_tokens_(max_tokens),
       is_divided_(shard.count > 1),
       returns_output_(shard.rank == 0),
-      attention_(*ops_, spec_, cache_type, max_rows),
-      mlp_(*ops_, spec_, max_rows),
-      expert_mlp_(*ops_, spec_, max_rows),
-      adapters_(*ops_, max_rows),
+      attention_(*ops_, spec_, cache_type, max_tokens),
+      mlp_(*ops_, spec_, max_tokens),
+      expert_mlp_(*ops_, spec_, max_tokens),
+      adapters_(*ops_, max_tokens),
       adapter_type_(adapter_type),
-      rows_(*ops_, spec_, max_rows),
-      outputs_(*ops_, shard, spec_, weights_, max_rows),
-      hidden_(*ops_, max_rows, spec_.hidden_size),
-      normed_(*ops_, max_rows, spec_.hidden_size),
-      mlp_input_(*ops_, max_rows, spec_.hidden_size),
-      branch_(*ops_, max_rows, spec_.hidden_size),
-      experts_(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_rows : 0, spec_.hidden_size) {
+      step_tokens_(*ops_, spec_, max_tokens),
+      outputs_(*ops_, shard, spec_, weights_, max_tokens),
+      hidden_(*ops_, max_tokens, spec_.hidden_size),
+      normed_(*ops_, max_tokens, spec_.hidden_size),
+      mlp_input_(*ops_, max_tokens, spec_.hidden_size),
+      branch_(*ops_, max_tokens, spec_.hidden_size),
+      experts_(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_tokens : 0, spec_.hidden_size) {
   traits_.adapters = this;
   memories_.push_back(&attention_);
-  if (spec_.recurrence) memories_.push_back(&recurrence_.emplace(*ops_, shard, max_rows));
-  if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
-  if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
-  if (spec_.hyper_connections) hyper_.emplace(*ops_, spec_, max_rows);
-  if (spec_.ngrams) ngrams_.emplace(*ops_, spec_, max_rows);
+  if (spec_.recurrence) memories_.push_back(&recurrence_.emplace(*ops_, shard, max_tokens));
+  if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_tokens);
+  if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_tokens);
+  if (spec_.hyper_connections) hyper_.emplace(*ops_, spec_, max_tokens);
+  if (spec_.ngrams) ngrams_.emplace(*ops_, spec_, max_tokens);
   if (traits_.images.has_cross_attention)
-    memories_.push_back(&cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_));
-  if (has_own_image_weights(spec_)) image_rows_.emplace(*ops_, spec_, max_rows);
+    memories_.push_back(&cross_.emplace(*ops_, spec_, cache_type, max_tokens, is_divided_));
+  if (has_own_image_weights(spec_)) image_tokens_.emplace(*ops_, spec_, max_tokens);
   if (spec_.head) {
-    head_.emplace(*ops_, spec_, max_rows);
+    head_.emplace(*ops_, spec_, max_tokens);
     traits_.head = head_->traits();
   }
   compile();
@@ -203,15 +203,15 @@ void NativeRunner::prepare(const StepLimits& limits) {
   ops_->reserve_spans(attention_.table_count(), limits.spans,
                       static_cast<size_t>(blocks_of_one) * static_cast<size_t>(limits.spans));
   StepInput input;
-  input.tokens.assign(static_cast<size_t>(max_rows_), 0);
-  if (head_) input.alongside.assign(static_cast<size_t>(max_rows_) * static_cast<size_t>(head_->traits().width), 0);
-  for (int row = 0; row < max_rows_; row += limits.context) {
-    const int count = std::min(limits.context, max_rows_ - row);
-    input.spans.push_back({row, count, 0, &tables, SpanRows::kLast, count});
+  input.tokens.assign(static_cast<size_t>(max_tokens_), 0);
+  if (head_) input.alongside.assign(static_cast<size_t>(max_tokens_) * static_cast<size_t>(head_->traits().width), 0);
+  for (int row = 0; row < max_tokens_; row += limits.context) {
+    const int count = std::min(limits.context, max_tokens_ - row);
+    input.spans.push_back({row, count, 0, &tables, SpanLogits::kLast, count});
   }
   is_warming_up_ = true;
   forward(input);
-  outputs_.project(0, outputs_.computed_at_once(max_rows_), false);
+  outputs_.project(0, outputs_.computed_at_once(max_tokens_), false);
   is_warming_up_ = false;
   share.size.page_count = 0;
   allocate_cache(share);
@@ -221,10 +221,10 @@ void NativeRunner::keep_hidden(const std::vector<int>& layers) {
   if (std::ranges::any_of(layers, [&](int layer) { return layer < 0 || layer >= spec_.num_layers; })) {
     throw invalid_argument("hidden states are wanted in front of a layer that " + spec_.model_name + " does not have");
   }
-  keeps_rows_ = true;
+  keeps_hidden_ = true;
   if (!returns_output_) return compile();
   kept_layers_ = layers;
-  kept_ = FloatRows(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
+  kept_ = FloatRows(*ops_, max_tokens_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
   if (!ops_->shares_host_memory()) host_kept_ = AlignedBuffer(kept_.size());
   compile();
 }
@@ -262,7 +262,7 @@ size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
     if (!has_outer_context) continue;
     ops_->wait();  // what was staged for the shape before is there
     steps->set_empty_spans(shape);
-    steps->warm_up([&] { run_empty_rows(shape); });
+    steps->warm_up([&] { run_empty_tokens(shape); });
   }
   is_warming_up_ = false;
   auto reported = begin;
@@ -270,7 +270,7 @@ size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
   for (const DecodingShape& shape : shapes_) {
     ops_->wait();
     steps->set_empty_spans(shape);
-    if (!steps->prepare(computed_rows(shape), [&] { run_empty_rows(shape); })) break;
+    if (!steps->prepare(computed_tokens(shape), [&] { run_empty_tokens(shape); })) break;
     ++prepared;
     const auto now = Clock::now();
     if (now - begin > kMaxPreparation) break;
@@ -286,14 +286,14 @@ void NativeRunner::keep_prepared(size_t count) {
   for (size_t i = count; i < shapes_.size(); ++i) {
     ops_->wait();
     ops_->prepared_steps()->set_empty_spans(shapes_[i]);
-    ops_->prepared_steps()->erase(computed_rows(shapes_[i]));
+    ops_->prepared_steps()->erase(computed_tokens(shapes_[i]));
   }
 }
 
 void NativeRunner::connect_ranks() {
   if (!is_divided_) return;
   float first = 0;
-  for (const size_t rows : {size_t{1}, static_cast<size_t>(max_rows_)}) {
+  for (const size_t rows : {size_t{1}, static_cast<size_t>(max_tokens_)}) {
     ops_->all_reduce(branch_, rows * static_cast<size_t>(spec_.hidden_size));
     ops_->download(branch_.as<void>(), sizeof(first), &first);
   }
@@ -301,9 +301,10 @@ void NativeRunner::connect_ranks() {
 
 void NativeRunner::launch(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
-  if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
+  if (rows > max_tokens_)
+    throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
   if (cross_) cross_->write(*ops_, input, weights_.cross_layers);
-  if (rows == 0) return outputs_.end_without_rows();
+  if (rows == 0) return outputs_.end_without_tokens();
   LogitRows logit_rows;
   ModelStep step = stage(input, logit_rows);
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
@@ -322,17 +323,17 @@ bool NativeRunner::decodes(const StepInput& input, int embedded) const {
 }
 
 ModelStep NativeRunner::stage(const StepInput& input, LogitRows& logit_rows) {
-  const int embedded = rows_.stage_embeddings(input);
+  const int embedded = step_tokens_.stage_embeddings(input);
   const bool decodes = this->decodes(input, embedded);
   for (LayerMemory* memory : memories_) memory->begin_step(*ops_, input);
-  logit_rows = rows_.stage(input);
-  outputs_.begin(input, rows_);
-  const int computed = std::min(ops_->padded_rows(static_cast<int>(input.tokens.size()), decodes), max_rows_);
+  logit_rows = step_tokens_.stage(input);
+  outputs_.begin(input, step_tokens_);
+  const int computed = std::min(ops_->padded_rows(static_cast<int>(input.tokens.size()), decodes), max_tokens_);
   if (head_) head_->begin_step(*ops_, input, outputs_.own_states());
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
-  const bool has_images = embedded > 0 && image_rows_ && image_rows_->begin_step(*ops_, input, computed);
+  const bool has_images = embedded > 0 && image_tokens_ && image_tokens_->begin_step(*ops_, input, computed);
   ModelStep step{
-      {*ops_, computed, has_adapters ? &adapters_ : nullptr, has_barriers(), has_images ? &*image_rows_ : nullptr},
+      {*ops_, computed, has_adapters ? &adapters_ : nullptr, has_barriers(), has_images ? &*image_tokens_ : nullptr},
       input,
       embedded,
       cross_ && cross_->has_spans()};
@@ -351,12 +352,12 @@ StepOutput NativeRunner::collect() {
 
 void NativeRunner::download_kept(int rows) {
   if (host_kept_.size() == 0 || is_warming_up_) return;
-  const size_t bytes = kept_.size() / static_cast<size_t>(max_rows_) * static_cast<size_t>(rows);
+  const size_t bytes = kept_.size() / static_cast<size_t>(max_tokens_) * static_cast<size_t>(rows);
   ops_->download(kept_.as<void>(), bytes, host_kept_.as<void>());
 }
 
-void NativeRunner::run_empty_rows(const DecodingShape& shape) {
-  const int computed = computed_rows(shape);
+void NativeRunner::run_empty_tokens(const DecodingShape& shape) {
+  const int computed = computed_tokens(shape);
   StepInput input;
   input.continues_states = true;  // as in the steps of a head that are repeatable
   ModelStep step{{*ops_, computed, nullptr, has_barriers()}, input};
@@ -366,7 +367,7 @@ void NativeRunner::run_empty_rows(const DecodingShape& shape) {
 }
 
 std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& directory) const {
-  if (image_rows_) throw invalid_argument("adapters cannot be had where rows of images take weights of their own");
+  if (image_tokens_) throw invalid_argument("adapters cannot be had where rows of images take weights of their own");
   return std::make_unique<AdapterPlan>(directory, weights_.adapted_layers, adapter_type_);
 }
 

@@ -20,10 +20,10 @@
 #include "model/ngrams.h"
 #include "model/recurrence/recurrent_mixer.h"
 #include "model/spec/model_spec.h"
-#include "model/step/image_rows.h"
-#include "model/step/output_rows.h"
+#include "model/step/image_tokens.h"
+#include "model/step/output_stage.h"
 #include "model/step/program.h"
-#include "model/step/step_rows.h"
+#include "model/step/step_tokens.h"
 #include "model/streams.h"
 #include "model/weights.h"
 
@@ -32,9 +32,9 @@ namespace turbomind {
 class NativeRunner final : public ModelRunner, public AdapterSlots {
  public:
   // Runs a shard: the whole model, or a rank of it alongside others (model/parallel_runner.h), of which the first one
-  // alone brings an output. `max_rows` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
+  // alone brings an output. `max_tokens` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
   NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
-               const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
+               const WeightOptions& options, CacheType cache_type, int max_tokens, int threads);
 
   // The program (model/step/program.h) of a spec.json, a line for each operation. Reads no weights.
   static std::string program_text(const std::string& spec_file);
@@ -69,7 +69,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
 
  private:
   NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard, Weights weights, DType adapter_type,
-               CacheType cache_type, int max_rows);
+               CacheType cache_type, int max_tokens);
   // Without weights.
   NativeRunner(const ModelSpec& spec, CacheType cache_type);
   // Uploads the inputs of the step's operations.
@@ -78,9 +78,9 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   bool decodes(const StepInput& input, int embedded) const;
   // First barrier of the ranks, outside of a graph.
   void connect_ranks();
-  int computed_rows(const DecodingShape& shape) const { return std::min(shape.rows, max_rows_); }
+  int computed_tokens(const DecodingShape& shape) const { return std::min(shape.rows, max_tokens_); }
   // Runs a step that only decodes, of that shape, and whose rows belong to no sequence.
-  void run_empty_rows(const DecodingShape& shape);
+  void run_empty_tokens(const DecodingShape& shape);
   bool has_barriers() const { return is_divided_ && !is_warming_up_; }
   bool can_drop_rows() const;
   // Makes program_ anew; those after it add to it.
@@ -108,18 +108,18 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   ModelSpec spec_;  // of the shard
   Weights weights_;
   size_t weight_bytes_;
-  int max_rows_;
+  int max_tokens_;
   bool is_divided_;  // what a half of a layer makes is a part of a sum over ranks
   // In `prepare`, there are no barriers: a rank that allocates while another GPU waits for it may wait for that GPU.
   bool is_warming_up_ = false;
   bool returns_output_;
-  bool keeps_rows_ = false;             // hidden states of all rows are asked for, of the rank that brings the output
+  bool keeps_hidden_ = false;           // hidden states of all rows are asked for, of the rank that brings the output
   CacheMemory cache_;                   // none where another runner has it
   std::vector<LayerMemory*> memories_;  // of its layers, in the order of their groups
   SelfAttention attention_;
   std::optional<RecurrentMixer> recurrence_;
   std::optional<CrossLayers> cross_;
-  std::optional<ImageRows> image_rows_;  // where they have weights of their own
+  std::optional<ImageTokens> image_tokens_;  // where they have weights of their own
   std::optional<HeadInput> head_;
   std::optional<LayerInputs> layer_inputs_;
   std::optional<Streams> residual_streams_;
@@ -130,11 +130,11 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   AdapterTable adapters_;
   DType adapter_type_;
 
-  StepRows rows_;
-  OutputRows outputs_;
+  StepTokens step_tokens_;
+  OutputStage outputs_;
 
   Program program_{0};
-  // Rows that its operations share, float32 [max_rows, hidden_size] (model/step/program.h).
+  // Rows that its operations share, float32 [max_tokens, hidden_size] (model/step/program.h).
   FloatRows hidden_;
   FloatRows normed_;
   FloatRows mlp_input_;

@@ -16,17 +16,17 @@ AlignedBuffer part_of(Operators& ops, const std::vector<From>& all, size_t numbe
 
 }  // namespace
 
-Ngrams::Ngrams(Operators& ops, const ModelSpec& spec, int max_rows)
+Ngrams::Ngrams(Operators& ops, const ModelSpec& spec, int max_tokens)
     : embed_(ops.operations().require<EmbedNgrams>()),
       gate_(ops.operations().require<GateNgrams>()),
       convolve_(ops.operations().require<CausalConv>()),
       spec_(*spec.ngrams),
       count_(spec.hyper_connections->count),
       size_(spec.hidden_size),
-      embedded_(ops, max_rows, spec_.width),
-      keys_(ops, max_rows, count_ * size_),
-      queries_(ops, max_rows, count_ * size_),
-      values_(ops, max_rows, size_) {
+      embedded_(ops, max_tokens, spec_.width),
+      keys_(ops, max_tokens, count_ * size_),
+      queries_(ops, max_tokens, count_ * size_),
+      values_(ops, max_tokens, size_) {
   const auto longest = static_cast<size_t>(spec_.size);
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     multipliers_.push_back(part_of<uint64_t>(ops, spec_.multipliers, layer, longest));

@@ -10,7 +10,7 @@ namespace turbomind {
 
 class Ngrams {
  public:
-  Ngrams(Operators& ops, const ModelSpec& spec, int max_rows);
+  Ngrams(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   // Adds those of layer `index` of the spec's list. tokens [rows]; streams [rows, streams, hidden_size]; `states` has
   // the tokens before a step and the convolution's inputs.
@@ -26,10 +26,10 @@ class Ngrams {
   int size_;
   std::vector<AlignedBuffer> multipliers_;  // uint64 [size], of each layer
   std::vector<AlignedBuffer> head_sizes_;   // int32 [heads of all n-grams], of each layer
-  FloatRows embedded_;                      // [max_rows, width]
-  FloatRows keys_;                          // [max_rows, streams, hidden_size]
+  FloatRows embedded_;                      // [max_tokens, width]
+  FloatRows keys_;                          // [max_tokens, streams, hidden_size]
   FloatRows queries_;                       // the same
-  FloatRows values_;                        // [max_rows, hidden_size]
+  FloatRows values_;                        // [max_tokens, hidden_size]
 };
 
 }  // namespace turbomind

@@ -1,7 +1,7 @@
 #include "model/step_context.h"
 
 #include "model/adapters/adapter_table.h"
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 
 namespace turbomind {
 

@@ -9,7 +9,7 @@
 namespace turbomind {
 
 class AdapterTable;
-class ImageRows;
+class ImageTokens;
 
 // Workspace of steps: float32 [rows, width].
 struct FloatRows : AlignedBuffer {
@@ -26,7 +26,7 @@ struct StepContext {
   int rows;
   const AdapterTable* adapters = nullptr;  // null: no row has one
   bool has_barriers = false;               // whether other ranks run the same step
-  const ImageRows* images = nullptr;       // null: no row takes the weights of images
+  const ImageTokens* images = nullptr;     // null: no row takes the weights of images
 
   // Heads of the step's rows.
   HeadsView of(HeadsView heads) const {

@@ -5,7 +5,7 @@
 
 namespace turbomind {
 
-Streams::Streams(Operators& ops, const ModelSpec& spec, int max_rows)
+Streams::Streams(Operators& ops, const ModelSpec& spec, int max_tokens)
     : mix_(ops.operations().require<AltupPredict>()),
       correct_(ops.operations().require<AltupCorrect>()),
       match_rms_(ops.operations().require<MatchRms>()),
@@ -13,12 +13,12 @@ Streams::Streams(Operators& ops, const ModelSpec& spec, int max_rows)
       count_(spec.streams->count),
       active_(spec.streams->active),
       size_(spec.hidden_size),
-      streams_{float_buffer(ops, max_rows, count_ * size_), float_buffer(ops, max_rows, count_ * size_)},
-      normed_(ops, max_rows, size_),
-      branch_(ops, max_rows, size_),
-      down_(ops, max_rows, spec.streams->branch_rank),
-      routed_(ops, max_rows, count_),
-      factors_(ops, max_rows, count_ * count_) {}
+      streams_{float_buffer(ops, max_tokens, count_ * size_), float_buffer(ops, max_tokens, count_ * size_)},
+      normed_(ops, max_tokens, size_),
+      branch_(ops, max_tokens, size_),
+      down_(ops, max_tokens, spec.streams->branch_rank),
+      routed_(ops, max_tokens, count_),
+      factors_(ops, max_tokens, count_ * count_) {}
 
 void Streams::make(const StepContext& step, const std::vector<LinearStorage>& makers, const float* hidden) {
   current_ = 0;  // steps that are repeated begin with the same memory
@@ -76,17 +76,17 @@ void Streams::merge(const StepContext& step, const std::vector<LinearStorage>& r
   step.ops.scale_softcap(1 / static_cast<float>(count_), 0, step.rows, size_, hidden);
 }
 
-HyperConnections::HyperConnections(Operators& ops, const ModelSpec& spec, int max_rows)
+HyperConnections::HyperConnections(Operators& ops, const ModelSpec& spec, int max_tokens)
     : mean_(ops.operations().require<MeanOfParts>()),
       add_(ops.operations().require<AddToParts>()),
       count_(spec.hyper_connections->count),
       size_(spec.hidden_size),
       rank_(spec.hyper_connections->rank),
-      streams_(ops, max_rows, count_ * size_),
-      normed_(ops, max_rows, count_ * size_),
-      gates_(ops, max_rows, count_ * size_),
-      low_(ops, max_rows, rank_),
-      weights_(ops, max_rows, count_) {}
+      streams_(ops, max_tokens, count_ * size_),
+      normed_(ops, max_tokens, count_ * size_),
+      gates_(ops, max_tokens, count_ * size_),
+      low_(ops, max_tokens, rank_),
+      weights_(ops, max_tokens, count_) {}
 
 void HyperConnections::make(const StepContext& step, const float* hidden) {
   const auto size = static_cast<size_t>(size_);

@@ -14,7 +14,7 @@ namespace turbomind {
 // Of AltUp, with LAuReL (Gemma 3n): layers compute on one of them and correct the others.
 class Streams {
  public:
-  Streams(Operators& ops, const ModelSpec& spec, int max_rows);
+  Streams(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   // hidden [rows, hidden_size] everywhere. Makes all streams of the embeddings.
   void make(const StepContext& step, const std::vector<LinearStorage>& makers, const float* hidden);
@@ -49,17 +49,17 @@ class Streams {
   int size_;
   size_t current_ = 0;                    // of streams_
   std::array<AlignedBuffer, 2> streams_;  // [streams, rows, hidden_size]
-  FloatRows normed_;                      // [max_rows, hidden_size]
+  FloatRows normed_;                      // [max_tokens, hidden_size]
   FloatRows branch_;                      // the same
-  FloatRows down_;                        // [max_rows, branch_rank]
-  FloatRows routed_;                      // [max_rows, streams]
-  FloatRows factors_;                     // [max_rows, streams, streams]
+  FloatRows down_;                        // [max_tokens, branch_rank]
+  FloatRows routed_;                      // [max_tokens, streams]
+  FloatRows factors_;                     // [max_tokens, streams, streams]
 };
 
 // Of hyper-connections (HyperConnectionsSpec).
 class HyperConnections {
  public:
-  HyperConnections(Operators& ops, const ModelSpec& spec, int max_rows);
+  HyperConnections(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   // Makes all streams of the embeddings [rows, hidden_size].
   void make(const StepContext& step, const float* hidden);
@@ -75,11 +75,11 @@ class HyperConnections {
   int count_;
   int size_;
   int rank_;
-  FloatRows streams_;  // [max_rows, streams, hidden_size]
+  FloatRows streams_;  // [max_tokens, streams, hidden_size]
   FloatRows normed_;   // the same
   FloatRows gates_;    // the same
-  FloatRows low_;      // [max_rows, rank]
-  FloatRows weights_;  // [max_rows, streams]
+  FloatRows low_;      // [max_tokens, rank]
+  FloatRows weights_;  // [max_tokens, streams]
 };
 
 // Norms each of `count` parts of rows [rows, count, size] by a weight of its own, from `x` to `y`, which may be x.

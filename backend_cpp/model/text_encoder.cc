@@ -25,18 +25,18 @@ float divisor_of(TextPooling pooling, int count) {
 
 }  // namespace
 
-TextMemory::TextMemory(Operators& ops, const ModelSpec& spec, const CacheLayout& shape, int max_rows)
-    : layout_(shape), max_rows_(max_rows) {
+TextMemory::TextMemory(Operators& ops, const ModelSpec& spec, const CacheLayout& shape, int max_tokens)
+    : layout_(shape), max_tokens_(max_tokens) {
   layout_.num_layers = 1;
   layout_.block_len = kBlockLen;
   for (int layer = 0; layer < spec.num_layers; ++layer) {
-    kv_lens_.try_emplace(window_of(spec, layer), ops, static_cast<size_t>(max_rows) * sizeof(int32_t));
+    kv_lens_.try_emplace(window_of(spec, layer), ops, static_cast<size_t>(max_tokens) * sizeof(int32_t));
   }
 }
 
 void TextMemory::allocate(Operators& ops, int max_texts) {
   // Each text may leave most of its last block empty.
-  const int blocks = max_rows_ / kBlockLen + std::min(max_texts, max_rows_);
+  const int blocks = max_tokens_ / kBlockLen + std::min(max_texts, max_tokens_);
   blocks_.resize(static_cast<size_t>(blocks));
   std::iota(blocks_.begin(), blocks_.end(), 0);
   pages_ = ops.allocate(layout_.block_bytes() * blocks_.size());
@@ -47,7 +47,7 @@ void TextMemory::begin_step(Operators& ops, const StepInput& input) {
   spans.reserve(input.spans.size());
   int block = 0;
   for (const StepSpan& span : input.spans) {
-    spans.push_back({span.first_row, span.count, 0, blocks_.data() + block});
+    spans.push_back({span.first_token, span.count, 0, blocks_.data() + block});
     block += blocks_of(span.count);
   }
   ops.set_spans({SpanUse::kTokens, 0}, std::move(spans), kBlockLen);
@@ -55,7 +55,7 @@ void TextMemory::begin_step(Operators& ops, const StepInput& input) {
     auto* len = kv_lens.host<int32_t>();
     for (const StepSpan& span : input.spans) {
       for (int row = 0; row < span.count; ++row) {
-        len[span.first_row + row] = window > 0 ? std::min(span.count, row + window) : span.count;
+        len[span.first_token + row] = window > 0 ? std::min(span.count, row + window) : span.count;
       }
     }
     kv_lens.upload(ops, input.tokens.size() * sizeof(int32_t));

@@ -16,9 +16,9 @@ namespace turbomind {
 class TextMemory {
  public:
   // `shape`: of one layer, without a block's length.
-  TextMemory(Operators& ops, const ModelSpec& spec, const CacheLayout& shape, int max_rows);
+  TextMemory(Operators& ops, const ModelSpec& spec, const CacheLayout& shape, int max_tokens);
 
-  // Called once: takes the memory of `max_rows` tokens in at most this many texts.
+  // Called once: takes the memory of `max_tokens` tokens in at most this many texts.
   void allocate(Operators& ops, int max_texts);
   // The texts of the step that follows, which are its spans.
   void begin_step(Operators& ops, const StepInput& input);
@@ -27,10 +27,10 @@ class TextMemory {
 
  private:
   CacheLayout layout_;
-  int max_rows_;
+  int max_tokens_;
   AlignedBuffer pages_;
   std::vector<int32_t> blocks_;    // of the step
-  std::map<int, Staged> kv_lens_;  // int32 [max_rows] by window: keys before this position are seen
+  std::map<int, Staged> kv_lens_;  // int32 [max_tokens] by window: keys before this position are seen
 };
 
 // Embedding of a text by an encoder: one vector of the hidden states of its tokens.

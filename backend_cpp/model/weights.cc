@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 #include "weights/manifest_value.h"
 
 namespace turbomind {

@@ -114,7 +114,7 @@ class CpuKernels {
     const auto* fields = reinterpret_cast<const ChannelSpan*>(spans.data());
     for (py::ssize_t i = 0; i < spans.shape(0); ++i) {
       const ChannelSpan& span = fields[i];
-      given.push_back({span.first_row, span.count, span.first_position, blocks.data() + span.first_block});
+      given.push_back({span.first_token, span.count, span.first_position, blocks.data() + span.first_block});
     }
     span_count_ = static_cast<int>(given.size());
     ops_.set_spans({SpanUse::kTokens, 0}, std::move(given), block_len);
@@ -130,7 +130,7 @@ class CpuKernels {
         const ChannelSpan& span = fields[i];
         const int32_t number = blocks.at(span.first_block + span.block_count + page);
         states_[static_cast<size_t>(page)].push_back(
-            {span.first_row, span.count, number, span.first_position == 0 ? 1 : 0});
+            {span.first_token, span.count, number, span.first_position == 0 ? 1 : 0});
       }
     }
   }

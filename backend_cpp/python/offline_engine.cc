@@ -27,12 +27,12 @@ void read(const py::dict& params, const char* key, T& field) {
   }
 }
 
-RequestedRows requested_rows(const py::dict& params, const char* key) {
+RequestedLogits requested_logits(const py::dict& params, const char* key) {
   std::string requested;
   read(params, key, requested);
-  if (requested.empty()) return RequestedRows::kNone;
-  if (requested == "generation") return RequestedRows::kGeneration;
-  if (requested == "all") return RequestedRows::kAll;
+  if (requested.empty()) return RequestedLogits::kNone;
+  if (requested == "generation") return RequestedLogits::kGeneration;
+  if (requested == "all") return RequestedLogits::kAll;
   throw invalid_argument(std::string(key) + " must be generation or all, got " + requested);
 }
 
@@ -61,8 +61,8 @@ GenerationParams read_params(const py::dict& params) {
   visit_fields(result, [&](const char* name, auto& field, const Limits&) { read(params, name, field); });
   if (params.contains("logits_hook")) result.logits_hook = make_hook(params["logits_hook"]);
   read(params, "stream", result.stream);
-  result.logits = requested_rows(params, "output_logits");
-  result.hidden_states = requested_rows(params, "output_last_hidden_state");
+  result.logits = requested_logits(params, "output_logits");
+  result.hidden_states = requested_logits(params, "output_last_hidden_state");
   read(params, "scores_prompt", result.scores_prompt);
   return result;
 }

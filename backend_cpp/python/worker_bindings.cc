@@ -63,7 +63,7 @@ class WorkerChannel {
     const StepChannel& channel = of(owner);
     if (index < 0 || index >= kAreas) throw invalid_argument("there is no area " + std::to_string(index));
     const ChannelShape& shape = channel.shape();
-    const int seeing_rows = shape.embedding_width > 0 ? shape.rows : 0;
+    const int seeing_tokens = shape.embedding_width > 0 ? shape.rows : 0;
     const auto view = [&owner]<class T>(T* data, std::vector<py::ssize_t> sizes) {
       return py::array_t<T>(std::move(sizes), data, owner);
     };
@@ -71,9 +71,9 @@ class WorkerChannel {
     views["tokens"] = view(channel.tokens(index), {shape.rows});
     views["spans"] = view(reinterpret_cast<int32_t*>(channel.spans(index)), {shape.spans, kSpanFields});
     views["blocks"] = view(channel.blocks(index), {shape.blocks});
-    views["embedded_rows"] = view(channel.embedded_rows(index), {seeing_rows});
-    views["embeddings"] = view(channel.embeddings(index), {seeing_rows, shape.embedding_width});
-    views["grid_positions"] = view(channel.grid_positions(index), {seeing_rows, 3});
+    views["embedded_tokens"] = view(channel.embedded_tokens(index), {seeing_tokens});
+    views["embeddings"] = view(channel.embeddings(index), {seeing_tokens, shape.embedding_width});
+    views["grid_positions"] = view(channel.grid_positions(index), {seeing_tokens, 3});
     views["choices"] = py::array(choice_dtype(), {shape.spans}, {}, channel.choices(index), owner);
     views["lists"] = view(channel.lists(index), {shape.list_words});
     views["chosen"] = view(channel.chosen(index), {shape.spans});

@@ -138,7 +138,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
     for (size_t s = 0; s < input.spans.size(); ++s) {
       const StepSpan& span = input.spans[s];
       for (int i = 0; i < span.count; ++i) {
-        int32_t token = input.tokens[static_cast<size_t>(span.first_row + i)];
+        int32_t token = input.tokens[static_cast<size_t>(span.first_token + i)];
         if (token < 0) token = chosen_.at(static_cast<size_t>(span_of_in_flight(token)));
         if (token < 0 && token != kNotANumber) throw std::logic_error("a token was used that nobody chose");
         slot(span, span.first_position + i) = std::max(token, 0);

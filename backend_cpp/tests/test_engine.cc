@@ -150,7 +150,7 @@ TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
   CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.min_new_tokens = 12; }), 11);
   CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.bad_tokens = {{0, 1}}; }), 0);
   CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.bad_words = {"never"}; }), 0);
-  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.hidden_states = RequestedRows::kGeneration; }), 0);
+  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.hidden_states = RequestedLogits::kGeneration; }), 0);
 }
 
 ENGINE_TEST(stop_tokens_end_a_response_and_are_not_part_of_it) {

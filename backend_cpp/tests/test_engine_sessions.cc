@@ -308,8 +308,8 @@ ENGINE_TEST(hidden_states_and_logits_come_for_the_tokens_asked_for) {
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   Request request = make_request(1, std::vector<int32_t>(50, 2), 5, collector.callback());
   request.params.stream = false;
-  request.params.hidden_states = RequestedRows::kAll;
-  request.params.logits = RequestedRows::kGeneration;
+  request.params.hidden_states = RequestedLogits::kAll;
+  request.params.logits = RequestedLogits::kGeneration;
   engine.submit(std::move(request));
   const Output output = collector.wait(1).last;
   CHECK_EQUAL(output.hidden_states.size(), 54u);

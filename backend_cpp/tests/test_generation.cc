@@ -149,7 +149,7 @@ TEST(a_jump_forward_ends_with_the_response) {
 }
 
 TEST(each_token_has_its_row_where_rows_are_wanted_so_none_is_jumped_over) {
-  Harness harness([](GenerationParams& params) { params.logits = RequestedRows::kGeneration; },
+  Harness harness([](GenerationParams& params) { params.logits = RequestedLogits::kGeneration; },
                   std::make_shared<PatternGrammar>(8));
   harness.advance({3});
   CHECK_EQUAL(harness.generation.generated(), 1);
@@ -164,8 +164,8 @@ TEST(a_token_that_a_grammar_does_not_know_is_an_error) {
 TEST(log_probabilities_and_logits_are_the_models_own_before_any_penalty) {
   Harness harness([](GenerationParams& params) {
     params.logprobs = 2;
-    params.logits = RequestedRows::kGeneration;
-    params.hidden_states = RequestedRows::kGeneration;
+    params.logits = RequestedLogits::kGeneration;
+    params.hidden_states = RequestedLogits::kGeneration;
     params.logit_bias = {{5, 100.0f}};
     params.logits_hook = [](const std::vector<int32_t>& tokens, float* logits, int) {
       CHECK(tokens == kPrompt);
@@ -350,7 +350,7 @@ TEST(responses_to_one_prompt_draw_from_streams_of_their_own) {
 }
 
 TEST(rows_of_the_prompt_are_taken_once_and_the_last_is_the_responses) {
-  Harness harness([](GenerationParams& params) { params.hidden_states = RequestedRows::kAll; });
+  Harness harness([](GenerationParams& params) { params.hidden_states = RequestedLogits::kAll; });
   const std::vector<float> logits(3 * kStubVocab, 0.0f);
   const std::vector<float> hidden = {10, 11, 12};
   harness.generation.take_prompt_outputs(0, 2, logits.data(), hidden.data());

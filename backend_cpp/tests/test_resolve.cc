@@ -123,7 +123,7 @@ TEST(sizes_follow_from_settings_model_and_device) {
     CHECK_EQUAL(engine.config.session_len, expected.session_len);
     CHECK_EQUAL(engine.config.max_batch_size, expected.batch);
     CHECK_EQUAL(engine.config.max_step_tokens, expected.step_tokens);
-    CHECK_EQUAL(engine.max_rows, expected.rows);
+    CHECK_EQUAL(engine.max_tokens, expected.rows);
     CHECK_EQUAL(engine.config.snapshot_interval, expected.snapshot_interval);
     CHECK(engine.notes.empty());
   }

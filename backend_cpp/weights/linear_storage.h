@@ -27,7 +27,7 @@ struct LinearStorage {
   std::string name;
   Slice outputs = 0;
   Slice inputs = 0;
-  // Weights for rows of images (model/step/image_rows.h). Empty: the same as others; one: that in place of this; else
+  // Weights for rows of images (model/step/image_tokens.h). Empty: the same as others; one: that in place of this; else
   // pairs of low-rank matrices, down and up, whose products are added, a pair for each part of the outputs.
   std::vector<LinearStorage> for_images;
   int adapted_layer = -1;  // its number among those that adapters add to (model/weights.h); -1: none do

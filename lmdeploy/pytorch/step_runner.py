@@ -213,7 +213,7 @@ class StepRunner:
             context.input_embeddings = parts[:, 0]
             context.deeper_embeddings = parts[:, 1:] if parts.shape[1] > 1 else None
             is_embedded = np.zeros((1, order.rows), bool)
-            is_embedded[0, area.embedded_rows[: order.embedded]] = True
+            is_embedded[0, area.embedded_tokens[: order.embedded]] = True
             context.input_embedding_indexing = torch.from_numpy(is_embedded).to(self._device.device)
             context.input_ids[context.input_embedding_indexing] = 0  # tokens of images may be after the vocabulary
         if order.has_grid:

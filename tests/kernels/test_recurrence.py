@@ -70,8 +70,8 @@ def run_steps(
             spans.append((len(rows), count, sequence + 1, first == 0))
             rows += [(sequence, first + i) for i in range(count)] + [(0, 0)]
         out = compute(rows, spans)
-        for (sequence, _, _), (first_row, count, _, _) in zip(step, spans, strict=True):
-            results[sequence].append(out[first_row : first_row + count])
+        for (sequence, _, _), (first_token, count, _, _) in zip(step, spans, strict=True):
+            results[sequence].append(out[first_token : first_token + count])
     return [torch.cat(parts) for parts in results]
 
 

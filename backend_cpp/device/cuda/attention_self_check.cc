@@ -18,7 +18,7 @@ AttentionSelfCheck::AttentionSelfCheck(CudaOperators& ops, const AttentionParams
   for (const auto& [rows, keys] : sequences) {
     spans_.push_back({rows_, rows, keys - rows, static_cast<int32_t>(blocks.size())});
     rows_ += rows;
-    max_rows_ = std::max(max_rows_, rows);
+    max_tokens_ = std::max(max_tokens_, rows);
     max_keys_ = std::max(max_keys_, keys);
     for (int i = 0; i < cuda::divide_up(keys, layout.block_len); ++i) {
       blocks.push_back(static_cast<int32_t>(blocks.size()));
@@ -95,7 +95,7 @@ std::vector<float> AttentionSelfCheck::fetch() {
 
 std::vector<float> AttentionSelfCheck::native() {
   const cuda::DeviceSpans spans{spans_on_device_.as<cuda::DeviceSpan>(), blocks(), static_cast<int>(spans_.size()),
-                                max_rows_, max_keys_};
+                                max_tokens_, max_keys_};
   const AlignedBuffer workspace = cuda::allocate(cuda::attention_workspace_floats(params_, spans) * sizeof(float));
   cuda::paged_attention(ops_.stream(), params_, spans, queries(), workspace.as<float>(), out());
   return fetch();

@@ -39,7 +39,7 @@ class AttentionSelfCheck {
   int value_in_key_;
   std::vector<cuda::DeviceSpan> spans_;
   int rows_ = 0;
-  int max_rows_ = 0;
+  int max_tokens_ = 0;
   int max_keys_ = 0;
   std::vector<int32_t> block_ids_;
   std::vector<float> keys_;    // [blocks, block_len, heads, key_dim]

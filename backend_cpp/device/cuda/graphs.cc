@@ -34,13 +34,13 @@ int CudaGraphs::context_bound(int context) {
   return std::max(kMinContextBound, static_cast<int>(std::bit_ceil(static_cast<unsigned>(context))));
 }
 
-std::vector<DecodingShape> CudaGraphs::shapes(int max_rows, int max_context) {
+std::vector<DecodingShape> CudaGraphs::shapes(int max_sequences, int max_context) {
   struct Ranked {
     int rank;
     DecodingShape shape;
   };
   std::vector<Ranked> all;
-  const int last_rows = rounded_up_rows(std::min(max_rows, kMaxRows));
+  const int last_rows = rounded_up_rows(std::min(max_sequences, kMaxRows));
   const int last_context = context_bound(max_context);
   int rank_of_context = 0;
   for (int context = kMinContextBound; context <= last_context; context *= 2, rank_of_context += 2) {

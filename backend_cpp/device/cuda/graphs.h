@@ -44,7 +44,7 @@ class CudaGraphs {
   // The bound that a step's shape has, if its longest sequence has this many tokens.
   static int context_bound(int context);
   // As PreparedSteps::shapes.
-  static std::vector<DecodingShape> shapes(int max_rows, int max_context);
+  static std::vector<DecodingShape> shapes(int max_sequences, int max_context);
 
   // ---- steps ----
 

@@ -242,7 +242,7 @@ void CudaOperators::paged_attention(const AttentionParams& params, const HeadsVi
   const CudaSpans& spans = spans_of(params.set);
   const bool are_prompts_done = prefill_->compute(params, spans.blocks(), q, out);
   for (const cuda::DeviceSpans& group : spans.groups()) {
-    if (group.span_count == 0 || (group.max_rows > 1 && are_prompts_done)) continue;
+    if (group.span_count == 0 || (group.max_tokens > 1 && are_prompts_done)) continue;
     const size_t floats = cuda::max_attention_workspace_floats(params);  // one size, so that it never grows
     auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);
     cuda::paged_attention(stream(), params, group, q, workspace, out, counters_->data());

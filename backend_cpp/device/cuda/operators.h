@@ -114,8 +114,8 @@ class CudaOperators final : public Operators, private PreparedSteps {
   using Stream = std::shared_ptr<std::remove_pointer_t<cudaStream_t>>;
   CudaOperators(CudaRank rank, Stream stream);
 
-  std::vector<DecodingShape> shapes(int max_rows, int max_context) const override {
-    return CudaGraphs::shapes(max_rows, max_context);
+  std::vector<DecodingShape> shapes(int max_sequences, int max_context) const override {
+    return CudaGraphs::shapes(max_sequences, max_context);
   }
   void set_empty_spans(const DecodingShape& shape) override;
   void warm_up(const std::function<void()>& body) override;

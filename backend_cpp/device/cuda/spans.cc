@@ -20,11 +20,11 @@ void CudaSpans::set(CudaOperators& ops, const std::vector<AttentionSpan>& spans,
   };
   size_t block_count = 0;
   int longest = 0;
-  int max_rows = 0;
+  int max_tokens = 0;
   for (const AttentionSpan& span : spans) {
     block_count += blocks_of(span);
     longest = std::max(longest, span.first_position + span.count);
-    max_rows = std::max(max_rows, span.count);
+    max_tokens = std::max(max_tokens, span.count);
   }
   if (blocks_.size() < block_count * sizeof(int32_t)) {
     ops.clear_graphs();  // they hold the old address
@@ -35,7 +35,7 @@ void CudaSpans::set(CudaOperators& ops, const std::vector<AttentionSpan>& spans,
   int32_t next = 0;
   for (const AttentionSpan& span : spans) {
     Group& group = span.count == 1 ? single_ : several_;
-    group.filled.push_back({span.first_row, span.count, span.first_position, next});
+    group.filled.push_back({span.first_token, span.count, span.first_position, next});
     std::copy_n(span.blocks, blocks_of(span), blocks_.host<int32_t>() + next);
     next += static_cast<int32_t>(blocks_of(span));
   }
@@ -44,7 +44,7 @@ void CudaSpans::set(CudaOperators& ops, const std::vector<AttentionSpan>& spans,
   const auto singles = static_cast<int>(single_.filled.size());
   const bool is_decoding = is_padded && several_.filled.empty();
   upload(ops, single_, CudaGraphs::padded_rows(singles, is_decoding), 1, context);
-  upload(ops, several_, static_cast<int>(several_.filled.size()), max_rows, context);
+  upload(ops, several_, static_cast<int>(several_.filled.size()), max_tokens, context);
 }
 
 void CudaSpans::set_empty(CudaOperators& ops, const DecodingShape& shape) {
@@ -60,7 +60,7 @@ std::vector<cuda::DeviceSpan> CudaSpans::filled() const {
   return all;
 }
 
-void CudaSpans::upload(CudaOperators& ops, Group& group, int span_count, int max_rows, int max_context) {
+void CudaSpans::upload(CudaOperators& ops, Group& group, int span_count, int max_tokens, int max_context) {
   const size_t bytes = static_cast<size_t>(span_count) * sizeof(cuda::DeviceSpan);
   if (group.spans.size() < bytes) {
     ops.clear_graphs();
@@ -70,7 +70,7 @@ void CudaSpans::upload(CudaOperators& ops, Group& group, int span_count, int max
   auto* end_of_filled = std::copy(group.filled.begin(), group.filled.end(), first);
   std::fill(end_of_filled, first + span_count, cuda::DeviceSpan{});
   group.spans.upload(ops, bytes);
-  group.view = {group.spans.device<cuda::DeviceSpan>(), blocks_.device<int32_t>(), span_count, max_rows, max_context};
+  group.view = {group.spans.device<cuda::DeviceSpan>(), blocks_.device<int32_t>(), span_count, max_tokens, max_context};
 }
 
 }  // namespace turbomind

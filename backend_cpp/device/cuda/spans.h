@@ -41,7 +41,7 @@ class CudaSpans {
     cuda::DeviceSpans view;
   };
   // Brings a group in a shape for `span_count` spans; those that it does not have are empty.
-  void upload(CudaOperators& ops, Group& group, int span_count, int max_rows, int max_context);
+  void upload(CudaOperators& ops, Group& group, int span_count, int max_tokens, int max_context);
 
   Group single_;
   Group several_;

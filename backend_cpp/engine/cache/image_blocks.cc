@@ -111,13 +111,14 @@ void ImageBlocks::add_kv_writes(std::vector<EncoderKvWrite>& kv_writes) const {
   }
 }
 
-void ImageBlocks::add_cross_spans(int begin, int end, int first_row,
+void ImageBlocks::add_cross_spans(int begin, int end, int first_token,
                                   std::vector<CrossAttentionSpan>& cross_spans) const {
   for (const Entry& entry : all_) {
     const int last = std::min(end, entry.end);
     for (int token = std::max(begin, entry.group->begin()); token < last;) {
       const int next = entry.group->end_of_visible(token, last);
-      cross_spans.push_back({first_row + token - begin, next - token, entry.group->rows_seen_by(token), &entry.tables});
+      cross_spans.push_back(
+          {first_token + token - begin, next - token, entry.group->tokens_seen_by(token), &entry.tables});
       token = next;
     }
   }

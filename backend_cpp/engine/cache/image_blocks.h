@@ -52,8 +52,8 @@ class ImageBlocks {
 
   // Appends the planned rows.
   void add_kv_writes(std::vector<EncoderKvWrite>& kv_writes) const;
-  // Appends what tokens [begin, end) attend to; they are rows first_row, ... of a step.
-  void add_cross_spans(int begin, int end, int first_row, std::vector<CrossAttentionSpan>& cross_spans) const;
+  // Appends what tokens [begin, end) attend to; they are rows first_token, ... of a step.
+  void add_cross_spans(int begin, int end, int first_token, std::vector<CrossAttentionSpan>& cross_spans) const;
   // Appends all referenced blocks.
   void add_blocks(std::vector<int32_t>& blocks) const;
   bool has_blocks() const {

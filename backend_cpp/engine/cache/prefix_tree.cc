@@ -191,7 +191,7 @@ std::string PrefixTree::bytes_of(const Content& content) {
   add(static_cast<uint32_t>(content.tokens.size()));
   for (const int32_t token : content.tokens) add(token);
   for (const ImagePart& part : content.images) {
-    for (const int value : {part.at, part.count, part.first_row, part.rows}) add(value);
+    for (const int value : {part.at, part.count, part.first_token, part.rows}) add(value);
     for (const int value : {part.grid.frames, part.grid.rows, part.grid.columns}) add(value);
     add(part.grid.frame_step);
     add(part.digest);
@@ -225,7 +225,7 @@ uint64_t PrefixTree::key_of(uint64_t parent_key, const Content& content) const {
   for (const ImagePart& part : content.images) {
     uint64_t digest;
     std::memcpy(&digest, part.digest.data(), sizeof(digest));
-    mix(hash, digest ^ static_cast<uint32_t>(part.first_row));
+    mix(hash, digest ^ static_cast<uint32_t>(part.first_token));
   }
   return hash & hash_mask_;
 }

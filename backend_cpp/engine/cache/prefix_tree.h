@@ -108,11 +108,11 @@ class PrefixTree {
   static constexpr int kMaxCompared = 256;
   static constexpr size_t kMaxDeleted = 4096;
 
-  // Part of an image in a block: `count` tokens from position `at` are rows `first_row`, ... of its `rows`.
+  // Part of an image in a block: `count` tokens from position `at` are rows `first_token`, ... of its `rows`.
   struct ImagePart {
     int at = 0;
     int count = 0;
-    int first_row = 0;
+    int first_token = 0;
     int rows = 0;
     ImageGrid grid{};
     ContentDigest digest{};

@@ -47,7 +47,7 @@ std::vector<int> branch_points(const std::vector<int32_t>& tokens, const TokenTa
 class SequenceMemory {
  public:
   int cached() const { return cached_; }  // leading tokens that were computed
-  int published_draft_rows(const BlockCache& cache) const { return published_drafts_ * cache.block_len(); }
+  int published_draft_tokens(const BlockCache& cache) const { return published_drafts_ * cache.block_len(); }
   // For the runner. Valid until this changes.
   const PageTables& tables() const { return tables_; }
   bool is_empty() const { return groups_.empty(); }

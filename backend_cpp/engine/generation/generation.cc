@@ -82,8 +82,8 @@ void PromptOutputs::take_token(int32_t next_token, const float* logits, const fl
   if (needs_logprobs()) {
     output.prompt_logprobs.push_back(log_probabilities(logits, vocab, next_token, *params.prompt_logprobs));
   }
-  if (params.logits == RequestedRows::kAll) output.logits.insert(output.logits.end(), logits, logits + vocab);
-  if (params.hidden_states == RequestedRows::kAll) {
+  if (params.logits == RequestedLogits::kAll) output.logits.insert(output.logits.end(), logits, logits + vocab);
+  if (params.hidden_states == RequestedLogits::kAll) {
     output.hidden_states.insert(output.hidden_states.end(), hidden, hidden + rules_.space.hidden_size);
   }
 }
@@ -110,8 +110,8 @@ Generation::Generation(std::shared_ptr<const GenerationRules> rules, int index, 
 
 bool Generation::needs_logits() const {
   const GenerationParams& params = rules_->params;
-  return params.logits_hook || params.logits != RequestedRows::kNone || params.hidden_states != RequestedRows::kNone ||
-         params.generates_nothing();
+  return params.logits_hook || params.logits != RequestedLogits::kNone ||
+         params.hidden_states != RequestedLogits::kNone || params.generates_nothing();
 }
 
 const SamplingMetadata& Generation::choice(int in_flight) {
@@ -137,7 +137,7 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   }
   if (is_complete()) return FinishReason::kStop;
   std::vector<float> unchanged;  // for what is reported of the model's own distribution
-  if (params.logprobs || params.logits != RequestedRows::kNone) unchanged.assign(logits, logits + vocab);
+  if (params.logprobs || params.logits != RequestedLogits::kNone) unchanged.assign(logits, logits + vocab);
   if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
   const SamplingMetadata& how = choice(0);
   penalties_.apply(logits);
@@ -156,8 +156,9 @@ void Generation::report(int32_t token, const std::vector<float>& logits, const f
   if (params.logprobs) {
     unsent_.logprobs.push_back(log_probabilities(logits.data(), space.vocab_size, token, *params.logprobs));
   }
-  if (params.logits != RequestedRows::kNone) unsent_.logits.insert(unsent_.logits.end(), logits.begin(), logits.end());
-  if (params.hidden_states != RequestedRows::kNone) {
+  if (params.logits != RequestedLogits::kNone)
+    unsent_.logits.insert(unsent_.logits.end(), logits.begin(), logits.end());
+  if (params.hidden_states != RequestedLogits::kNone) {
     unsent_.hidden_states.insert(unsent_.hidden_states.end(), hidden, hidden + space.hidden_size);
   }
 }

@@ -17,21 +17,21 @@ void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_p
   list.insert(std::ranges::upper_bound(list, sequence, is_served_before), std::move(sequence));
 }
 
-SpanRows requested_rows(const Sequence& sequence) {
+SpanLogits requested_logits(const Sequence& sequence) {
   const bool reads_outputs = sequence.params().reads_prompt_outputs() || sequence.params().output_token_embeddings;
   const bool needs_prompt = reads_outputs && sequence.cached() < sequence.prompt_len();
-  if (needs_prompt) return SpanRows::kAll;
-  return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
+  if (needs_prompt) return SpanLogits::kAll;
+  return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanLogits::kLast : SpanLogits::kNone;
 }
 
 // Whether there is anything to compute: after a token that nobody has seen, only if it cannot be the response's last.
-bool has_next_row(const Sequence& sequence) {
+bool has_next_token(const Sequence& sequence) {
   return sequence.in_flight == 0 || sequence.chosen() < sequence.params().max_new_tokens;
 }
 
 // Whether one token is left to compute, for the next token of a response.
 bool is_decoding(Sequence& sequence) {
-  return sequence.pending() == 1 && sequence.chosen() > 0 && has_next_row(sequence) &&
+  return sequence.pending() == 1 && sequence.chosen() > 0 && has_next_token(sequence) &&
          sequence.images.unwritten(sequence.cached(), sequence.cached() + 1).empty();
 }
 
@@ -49,7 +49,7 @@ Speculator::Candidate candidate(const BlockCache& cache, Sequence& sequence, int
           sequence.drafts,
           max_drafts,
           has_images ? nullptr : &sequence.memory.tables(),
-          sequence.memory.published_draft_rows(cache),
+          sequence.memory.published_draft_tokens(cache),
           &sequence.generation};
 }
 
@@ -167,7 +167,7 @@ void Scheduler::plan_prompts(Budget& budget) {
   int kv_writes = 0;
   for (size_t i = 0; i < running_.size() && budget.tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.planned > 0 || !has_next_row(sequence)) continue;
+    if (sequence.planned > 0 || !has_next_token(sequence)) continue;
     const int writes_before = kv_writes;
     const int chunk = plan_images(sequence, chunk_of(sequence, budget.tokens), kv_writes, budget.may_preempt);
     budget.tokens -= (kv_writes - writes_before + kKvWritesPerToken - 1) / kKvWritesPerToken;
@@ -207,7 +207,7 @@ void Scheduler::add_spans(Step& step) {
     const int known = sequence->planned - sequence->in_flight - sequence->drafts.count();
     step.input.spans.push_back(
         {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached(), &sequence->memory.tables(),
-         requested_rows(*sequence), sequence->prompt_len(), nullptr,
+         requested_logits(*sequence), sequence->prompt_len(), nullptr,
          ranges_within(sequence->group->embeddings, sequence->cached(), sequence->cached() + sequence->planned),
          position_shift(sequence->group->embeddings, sequence->cached()),
          sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count(),
@@ -223,7 +223,7 @@ void Scheduler::add_spans(Step& step) {
 // Of the running sequence, in the step that is planned.
 bool Scheduler::may_draft(const Sequence& sequence, bool has_state) const {
   const bool continues = sequence.planned > 0 && sequence.in_flight == 0 && sequence.generation.can_take_drafts() &&
-                         requested_rows(sequence) == SpanRows::kLast;
+                         requested_logits(sequence) == SpanLogits::kLast;
   // The last border of a prompt may lie within the step; tokens that run again are not to become ever more.
   return continues && (!has_state || (sequence.cached() >= sequence.prompt_len() && sequence.planned <= kMaxRedone));
 }
@@ -271,7 +271,7 @@ void Scheduler::take_sequence_drafts(Sequence& sequence) {
 // Whether tokens of its answer run again, whose drafts were taken back.
 bool Scheduler::is_redoing(const Sequence& sequence) const {
   return speculator_ != nullptr && sequence.planned == 0 && sequence.chosen() > 0 && sequence.pending() > 1 &&
-         sequence.pending() <= 2 + speculator_->max_drafts() && has_next_row(sequence) &&
+         sequence.pending() <= 2 + speculator_->max_drafts() && has_next_token(sequence) &&
          sequence.cached() >= sequence.prompt_len() && blocks_.plan().group_of(MemoryKind::kState) >= 0;
 }
 
@@ -413,7 +413,7 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
   // The last token is always computed.
   const int max_shared = static_cast<int>(sequence.tokens.size()) - 1;
   for (const auto& running : running_) {
-    if (!running->is_before(sequence) || !has_next_row(*running)) continue;
+    if (!running->is_before(sequence) || !has_next_token(*running)) continue;
     const int next_border = (running->cached() / blocks_.block_len() + 1) * blocks_.block_len();
     if (next_border > static_cast<int>(running->tokens.size()) && running->pending() <= 1) continue;
     const int shared = std::min(shared_tokens(*running, sequence), max_shared);

@@ -32,11 +32,11 @@ void StepLoop::launch(Step& step) {
     for (size_t i = 0; i < step.sequences.size(); ++i) {
       StepSpan& span = step.input.spans[i];
       Sequence& sequence = *step.sequences[i];
-      if (span.requested != SpanRows::kLast || span.drafts > 0 || sequence.generation.needs_logits()) continue;
+      if (span.requested != SpanLogits::kLast || span.drafts > 0 || sequence.generation.needs_logits()) continue;
       if (sequence.generation.is_complete()) continue;  // nothing to choose
       const SamplingMetadata& choice = sequence.generation.choice(sequence.in_flight);
       if (!runner_.reserve(choice)) continue;
-      span.requested = SpanRows::kNone;
+      span.requested = SpanLogits::kNone;
       span.choice = &choice;
     }
   }
@@ -84,7 +84,7 @@ void StepLoop::collect(Step& step, const OnOutput& on_output) {
 bool StepLoop::can_overlap(const Step& step) const {
   if (!runner_.traits().samples_on_device || step.was_short_of_blocks) return false;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
-    if (step.input.spans[i].requested != SpanRows::kNone) return false;
+    if (step.input.spans[i].requested != SpanLogits::kNone) return false;
     if (step.input.spans[i].choice != nullptr && step.sequences[i]->generation.needs_known_tokens()) return false;
   }
   return !scheduler_.would_draft(step);

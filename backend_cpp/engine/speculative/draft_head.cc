@@ -25,8 +25,8 @@ namespace {
 
 class DraftHead final : public Drafter {
  public:
-  DraftHead(ModelRunner& runner, int max_rows, int vocab_size)
-      : Drafter(runner, max_rows, vocab_size),
+  DraftHead(ModelRunner& runner, int max_tokens, int vocab_size)
+      : Drafter(runner, max_tokens, vocab_size),
         traits_(*runner.traits().head),
         width_(traits_.width),
         sampler_(traits_.tokens.empty() ? runner.traits().vocab_size : vocab_size),
@@ -58,27 +58,27 @@ class DraftHead final : public Drafter {
 };
 
 // Of the tokens of a step: all of few, else those whose next tokens are not known.
-int rows_to_keep(const StepSpan& span) {
+int tokens_to_keep(const StepSpan& span) {
   return span.count <= 1 + kMaxDrafts ? span.count : 1 + span.drafts;
 }
 
 void DraftHead::see(std::span<const Seen> all, const float* token_hidden) {
   std::vector<Due> due;
   const auto rows_of = [&](const StepSpan& span) {
-    return token_hidden + static_cast<ptrdiff_t>(span.first_row) * width_;
+    return token_hidden + static_cast<ptrdiff_t>(span.first_token) * width_;
   };
   for (const auto& [span, tokens, kept] : all) {
     const int before = std::min(span.first_position - kept.first, count_of(kept));
     if (before > 0) {
       due.push_back({tokens.data() + kept.first + 1, before, kept.first, span.tables, false, kept.states.data()});
     }
-    const int now = span.count - rows_to_keep(span);
+    const int now = span.count - tokens_to_keep(span);
     due.push_back(
         {tokens.data() + span.first_position + 1, now, span.first_position, span.tables, false, rows_of(span)});
   }
   run(due, width_, false, nullptr);
   for (const auto& [span, tokens, kept] : all) {
-    const int count = rows_to_keep(span);
+    const int count = tokens_to_keep(span);
     kept.first = span.first_position + span.count - count;
     if (kept.begin < 0) kept.begin = span.first_position;
     const float* end = rows_of(span) + static_cast<ptrdiff_t>(span.count) * width_;
@@ -143,8 +143,8 @@ void DraftHead::draft(Running& running, int ahead, float* logits, const float* h
 
 }  // namespace
 
-std::unique_ptr<Drafter> make_draft_head(ModelRunner& runner, int max_rows, int vocab_size) {
-  return std::make_unique<DraftHead>(runner, max_rows, vocab_size);
+std::unique_ptr<Drafter> make_draft_head(ModelRunner& runner, int max_tokens, int vocab_size) {
+  return std::make_unique<DraftHead>(runner, max_tokens, vocab_size);
 }
 
 }  // namespace turbomind

@@ -16,10 +16,10 @@ namespace {
 
 class DraftModel final : public Drafter {
  public:
-  DraftModel(ModelRunner& runner, int max_rows, int vocab_size)
-      : Drafter(runner, max_rows, vocab_size), sampler_(runner.traits().vocab_size) {}
+  DraftModel(ModelRunner& runner, int max_tokens, int vocab_size)
+      : Drafter(runner, max_tokens, vocab_size), sampler_(runner.traits().vocab_size) {}
 
-  int missing_tokens(const Candidate& of) override { return static_cast<int>(of.tokens.size()) - cached_rows(of); }
+  int missing_tokens(const Candidate& of) override { return static_cast<int>(of.tokens.size()) - shared_tokens(of); }
   void draft(std::span<const Candidate> all, int count) override;
 
  private:
@@ -30,7 +30,7 @@ class DraftModel final : public Drafter {
     int cached;                   // leading tokens in the cache
   };
 
-  static int cached_rows(const Candidate& of);
+  static int shared_tokens(const Candidate& of);
   void run_all(std::vector<Running>& running);
   // Drafts up to `count` more tokens for each.
   void chain_from(std::vector<Running>& running, int count);
@@ -42,7 +42,7 @@ class DraftModel final : public Drafter {
 void DraftModel::draft(std::span<const Candidate> all, int count) {
   std::vector<Running> running;
   for (const Candidate& of : all) {
-    running.push_back({&of, of.tokens, cached_rows(of)});
+    running.push_back({&of, of.tokens, shared_tokens(of)});
   }
   for (int i = 0; i < count && !running.empty(); ++i) {
     run_all(running);
@@ -93,7 +93,7 @@ void DraftModel::keep(const Running& done) {
 }
 
 // The last token always runs: what it leads to is wanted.
-int DraftModel::cached_rows(const Candidate& of) {
+int DraftModel::shared_tokens(const Candidate& of) {
   const auto limit = std::ssize(of.tokens) - 1;
   const auto same = std::ranges::mismatch(of.drafts.cache, of.tokens).in1 - of.drafts.cache.begin();
   return static_cast<int>(std::min(std::max<ptrdiff_t>(same, of.cached_tokens), limit));
@@ -101,8 +101,8 @@ int DraftModel::cached_rows(const Candidate& of) {
 
 }  // namespace
 
-std::unique_ptr<Drafter> make_draft_model(ModelRunner& runner, int max_rows, int vocab_size) {
-  return std::make_unique<DraftModel>(runner, max_rows, vocab_size);
+std::unique_ptr<Drafter> make_draft_model(ModelRunner& runner, int max_tokens, int vocab_size) {
+  return std::make_unique<DraftModel>(runner, max_tokens, vocab_size);
 }
 
 }  // namespace turbomind

@@ -21,15 +21,15 @@ void Drafter::run(std::span<const Due> all, int width, bool continues_states, co
   for (size_t index = 0; index < all.size(); ++index) {
     const Due& due = all[index];
     for (int done = 0; done < due.count;) {
-      if (static_cast<int>(input.tokens.size()) == max_rows_) flush();
+      if (static_cast<int>(input.tokens.size()) == max_tokens_) flush();
       const auto first = static_cast<int>(input.tokens.size());
-      const int count = std::min(due.count - done, max_rows_ - first);
+      const int count = std::min(due.count - done, max_tokens_ - first);
       const bool needs_output = due.needs_output && done + count == due.count;
-      input.spans.push_back({.first_row = first,
+      input.spans.push_back({.first_token = first,
                              .count = count,
                              .first_position = due.first_position + done,
                              .tables = due.tables,
-                             .requested = needs_output ? SpanRows::kLast : SpanRows::kNone,
+                             .requested = needs_output ? SpanLogits::kLast : SpanLogits::kNone,
                              .prompt_len = due.prompt_len > 0 ? due.prompt_len : due.first_position + done + count});
       // An image's tokens may be any number.
       for (int i = 0; i < count; ++i) input.tokens.push_back(std::clamp(due.tokens[done + i], 0, vocab_size_ - 1));
@@ -61,7 +61,7 @@ void Drafter::chain(std::span<const Link> links, std::vector<float> hidden, int 
       drawn.draw = rule.draw;
       runner_.reserve(choices[i]);
       const int position = link.position + step;
-      input.spans.push_back({.first_row = static_cast<int>(i),
+      input.spans.push_back({.first_token = static_cast<int>(i),
                              .count = 1,
                              .first_position = position,
                              .tables = link.of->tables,

@@ -39,7 +39,7 @@ struct Drafts {
 };
 
 // The maximum tokens of a drafter's step, given the model's: more would take memory from the cache.
-constexpr int drafter_rows(int max_step_tokens) {
+constexpr int max_drafter_tokens(int max_step_tokens) {
   return std::min(max_step_tokens, 1024);
 }
 
@@ -65,8 +65,8 @@ class Drafter {
   };
 
   // `runner` must outlive this. `vocab_size`: of the target model; drafts from it on are outside its vocabulary.
-  Drafter(ModelRunner& runner, int max_rows, int vocab_size)
-      : runner_(runner), max_rows_(max_rows), vocab_size_(vocab_size) {}
+  Drafter(ModelRunner& runner, int max_tokens, int vocab_size)
+      : runner_(runner), max_tokens_(max_tokens), vocab_size_(vocab_size) {}
   virtual ~Drafter() = default;
 
   // The number of tokens to run before the first draft for a sequence.
@@ -106,13 +106,13 @@ class Drafter {
   void chain(std::span<const Link> links, std::vector<float> hidden, int count);
 
   ModelRunner& runner_;
-  const int max_rows_;
+  const int max_tokens_;
   const int vocab_size_;
 };
 
 // A draft model with the tokenizer of the target model.
-std::unique_ptr<Drafter> make_draft_model(ModelRunner& runner, int max_rows, int vocab_size);
+std::unique_ptr<Drafter> make_draft_model(ModelRunner& runner, int max_tokens, int vocab_size);
 // A draft head such as EAGLE or MTP (model/head_input.h).
-std::unique_ptr<Drafter> make_draft_head(ModelRunner& runner, int max_rows, int vocab_size);
+std::unique_ptr<Drafter> make_draft_head(ModelRunner& runner, int max_tokens, int vocab_size);
 
 }  // namespace turbomind

@@ -25,10 +25,10 @@ void for_rows(ThreadPool& pool, int rows, int row_elements, RowBody&& body) {
 // Neighbouring rows of one sequence.
 struct Run {
   const AttentionSpan* span;
-  int first_row;  // within the span
+  int first_token;  // within the span
   int row_count;
 
-  int position(int row) const { return span->first_position + first_row + row; }
+  int position(int row) const { return span->first_position + first_token + row; }
 };
 
 // Runs begin at positions that are multiples of `rows` (or with the span), so what they are does not depend on chunks,

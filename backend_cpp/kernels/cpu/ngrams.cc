@@ -62,11 +62,11 @@ void EmbedNgrams::run(ThreadPool& pool) const {
     auto* state = reinterpret_cast<int32_t*>(context.state(span.page));
     history.assign(static_cast<size_t>(before), end_token);
     if (span.is_fresh == 0) std::copy_n(state, before, history.begin());
-    history.insert(history.end(), tokens + span.first_row, tokens + span.first_row + span.count);
+    history.insert(history.end(), tokens + span.first_token, tokens + span.first_token + span.count);
     std::copy_n(history.end() - before, before, state);
     for_rows(pool, span.count, kRowElements, [&](size_t row) {
       const int32_t* newest = history.data() + before + row;
-      float* to = out + (static_cast<size_t>(span.first_row) + row) * width;
+      float* to = out + (static_cast<size_t>(span.first_token) + row) * width;
       const int32_t* of_head = sizes;
       uint64_t mixed = static_cast<uint64_t>(*newest) * multipliers[0];
       int64_t offset = 0;

@@ -25,11 +25,11 @@ int first_seen(const AttentionParams& params, int position) {
 
 // One past the last key that a row of a span sees.
 int kv_len_of(const AttentionParams& params, const AttentionSpan& span, int row) {
-  return params.kv_lens != nullptr ? params.kv_lens[span.first_row + row] : span.first_position + row + 1;
+  return params.kv_lens != nullptr ? params.kv_lens[span.first_token + row] : span.first_position + row + 1;
 }
 
 int kv_len_of(const AttentionParams& params, const Run& run, int row) {
-  return kv_len_of(params, *run.span, run.first_row + row);
+  return kv_len_of(params, *run.span, run.first_token + row);
 }
 
 int group_size(const AttentionParams& params) {
@@ -75,7 +75,7 @@ std::vector<Task> plan(const AttentionParams& params) {
       for (int row = 0; row < run.row_count; ++row) {
         const int position = run.position(row);
         for (int p = first_partition(params, position); p <= last_partition(kv_len_of(params, run, row)); ++p) {
-          tasks.push_back({{run.span, run.first_row + row, 1}, head, p, workspace});
+          tasks.push_back({{run.span, run.first_token + row, 1}, head, p, workspace});
           workspace += partial_floats(params);
         }
       }
@@ -143,7 +143,7 @@ class Attention {
       const int key_dim = params.layout.key_dim;
       float* factors = scratch_.data();
       for (int row = 0; row < run_.row_count; ++row) {
-        const auto index = static_cast<size_t>(run_.span->first_row + run_.first_row + row);
+        const auto index = static_cast<size_t>(run_.span->first_token + run_.first_token + row);
         for (int n = 0; n < attention_.group_; ++n, factors += key_dim) {
           std::copy_n(attention_.q_.head(index, kv_head_ * attention_.group_ + n), key_dim, factors);
         }
@@ -193,7 +193,7 @@ class Attention {
   }
 
   float* out_row(const Run& run, int row, int kv_head) const {
-    const size_t index = static_cast<size_t>(run.span->first_row + run.first_row + row);
+    const size_t index = static_cast<size_t>(run.span->first_token + run.first_token + row);
     return out_ + (index * params_.num_heads + static_cast<size_t>(kv_head) * group_) * value_dim_;
   }
 

@@ -36,7 +36,7 @@ std::vector<SparseRow> sparse_rows(const AttentionParams& params, int top_k) {
   for (int s = 0; s < params.span_count; ++s) {
     const AttentionSpan& span = params.spans[s];
     for (int r = std::max(0, top_k - span.first_position); r < span.count; ++r) {
-      rows.push_back({&span, static_cast<size_t>(span.first_row + r), span.first_position + r + 1});
+      rows.push_back({&span, static_cast<size_t>(span.first_token + r), span.first_position + r + 1});
     }
   }
   return rows;
@@ -172,7 +172,7 @@ void score_blocks(const ChooseBlocks& op, const Run& run, int blocks, size_t str
                      [&](int d, float value) { keys[static_cast<size_t>(d * kKeysAtOnce + i)] = value; });
     }
     for (int r = 0; r < run.row_count; ++r) {
-      const auto row = static_cast<size_t>(run.span->first_row + run.first_row + r);
+      const auto row = static_cast<size_t>(run.span->first_token + run.first_token + r);
       kernels().index_scores(keys.data(), kKeysAtOnce, layout.key_dim, op.q.head(row, 0), op.q.head_stride, op.q.heads,
                              weights.data(), scores + static_cast<size_t>(r) * stride + begin);
     }
@@ -388,7 +388,7 @@ void WriteBlockKeys::run(ThreadPool& pool) const {
     });
   };
   on_rows([&](const Run& run, int r) {
-    const auto row = static_cast<size_t>(run.span->first_row + run.first_row + r);
+    const auto row = static_cast<size_t>(run.span->first_token + run.first_token + r);
     write_index_key(params.layout.type, k.head(row, 0), params.layout.key_dim,
                     index_key(params, *run.span, run.position(r)));
   });
@@ -411,7 +411,8 @@ void ChooseBlocks::run(ThreadPool& pool) const {
     for (int r = 0; r < run.row_count; ++r) {
       const int seen = run.position(r) + 1;
       if (seen <= top_k) continue;
-      int32_t* to = chosen + static_cast<size_t>(run.span->first_row + run.first_row + r) * static_cast<size_t>(top_k);
+      int32_t* to =
+          chosen + static_cast<size_t>(run.span->first_token + run.first_token + r) * static_cast<size_t>(top_k);
       std::vector<int32_t> numbers(static_cast<size_t>(budget / block));
       select_highest(scores.data() + static_cast<size_t>(r) * stride, seen / block, budget / block, numbers.data());
       for (const int32_t number : numbers) {

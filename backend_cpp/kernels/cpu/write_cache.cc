@@ -98,7 +98,7 @@ void write_row(const AttentionParams& params, const AttentionSpan& span, int r, 
   const CacheLayout& layout = params.layout;
   // As write_head() has it.
   const int depth = layout.type == CacheType::kBFloat16 || layout.type == CacheType::kInt4 ? 2 : 1;
-  const auto row = static_cast<size_t>(span.first_row + r);
+  const auto row = static_cast<size_t>(span.first_token + r);
   const int position = span.first_position + r;
   const int slot = position % layout.block_len;
   std::byte* block = params.pool + span.blocks[position / layout.block_len] * layout.block_bytes();
@@ -120,7 +120,7 @@ void rope_and_write(ThreadPool& pool, const RopeTable& table, const AttentionPar
   pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) {
     const auto& [span, first, count] = tasks[index];
     for (int r = first; r < first + count; ++r) {
-      const auto row = static_cast<size_t>(span->first_row + r);
+      const auto row = static_cast<size_t>(span->first_token + r);
       rope_row(table, row, q, factors);
       rope_row(table, row, k, nullptr);
       write_row(params, *span, r, k, v);

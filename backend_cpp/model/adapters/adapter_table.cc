@@ -15,7 +15,7 @@ void AdapterTable::upload(Operators& ops, int slot, std::unique_ptr<AdapterWeigh
   const std::vector<int>& ranks = adapter->ranks();
   const int largest_rank = ranks.empty() ? 0 : *std::max_element(ranks.begin(), ranks.end());
   if (largest_rank > max_rank_) {
-    shrunk_ = float_buffer(ops, max_rows_, largest_rank);
+    shrunk_ = float_buffer(ops, max_tokens_, largest_rank);
     max_rank_ = largest_rank;
   }
   adapter->upload(ops);
@@ -34,7 +34,7 @@ bool AdapterTable::begin_step(Operators& ops, const StepInput& input, int comput
     if (found == adapters_.end())
       throw internal_error("a step names adapter " + std::to_string(span.adapter) + ", which is not there");
     const AdapterWeights& adapter = *found->second;
-    std::fill_n(rows + span.first_row, span.count, adapter.layers());
+    std::fill_n(rows + span.first_token, span.count, adapter.layers());
     max_ranks_.resize(adapter.ranks().size());
     for (size_t i = 0; i < max_ranks_.size(); ++i) max_ranks_[i] = std::max(max_ranks_[i], adapter.ranks()[i]);
   }

@@ -16,7 +16,8 @@ namespace turbomind {
 
 class AdapterTable {
  public:
-  AdapterTable(Operators& ops, int max_rows) : max_rows_(max_rows), rows_(ops, max_rows * sizeof(const LoraWeight*)) {}
+  AdapterTable(Operators& ops, int max_tokens)
+      : max_tokens_(max_tokens), rows_(ops, max_tokens * sizeof(const LoraWeight*)) {}
 
   // `slot` is free. Takes device memory, and then throws Error(kUnavailable) where there is none.
   void upload(Operators& ops, int slot, std::unique_ptr<AdapterWeights> adapter);
@@ -30,16 +31,16 @@ class AdapterTable {
   void add_embeddings(Operators& ops, const LinearStorage& table, const int32_t* numbers, float* y) const;
 
  private:
-  int max_rows_;
+  int max_tokens_;
   // Since the first adapter.
   OperationFunction<LoraShrink> shrink_ = nullptr;
   OperationFunction<LoraGather> gather_ = nullptr;
   OperationFunction<LoraExpand> expand_ = nullptr;
   std::map<int, std::unique_ptr<AdapterWeights>> adapters_;
-  Staged rows_;                 // [max_rows] pointers to layers, or null
+  Staged rows_;                 // [max_tokens] pointers to layers, or null
   std::vector<int> max_ranks_;  // of each adapted layer, over the step's adapters
   int computed_ = 0;
-  AlignedBuffer shrunk_;  // float32 [max_rows, the largest rank of a layer]; grows
+  AlignedBuffer shrunk_;  // float32 [max_tokens, the largest rank of a layer]; grows
   int max_rank_ = 0;
 };
 

@@ -3,24 +3,24 @@
 #include <algorithm>
 #include <utility>
 
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 
 namespace turbomind {
 
-CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows, bool is_divided)
+CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens, bool is_divided)
     : spec_(spec),
-      max_rows_(max_rows),
+      max_tokens_(max_tokens),
       is_divided_(is_divided),
       shape_{cache_type, 1, spec.num_kv_heads, spec.head_dim, spec.head_dim, 0},
-      image_rows_(ops, static_cast<size_t>(max_rows) * static_cast<size_t>(spec.hidden_size) * sizeof(float)),
-      span_rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      kv_lens_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      key_values_(ops, max_rows, 2 * spec.num_kv_heads * spec.head_dim),
-      x_(ops, max_rows, spec.hidden_size),
-      normed_(ops, max_rows, spec.hidden_size),
-      branch_(ops, max_rows, spec.hidden_size),
-      queries_(ops, max_rows, spec.num_heads * spec.head_dim),
-      attention_output_(ops, max_rows, spec.num_heads * spec.head_dim) {}
+      image_tokens_(ops, static_cast<size_t>(max_tokens) * static_cast<size_t>(spec.hidden_size) * sizeof(float)),
+      span_tokens_(ops, static_cast<size_t>(max_tokens) * sizeof(int32_t)),
+      kv_lens_(ops, static_cast<size_t>(max_tokens) * sizeof(int32_t)),
+      key_values_(ops, max_tokens, 2 * spec.num_kv_heads * spec.head_dim),
+      x_(ops, max_tokens, spec.hidden_size),
+      normed_(ops, max_tokens, spec.hidden_size),
+      branch_(ops, max_tokens, spec.hidden_size),
+      queries_(ops, max_tokens, spec.num_heads * spec.head_dim),
+      attention_output_(ops, max_tokens, spec.num_heads * spec.head_dim) {}
 
 std::vector<CacheGroup> CrossLayers::cache_groups(const StepLimits& limits) const {
   return {{.kind = MemoryKind::kCross,
@@ -66,15 +66,15 @@ void CrossLayers::write(Operators& ops, const StepInput& input, const std::vecto
   std::vector<AttentionSpan> spans;
   std::vector<const PageTables*> tables;
   int rows = 0;
-  auto* to = image_rows_.host<float>();
+  auto* to = image_tokens_.host<float>();
   for (const EncoderKvWrite& write : input.kv_writes) {
-    if (rows + write.count > max_rows_) throw internal_error("a step fills more rows of images than it may have");
+    if (rows + write.count > max_tokens_) throw internal_error("a step fills more rows of images than it may have");
     spans.push_back({rows, write.count, write.first});
     tables.push_back(write.tables);
     for (int row = 0; row < write.count; ++row, to += spec_.hidden_size) write.group->read(write.first + row, to);
     rows += write.count;
   }
-  image_rows_.upload(ops, static_cast<size_t>(rows) * static_cast<size_t>(spec_.hidden_size) * sizeof(float));
+  image_tokens_.upload(ops, static_cast<size_t>(rows) * static_cast<size_t>(spec_.hidden_size) * sizeof(float));
   set_spans(ops, SpanUse::kCrossKvWrite, spans, tables);
 
   AttentionParams params = params_;
@@ -83,7 +83,7 @@ void CrossLayers::write(Operators& ops, const StepInput& input, const std::vecto
   const HeadsView keys = heads(key_values_, rows, spec_.num_kv_heads, 2 * width, 0);
   const HeadsView values = heads(key_values_, rows, spec_.num_kv_heads, 2 * width, width);
   for (size_t index = 0; index < layers.size(); ++index) {
-    ops.linear(layers[index].kv.view, image_rows_.device<float>(), rows, key_values_, false);
+    ops.linear(layers[index].kv.view, image_tokens_.device<float>(), rows, key_values_, false);
     ops.norm_heads(layers[index].k_norm.view, keys);
     choose_layer(params, static_cast<int>(index));
     ops.write_cache(params, keys, values);
@@ -95,15 +95,15 @@ void CrossLayers::begin_step(Operators& ops, const StepInput& input) {
   if (input.cross_spans.empty()) return;
   std::vector<AttentionSpan> spans;
   std::vector<const PageTables*> tables;
-  auto* rows = span_rows_.host<int32_t>();
+  auto* rows = span_tokens_.host<int32_t>();
   for (const CrossAttentionSpan& span : split_cross_spans(input.cross_spans)) {
     spans.push_back({row_count_, span.count, span.seen - span.count});  // the last rows of what they all see
     tables.push_back(span.tables);
-    for (int row = 0; row < span.count; ++row) rows[row_count_ + row] = span.first_row + row;
+    for (int row = 0; row < span.count; ++row) rows[row_count_ + row] = span.first_token + row;
     std::fill_n(kv_lens_.host<int32_t>() + row_count_, span.count, span.seen);
     row_count_ += span.count;
   }
-  span_rows_.upload(ops, static_cast<size_t>(row_count_) * sizeof(int32_t));
+  span_tokens_.upload(ops, static_cast<size_t>(row_count_) * sizeof(int32_t));
   kv_lens_.upload(ops, static_cast<size_t>(row_count_) * sizeof(int32_t));
   set_spans(ops, SpanUse::kCrossQuery, spans, tables);
   params_.set.use = SpanUse::kCrossQuery;
@@ -112,7 +112,7 @@ void CrossLayers::begin_step(Operators& ops, const StepInput& input) {
 
 void CrossLayers::run(Operators& ops, int index, const CrossLayerWeights& layer, DenseMlp& mlp, float* hidden) {
   const int size = spec_.hidden_size;
-  ops.gather_rows(hidden, span_rows_.device<int32_t>(), row_count_, size, x_);
+  ops.gather_rows(hidden, span_tokens_.device<int32_t>(), row_count_, size, x_);
 
   ops.norm(layer.attention_norm.view, x_, row_count_, size, normed_);
   ops.linear(layer.q.view, normed_, row_count_, queries_, false);
@@ -127,7 +127,7 @@ void CrossLayers::run(Operators& ops, int index, const CrossLayerWeights& layer,
   ops.norm(layer.mlp_norm.view, x_, row_count_, size, normed_);
   mlp.run(StepContext{ops, row_count_}, layer.mlp, normed_, branch_, false);
   add_gated(ops, layer.mlp_gate);
-  ops.scatter_rows(x_, span_rows_.device<int32_t>(), row_count_, size, hidden, false);
+  ops.scatter_rows(x_, span_tokens_.device<int32_t>(), row_count_, size, hidden, false);
 }
 
 void CrossLayers::add_gated(Operators& ops, float gate) {

@@ -20,7 +20,7 @@ namespace turbomind {
 class CrossLayers final : public LayerMemory {
  public:
   // `is_divided`: the model is spread over ranks; what they make is summed.
-  CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows, bool is_divided);
+  CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens, bool is_divided);
 
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   size_t use_cache(Operators& ops, const CachePlan& plan, size_t first_group, std::byte* pages) override;
@@ -43,21 +43,21 @@ class CrossLayers final : public LayerMemory {
   void add_gated(Operators& ops, float gate);
 
   ModelSpec spec_;
-  int max_rows_;
+  int max_tokens_;
   bool is_divided_;
   CacheLayout shape_;  // of one layer, without a block's length
   int table_count_ = 0;
   AttentionParams params_;
   int row_count_ = 0;  // rows of the step
 
-  Staged image_rows_;           // float32 [max_rows, hidden_size]
-  Staged span_rows_;            // int32 [max_rows]; their places in the step
-  Staged kv_lens_;              // int32 [max_rows]; how many rows of images each of them sees
-  FloatRows key_values_;        // [max_rows, 2 kv_heads head_dim]
-  FloatRows x_;                 // [max_rows, hidden_size]; rows that look, gathered
+  Staged image_tokens_;         // float32 [max_tokens, hidden_size]
+  Staged span_tokens_;          // int32 [max_tokens]; their places in the step
+  Staged kv_lens_;              // int32 [max_tokens]; how many rows of images each of them sees
+  FloatRows key_values_;        // [max_tokens, 2 kv_heads head_dim]
+  FloatRows x_;                 // [max_tokens, hidden_size]; rows that look, gathered
   FloatRows normed_;            // the same
   FloatRows branch_;            // the same
-  FloatRows queries_;           // [max_rows, heads head_dim]
+  FloatRows queries_;           // [max_tokens, heads head_dim]
   FloatRows attention_output_;  // the same
 };
 

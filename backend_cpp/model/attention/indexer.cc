@@ -2,10 +2,10 @@
 
 namespace turbomind {
 
-Indexer::Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, int max_rows)
-    : queries_(ops, max_rows, num_heads * head_dim),
-      keys_(ops, max_rows, head_dim),
-      chosen_(ops.allocate(static_cast<size_t>(max_rows) * static_cast<size_t>(top_k) * sizeof(int32_t))),
+Indexer::Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, int max_tokens)
+    : queries_(ops, max_tokens, num_heads * head_dim),
+      keys_(ops, max_tokens, head_dim),
+      chosen_(ops.allocate(static_cast<size_t>(max_tokens) * static_cast<size_t>(top_k) * sizeof(int32_t))),
       sparse_attention_(ops.operations().require<SparseAttention>()),
       num_heads_(num_heads),
       head_dim_(head_dim),
@@ -47,15 +47,15 @@ TokenIndexerWeights TokenIndexerWeights::load(const ModelSpec& spec, const Weigh
           read.linear(prefix + "heads", indexer.num_heads, spec.hidden_size, false)};
 }
 
-TokenIndexer::TokenIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
+TokenIndexer::TokenIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens)
     : Indexer(ops, spec.num_layers, spec.attention.mla->indexer->num_heads, spec.attention.mla->indexer->head_dim,
-              spec.attention.mla->indexer->top_k, 1, cache_type, max_rows,
+              spec.attention.mla->indexer->top_k, 1, cache_type, max_tokens,
               [&spec](int layer) {
                 return has_attention(spec, layer) && spec.attention.mla->indexer->layers[static_cast<size_t>(layer)];
               }),
       spec_(*spec.attention.mla->indexer),
       choose_(ops.operations().require<ChooseKeys>()),
-      heads_(ops, max_rows, spec_.num_heads) {}
+      heads_(ops, max_tokens, spec_.num_heads) {}
 
 void TokenIndexer::choose(const StepContext& step, int layer, const TokenIndexerWeights& weights, const float* x,
                           const float* latents, RopeTable table) {
@@ -83,10 +83,10 @@ BlockIndexerWeights BlockIndexerWeights::load(const ModelSpec& spec, const Weigh
           NormStorage::load(read, prefix + "key_norm", indexer.head_dim, spec.norm, false)};
 }
 
-BlockIndexer::BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
+BlockIndexer::BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens)
     : Indexer(ops, spec.num_layers, spec.attention.block_indexer->num_heads, spec.attention.block_indexer->head_dim,
               spec.attention.block_indexer->budget + spec.attention.block_indexer->block - 1,
-              spec.attention.block_indexer->block, cache_type, max_rows,
+              spec.attention.block_indexer->block, cache_type, max_tokens,
               [&spec](int layer) { return has_attention(spec, layer); }),
       spec_(*spec.attention.block_indexer),
       write_(ops.operations().require<WriteBlockKeys>()),

@@ -37,8 +37,8 @@ class Indexer {
   //   has_indexer(layer): whether a layer chooses; others have no keys
   template <typename HasIndexer>
   Indexer(Operators& ops, int num_layers, int num_heads, int head_dim, int top_k, int block, CacheType cache_type,
-          int max_rows, HasIndexer&& has_indexer)
-      : Indexer(ops, num_heads, head_dim, top_k, block, max_rows) {
+          int max_tokens, HasIndexer&& has_indexer)
+      : Indexer(ops, num_heads, head_dim, top_k, block, max_tokens) {
     for (int layer = 0; layer < num_layers; ++layer) {
       pieces_.push_back(has_indexer(layer) ? static_cast<int>(layers_.size()) : -1);
       if (pieces_.back() >= 0) layers_.push_back(layer);
@@ -54,12 +54,12 @@ class Indexer {
     return {queries_, rows, num_heads_ * dim, num_heads_, dim, head_dim_};
   }
 
-  FloatRows queries_;     // [max_rows, heads head_dim]
-  FloatRows keys_;        // [max_rows, head_dim]
-  AlignedBuffer chosen_;  // int32 [max_rows, top_k]
+  FloatRows queries_;     // [max_tokens, heads head_dim]
+  FloatRows keys_;        // [max_tokens, head_dim]
+  AlignedBuffer chosen_;  // int32 [max_tokens, top_k]
 
  private:
-  Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, int max_rows);
+  Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, int max_tokens);
 
   OperationFunction<SparseAttention> sparse_attention_;
   int num_heads_;
@@ -88,7 +88,7 @@ class TokenIndexer final : public Indexer {
  public:
   // Whether a device has what it takes; without, sequences are to have no more than top_k tokens.
   static bool runs_on(const OperationTable& operations) { return operations.find<SparseAttention>() != nullptr; }
-  TokenIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
+  TokenIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens);
 
   // Writes the step's index keys and chooses for its rows.
   //   x [rows, hidden]; latents [rows, q_rank], which queries come out of; `table`: the layer's rotation
@@ -98,7 +98,7 @@ class TokenIndexer final : public Indexer {
  private:
   IndexerSpec spec_;
   OperationFunction<ChooseKeys> choose_;
-  FloatRows heads_;  // [max_rows, heads]
+  FloatRows heads_;  // [max_tokens, heads]
 };
 
 struct BlockIndexerWeights {
@@ -114,7 +114,7 @@ struct BlockIndexerWeights {
 // Chooses blocks of tokens (BlockIndexerSpec), in every layer that attends.
 class BlockIndexer final : public Indexer {
  public:
-  BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
+  BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens);
 
   // Writes the step's index keys and chooses for its rows. x [rows, hidden]; `table`: the layer's rotation
   void choose(const StepContext& step, int layer, const BlockIndexerWeights& weights, const float* x, RopeTable table);

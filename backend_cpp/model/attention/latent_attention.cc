@@ -64,13 +64,13 @@ LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, 
   return weights;
 }
 
-LatentAttention::LatentAttention(Operators& ops, const ModelSpec& spec, int max_rows)
+LatentAttention::LatentAttention(Operators& ops, const ModelSpec& spec, int max_tokens)
     : head_linear_(ops.operations().require<HeadLinear>()),
       heads_(spec.num_heads),
       mla_(*spec.attention.mla),
-      q_down_(ops, max_rows, mla_.q_rank),
-      q_(ops, max_rows, heads_ * (mla_.nope_dim + mla_.rope_dim)),
-      kv_down_(ops, max_rows, mla_.kv_rank + mla_.rope_dim) {}
+      q_down_(ops, max_tokens, mla_.q_rank),
+      q_(ops, max_tokens, heads_ * (mla_.nope_dim + mla_.rope_dim)),
+      kv_down_(ops, max_tokens, mla_.kv_rank + mla_.rope_dim) {}
 
 void LatentAttention::project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk) {
   const auto rope = static_cast<size_t>(mla_.rope_dim);

@@ -37,7 +37,7 @@ struct LatentWeights {
 
 class LatentAttention {
  public:
-  LatentAttention(Operators& ops, const ModelSpec& spec, int max_rows);
+  LatentAttention(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   // Fills qk [rows, (heads + 1) (rope_dim + kv_rank)], queries and the key, of x [rows, hidden]; not rotated yet. The
   // value is the key's latent.
@@ -52,9 +52,9 @@ class LatentAttention {
   OperationFunction<HeadLinear> head_linear_;
   int heads_;
   MlaSpec mla_;
-  FloatRows q_down_;   // [max_rows, q_rank]
-  FloatRows q_;        // [max_rows, heads (nope_dim + rope_dim)]
-  FloatRows kv_down_;  // [max_rows, kv_rank + rope_dim]
+  FloatRows q_down_;   // [max_tokens, q_rank]
+  FloatRows q_;        // [max_tokens, heads (nope_dim + rope_dim)]
+  FloatRows kv_down_;  // [max_tokens, kv_rank + rope_dim]
 };
 
 }  // namespace turbomind

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 
 namespace turbomind {
 
@@ -57,18 +57,18 @@ int axes_of(const std::vector<RopeSpec>& ropes) {
 
 }  // namespace
 
-RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows)
+RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_tokens)
     : ropes_(std::move(ropes)),
       axes_(axes_of(ropes_)),
-      positions_(ops, static_cast<size_t>(max_rows) * static_cast<size_t>(axes_) * sizeof(int32_t)) {
+      positions_(ops, static_cast<size_t>(max_tokens) * static_cast<size_t>(axes_) * sizeof(int32_t)) {
   for (const RopeSpec& rope : ropes_) {
     const int pairs = static_cast<int>(rope.inv_freq.size());
-    Buffers buffers{float_buffer(ops, max_rows, pairs), float_buffer(ops, max_rows, pairs), {}, {}, {}, {}, 0};
+    Buffers buffers{float_buffer(ops, max_tokens, pairs), float_buffer(ops, max_tokens, pairs), {}, {}, {}, {}, 0};
     const bool is_stretched = rope.stretch.has_value();
     const size_t set_bytes = static_cast<size_t>(pairs) * sizeof(float);
-    buffers.frequencies = Staged(ops, set_bytes * static_cast<size_t>(is_stretched ? max_rows : 1));
+    buffers.frequencies = Staged(ops, set_bytes * static_cast<size_t>(is_stretched ? max_tokens : 1));
     if (is_stretched) {
-      buffers.sets = Staged(ops, static_cast<size_t>(max_rows) * sizeof(int32_t));
+      buffers.sets = Staged(ops, static_cast<size_t>(max_tokens) * sizeof(int32_t));
     } else {
       std::copy(rope.inv_freq.begin(), rope.inv_freq.end(), buffers.frequencies.host<float>());
       buffers.frequencies.upload(ops, set_bytes);
@@ -86,7 +86,7 @@ int RopeTables::variant(int prompt_len) const {
 
 void RopeTables::stage(Operators& ops, const StepInput& input) {
   for (const StepSpan& span : input.spans) {
-    int32_t* positions = positions_.host<int32_t>() + span.first_row * axes_;
+    int32_t* positions = positions_.host<int32_t>() + span.first_token * axes_;
     if (axes_ == 1) {
       std::iota(positions, positions + span.count, span.first_position);
     } else {
@@ -122,7 +122,7 @@ void RopeTables::stage_sets(Operators& ops, size_t index, const StepInput& input
       const std::vector<float>& set = frequencies(index, variant);
       next = std::copy(set.begin(), set.end(), next);
     }
-    std::fill_n(buffers.sets.host<int32_t>() + span.first_row, span.count, known->second);
+    std::fill_n(buffers.sets.host<int32_t>() + span.first_token, span.count, known->second);
   }
   buffers.frequencies.upload(ops, set_of.size() * rope.inv_freq.size() * sizeof(float));
   buffers.sets.upload(ops, input.tokens.size() * sizeof(int32_t));

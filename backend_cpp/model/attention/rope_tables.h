@@ -17,7 +17,7 @@ namespace turbomind {
 
 class RopeTables {
  public:
-  RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows);
+  RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_tokens);
 
   // Brings the positions of a step to the device.
   void stage(Operators& ops, const StepInput& input);
@@ -30,10 +30,10 @@ class RopeTables {
 
  private:
   struct Buffers {
-    AlignedBuffer cosine;  // float32 [max_rows, pairs]
+    AlignedBuffer cosine;  // float32 [max_tokens, pairs]
     AlignedBuffer sine;
     Staged frequencies;            // float32 [sets, pairs]; of a step, or, without a stretch, of all
-    Staged sets;                   // int32 [max_rows]; which set a row has. Empty without a stretch
+    Staged sets;                   // int32 [max_tokens]; which set a row has. Empty without a stretch
     AlignedBuffer axes;            // int32 [pairs]; empty where positions have one
     std::vector<float> stretched;  // the set of the variant last used
     int variant = 0;
@@ -44,7 +44,7 @@ class RopeTables {
   std::vector<RopeSpec> ropes_;
   std::vector<Buffers> buffers_;
   int axes_;          // numbers of a position
-  Staged positions_;  // int32 [max_rows, axes_]
+  Staged positions_;  // int32 [max_tokens, axes_]
 };
 
 }  // namespace turbomind

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 
 namespace turbomind {
 
@@ -31,12 +31,12 @@ float temperature_of(const AttentionSpec& spec, int position) {
 // Rows of a sequence that see chunks are a span for each, whose positions and blocks are counted from its begin.
 void add_spans(const StepSpan& span, const int32_t* blocks, int block_len, int chunk,
                std::vector<AttentionSpan>& spans) {
-  if (chunk == 0) return spans.push_back({span.first_row, span.count, span.first_position, blocks});
+  if (chunk == 0) return spans.push_back({span.first_token, span.count, span.first_position, blocks});
   for (int row = 0; row < span.count;) {
     const int begin = (span.first_position + row) / chunk * chunk;
     const int offset = span.first_position + row - begin;
     const int count = std::min(span.count - row, chunk - offset);
-    spans.push_back({span.first_row + row, count, offset, blocks + begin / block_len});
+    spans.push_back({span.first_token + row, count, offset, blocks + begin / block_len});
     row += count;
   }
 }
@@ -86,15 +86,16 @@ AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& 
   return weights;
 }
 
-SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
+SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens)
     : spec_(spec),
-      ropes_(ops, spec.ropes, max_rows),
-      kv_lens_(ops, spec.images && spec.images->whole_rows > 0 ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0) {
+      ropes_(ops, spec.ropes, max_tokens),
+      kv_lens_(ops,
+               spec.images && spec.images->whole_rows > 0 ? static_cast<size_t>(max_tokens) * sizeof(int32_t) : 0) {
   int row_width = 0;
   int found_width = 0;
   int unit_dim = 0;
   for (int number = 0; number < attention_count(spec); ++number) {
-    const Kind& kind = kinds_.emplace_back(make_kind(ops, spec, number, cache_type, max_rows));
+    const Kind& kind = kinds_.emplace_back(make_kind(ops, spec, number, cache_type, max_tokens));
     row_width = std::max(row_width, kind.row_width);
     found_width = std::max(found_width, kind.num_heads * kind.shape.value_dim);
     if (kind.spec.qk_norm == QkNorm::kUnit) unit_dim = std::max(unit_dim, kind.shape.key_dim);
@@ -103,25 +104,25 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
       throw invalid_argument("attention.is_chunked cannot be had with images.whole_rows");
     }
   }
-  if (spec.encoder) texts_.emplace(ops, spec, kinds_.front().shape, max_rows);
-  qkv_ = FloatRows(ops, max_rows, row_width);
-  attention_output_ = FloatRows(ops, max_rows, found_width);
+  if (spec.encoder) texts_.emplace(ops, spec, kinds_.front().shape, max_tokens);
+  qkv_ = FloatRows(ops, max_tokens, row_width);
+  attention_output_ = FloatRows(ops, max_tokens, found_width);
   if (const auto& mla = spec.attention.mla) {
-    latent_.emplace(ops, spec, max_rows);
-    expanded_ = FloatRows(ops, max_rows, spec.num_heads * mla->value_dim);
+    latent_.emplace(ops, spec, max_tokens);
+    expanded_ = FloatRows(ops, max_tokens, spec.num_heads * mla->value_dim);
     if (mla->indexer && TokenIndexer::runs_on(ops.operations()))
-      token_indexer_.emplace(ops, spec, cache_type, max_rows);
+      token_indexer_.emplace(ops, spec, cache_type, max_tokens);
   }
-  if (spec.attention.block_indexer) block_indexer_.emplace(ops, spec, cache_type, max_rows);
+  if (spec.attention.block_indexer) block_indexer_.emplace(ops, spec, cache_type, max_tokens);
   unit_ = FloatRows(uploaded(ops, std::vector<float>(static_cast<size_t>(unit_dim), 1.0f)));
 }
 
 SelfAttention::Kind SelfAttention::make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type,
-                                             int max_rows) {
+                                             int max_tokens) {
   const AttentionSpec& kind_spec = attention_kind(spec, kind);
   const CacheLayout shape = cache_shape(spec, kind, cache_type);
   const int heads = head_sizes(spec, kind).heads;
-  const size_t factor_bytes = static_cast<size_t>(max_rows) * sizeof(float);
+  const size_t factor_bytes = static_cast<size_t>(max_tokens) * sizeof(float);
   return {kind_spec,
           heads,
           shape,
@@ -222,8 +223,8 @@ void SelfAttention::fill_query_factors(Operators& ops, const StepInput& input, K
       const float factor = spec.scale * logn;
       const bool is_unrotated = spec.tempers_unrotated;
       const float tempered = factor * temperature_of(spec, is_unrotated ? position + 1 : position);
-      kind.query_factors.host<float>()[span.first_row + r] = is_unrotated ? factor : tempered;
-      if (is_unrotated) kind.unrotated_factors.host<float>()[span.first_row + r] = tempered;
+      kind.query_factors.host<float>()[span.first_token + r] = is_unrotated ? factor : tempered;
+      if (is_unrotated) kind.unrotated_factors.host<float>()[span.first_token + r] = tempered;
     }
   }
   kind.query_factors.upload(ops, input.tokens.size() * sizeof(float));
@@ -233,7 +234,7 @@ void SelfAttention::fill_query_factors(Operators& ops, const StepInput& input, K
 // The tokens of an image see all of it, others up to themselves.
 void SelfAttention::fill_kv_lens(Operators& ops, const StepInput& input) {
   for (const StepSpan& span : input.spans) {
-    int32_t* kv_lens = kv_lens_.host<int32_t>() + span.first_row;
+    int32_t* kv_lens = kv_lens_.host<int32_t>() + span.first_token;
     std::iota(kv_lens, kv_lens + span.count, span.first_position + 1);
     for (const EmbeddingRange& range : span.embeddings) {
       const int begin = std::max(range.begin, span.first_position);

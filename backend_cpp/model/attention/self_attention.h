@@ -40,7 +40,7 @@ struct AttentionWeights {
 
 class SelfAttention final : public LayerMemory {
  public:
-  SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
+  SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens);
 
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   // Called once, before the first step of an encoder: takes what the texts of a step need while a layer runs.
@@ -64,7 +64,7 @@ class SelfAttention final : public LayerMemory {
     CacheLayout shape;           // without a block's length
     int row_width;               // of qkv_: queries, keys, values unless a part of the keys, and a gate
     AlignedBuffer alibi_slopes;  // [heads], or empty
-    Staged query_factors;        // float32 [max_rows]
+    Staged query_factors;        // float32 [max_tokens]
     Staged unrotated_factors;    // the same of layers that do not rotate, where these differ
   };
   // Operands of attention, of no rows yet; keys and values may overlap. Without keys of its own, a layer has queries
@@ -75,7 +75,7 @@ class SelfAttention final : public LayerMemory {
     HeadsView values;
     HeadsView gates;  // of what comes out, where attention has one
   };
-  static Kind make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type, int max_rows);
+  static Kind make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type, int max_tokens);
   Kind& kind_of(int layer) { return kinds_[static_cast<size_t>(attention_of(spec_, layer))]; }
   bool has_keys(int layer) const { return keys_of(spec_, layer) < 0; }
   bool remembers(int layer) const { return has_attention(spec_, layer) && has_keys(layer); }
@@ -123,11 +123,11 @@ class SelfAttention final : public LayerMemory {
   std::vector<LayerTables> memory_;  // [layers]
   RopeTables ropes_;
   AttentionParams params_;           // of the step, and of the layer that is run
-  FloatRows qkv_;                    // [max_rows, Kind::row_width]
-  FloatRows attention_output_;       // [max_rows, heads value_dim]
-  FloatRows expanded_;               // [max_rows, heads mla.value_dim], of latent attention
+  FloatRows qkv_;                    // [max_tokens, Kind::row_width]
+  FloatRows attention_output_;       // [max_tokens, heads value_dim]
+  FloatRows expanded_;               // [max_tokens, heads mla.value_dim], of latent attention
   FloatRows unit_;                   // ones [head_dim], the weight of QkNorm::kUnit and of norms_values
-  Staged kv_lens_;                   // int32 [max_rows], where images see ahead
+  Staged kv_lens_;                   // int32 [max_tokens], where images see ahead
   std::optional<TextMemory> texts_;  // of an encoder, whose layers have no other memory
 };
 

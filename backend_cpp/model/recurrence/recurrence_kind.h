@@ -32,12 +32,12 @@ struct RecurrenceWeights {
   static RecurrenceWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
 };
 
-// Float32 rows of a step [max_rows, width] that an operation leaves to the next ones.
+// Float32 rows of a step [max_tokens, width] that an operation leaves to the next ones.
 struct RecurrenceRows {
-  AlignedBuffer inputs;  // [max_rows, input_width]: what RecurrenceWeights::in makes
+  AlignedBuffer inputs;  // [max_tokens, input_width]: what RecurrenceWeights::in makes
   size_t input_width = 0;
-  AlignedBuffer decays;                // [max_rows, heads, RecurrenceRule::decay_width]
-  AlignedBuffer writes;                // [max_rows, heads]
+  AlignedBuffer decays;                // [max_tokens, heads, RecurrenceRule::decay_width]
+  AlignedBuffer writes;                // [max_tokens, heads]
   std::vector<AlignedBuffer> buffers;  // RecurrenceRule::workspaces
 
   StridedRows from(int number) const { return {inputs.as<float>() + number, input_width}; }

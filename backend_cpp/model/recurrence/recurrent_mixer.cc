@@ -33,7 +33,7 @@ HeadsView heads(const StridedRows& rows, int count, int head_dim) {
 
 }  // namespace
 
-RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
+RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_tokens)
     : convolve_(ops.operations().require<CausalConv>()),
       compute_gates_(ops.operations().require<RecurrenceGates>()),
       recur_(ops.operations().require<Recurrence>()),
@@ -45,20 +45,20 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
       ranks_that_share_norm_(shares_norm(shard) ? shard.count : 1),
       conv_bytes_(aligned_bytes(config_.conv_kernel - 1, rule_->channels())),
       piece_of_(shard.spec.layer_mixers.size(), -1),
-      max_rows_(max_rows),
-      mixed_(ops, max_rows, rule_->channels()),
-      outputs_(ops, max_rows, values_),
-      parts_(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_),
-      whole_rows_(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_),
+      max_tokens_(max_tokens),
+      mixed_(ops, max_tokens, rule_->channels()),
+      outputs_(ops, max_tokens, values_),
+      parts_(ops, ranks_that_share_norm_ > 1 ? max_tokens : 0, ranks_that_share_norm_ * values_),
+      whole_rows_(ops, ranks_that_share_norm_ > 1 ? max_tokens : 0, ranks_that_share_norm_ * values_),
       // Of a vector whose mean square is 1, the length is the root of its size.
       query_scale_(filled(ops, config_.key_dim, 1 / static_cast<float>(config_.key_dim))),
       key_scale_(filled(ops, config_.key_dim, 1 / std::sqrt(static_cast<float>(config_.key_dim)))) {
   const int width = rule_->inputs(rule_->keys(), values_, config_.num_heads).size();
   rows_.input_width = static_cast<size_t>(width);
-  rows_.inputs = float_buffer(ops, max_rows, width);
-  rows_.decays = float_buffer(ops, max_rows, config_.num_heads * rule_->decay_width());
-  rows_.writes = float_buffer(ops, max_rows, config_.num_heads);
-  for (const int size : rule_->workspaces()) rows_.buffers.push_back(float_buffer(ops, max_rows, size));
+  rows_.inputs = float_buffer(ops, max_tokens, width);
+  rows_.decays = float_buffer(ops, max_tokens, config_.num_heads * rule_->decay_width());
+  rows_.writes = float_buffer(ops, max_tokens, config_.num_heads);
+  for (const int size : rule_->workspaces()) rows_.buffers.push_back(float_buffer(ops, max_tokens, size));
   group_.kind = MemoryKind::kState;
   group_.piece_bytes = conv_bytes_ + (rule_->keys() > 0 ? aligned_bytes(values_, config_.key_dim) : 0);
   for (int layer = 0; layer < shard.spec.num_layers; ++layer) {
@@ -82,19 +82,19 @@ size_t RecurrentMixer::use_cache(Operators& ops, const CachePlan& plan, size_t f
   group_ = plan.groups.at(first_group);
   pages_ = pages;
   page_bytes_ = plan.page_bytes;
-  spans_ = Staged(ops, static_cast<size_t>(group_.pages) * static_cast<size_t>(max_rows_) * sizeof(StateSpan));
+  spans_ = Staged(ops, static_cast<size_t>(group_.pages) * static_cast<size_t>(max_tokens_) * sizeof(StateSpan));
   return 1;
 }
 
 void RecurrentMixer::begin_step(Operators& ops, const StepInput& input) {
-  const auto spans_of_page = static_cast<size_t>(max_rows_);
+  const auto spans_of_page = static_cast<size_t>(max_tokens_);
   auto* spans = spans_.host<StateSpan>();
   std::fill_n(spans, static_cast<size_t>(group_.pages) * spans_of_page, StateSpan{});
   for (int page = 0; page < group_.pages; ++page) {
     StateSpan* next = spans + static_cast<size_t>(page) * spans_of_page;
     for (const StepSpan& span : input.spans) {
       const int32_t number = (*span.tables)[static_cast<size_t>(group_.first_table + page)].front();
-      *next++ = {span.first_row, span.count, number, span.first_position == 0 ? 1 : 0};
+      *next++ = {span.first_token, span.count, number, span.first_position == 0 ? 1 : 0};
     }
   }
   span_count_ = static_cast<int>(input.spans.size());
@@ -106,7 +106,7 @@ StateMemory RecurrentMixer::piece_memory(const StepContext& step, int piece, siz
   return {.pages = pages_,
           .page_bytes = page_bytes_,
           .offset = static_cast<size_t>(piece % group_.page_pieces) * group_.piece_bytes + offset,
-          .spans = spans_.device<StateSpan>() + page * static_cast<size_t>(max_rows_),
+          .spans = spans_.device<StateSpan>() + page * static_cast<size_t>(max_tokens_),
           // A step that is done again may have as many sequences as rows.
           .span_count = step.ops.shares_host_memory() ? span_count_ : step.rows};
 }

@@ -24,7 +24,7 @@ inline size_t ngram_context_bytes(const NgramsSpec& ngrams) {
 
 class RecurrentMixer final : public LayerMemory {
  public:
-  RecurrentMixer(Operators& ops, const Shard& shard, int max_rows);
+  RecurrentMixer(Operators& ops, const Shard& shard, int max_tokens);
 
   std::vector<CacheGroup> cache_groups(const StepLimits&) const override { return {group_}; }
   size_t use_cache(Operators& ops, const CachePlan& plan, size_t first_group, std::byte* pages) override;
@@ -62,18 +62,18 @@ class RecurrentMixer final : public LayerMemory {
   size_t conv_bytes_;          // of a piece
   std::vector<int> piece_of_;  // [layers of the model]
   int first_ngram_piece_ = 0;
-  int max_rows_;
+  int max_tokens_;
   CacheGroup group_;  // as planned, once there is a cache
   size_t page_bytes_ = 0;
   std::byte* pages_ = nullptr;
   int span_count_ = 0;  // of the step
 
-  Staged spans_;  // StateSpan [pages of a state][max_rows]
+  Staged spans_;  // StateSpan [pages of a state][max_tokens]
   RecurrenceRows rows_;
-  FloatRows mixed_;                             // [max_rows, channels]: queries, keys, values, or values, convolved
-  FloatRows outputs_;                           // [max_rows, values]
-  FloatRows parts_;                             // [ranks, max_rows, values], where ranks share a norm
-  FloatRows whole_rows_;                        // [max_rows, ranks, values], likewise
+  FloatRows mixed_;                             // [max_tokens, channels]: queries, keys, values, or values, convolved
+  FloatRows outputs_;                           // [max_tokens, values]
+  FloatRows parts_;                             // [ranks, max_tokens, values], where ranks share a norm
+  FloatRows whole_rows_;                        // [max_tokens, ranks, values], likewise
   std::vector<AlignedBuffer> constant_decays_;  // [heads] of each layer, where decays are constant
   AlignedBuffer query_scale_;                   // [key_dim], with which a norm makes queries of length key_dim^-0.5
   AlignedBuffer key_scale_;                     // [key_dim], with which it makes keys of length 1

@@ -118,10 +118,10 @@ void StepChannel::lay_out(const ChannelShape& shape) {
   tokens_ = reserve(rows, sizeof(int32_t));
   spans_ = reserve(spans, sizeof(ChannelSpan));
   blocks_ = reserve(static_cast<size_t>(shape.blocks), sizeof(int32_t));
-  const size_t seeing_rows = shape.embedding_width > 0 ? rows : 0;
-  embedded_rows_ = reserve(seeing_rows, sizeof(int32_t));
-  embeddings_ = reserve(seeing_rows * static_cast<size_t>(shape.embedding_width), sizeof(float));
-  grid_positions_ = reserve(seeing_rows * 3, sizeof(int32_t));
+  const size_t seeing_tokens = shape.embedding_width > 0 ? rows : 0;
+  embedded_tokens_ = reserve(seeing_tokens, sizeof(int32_t));
+  embeddings_ = reserve(seeing_tokens * static_cast<size_t>(shape.embedding_width), sizeof(float));
+  grid_positions_ = reserve(seeing_tokens * 3, sizeof(int32_t));
   choices_ = reserve(spans, sizeof(ChannelChoice));
   lists_ = reserve(static_cast<size_t>(shape.list_words), sizeof(int32_t));
   chosen_ = reserve(spans, sizeof(int32_t));

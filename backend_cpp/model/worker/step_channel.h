@@ -46,7 +46,7 @@ enum class OrderKind : int32_t { kLoad, kAllocate, kStep, kPlaceAdapter, kDropAd
 
 // Of a step; the fields of StepSpan.
 struct ChannelSpan {
-  int32_t first_row;
+  int32_t first_token;
   int32_t count;
   int32_t first_position;
   int32_t prompt_len;
@@ -130,9 +130,11 @@ class StepChannel {
 
   // Of the areas:
   int32_t* tokens(int area) const { return at<int32_t>(tokens_, area); }  // [rows]; -1 - i: choice i of the last step
-  ChannelSpan* spans(int area) const { return at<ChannelSpan>(spans_, area); }            // [spans]
-  int32_t* blocks(int area) const { return at<int32_t>(blocks_, area); }                  // [blocks]
-  int32_t* embedded_rows(int area) const { return at<int32_t>(embedded_rows_, area); }    // [rows], embedded ones first
+  ChannelSpan* spans(int area) const { return at<ChannelSpan>(spans_, area); }  // [spans]
+  int32_t* blocks(int area) const { return at<int32_t>(blocks_, area); }        // [blocks]
+  int32_t* embedded_tokens(int area) const {
+    return at<int32_t>(embedded_tokens_, area);
+  }  // [rows], embedded ones first
   float* embeddings(int area) const { return at<float>(embeddings_, area); }              // [rows, embedding_width]
   int32_t* grid_positions(int area) const { return at<int32_t>(grid_positions_, area); }  // [rows, 3]
   ChannelChoice* choices(int area) const { return at<ChannelChoice>(choices_, area); }    // [spans]
@@ -187,7 +189,7 @@ class StepChannel {
   size_t bytes_ = 0;
   // Offsets, those of areas in the first one.
   size_t tokens_ = 0, spans_ = 0, blocks_ = 0, logits_ = 0, hidden_ = 0;
-  size_t embedded_rows_ = 0, embeddings_ = 0, grid_positions_ = 0;
+  size_t embedded_tokens_ = 0, embeddings_ = 0, grid_positions_ = 0;
   size_t choices_ = 0, lists_ = 0, chosen_ = 0, logprobs_ = 0, top_tokens_ = 0, top_logprobs_ = 0;
   size_t area_bytes_ = 0;
 };

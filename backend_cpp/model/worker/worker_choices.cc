@@ -32,7 +32,7 @@ void WorkerChoices::begin(const StepInput& input, StepChannel& channel, Order& o
     if (span.choice == nullptr) continue;
     ChannelChoice& sent = channel.choices(order.area)[order.choices++];
     sent = write(*span.choice, channel.lists(order.area), used);
-    sent.row = span.first_row + span.count - 1;
+    sent.row = span.first_token + span.count - 1;
   }
 }
 

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "device/cpu_operators.h"
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 
 namespace turbomind {
 
@@ -33,7 +33,7 @@ ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
   shape.ranks = options.ranks;
   shape.vocab_size = options.vocab_size;
   shape.hidden_size = options.hidden_size;
-  shape.rows = shape.spans = options.max_rows;
+  shape.rows = shape.spans = options.max_tokens;
   shape.embedding_width = options.images.width;
   const int state_pages = options.layers;  // at most: a page holds the state of a layer
   const size_t words_of_mask = static_cast<size_t>(options.vocab_size) / 32 + 1;
@@ -274,8 +274,8 @@ void WorkerRunner::launch(const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     const int logit_rows = span.logit_rows();
     ChannelSpan& sent = *to++;
-    sent = {span.first_row, span.count, span.first_position,     span.prompt_len,
-            used,           0,          span.count - logit_rows, span.adapter};
+    sent = {span.first_token,        span.count,  span.first_position, span.prompt_len, used, 0,
+            span.count - logit_rows, span.adapter};
     order.logit_rows += logit_rows;
     for (const CacheGroup& group : cache_.plan.groups) {
       const bool is_state = group.kind == MemoryKind::kState;
@@ -297,11 +297,11 @@ void WorkerRunner::launch(const StepInput& input) {
 
 void WorkerRunner::send_images(const StepInput& input, Order& order) {
   if (options_.images.width == 0) return;
-  const std::vector<EmbeddedRow> sources = embedded_rows(input);
+  const std::vector<EmbeddedToken> sources = embedded_tokens(input);
   order.embedded = static_cast<int32_t>(sources.size());
-  int32_t* row = channel_->embedded_rows(order.area);
+  int32_t* row = channel_->embedded_tokens(order.area);
   float* to = channel_->embeddings(order.area);
-  for (const EmbeddedRow& source : sources) {
+  for (const EmbeddedToken& source : sources) {
     *row++ = source.row;
     source.rows->read(source.source, 0, options_.images.width, to);
     to += options_.images.width;
@@ -309,7 +309,7 @@ void WorkerRunner::send_images(const StepInput& input, Order& order) {
   if (!options_.images.has_grid) return;
   order.has_grid = 1;
   for (const StepSpan& span : input.spans)
-    fill_grid_positions(span, channel_->grid_positions(order.area) + 3 * span.first_row);
+    fill_grid_positions(span, channel_->grid_positions(order.area) + 3 * span.first_token);
 }
 
 StepOutput WorkerRunner::collect() {

@@ -33,7 +33,7 @@ struct WorkerOptions {
   int vocab_size = 0;
   int hidden_size = 0;
   int layers = 0;
-  int max_rows = 0;
+  int max_tokens = 0;
   ImageTraits images = {};
   std::chrono::duration<double> step_timeout{600};
 };

@@ -82,8 +82,8 @@ class Cache {
   // Sets the spans of a step, which attends without any rule.
   AttentionParams begin_step(const std::vector<Span>& spans) {
     std::vector<AttentionSpan> views;
-    for (const auto& [first_row, count, first_position, blocks] : spans) {
-      views.push_back({first_row, count, first_position, blocks.data()});
+    for (const auto& [first_token, count, first_position, blocks] : spans) {
+      views.push_back({first_token, count, first_position, blocks.data()});
     }
     ops_.set_spans(SpanSet{}, std::move(views), layout_.block_len);
     AttentionParams params;

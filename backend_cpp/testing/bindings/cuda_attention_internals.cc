@@ -72,11 +72,11 @@ std::pair<double, size_t> time_attention(TestDevice& device, int bits, const Cac
 
 void bind_attention_internals(DeviceClass& device) {
   // Floats of the workspace of a launch of that shape, and of any.
-  device.def("attention_workspaces", [](TestDevice&, int bits, const CacheSizes& sizes, int span_count, int max_rows,
+  device.def("attention_workspaces", [](TestDevice&, int bits, const CacheSizes& sizes, int span_count, int max_tokens,
                                         int max_context, int window) {
     AttentionParams params = params_of(bits, sizes);
     params.window = window;
-    return std::pair(attention_workspace_floats(params, {nullptr, nullptr, span_count, max_rows, max_context}),
+    return std::pair(attention_workspace_floats(params, {nullptr, nullptr, span_count, max_tokens, max_context}),
                      max_attention_workspace_floats(params));
   });
   // Warps of a block, and splits, of a decoding launch on this device.

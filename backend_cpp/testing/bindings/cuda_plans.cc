@@ -28,7 +28,7 @@ py::dict described(const LatentPiece& piece) {
   const auto count = static_cast<size_t>(view.first_item[view.teams]);
   const auto multiprocessors = static_cast<size_t>(piece.multiprocessors());
   py::dict plan;
-  plan["piece_first_row"] = piece.first_row;
+  plan["piece_first_token"] = piece.first_token;
   plan["piece_rows"] = piece.rows;
   plan["filled_rows"] = *filled_rows(memory.data());
   plan["width"] = view.width;
@@ -37,7 +37,7 @@ py::dict described(const LatentPiece& piece) {
   plan["partial_rows"] = piece.partial_rows();
   plan["size"] = memory.size();
   plan["first_item"] = list(view.first_item, static_cast<size_t>(view.teams) + 1);
-  const std::map<std::string, const int32_t*> of_items = {{"first_row", view.first_row},
+  const std::map<std::string, const int32_t*> of_items = {{"first_token", view.first_token},
                                                           {"first_block", view.first_block},
                                                           {"rows", view.rows},
                                                           {"keys", view.keys},
@@ -77,7 +77,7 @@ void bind_plans(py::module_& m) {
     return std::map<std::string, std::vector<int32_t>>{{"first_item", list(view.first_item, multiprocessors + 1)},
                                                        {"head", list(view.head, plan.items())},
                                                        {"tile", list(view.tile, plan.items())},
-                                                       {"first_row", list(view.first_row, plan.items())},
+                                                       {"first_token", list(view.first_token, plan.items())},
                                                        {"rows", list(view.rows, plan.items())},
                                                        {"first_block", list(view.first_block, plan.items())},
                                                        {"keys", list(view.keys, plan.items())}};

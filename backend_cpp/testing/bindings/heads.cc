@@ -36,7 +36,7 @@ class Head {
     StepInput input;
     input.tokens = tokens;
     input.spans.push_back(
-        {.count = rows, .first_position = first_position, .tables = &tables_, .requested = SpanRows::kAll});
+        {.count = rows, .first_position = first_position, .tables = &tables_, .requested = SpanLogits::kAll});
     input.alongside.assign(alongside.data(), alongside.data() + alongside.size());
     input.continues_states = continues_states;
     const StepOutput output = runner_.forward(input);

@@ -35,7 +35,7 @@ void attention_row(const cuda::LatentCall& call, int item, int packed, int last_
                    float& lse) {
   const cuda::LatentPlanView& plan = call.plan;
   const int row = packed / call.heads;
-  const size_t query_row = static_cast<size_t>(plan.first_row[item] + row) * call.heads + packed % call.heads;
+  const size_t query_row = static_cast<size_t>(plan.first_token[item] + row) * call.heads + packed % call.heads;
   const uint16_t* query = call.queries + query_row * kLatentKey;
   const int seen = std::min(last_key, plan.keys[item] - plan.rows[item] + row + 1);
   std::vector<float> scores;
@@ -76,7 +76,7 @@ void attention_part(const cuda::LatentCall& call, int item, int part, bool is_wr
     float lse;
     attention_row(call, item, packed, last_key, sums, lse);
     const int partial = plan.partial[item];
-    const size_t to = partial < 0 ? static_cast<size_t>(plan.first_row[item]) * call.heads + packed
+    const size_t to = partial < 0 ? static_cast<size_t>(plan.first_token[item]) * call.heads + packed
                                   : static_cast<size_t>(partial) + i;
     uint16_t* out = (partial < 0 ? call.out : call.partial_out) + to * kLatentRank;
     for (int d = 0; d < kLatentRank; ++d) out[d] = to_bf16(sums[d]).bits;

@@ -31,7 +31,7 @@ size_t offset_of(const cuda::PrefillCall& call, int item, int position, int dim)
 // them.
 void attention_row(const cuda::PrefillCall& call, int item, int row, int visited, int dim, bool is_wrong) {
   const cuda::PrefillPlanView& plan = call.plan;
-  const size_t offset = (static_cast<size_t>(plan.first_row[item] + row) * call.heads + plan.head[item]) * dim;
+  const size_t offset = (static_cast<size_t>(plan.first_token[item] + row) * call.heads + plan.head[item]) * dim;
   const uint16_t* query = call.queries + offset;
   const int seen = plan.keys[item] - plan.rows[item] + row + (is_wrong ? 0 : 1);
   std::vector<float> scores;

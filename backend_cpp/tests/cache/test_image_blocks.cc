@@ -99,8 +99,8 @@ class Memory {
       std::vector<float> seen;
       int attending = 0;
       for (const CrossAttentionSpan& cross : step.input.cross_spans) {
-        const int row = span.first_row + i;
-        if (row < cross.first_row || row >= cross.first_row + cross.count) continue;
+        const int row = span.first_token + i;
+        if (row < cross.first_token || row >= cross.first_token + cross.count) continue;
         ++attending;
         for (int r = 0; r < cross.seen; ++r) seen.push_back(rows_.at(slot_of(cross.tables->front(), r)));
       }
@@ -126,7 +126,7 @@ void run(Scheduler& scheduler, Memory& memory, Step& step) {
   scheduler.commit(step);
   scheduler.check_invariants();
   for (size_t i = 0; i < step.sequences.size(); ++i) {
-    if (step.input.spans[i].requested != SpanRows::kNone) step.sequences[i]->tokens.push_back(1);
+    if (step.input.spans[i].requested != SpanLogits::kNone) step.sequences[i]->tokens.push_back(1);
   }
 }
 

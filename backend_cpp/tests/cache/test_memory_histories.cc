@@ -278,14 +278,14 @@ class History {
   void check_spans(const Simulated& sequence, int begin, int end) {
     std::vector<CrossAttentionSpan> cross_spans;
     sequence.image_blocks.add_cross_spans(begin, end, 0, cross_spans);
-    int cross_rows = 0;
+    int cross_tokens = 0;
     for (const CrossAttentionSpan& cross : cross_spans) {
-      cross_rows += cross.count;
-      const int token = begin + cross.first_row;
+      cross_tokens += cross.count;
+      const int token = begin + cross.first_token;
       const auto of_token = [&](const ImageGroup& group) { return group.begin() <= token; };
       const auto after = std::ranges::find_if_not(sequence.cross_images, of_token);
       const ImageGroup& group = *std::prev(after);
-      CHECK_EQUAL(cross.seen, group.rows_seen_by(token));
+      CHECK_EQUAL(cross.seen, group.tokens_seen_by(token));
       for (int row = 0; row < cross.seen; ++row) {
         for (const auto& table : *cross.tables) {
           CHECK_EQUAL(image_slot(table, row), hash_of(sequence.scope, group, row));
@@ -293,7 +293,7 @@ class History {
       }
     }
     const int first = sequence.images.empty() ? end : sequence.images.front().begin;
-    CHECK_EQUAL(cross_rows, std::max(0, end - std::max(begin, first)));
+    CHECK_EQUAL(cross_tokens, std::max(0, end - std::max(begin, first)));
   }
 
   // Some tokens of a sequence run, and maybe some that are only drafted; some of these are right.
@@ -390,7 +390,7 @@ class History {
     const int index = cache_.plan().group_of(MemoryKind::kDraft);
     if (index < 0 || !sequence.images.empty() || below(2) == 0) return;
     const CacheGroup& group = cache_.group(index);
-    const int found = sequence.memory.published_draft_rows(cache_);
+    const int found = sequence.memory.published_draft_tokens(cache_);
     for (int page = 0; page < group.pages; ++page) {
       const std::vector<int32_t>& table = sequence.memory.tables().at(static_cast<size_t>(group.first_table + page));
       for (int position = 0; position < end; ++position) {

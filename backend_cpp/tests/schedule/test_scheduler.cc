@@ -66,7 +66,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
           scheduler.check_invariants();
           std::vector<RequestId> finished;
           for (size_t i = 0; i < step.sequences.size(); ++i) {
-            if (step.input.spans[i].requested == SpanRows::kNone) continue;
+            if (step.input.spans[i].requested == SpanLogits::kNone) continue;
             step.sequences[i]->tokens.push_back(1);
             if (step.sequences[i]->tokens.size() >= 50 || random() % 10 == 0)
               finished.push_back(step.sequences[i]->group->id);
@@ -100,7 +100,7 @@ int run_step(Scheduler& scheduler, Step& step) {
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     const StepSpan& span = step.input.spans[i];
     if (span.first_position < step.sequences[i]->prompt_len()) rows += span.count;
-    if (span.requested != SpanRows::kNone) step.sequences[i]->tokens.push_back(static_cast<int32_t>(i));
+    if (span.requested != SpanLogits::kNone) step.sequences[i]->tokens.push_back(static_cast<int32_t>(i));
   }
   return rows;
 }
@@ -211,7 +211,7 @@ TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
     scheduler.plan(step);
     scheduler.commit(step);
     for (size_t i = 0; i < step.sequences.size(); ++i) {
-      if (step.input.spans[i].requested != SpanRows::kNone) step.sequences[i]->tokens.push_back(1);
+      if (step.input.spans[i].requested != SpanLogits::kNone) step.sequences[i]->tokens.push_back(1);
     }
   };
   run();
@@ -221,7 +221,7 @@ TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
     CHECK_EQUAL(step.sequences.size(), 7u);
     CHECK_EQUAL(step.input.tokens.size(), 12u);
   }
-  CHECK(step.input.spans.back().requested == SpanRows::kLast);
+  CHECK(step.input.spans.back().requested == SpanLogits::kLast);
 }
 
 TEST(who_is_admitted_leaves_running_sequences_the_blocks_that_they_will_need) {
@@ -260,7 +260,7 @@ TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
     CHECK(blocks.pool().referenced_count() <= bound);
     scheduler.commit(step);
     scheduler.check_invariants();
-    if (step.input.spans[0].requested != SpanRows::kNone) step.sequences[0]->tokens.push_back(2);
+    if (step.input.spans[0].requested != SpanLogits::kNone) step.sequences[0]->tokens.push_back(2);
   }
   CHECK_EQUAL(scheduler.counts().preemptions, 0);
 }
@@ -282,7 +282,7 @@ TEST(texts_of_an_encoder_run_whole_the_first_and_then_the_shortest) {
     for (size_t i = 0; i < step.sequences.size(); ++i) {
       found.push_back(step.sequences[i]->group->id);
       CHECK_EQUAL(static_cast<size_t>(step.input.spans[i].count), lengths[found.back() - 1]);
-      CHECK(step.input.spans[i].requested == SpanRows::kLast);
+      CHECK(step.input.spans[i].requested == SpanLogits::kLast);
     }
     CHECK(found == batch);
     scheduler.remove_if([&](const Sequence& s) { return std::ranges::count(found, s.group->id) > 0; });

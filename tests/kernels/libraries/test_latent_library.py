@@ -49,7 +49,7 @@ def check_plan(plan: dict[str, Any], spans: list[tuple[int, int, int, int]], hea
     by_row = {row: (rows, before + rows, block) for row, rows, before, block in spans}
     tiles: dict[tuple[int, int], list[int]] = {}
     for i in range(items):
-        row = plan["first_row"][i] + plan["piece_first_row"]
+        row = plan["first_token"][i] + plan["piece_first_token"]
         assert by_row[row] == (plan["rows"][i], plan["keys"][i], plan["first_block"][i])
         assert plan["first_packed"][i] % tile == 0
         assert plan["first_key"][i] % 64 == 0  # the kernel visits keys in whole tiles
@@ -78,7 +78,7 @@ def check_plan(plan: dict[str, Any], spans: list[tuple[int, int, int, int]], hea
         if len(parts) == 1:
             assert partials == [-1]
         for k in range(size):
-            packed = (row - plan["piece_first_row"]) * heads + first + k
+            packed = (row - plan["piece_first_token"]) * heads + first + k
             if len(parts) == 1:
                 assert packed not in merges
                 continue
@@ -105,7 +105,7 @@ def test_a_plan_has_every_key_of_every_row_once(seed: int) -> None:
         if len(plans) == 1:
             check_plan(plans[0], spans, heads, count)
         for plan in plans:  # of a prompt that is cut, a piece attends up to its own end
-            begin, end = plan["piece_first_row"], plan["piece_first_row"] + plan["filled_rows"]
+            begin, end = plan["piece_first_token"], plan["piece_first_token"] + plan["filled_rows"]
             cut = [
                 (max(row, begin), min(row + n, end) - max(row, begin), before + max(0, begin - row), block)
                 for row, n, before, block in spans

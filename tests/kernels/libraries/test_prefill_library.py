@@ -49,7 +49,7 @@ def test_a_plan_has_every_tile_of_every_head_once(seed: int) -> None:
             for tile in range(-(-rows // tile_rows))
             for head in range(heads)
         }
-        items = list(zip(plan["first_row"], plan["tile"], plan["head"], strict=True))
+        items = list(zip(plan["first_token"], plan["tile"], plan["head"], strict=True))
         assert len(items) == len(expected)
         assert set(items) == expected
         costs = []

@@ -44,7 +44,7 @@ inline void conv_rows(const ConvParams& params, int first, int last, const Strid
     if (s + 1 < params.state.span_count) {
       const StateSpan& next = params.state.spans[s + 1];
       for (int j = 0; j + 1 < kKernel; ++j) prefetch(state(next, j) + first, channels);
-      prefetch(x.row(static_cast<size_t>(next.first_row)) + first, channels);
+      prefetch(x.row(static_cast<size_t>(next.first_token)) + first, channels);
     }
     for (int tile = 0; tile < span.count; tile += kTile) {
       const int rows = std::min(kTile, span.count - tile);
@@ -54,7 +54,7 @@ inline void conv_rows(const ConvParams& params, int first, int last, const Strid
         Vec window[kKernel];  // the last inputs, oldest first
         for (int j = 0; j + 1 < kKernel; ++j) window[j] = is_fresh ? zero() : read(state(span, j), i);
         for (int r = 0; r < rows; ++r) {
-          const auto row = static_cast<size_t>(span.first_row + tile + r);
+          const auto row = static_cast<size_t>(span.first_token + tile + r);
           window[kKernel - 1] = read(x.row(row), i);
           Vec sum = bias;
           for (int j = 0; j < kKernel; ++j) sum = fma(load(taps[j] + i * kLanes), window[j], sum);

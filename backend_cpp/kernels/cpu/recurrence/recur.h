@@ -29,7 +29,7 @@ struct HeadSpan {
   int head;
 
   int key_head() const { return head / (params.heads / params.key_heads); }
-  size_t row(int i) const { return static_cast<size_t>(span.first_row + i); }
+  size_t row(int i) const { return static_cast<size_t>(span.first_token + i); }
   const float* query(int i) const { return q.head(row(i), key_head()); }
   const float* key(int i) const { return k.head(row(i), key_head()); }
   const float* value(int i) const { return v.head(row(i), head); }

@@ -20,7 +20,7 @@ inline void scan(const SelectiveScan& op, const StateSpan& span, int first, int 
     }
     const Vec skip = read(op.skip + first);
     for (int t = 0; t < span.count; ++t) {
-      const auto row = static_cast<size_t>(span.first_row + t);
+      const auto row = static_cast<size_t>(span.first_token + t);
       const float* key = op.keys.row(row);
       const float* query = op.queries.row(row);
       const Vec step = softplus(read(op.steps + row * width + first));

@@ -459,7 +459,7 @@ void launch_decode(cudaStream_t stream, const AttentionTask& task, int warps) {
 
 template <CacheType kType>
 void decode_cache(cudaStream_t stream, const AttentionTask& task, int warps) {
-  const bool is_narrow = task.spans.max_rows * task.group <= 8;
+  const bool is_narrow = task.spans.max_tokens * task.group <= 8;
   if (task.params.layout.key_dim == 64) {
     is_narrow ? launch_decode<DecodeShape<kType, 64, 1>>(stream, task, warps)
               : launch_decode<DecodeShape<kType, 64, 2>>(stream, task, warps);

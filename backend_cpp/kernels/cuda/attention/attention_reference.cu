@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks<kType, kSteps>) referen
 template <CacheType kType>
 void launch_reference(cudaStream_t stream, const AttentionTask& task) {
   const CacheLayout& layout = task.params.layout;
-  const int row_blocks = divide_up(task.spans.max_rows * task.group, kWarps);
+  const int row_blocks = divide_up(task.spans.max_tokens * task.group, kWarps);
   launch(layout.value_dim <= 128 ? reference_kernel<kType, 4> : reference_kernel<kType, 32>,
          dim3(static_cast<unsigned>(row_blocks) * task.splits, layout.num_kv_heads, task.spans.span_count),
          dim3(kWarps * kWarp), static_cast<size_t>(kWarps) * (kWarp * 2 + layout.key_dim) * sizeof(float), stream,

@@ -55,7 +55,7 @@ __device__ __forceinline__ int position_of(const AttentionTask& task, const Devi
 // One past the last key that a packed row sees.
 __device__ __forceinline__ int kv_len_of(const AttentionTask& task, const DeviceSpan& span, int packed_row) {
   const int row = packed_row / task.group;
-  return task.params.kv_lens != nullptr ? task.params.kv_lens[span.first_row + row] : span.first_position + row + 1;
+  return task.params.kv_lens != nullptr ? task.params.kv_lens[span.first_token + row] : span.first_position + row + 1;
 }
 
 __device__ __forceinline__ int head_of(const AttentionTask& task, int kv_head, int packed_row) {
@@ -64,7 +64,8 @@ __device__ __forceinline__ int head_of(const AttentionTask& task, int kv_head, i
 
 __device__ __forceinline__ const float* query_of(const AttentionTask& task, const DeviceSpan& span, int kv_head,
                                                  int packed_row) {
-  return task.q.head(static_cast<size_t>(span.first_row + packed_row / task.group), head_of(task, kv_head, packed_row));
+  return task.q.head(static_cast<size_t>(span.first_token + packed_row / task.group),
+                     head_of(task, kv_head, packed_row));
 }
 
 // The result of one head of one row, or what a split has of it.
@@ -83,7 +84,7 @@ struct OutputRow {
 
 __device__ __forceinline__ OutputRow output_of(const AttentionTask& task, const DeviceSpan& span, int kv_head,
                                                int packed_row) {
-  const auto row = static_cast<size_t>(span.first_row + packed_row / task.group);
+  const auto row = static_cast<size_t>(span.first_token + packed_row / task.group);
   const size_t offset =
       (row * task.params.num_heads + head_of(task, kv_head, packed_row)) * task.params.layout.value_dim;
   if (task.out.type == DType::kBFloat16) return {static_cast<__nv_bfloat16*>(task.out.data) + offset, true};

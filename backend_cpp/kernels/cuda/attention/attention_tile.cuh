@@ -51,9 +51,9 @@ class TileAttention {
         tile_(tile) {}
 
   __device__ __forceinline__ void run(int split) {
-    const int first_row = tile_ * Shape::kRows;
-    const int last_row = min(first_row + Shape::kRows, rows_) - 1;
-    first_position_ = position_of(task_, span_, first_row);
+    const int first_token = tile_ * Shape::kRows;
+    const int last_row = min(first_token + Shape::kRows, rows_) - 1;
+    first_position_ = position_of(task_, span_, first_token);
     const int last_position = position_of(task_, span_, last_row);
     const KeyRange range =
         key_range<Shape::kKeys, Shape::kHasHalves>(task_, first_position_, kv_len_of(task_, span_, last_row), split);

@@ -53,9 +53,10 @@ int short_splits(const CacheLayout& layout, int keys, int requested) {
 
 Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const CacheLayout& layout = params.layout;
-  const int rows = spans.max_rows * (params.num_heads / layout.num_kv_heads);
+  const int rows = spans.max_tokens * (params.num_heads / layout.num_kv_heads);
   Plan plan{};
-  const int seen = params.window > 0 ? std::min(spans.max_context, params.window + spans.max_rows) : spans.max_context;
+  const int seen =
+      params.window > 0 ? std::min(spans.max_context, params.window + spans.max_tokens) : spans.max_context;
   if (has_decode_kernel(params, rows)) {
     plan.tile_rows = kMaxDecodeRows;
     plan.tiles = 1;
@@ -150,7 +151,7 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
     throw invalid_argument("attention on a GPU has heads of at most 1024 dimensions, got " +
                            std::to_string(layout.key_dim) + " and " + std::to_string(layout.value_dim));
   }
-  if (spans.span_count == 0 || spans.max_rows == 0) return;
+  if (spans.span_count == 0 || spans.max_tokens == 0) return;
   const Plan plan = plan_of(params, spans);
   AttentionTask task{};
   task.params = params;
@@ -179,7 +180,7 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
   }
   if (plan.splits == 1 || task.counters != nullptr) return;
   const int warps = std::min(plan.splits, kMaxMergeWarps);
-  launch(merge_kernel, dim3(spans.max_rows * task.group, layout.num_kv_heads, spans.span_count), dim3(warps * kWarp),
+  launch(merge_kernel, dim3(spans.max_tokens * task.group, layout.num_kv_heads, spans.span_count), dim3(warps * kWarp),
          sizeof(float) * warps * layout.value_dim, stream, task);
 }
 

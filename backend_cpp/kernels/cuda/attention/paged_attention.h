@@ -11,9 +11,9 @@
 //
 // Spans. Kernels read them from device memory, so a captured graph attends to whatever the host copied there before it
 // was launched. The host fills, for every sequence of a step, one DeviceSpan, and appends its block ids to one array:
-//   spans[s] = {first_row, count, first_position, where the ids of this sequence begin in `blocks`}
+//   spans[s] = {first_token, count, first_position, where the ids of this sequence begin in `blocks`}
 // Unused spans of a larger captured shape get count 0. Spans of one row and spans of many are faster in two calls than
-// in one: the tiles of a call are chosen by max_rows.
+// in one: the tiles of a call are chosen by max_tokens.
 //
 // Arithmetic. bfloat16, int8 and int4 caches with heads of up to 256 multiply on tensor cores: queries and softmax
 // weights are rounded to bfloat16 (relative error 2^-8 each), or, decoding from codes, to float16 (2^-11); codes are
@@ -30,7 +30,7 @@
 namespace turbomind::cuda {
 
 struct DeviceSpan {
-  int32_t first_row = 0;
+  int32_t first_token = 0;
   int32_t count = 0;
   int32_t first_position = 0;
   int32_t first_block = 0;  // index in DeviceSpans::blocks of the block that holds position 0
@@ -41,7 +41,7 @@ struct DeviceSpans {
   const int32_t* blocks = nullptr;    // on the device; ids of blocks outside the window are not read
   // The shape of the launch.
   int span_count = 0;
-  int max_rows = 0;     // no span's count is larger
+  int max_tokens = 0;   // no span's count is larger
   int max_context = 0;  // no span's first_position + count is larger
 };
 

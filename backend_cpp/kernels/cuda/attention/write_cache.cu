@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, in
   const int written = unit - task.q.heads;
   if (row >= span.count || written >= 2 * layout.num_kv_heads) return;
   const int lane = threadIdx.x % kWarp;
-  const auto step_row = static_cast<size_t>(span.first_row + row);
+  const auto step_row = static_cast<size_t>(span.first_token + row);
   if (written < 0) {
     float* query = task.q.head(step_row, unit);
     for (int i = lane; i < task.query_units; i += kWarp) rotate_unit(task.table, step_row, i, task.factors, query);
@@ -127,9 +127,9 @@ void launch_write(cudaStream_t stream, const WriteTask& task) {
                            std::to_string(layout.key_dim) + " and " + std::to_string(layout.value_dim));
   }
   const DeviceSpans& spans = task.spans;
-  if (spans.span_count == 0 || spans.max_rows == 0) return;
+  if (spans.span_count == 0 || spans.max_tokens == 0) return;
   const int head_blocks = divide_up(task.q.heads + 2 * layout.num_kv_heads, kWarps);
-  launch(write_kernel, dim3(static_cast<unsigned>(spans.max_rows) * head_blocks, spans.span_count),
+  launch(write_kernel, dim3(static_cast<unsigned>(spans.max_tokens) * head_blocks, spans.span_count),
          dim3(kWarps * kWarp), 0, stream, task, head_blocks);
 }
 

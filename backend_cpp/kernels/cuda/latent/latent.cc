@@ -16,7 +16,7 @@ constexpr int kMinKeys = 128;   // fewer are not worth a part that is merged
 constexpr int kItemCost = 128;  // what an item costs besides its keys, in keys
 
 struct Item {
-  int first_row;
+  int first_token;
   int first_block;
   int rows;
   int keys;
@@ -78,8 +78,8 @@ int max_keys(const LatentPiece& piece) {
 
 LatentPiece make_piece(std::vector<DeviceSpan> spans, int padded_spans, int heads, int multiprocessors) {
   LatentPiece piece;
-  piece.first_row = spans.front().first_row;
-  const int filled = spans.back().first_row + spans.back().count - piece.first_row;
+  piece.first_token = spans.front().first_token;
+  const int filled = spans.back().first_token + spans.back().count - piece.first_token;
   const int padding = padded_spans - static_cast<int>(spans.size());  // of one row each
   piece.rows = filled + padding;
   piece.heads = heads;
@@ -103,23 +103,23 @@ size_t LatentPiece::plan_size() const {
 std::vector<LatentPiece> cut_latents(std::vector<DeviceSpan> spans, int padded_spans, int heads, int multiprocessors) {
   std::erase_if(spans, [](const DeviceSpan& span) { return span.count == 0; });
   std::sort(spans.begin(), spans.end(),
-            [](const DeviceSpan& a, const DeviceSpan& b) { return a.first_row < b.first_row; });
+            [](const DeviceSpan& a, const DeviceSpan& b) { return a.first_token < b.first_token; });
   for (size_t i = 1; i < spans.size(); ++i) {
-    if (spans[i].first_row != spans[i - 1].first_row + spans[i - 1].count) return {};
+    if (spans[i].first_token != spans[i - 1].first_token + spans[i - 1].count) return {};
   }
   if (spans.empty()) return {};
-  const int max_rows = std::max(1, kMaxLatentRows / heads);
+  const int max_tokens = std::max(1, kMaxLatentRows / heads);
   std::vector<std::vector<DeviceSpan>> parts(1);
-  int left = max_rows;
+  int left = max_tokens;
   for (DeviceSpan span : spans) {
     while (span.count > 0) {
       if (left == 0) {
         parts.emplace_back();
-        left = max_rows;
+        left = max_tokens;
       }
       const int count = std::min(left, span.count);
-      parts.back().push_back({span.first_row, count, span.first_position, span.first_block});
-      span.first_row += count;
+      parts.back().push_back({span.first_token, count, span.first_position, span.first_block});
+      span.first_token += count;
       span.first_position += count;
       span.count -= count;
       left -= count;
@@ -146,13 +146,13 @@ void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
   for_tile(piece, [&](const DeviceSpan& span, int first, int end) {
     const int rows = std::min(piece.tile(), span.count * piece.heads - first);
     const int parts = divide_up(end, limit);
-    const int first_row = span.first_row - piece.first_row;
+    const int first_token = span.first_token - piece.first_token;
     if (parts > 1) {
       // This many of all multiprocessors merge it as it has of all keys, so that no more take part than there are.
       const int mergers = static_cast<int>(std::max<int64_t>(int64_t{end} * piece.width / limit, 1));
       const int chunk = divide_up(rows, mergers);
       for (int offset = 0; offset < rows; offset += chunk) {
-        const int packed = first_row * piece.heads + first;
+        const int packed = first_token * piece.heads + first;
         merges.push_back({packed + offset, packed + std::min(offset + chunk, rows), partial_rows + offset,
                           partial_rows + parts * rows, rows});
       }
@@ -162,7 +162,7 @@ void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
       teams.pop();
       const int last = std::min(end, key + limit);
       teams.emplace(cost + last - key + kItemCost, team);
-      items[static_cast<size_t>(team)].push_back({first_row, span.first_block, span.count,
+      items[static_cast<size_t>(team)].push_back({first_token, span.first_block, span.count,
                                                   span.first_position + span.count, first, key, last,
                                                   parts > 1 ? partial_rows : -1});
       if (parts > 1) partial_rows += rows;
@@ -175,7 +175,7 @@ void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
 
   std::fill_n(memory, piece.plan_size(), 0);
   const Arrays<int32_t> arrays(piece, memory);
-  *arrays.filled_rows = piece.spans.back().first_row + piece.spans.back().count - piece.first_row;
+  *arrays.filled_rows = piece.spans.back().first_token + piece.spans.back().count - piece.first_token;
   for (size_t m = 0; m < merges.size(); ++m) {
     const Merge& merge = merges[m];
     const int fields[kMergeFields] = {merge.first, merge.last, merge.partial_first, merge.partial_last, merge.stride};
@@ -185,7 +185,7 @@ void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
   for (int t = 0; t < piece.teams; ++t) {
     for (const Item& item : items[static_cast<size_t>(t)]) {
       if (next == piece.max_items) throw internal_error("a plan of latent attention has more items than room");
-      const int fields[kItemFields] = {item.first_row,    item.first_block, item.rows,     item.keys,
+      const int fields[kItemFields] = {item.first_token,  item.first_block, item.rows,     item.keys,
                                        item.first_packed, item.first_key,   item.last_key, item.partial};
       for (int f = 0; f < kItemFields; ++f) arrays.items[f][next] = fields[f];
       ++next;
@@ -196,9 +196,9 @@ void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
 
 LatentPlanView view_latent_plan(const LatentPiece& piece, const int32_t* memory) {
   const Arrays<const int32_t> arrays(piece, memory);
-  const auto& [first_row, first_block, rows, keys, first_packed, first_key, last_key, partial] = arrays.items;
+  const auto& [first_token, first_block, rows, keys, first_packed, first_key, last_key, partial] = arrays.items;
   const auto& [merge_first, merge_last, merge_partial_first, merge_partial_last, merge_stride] = arrays.merges;
-  return {piece.width, piece.teams,         arrays.first_item,  first_row,   first_block, rows,
+  return {piece.width, piece.teams,         arrays.first_item,  first_token, first_block, rows,
           keys,        first_packed,        first_key,          last_key,    partial,     merge_first,
           merge_last,  merge_partial_first, merge_partial_last, merge_stride};
 }

@@ -27,7 +27,7 @@ struct LatentPlanView {
   const int32_t* first_item = nullptr;  // [teams + 1]
 
   // Of each item:
-  const int32_t* first_row = nullptr;     // of the sequence, in queries and out
+  const int32_t* first_token = nullptr;   // of the sequence, in queries and out
   const int32_t* first_block = nullptr;   // of the sequence, in LatentCall::blocks
   const int32_t* rows = nullptr;          // of the sequence
   const int32_t* keys = nullptr;          // of the sequence: the last row sees them all, the one before one less
@@ -81,10 +81,10 @@ struct LatentKernel {
 // Packed rows of one launch: bounds the memory for its queries and results.
 inline constexpr int kMaxLatentRows = 1 << 17;
 
-// One launch: rows [first_row, first_row + rows) of the step.
+// One launch: rows [first_token, first_token + rows) of the step.
 struct LatentPiece {
-  std::vector<DeviceSpan> spans;  // by first_row, none empty; all rows that come to something
-  int first_row = 0;
+  std::vector<DeviceSpan> spans;  // by first_token, none empty; all rows that come to something
+  int first_token = 0;
   int rows = 0;  // with those that pad a step that only decodes
   int heads = 0;
   int width = 1;
@@ -110,7 +110,7 @@ std::vector<LatentPiece> cut_latents(std::vector<DeviceSpan> spans, int padded_s
 
 // Writes a piece's plan to `memory`, plan_size() int32.
 void fill_latent_plan(const LatentPiece& piece, int32_t* memory);
-// That plan where it is on the device. first_row counts from the piece's.
+// That plan where it is on the device. first_token counts from the piece's.
 LatentPlanView view_latent_plan(const LatentPiece& piece, const int32_t* memory);
 // How many rows of the piece come to something, in the same memory.
 const int32_t* filled_rows(const int32_t* memory);

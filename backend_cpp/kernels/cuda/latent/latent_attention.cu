@@ -45,7 +45,7 @@ void latent_attention(cudaStream_t stream, Scratch memory, const LatentKernel& k
   call.blocks = blocks;
   for (const LatentPiece& piece : pieces) {
     Scratch left = memory;
-    const int rows = std::min(piece.rows, q.rows - piece.first_row);
+    const int rows = std::min(piece.rows, q.rows - piece.first_token);
     const size_t packed = static_cast<size_t>(piece.rows) * piece.heads;
     auto* queries = left.take<uint16_t>(packed * kLatentKey);
     call.out = left.take<uint16_t>(packed * kLatentRank);
@@ -53,11 +53,11 @@ void latent_attention(cudaStream_t stream, Scratch memory, const LatentKernel& k
     call.partial_lse = left.take<float>(piece.partial_rows());
     call.queries = queries;
     call.plan = view_latent_plan(piece, plan);
-    round_rows(stream, {q.head(piece.first_row, 0), rows, q.row_stride, q.heads, q.head_stride, kLatentKey, nullptr},
+    round_rows(stream, {q.head(piece.first_token, 0), rows, q.row_stride, q.heads, q.head_stride, kLatentKey, nullptr},
                WeightFormat::kBFloat16, ChunkOrder::kSequential, kLatentKey, queries);
     kernel.run(stream, call);
     const int width = piece.heads * kLatentRank;
-    upcast_rows(stream, call.out, rows, width, filled_rows(plan), out + static_cast<size_t>(piece.first_row) * width);
+    upcast_rows(stream, call.out, rows, width, filled_rows(plan), out + static_cast<size_t>(piece.first_token) * width);
     plan += piece.plan_size();
   }
 }

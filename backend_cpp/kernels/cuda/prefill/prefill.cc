@@ -75,7 +75,7 @@ void fill_prefill_plan(const PrefillPlan& plan, int32_t* memory) {
     arrays.first_item[m] = next;
     for (const auto& [tile, head] : items[static_cast<size_t>(m)]) {
       const DeviceSpan& span = *tile->span;
-      const int32_t fields[kItemFields] = {head,       tile->index,      span.first_row,
+      const int32_t fields[kItemFields] = {head,       tile->index,      span.first_token,
                                            span.count, span.first_block, span.first_position + span.count};
       for (int f = 0; f < kItemFields; ++f) arrays.items[f][next] = fields[f];
       ++next;
@@ -86,8 +86,8 @@ void fill_prefill_plan(const PrefillPlan& plan, int32_t* memory) {
 
 PrefillPlanView view_prefill_plan(const PrefillPlan& plan, const int32_t* memory) {
   const Arrays<const int32_t> arrays(plan, memory);
-  const auto& [head, tile, first_row, rows, first_block, keys] = arrays.items;
-  return {plan.multiprocessors, arrays.first_item, head, tile, first_row, rows, first_block, keys};
+  const auto& [head, tile, first_token, rows, first_block, keys] = arrays.items;
+  return {plan.multiprocessors, arrays.first_item, head, tile, first_token, rows, first_block, keys};
 }
 
 }  // namespace turbomind::cuda

@@ -19,7 +19,7 @@ struct PrefillPlanView {
   // Of each item:
   const int32_t* head = nullptr;
   const int32_t* tile = nullptr;         // of the sequence's rows
-  const int32_t* first_row = nullptr;    // of the sequence, in queries and out
+  const int32_t* first_token = nullptr;  // of the sequence, in queries and out
   const int32_t* rows = nullptr;         // of the sequence
   const int32_t* first_block = nullptr;  // of the sequence, in PrefillCall::blocks
   const int32_t* keys = nullptr;         // of the sequence: the last row sees them all, the one before one less

@@ -17,7 +17,7 @@ struct Rows {
 // The spans' rows, those that follow each other as one.
 std::vector<Rows> runs_of(const std::vector<DeviceSpan>& spans) {
   std::vector<Rows> runs;
-  for (const DeviceSpan& span : spans) runs.push_back({span.first_row, span.count});
+  for (const DeviceSpan& span : spans) runs.push_back({span.first_token, span.count});
   std::sort(runs.begin(), runs.end(), [](const Rows& a, const Rows& b) { return a.first < b.first; });
   size_t last = 0;
   for (size_t i = 1; i < runs.size(); ++i) {

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) conv_kernel(ConvParams params, Strid
     float inputs[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      inputs[i] = i < count ? x.row(span.first_row + first + i)[channel] : 0.0f;
+      inputs[i] = i < count ? x.row(span.first_token + first + i)[channel] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) conv_kernel(ConvParams params, Strid
         float sum = bias;
 #pragma unroll
         for (int j = 0; j < kKernel; ++j) sum += taps[j] * window[j];
-        y.row(span.first_row + first + i)[channel] = params.has_silu ? sigmoid_linear(sum, 1.0f) : sum;
+        y.row(span.first_token + first + i)[channel] = params.has_silu ? sigmoid_linear(sum, 1.0f) : sum;
 #pragma unroll
         for (int j = 0; j + 1 < kKernel; ++j) window[j] = window[j + 1];
       }

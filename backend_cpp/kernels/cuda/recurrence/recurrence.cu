@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
       const int token = at / kKeyDim;
       const int channel = at % kKeyDim;
       const bool has = channel < params.key_dim;
-      const size_t row = span.first_row + first + token;
+      const size_t row = span.first_token + first + token;
       rows.queries[token][channel] = has ? q.head(row, key_head)[channel] : 0.0f;
       rows.keys[token][channel] = has ? k.head(row, key_head)[channel] : 0.0f;
       if (has_channel_decay) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     for (int token = 0; token < tokens; ++token) {
-      const size_t row = span.first_row + first + token;
+      const size_t row = span.first_token + first + token;
       const float value = is_column ? v.head(row, head)[column] : 0.0f;
       const float beta = params.beta != nullptr ? params.beta[row * params.heads + head] : 1.0f;
       float factors[kRowsOfThread];

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(SelectiveScan op) {
   }
   const float skip = op.skip[channel];
   for (int t = 0; t < span.count; ++t) {
-    const size_t row = span.first_row + t;
+    const size_t row = span.first_token + t;
     const float* key = op.keys.row(row);
     const float* query = op.queries.row(row);
     const float step = softplus(op.steps[row * width + channel]);

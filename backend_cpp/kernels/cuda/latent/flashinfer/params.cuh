@@ -28,7 +28,7 @@ inline LatentParams params_of(const LatentCall& call) {
   params.partial_lse = call.partial_lse;
   params.final_o = elements(call.out);
   params.final_lse = nullptr;
-  params.q_indptr = indices(plan.first_row);
+  params.q_indptr = indices(plan.first_token);
   params.kv_indptr = indices(plan.first_block);
   params.partial_indptr = indices(plan.partial);
   params.merge_packed_offset_start = indices(plan.merge_first);

@@ -82,7 +82,7 @@ inline PageParams params_of(const PrefillCall& call, int dim) {
   params.work_indptr = indices(plan.first_item);
   params.head_indices = indices(plan.head);
   params.qo_tile_indices = indices(plan.tile);
-  params.qo_indptr = indices(plan.first_row);
+  params.qo_indptr = indices(plan.first_token);
   params.qo_lens = indices(plan.rows);
   params.kv_indptr = indices(plan.first_block);
   params.kv_lens = indices(plan.keys);

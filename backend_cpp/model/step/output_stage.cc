@@ -1,4 +1,4 @@
-#include "model/step/output_rows.h"
+#include "model/step/output_stage.h"
 
 #include <algorithm>
 
@@ -17,31 +17,32 @@ size_t float_bytes(int rows, int width) {
 
 }  // namespace
 
-OutputRows::OutputRows(Operators& ops, const Shard& shard, const ModelSpec& spec, const Weights& weights, int max_rows)
+OutputStage::OutputStage(Operators& ops, const Shard& shard, const ModelSpec& spec, const Weights& weights,
+                         int max_tokens)
     : ops_(ops),
       spec_(spec),
       weights_(weights),
       rank_(shard.rank),
       vocab_part_(shard.vocab_part),
       is_divided_(shard.count > 1),
-      logit_rows_at_once_(ops.shares_host_memory() ? max_rows : std::min(max_rows, kDeviceLogitRows)),
-      rows_(ops, max_rows, spec.hidden_size),
+      logit_rows_at_once_(ops.shares_host_memory() ? max_tokens : std::min(max_tokens, kDeviceLogitRows)),
+      rows_(ops, max_tokens, spec.hidden_size),
       logits_(ops, spec.encoder ? 0 : logit_rows_at_once_, logit_count(spec)),
       logit_parts_(
           float_buffer(ops, is_divided_ && !spec.encoder ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
-  if (spec.head && spec.head->kind == HeadKind::kEagle3) streams_ = FloatRows(ops, max_rows, spec.hidden_size);
+  if (spec.head && spec.head->kind == HeadKind::kEagle3) streams_ = FloatRows(ops, max_tokens, spec.hidden_size);
   if (ops.shares_host_memory()) return;
-  if (!spec.encoder) sampler_ = ops.make_sampler(logit_count(spec), max_rows);
+  if (!spec.encoder) sampler_ = ops.make_sampler(logit_count(spec), max_tokens);
   if (rank_ != 0) return;
-  if (!spec.encoder) host_logits_ = AlignedBuffer(float_bytes(max_rows, logit_count(spec)));
-  host_rows_ = AlignedBuffer(float_bytes(max_rows, spec.hidden_size));
+  if (!spec.encoder) host_logits_ = AlignedBuffer(float_bytes(max_tokens, logit_count(spec)));
+  host_rows_ = AlignedBuffer(float_bytes(max_tokens, spec.hidden_size));
 }
 
-int OutputRows::computed_at_once(int count) const {
+int OutputStage::computed_at_once(int count) const {
   return spec_.encoder ? 0 : std::min(count, logit_rows_at_once_);
 }
 
-void OutputRows::begin(const StepInput& input, StepRows& rows) {
+void OutputStage::begin(const StepInput& input, StepTokens& rows) {
   if (!sampler_) return;
   std::vector<const SamplingMetadata*> choices;
   for (const StepSpan& span : input.spans) {
@@ -51,8 +52,8 @@ void OutputRows::begin(const StepInput& input, StepRows& rows) {
   if (!rows.in_flight().empty()) sampler_->scatter(rows.in_flight(), rows.tokens());
 }
 
-void OutputRows::compute(const StepContext& step, const float* hidden, const int32_t* logit_rows, int count,
-                         int projected) {
+void OutputStage::compute(const StepContext& step, const float* hidden, const int32_t* logit_rows, int count,
+                          int projected) {
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return;  // all rows of a text go into its vector
   const auto gather = [&](float* to) {
     if (logit_rows == nullptr) return ops_.copy(hidden, float_bytes(count, spec_.hidden_size), to);
@@ -66,7 +67,7 @@ void OutputRows::compute(const StepContext& step, const float* hidden, const int
   project(0, projected, step.has_barriers);
 }
 
-void OutputRows::project(int first, int count, bool has_barriers) {
+void OutputStage::project(int first, int count, bool has_barriers) {
   if (count == 0) return;
   const float* rows = rows_ + static_cast<size_t>(first) * spec_.hidden_size;
   if (is_divided_) {
@@ -79,7 +80,7 @@ void OutputRows::project(int first, int count, bool has_barriers) {
   }
 }
 
-void OutputRows::project_sharded(const float* rows, int count, bool has_barriers) {
+void OutputStage::project_sharded(const float* rows, int count, bool has_barriers) {
   const LinearWeight layer = weights_.output_layer();
   const auto width = static_cast<size_t>(vocab_part_);
   const auto vocab = static_cast<size_t>(logit_count(spec_));
@@ -101,7 +102,7 @@ void OutputRows::project_sharded(const float* rows, int count, bool has_barriers
   }
 }
 
-void OutputRows::end(const LogitRows& logit_rows, int projected, bool has_barriers) {
+void OutputStage::end(const LogitRows& logit_rows, int projected, bool has_barriers) {
   output_ = {};
   if (ops_.shares_host_memory()) {
     output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
@@ -126,7 +127,7 @@ void OutputRows::end(const LogitRows& logit_rows, int projected, bool has_barrie
   output_.hidden = host_rows_.as<float>();
 }
 
-void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
+void OutputStage::end_with_texts(const StepInput& input, const float* hidden) {
   const auto count = static_cast<int>(input.tokens.size());
   const auto width = static_cast<size_t>(spec_.hidden_size);
   ops_.norm(weights_.final_norm.view, hidden, count, spec_.hidden_size, rows_);
@@ -140,9 +141,9 @@ void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
   vectors_.resize(vectors * width);
   float* to = vectors_.data();
   for (const StepSpan& span : input.spans) {
-    const float* rows = from + static_cast<size_t>(span.first_row) * width;
+    const float* rows = from + static_cast<size_t>(span.first_token) * width;
     const size_t logit_rows = static_cast<size_t>(span.logit_rows()) * width;
-    if (span.requested == SpanRows::kAll) {
+    if (span.requested == SpanLogits::kAll) {
       std::copy_n(rows, logit_rows, to);
     } else {
       pool_text(spec_.encoder->pooling, rows, span.count, spec_.hidden_size, to);
@@ -152,7 +153,7 @@ void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
   output_.hidden = vectors_.data();
 }
 
-void OutputRows::end_without_rows() {
+void OutputStage::end_without_tokens() {
   if (sampler_) {
     sampler_->begin({});
     sampler_->end();
@@ -160,7 +161,7 @@ void OutputRows::end_without_rows() {
   output_ = {};
 }
 
-StepOutput OutputRows::collect() {
+StepOutput OutputStage::collect() {
   if (sampler_) {
     output_.chosen = sampler_->collect();
     output_.device_seconds = sampler_->seconds_taken();
@@ -168,7 +169,7 @@ StepOutput OutputRows::collect() {
   return output_;
 }
 
-void OutputRows::download(const float* from, int rows, int width, float* to) {
+void OutputStage::download(const float* from, int rows, int width, float* to) {
   if (rows == 0 || rank_ != 0) return;
   ops_.download(from, float_bytes(rows, width), to);
 }

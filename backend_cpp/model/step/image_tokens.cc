@@ -1,4 +1,4 @@
-#include "model/step/image_rows.h"
+#include "model/step/image_tokens.h"
 
 #include <algorithm>
 #include <string>
@@ -22,17 +22,17 @@ int max_output(const ModelSpec& spec) {
 
 }  // namespace
 
-ImageRows::ImageRows(Operators& ops, const ModelSpec& spec, int max_rows)
+ImageTokens::ImageTokens(Operators& ops, const ModelSpec& spec, int max_tokens)
     : on_grid_only_(spec.images->own_on_grid),
-      rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      inputs_(ops, max_rows, widest_input(spec)),
-      outputs_(ops, max_rows, max_output(spec)),
-      shrunk_(ops, max_rows, spec.images->low_rank),
-      part_(ops, spec.images->low_rank > 0 ? max_rows : 0, max_output(spec)) {}
+      rows_(ops, static_cast<size_t>(max_tokens) * sizeof(int32_t)),
+      inputs_(ops, max_tokens, widest_input(spec)),
+      outputs_(ops, max_tokens, max_output(spec)),
+      shrunk_(ops, max_tokens, spec.images->low_rank),
+      part_(ops, spec.images->low_rank > 0 ? max_tokens : 0, max_output(spec)) {}
 
-bool ImageRows::begin_step(Operators& ops, const StepInput& input, int computed) {
+bool ImageTokens::begin_step(Operators& ops, const StepInput& input, int computed) {
   std::vector<bool> is_image(static_cast<size_t>(computed), false);
-  for (const EmbeddedRow& row : embedded_rows(input)) {
+  for (const EmbeddedToken& row : embedded_tokens(input)) {
     if (row.is_on_grid || !on_grid_only_) is_image[static_cast<size_t>(row.row)] = true;
   }
   images_ = static_cast<int>(std::ranges::count(is_image, true));
@@ -45,8 +45,8 @@ bool ImageRows::begin_step(Operators& ops, const StepInput& input, int computed)
   return true;
 }
 
-void ImageRows::linear(const StepContext& step, const LinearStorage& layer, const LinearInput& input, float* y,
-                       bool accumulate) const {
+void ImageTokens::linear(const StepContext& step, const LinearStorage& layer, const LinearInput& input, float* y,
+                         bool accumulate) const {
   const float* x = step.ops.materialize(input, step.rows, layer.view.in_features);
   if (layer.for_images.size() > 1) {
     step.ops.linear(layer.view, x, step.rows, y, accumulate);
@@ -57,8 +57,8 @@ void ImageRows::linear(const StepContext& step, const LinearStorage& layer, cons
   run_group(step, layer.view, rows + images_, others_, x, y, accumulate);
 }
 
-void ImageRows::run_group(const StepContext& step, const LinearWeight& weight, const int32_t* rows, int count,
-                          const float* x, float* y, bool accumulate) const {
+void ImageTokens::run_group(const StepContext& step, const LinearWeight& weight, const int32_t* rows, int count,
+                            const float* x, float* y, bool accumulate) const {
   if (count == 0) return;
   step.ops.gather_rows(x, rows, count, weight.in_features, inputs_);
   if (accumulate) step.ops.gather_rows(y, rows, count, weight.out_features, outputs_);
@@ -66,7 +66,7 @@ void ImageRows::run_group(const StepContext& step, const LinearWeight& weight, c
   step.ops.scatter_rows(outputs_, rows, count, weight.out_features, y, false);
 }
 
-void ImageRows::add_low_rank(const StepContext& step, const LinearStorage& layer, const float* x, float* y) const {
+void ImageTokens::add_low_rank(const StepContext& step, const LinearStorage& layer, const float* x, float* y) const {
   const auto width = static_cast<size_t>(layer.view.out_features);
   step.ops.gather_rows(x, rows_.device<int32_t>(), images_, layer.view.in_features, inputs_);
   size_t column = 0;
@@ -82,14 +82,14 @@ void ImageRows::add_low_rank(const StepContext& step, const LinearStorage& layer
   step.ops.scatter_rows(outputs_, rows_.device<int32_t>(), images_, layer.view.out_features, y, true);
 }
 
-std::vector<EmbeddedRow> embedded_rows(const StepInput& input) {
-  std::vector<EmbeddedRow> found;
+std::vector<EmbeddedToken> embedded_tokens(const StepInput& input) {
+  std::vector<EmbeddedToken> found;
   for (const StepSpan& span : input.spans) {
     const int end = span.first_position + span.count;
     for (const EmbeddingRange& range : span.embeddings) {
       for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
         found.push_back(
-            {span.first_row + at - span.first_position, range.rows.get(), at - range.begin, range.grid.is_given()});
+            {span.first_token + at - span.first_position, range.rows.get(), at - range.begin, range.grid.is_given()});
       }
     }
   }
@@ -118,7 +118,7 @@ std::vector<CrossAttentionSpan> split_cross_spans(const std::vector<CrossAttenti
   std::vector<CrossAttentionSpan> divided;
   for (const CrossAttentionSpan& span : cross_spans) {
     for (int done = 0; done < span.count; done += span.seen) {
-      divided.push_back({span.first_row + done, std::min(span.count - done, span.seen), span.seen, span.tables});
+      divided.push_back({span.first_token + done, std::min(span.count - done, span.seen), span.seen, span.tables});
     }
   }
   return divided;

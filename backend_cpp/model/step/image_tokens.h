@@ -15,9 +15,9 @@
 
 namespace turbomind {
 
-class ImageRows {
+class ImageTokens {
  public:
-  ImageRows(Operators& ops, const ModelSpec& spec, int max_rows);
+  ImageTokens(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   // Prepares a step of which `computed` rows are computed; false: no row takes the weights of images.
   bool begin_step(Operators& ops, const StepInput& input, int computed);
@@ -33,19 +33,19 @@ class ImageRows {
   void add_low_rank(const StepContext& step, const LinearStorage& layer, const float* x, float* y) const;
 
   bool on_grid_only_;
-  Staged rows_;  // int32 [max_rows], those of images first
+  Staged rows_;  // int32 [max_tokens], those of images first
   int images_ = 0;
   int others_ = 0;
-  FloatRows inputs_;   // float32 [max_rows, the widest input]
-  FloatRows outputs_;  // float32 [max_rows, the widest output]
-  FloatRows shrunk_;   // float32 [max_rows, low_rank]
-  FloatRows part_;     // float32 [max_rows, the widest output], with low_rank
+  FloatRows inputs_;   // float32 [max_tokens, the widest input]
+  FloatRows outputs_;  // float32 [max_tokens, the widest output]
+  FloatRows shrunk_;   // float32 [max_tokens, low_rank]
+  FloatRows part_;     // float32 [max_tokens, the widest output], with low_rank
 };
 
 // The rows of images in a step: which of its rows they take the place of, and where these stand.
 
 // Row `row` of a step has row `source` of `rows` in place of its token's embedding.
-struct EmbeddedRow {
+struct EmbeddedToken {
   int row = 0;
   const EmbeddingRows* rows = nullptr;
   int source = 0;
@@ -53,7 +53,7 @@ struct EmbeddedRow {
 };
 
 // Of all spans, in the order of their rows.
-std::vector<EmbeddedRow> embedded_rows(const StepInput& input);
+std::vector<EmbeddedToken> embedded_tokens(const StepInput& input);
 
 // Positions of a span's rows [count, 3]: of text three times the same number, of images their places on the grid.
 void fill_grid_positions(const StepSpan& span, int32_t* positions);

@@ -7,16 +7,16 @@
 #include "device/operators.h"
 #include "model/model_runner.h"
 #include "model/spec/model_spec.h"
-#include "model/step/step_rows.h"
+#include "model/step/step_tokens.h"
 #include "model/step_context.h"
 #include "model/weights.h"
 
 namespace turbomind {
 
-class OutputRows {
+class OutputStage {
  public:
   // All but `shard` must outlive it. The shard's first rank alone brings rows to the host.
-  OutputRows(Operators& ops, const Shard& shard, const ModelSpec& spec, const Weights& weights, int max_rows);
+  OutputStage(Operators& ops, const Shard& shard, const ModelSpec& spec, const Weights& weights, int max_tokens);
 
   bool samples_on_device() const { return sampler_ != nullptr; }
   bool reserve(const SamplingMetadata& choice) { return sampler_ && sampler_->reserve(choice); }
@@ -24,7 +24,7 @@ class OutputRows {
   int computed_at_once(int count) const;
 
   // Begins a step: its sampling metadata, and the in-flight tokens of the step before.
-  void begin(const StepInput& input, StepRows& rows);
+  void begin(const StepInput& input, StepTokens& rows);
   // Final norm of the `count` logit rows (null: the first) of `hidden`, and the logits of the first `projected`.
   void compute(const StepContext& step, const float* hidden, const int32_t* logit_rows, int count, int projected);
   // Logits of logit rows first, first + 1, ...
@@ -34,7 +34,7 @@ class OutputRows {
   // Ends a step that pools texts.
   void end_with_texts(const StepInput& input, const float* hidden);
   // Ends a step that only writes encoder keys and values.
-  void end_without_rows();
+  void end_without_tokens();
   StepOutput collect();
   // Logit rows on the device: what a draft head continues from.
   const float* own_states() const { return (streams_.size() > 0 ? streams_ : rows_).as<float>(); }
@@ -53,7 +53,7 @@ class OutputRows {
   int logit_rows_at_once_;
   std::unique_ptr<TokenSampler> sampler_;  // null: the host chooses
 
-  FloatRows rows_;             // float32 [max_rows, hidden_size], after the last norm
+  FloatRows rows_;             // float32 [max_tokens, hidden_size], after the last norm
   FloatRows streams_;          // the same before it, where a head continues with these
   FloatRows logits_;           // [logit_rows_at_once_, vocab_size]
   AlignedBuffer logit_parts_;  // [ranks, rows, vocab_part_], where the vocabulary is divided

@@ -18,10 +18,10 @@ struct LogitRows {
   int count() const { return choices + requested; }
 };
 
-class StepRows {
+class StepTokens {
  public:
   // `ops` and `spec` must outlive it.
-  StepRows(Operators& ops, const ModelSpec& spec, int max_rows);
+  StepTokens(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   // Uploads what the step's operators read. Returns how many rows take the place of token embeddings.
   int stage_embeddings(const StepInput& input);
@@ -48,13 +48,13 @@ class StepRows {
 
   Operators& ops_;
   const ModelSpec& spec_;
-  Staged tokens_;                         // int32 [max_rows], as all but the embeddings
+  Staged tokens_;                         // int32 [max_tokens], as all but the embeddings
   Staged positions_;                      // empty without learned positions
   Staged token_types_;                    // empty without token types
   Staged logit_rows_;                     // numbers of rows
   Staged embeddings_;                     // float32 [1 + deepstack layers, rows, hidden_size], where it takes them
-  Staged embedding_rows_;                 // their places in the step
-  std::vector<int> embedded_rows_;        // of the step begun last
+  Staged embedding_tokens_;               // their places in the step
+  std::vector<int> embedded_tokens_;      // of the step begun last
   std::vector<int> choice_of_span_;       // of the same
   std::vector<InFlightToken> in_flight_;  // of the step
 };
