@@ -355,7 +355,7 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
       report.tokens = change_pins(control);
       break;
     case CacheControl::Action::kRest:
-      give_back_memory();
+      release_memory();
       break;
     case CacheControl::Action::kLeave:
       finish_files();
@@ -374,7 +374,7 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
   return report;
 }
 
-void EngineCore::give_back_memory() {
+void EngineCore::release_memory() {
   finish_files();
   pins_.clear();
   blocks_.contents().evict_all();

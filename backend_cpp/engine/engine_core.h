@@ -86,7 +86,7 @@ class EngineCore {
   // Returns the tokens of the prompt that are kept now.
   int change_pins(const CacheControl& control);
   CacheReport change_cache(const CacheControl& control);
-  void give_back_memory();
+  void release_memory();
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
   // A request that can be served.
   struct Plan {

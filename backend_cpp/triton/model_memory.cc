@@ -45,7 +45,7 @@ bool ModelMemory::reserve(Id id) {
   Model& model = at(id);
   if (model.bytes.awake > budget_ - std::min(budget_, used_bytes())) return false;
   model.state = State::kWaking;
-  model.held_bytes = model.bytes.awake;
+  model.reserved_bytes = model.bytes.awake;
   model.is_dispatched = true;
   return true;
 }
@@ -77,11 +77,11 @@ bool ModelMemory::enter(Id id) {
   return false;
 }
 
-bool ModelMemory::hold(Id id) {
+bool ModelMemory::pin(Id id) {
   const std::lock_guard lock(mu_);
   Model& model = at(id);
   if (model.state != State::kAwake) return false;
-  ++model.held_open;
+  ++model.pinned_open;
   return true;
 }
 
@@ -111,7 +111,7 @@ void ModelMemory::leave(Id id, std::optional<Seconds> keep_alive) {
 
 void ModelMemory::release(Id id) {
   const std::lock_guard lock(mu_);
-  --at(id).held_open;
+  --at(id).pinned_open;
   change();
 }
 
@@ -160,7 +160,7 @@ void ModelMemory::woke(Id id, const ModelBytes& bytes) {
   model.state = State::kAwake;
   model.level = SleepLevel::kAwake;
   model.bytes = bytes;
-  model.held_bytes = bytes.awake;
+  model.reserved_bytes = bytes.awake;
   model.idle_since = Clock::now();
   change();
 }
@@ -170,7 +170,7 @@ void ModelMemory::failed(Id id) {
   Model& model = at(id);
   model.state = State::kAsleep;
   model.waiting = 0;
-  model.held_bytes = model.level == SleepLevel::kWeights ? model.bytes.weights : 0;
+  model.reserved_bytes = model.level == SleepLevel::kWeights ? model.bytes.weights : 0;
   change();
 }
 
@@ -180,7 +180,7 @@ void ModelMemory::slept(Id id, SleepLevel level) {
   model.state = State::kAsleep;
   model.level = level;
   model.requested_level = SleepLevel::kAwake;
-  model.held_bytes = level == SleepLevel::kWeights ? model.bytes.weights : 0;
+  model.reserved_bytes = level == SleepLevel::kWeights ? model.bytes.weights : 0;
   change();
 }
 
@@ -192,11 +192,11 @@ ModelMemory::Report ModelMemory::report(Id id) const {
   Report report;
   // Reported as awake while it still holds everything.
   const bool still_has_all =
-      model.state == State::kLeaving && model.held_bytes > 0 && model.held_bytes >= model.bytes.awake;
+      model.state == State::kLeaving && model.reserved_bytes > 0 && model.reserved_bytes >= model.bytes.awake;
   const bool is_awake = model.state == State::kAwake || still_has_all;
   report.state = model.state == State::kWaking ? Reported::kWaking : is_awake ? Reported::kAwake : Reported::kAsleep;
   report.level = is_awake ? SleepLevel::kAwake : model.level;
-  report.bytes = model.held_bytes;
+  report.bytes = model.reserved_bytes;
   report.awake_bytes = model.bytes.awake;
   report.all_bytes = used_bytes();
   report.waiting = model.waiting;
@@ -210,15 +210,15 @@ ModelMemory::Report ModelMemory::report(Id id) const {
 
 size_t ModelMemory::used_bytes() const {
   size_t bytes = 0;
-  for (const auto& [id, model] : models_) bytes += model.held_bytes;
+  for (const auto& [id, model] : models_) bytes += model.reserved_bytes;
   return bytes;
 }
 
 // When a model that nothing is asked of sleeps; none: never.
 std::optional<ModelMemory::Clock::time_point> ModelMemory::sleep_time(const Model& model) const {
-  const bool holds_something =
+  const bool has_memory =
       model.state == State::kAwake || (model.state == State::kAsleep && model.level == SleepLevel::kWeights);
-  if (!holds_something || !model.is_idle() || model.waiting > 0 || !model.stays) return std::nullopt;
+  if (!has_memory || !model.is_idle() || model.waiting > 0 || !model.stays) return std::nullopt;
   if (model.stays->count() < 0 || model.stays->count() > kForever) return std::nullopt;
   return model.idle_since + std::chrono::ceil<Clock::duration>(*model.stays);
 }
@@ -257,7 +257,7 @@ bool ModelMemory::make_room(Model& model) {
     set_state(model, State::kRejecting);
     return true;
   }
-  const size_t lacks = model.bytes.awake - std::min(model.bytes.awake, model.held_bytes);
+  const size_t lacks = model.bytes.awake - std::min(model.bytes.awake, model.reserved_bytes);
   const size_t free = budget_ - std::min(budget_, used_bytes());
   if (lacks > free) {
     clear(lacks - free, &model);
@@ -265,7 +265,7 @@ bool ModelMemory::make_room(Model& model) {
   }
   if (model.level != SleepLevel::kAwake) ++model.wakes;
   model.stays = model.idle_timeout;  // until a request says otherwise, which may end before the model is awake
-  model.held_bytes += lacks;
+  model.reserved_bytes += lacks;
   set_state(model, State::kWaking);
   return true;
 }
@@ -278,15 +278,15 @@ void ModelMemory::clear(size_t bytes, const Model* needy) {
   for (auto& [id, other] : models_) {
     if (&other == needy || other.state == State::kWaking) continue;
     if (other.state == State::kLeaving && other.level == SleepLevel::kNothing) {
-      comes += other.held_bytes;
-    } else if (other.held_bytes > 0 && (needy != nullptr || other.is_idle())) {
+      comes += other.reserved_bytes;
+    } else if (other.reserved_bytes > 0 && (needy != nullptr || other.is_idle())) {
       others.push_back(&other);
     }
   }
   std::ranges::sort(others, {}, [](const Model* other) { return std::pair(!other->is_idle(), other->used); });
   for (Model* other : others) {
     if (comes >= bytes) return;
-    comes += other->held_bytes;
+    comes += other->reserved_bytes;
     other->is_in_the_way = true;
   }
 }

@@ -88,14 +88,14 @@ class ModelMemory {
   // Adds a request. True: it runs now. False: it waits, and admit() or abandon() follows.
   bool enter(Id id);
   // Keeps a model that is awake so until leave(), unnoticed. False: it is not.
-  bool hold(Id id);
+  bool pin(Id id);
   // The model's own thread runs a request that waited, while the model is waking.
   void admit(Id id);
   // A request that waited has gone.
   void abandon(Id id);
   // A request has ended. `keep_alive`: how long the model then stays; negative: for good.
   void leave(Id id, std::optional<Seconds> keep_alive);
-  // The end of what hold() began.
+  // The end of what pin() began.
   void release(Id id);
   // Asks for sleep as soon as no request is open.
   void ask_sleep(Id id, SleepLevel level);
@@ -121,9 +121,9 @@ class ModelMemory {
     SleepLevel level = SleepLevel::kNothing;  // of kAsleep: what it sleeps at; of kLeaving: will
     bool is_dispatched = false;               // next() has returned what its state is about
     ModelBytes bytes;
-    size_t held_bytes = 0;  // or reserved
+    size_t reserved_bytes = 0;
     int open = 0;
-    int held_open = 0;  // by hold()
+    int pinned_open = 0;  // by pin()
     int waiting = 0;
     uint64_t arrival = 0;  // in line, while requests wait
     uint64_t used = 0;     // larger: more recently
@@ -135,7 +135,7 @@ class ModelMemory {
     int64_t wakes = 0;
     bool is_closed = false;
 
-    bool is_idle() const { return open + held_open == 0; }
+    bool is_idle() const { return open + pinned_open == 0; }
   };
 
   // mu_ is held by the callers of all of these.

@@ -47,8 +47,8 @@ std::string as_json(const CacheReport& report) {
 
 constexpr auto kWatchInterval = std::chrono::milliseconds(20);
 // A response may be out before the engine has counted it: so often, and so far apart, metrics are looked at once more.
-constexpr int kLastLooks = 10;
-constexpr auto kLastLookInterval = std::chrono::milliseconds(100);
+constexpr int kLastChecks = 10;
+constexpr auto kLastCheckInterval = std::chrono::milliseconds(100);
 constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
 constexpr size_t kMaxEarlyStops = 4096;
 constexpr const char* kControlKey = "LMDEPLOY_CONTROL_KEY";
@@ -181,27 +181,27 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
   if (cache) check_key(*reader, "cache_control");
   // Answered without waking it.
   const bool changes_adapters = adapters && adapters->action != "list";
-  const bool looks_at_cache =
+  const bool controls_cache =
       cache && (cache->action == CacheControl::Action::kReport || cache->action == CacheControl::Action::kDropMemory);
   std::optional<std::string> known;
   {
     const std::lock_guard lock(mu_);
     if (engine_ && engine_->is_hung()) throw Error(ErrorCode::kUnavailable, kHung);
     const bool is_healthy = !engine_ || engine_->is_healthy();
-    if ((adapters || reader->wants_limits()) && !is_healthy) {
+    if ((adapters || reader->reads_limits()) && !is_healthy) {
       throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
     }
     if (adapters) check_key(*reader, "lora_control");  // after that, as health checks have no key
     if (adapters && !changes_adapters) {
       known = adapter_list();
-    } else if (reader->wants_limits()) {
+    } else if (reader->reads_limits()) {
       known = limits();
-    } else if (looks_at_cache && !memory_.hold(slot_)) {
+    } else if (controls_cache && !memory_.pin(slot_)) {
       known = as_json(last_report_);
     }
   }
   if (known) return stream->reply(*known);
-  if (looks_at_cache) return control_cache(std::move(*cache), stream, [this] { memory_.release(slot_); });
+  if (controls_cache) return control_cache(std::move(*cache), stream, [this] { memory_.release(slot_); });
   if (!adapters && !cache) return generate(reader, stream);
   open({stream, reader->id()}, [this, adapters, cache, stream](RequestId id, float) {
     if (cache) return control_cache(*cache, stream, [this, id] { close(id); });
@@ -221,7 +221,7 @@ void ModelState::generate(const std::shared_ptr<const RequestReader>& reader, co
   request.session = reader->session();
   request.priority = reader->priority();
   request.deadline = reader->deadline();
-  request.returns_prompt = stream->wants_prompt();
+  request.returns_prompt = stream->returns_prompt();
   Open entry{stream, reader->id(), static_cast<int>(request.input_ids.size()), request.deadline, reader->keep_alive()};
   open(std::move(entry), [this, reader, stream, request = std::move(request)](RequestId id, float waited) mutable {
     request.id = id;
@@ -404,29 +404,29 @@ void ModelState::end_server(const std::string& reason) {
 
 void ModelState::watch() {
   std::unique_lock lock(mu_);
-  int looks_left = 0;
+  int checks_left = 0;
   while (!is_stopping_) {
     if (!open_.empty()) {
-      looks_left = kLastLooks;
+      checks_left = kLastChecks;
       changed_.wait_for(lock, kWatchInterval, [this] { return is_stopping_; });
-    } else if (looks_left-- > 0) {
-      changed_.wait_for(lock, kLastLookInterval, [this] { return is_stopping_ || !open_.empty(); });
+    } else if (checks_left-- > 0) {
+      changed_.wait_for(lock, kLastCheckInterval, [this] { return is_stopping_ || !open_.empty(); });
     } else {
       // A request that fails at once may be gone again when this thread wakes up.
       const auto has_failed = [this] { return engine_ && engine_->has_failed(); };
       changed_.wait(lock, [&] { return is_stopping_ || !open_.empty() || has_failed(); });
       if (!is_stopping_ && open_.empty()) return end_server("the engine has stopped after a device fault");
-      looks_left = kLastLooks;
+      checks_left = kLastChecks;
     }
     if (is_stopping_) return;
     if (engine_ && engine_->is_hung()) return end_server(kHung);
-    look_at_open(lock);
+    check_open(lock);
     publish();
   }
 }
 
 // Ends requests whose clients have left, and those that wait for the model past their deadline.
-void ModelState::look_at_open(std::unique_lock<std::mutex>& lock) {
+void ModelState::check_open(std::unique_lock<std::mutex>& lock) {
   const ExitWatch::End end = exit_watch_.time_up();
   const bool ends_all = end != ExitWatch::End::kNotYet;
   if (end == ExitWatch::End::kModelUnloads) ends_unloaded_ = true;

@@ -103,7 +103,7 @@ class ModelState {
   // ---- the watcher ----
 
   void watch();
-  void look_at_open(std::unique_lock<std::mutex>& lock);
+  void check_open(std::unique_lock<std::mutex>& lock);
   void publish();  // mu_ is held
   void end_server(const std::string& reason);
 

@@ -33,7 +33,7 @@ class RequestReader {
   std::optional<std::string> stop_request_id() const;
 
   // Whether this asks what the engine's limits are.
-  bool wants_limits() const { return has("limits"); }
+  bool reads_limits() const { return has("limits"); }
 
   // Control request for LoRA adapters, if this is one.
   struct AdapterControl {

@@ -47,7 +47,7 @@ const char* code_name(ErrorCode code) {
 }
 
 // Whether the request has the parameter error_codes (docs/internals/interfaces.md).
-bool wants_error_codes(TRITONBACKEND_Request* request) {
+bool reports_error_codes(TRITONBACKEND_Request* request) {
   uint32_t count = 0;
   check(TRITONBACKEND_RequestParameterCount(request, &count));
   for (uint32_t i = 0; i < count; ++i) {
@@ -177,7 +177,7 @@ ResponseStream::ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACK
     : instance_(instance),
       request_(request),
       is_legacy_(is_legacy),
-      names_codes_(wants_error_codes(request)),
+      names_codes_(reports_error_codes(request)),
       start_ns_(now_ns()) {
   TRITONBACKEND_ResponseFactory* factory = nullptr;
   check(TRITONBACKEND_ResponseFactoryNew(&factory, request));

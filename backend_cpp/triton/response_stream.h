@@ -29,7 +29,7 @@ class ResponseStream {
   void send_error(ErrorCode code, const std::string& message) noexcept;
 
   // Whether an output needs the request's tokens.
-  bool wants_prompt() const { return returns_sequence_; }
+  bool returns_prompt() const { return returns_sequence_; }
   // The client closed its stream. Not seen through an ensemble.
   bool is_cancelled() const;
 

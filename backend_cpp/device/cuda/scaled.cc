@@ -90,8 +90,8 @@ cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight, int rows) {
 LinearTypes CudaScaled::types_of(const LinearWeight& weight, int rows) {
   const cuda::GemmScales scales = scales_for(weight, rows);
   LinearTypes types = cuda::linear_types(weight, rows, scales);
-  const bool is_theirs = types.result != DType::kFloat32 && scales != cuda::GemmScales::kNone;
-  if (is_theirs && !passes(scales, types.result)) types.result = DType::kFloat32;
+  const bool is_in_16_bits = types.result != DType::kFloat32 && scales != cuda::GemmScales::kNone;
+  if (is_in_16_bits && !passes(scales, types.result)) types.result = DType::kFloat32;
   return types;
 }
 

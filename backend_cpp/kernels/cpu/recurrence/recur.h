@@ -94,7 +94,7 @@ inline void recur_columns(const HeadSpan& head, const Columns& columns, float* s
   }
 
   const auto take_token = [&](int i, auto has_next) {
-    constexpr bool kLooksAhead = has_delta && decltype(has_next)::value;
+    constexpr bool kHasLookahead = has_delta && decltype(has_next)::value;
     // Rows of a step are far apart.
     if (constexpr int kRowsAhead = 2; i + kRowsAhead < head.span.count) {
       prefetch(head.key(i + kRowsAhead), key_dim);
@@ -105,7 +105,7 @@ inline void recur_columns(const HeadSpan& head, const Columns& columns, float* s
     const float* key = head.key(i);
     const float* query = head.query(i);
     const float* decay = head.decay(i);
-    const float* next = kLooksAhead ? decayed_key<has_channel_decay>(head, i + 1, decayed[(i + 1) % 2]) : nullptr;
+    const float* next = kHasLookahead ? decayed_key<has_channel_decay>(head, i + 1, decayed[(i + 1) % 2]) : nullptr;
     const Vec decay_of_all = broadcast(decay[0]);
     [[maybe_unused]] const Vec lost = broadcast(-decay[0]);
     const Vec beta = broadcast(head.beta(i));
@@ -122,12 +122,12 @@ inline void recur_columns(const HeadSpan& head, const Columns& columns, float* s
       const Vec of_key = broadcast(key[r]);
       const Vec of_query = broadcast(query[r]);
       const Vec kept = has_channel_decay ? broadcast(decay[r]) : decay_of_all;
-      [[maybe_unused]] const Vec of_next = kLooksAhead ? broadcast(next[r]) : zero();
+      [[maybe_unused]] const Vec of_next = kHasLookahead ? broadcast(next[r]) : zero();
       for (int j = 0; j < kVectors; ++j) {
         const Vec changed = fma(of_key, written[j], mul(load(row + j * kLanes), kept));
         store(row + j * kLanes, changed);
         sums[j] = fma(of_query, changed, sums[j]);
-        if constexpr (kLooksAhead) ahead[j] = fma(of_next, changed, ahead[j]);
+        if constexpr (kHasLookahead) ahead[j] = fma(of_next, changed, ahead[j]);
       }
     }
     const Vec skip = broadcast(params.skip != nullptr ? params.skip[head.head] : 0.0f);

@@ -25,8 +25,8 @@ template <class Result, class... Arguments>
 struct Declared<Result (*)(Arguments...)> {
   using Type = AsInt<Result> (*)(AsInt<Arguments>...);
 };
-template <class Ours, class Theirs>
-constexpr bool kAgrees = std::is_same_v<Ours, typename Declared<Theirs>::Type>;
+template <class Member, class Library>
+constexpr bool kAgrees = std::is_same_v<Member, typename Declared<Library>::Type>;
 
 static_assert(kAgrees<decltype(NcclApi::comm_init_all), decltype(&ncclCommInitAll)>);
 static_assert(kAgrees<decltype(NcclApi::all_reduce), decltype(&ncclAllReduce)>);
