@@ -239,10 +239,11 @@ void ModelState::submit(Request request, const Stream& stream, float waited) {
       output.error = kUnloaded;
     }
     if (output.finish != FinishReason::kNone) output.times.load = waited;
+    if (output.is_final) {  // before its caller knows, whose next request finds the model as this one leaves it
+      metrics_.observe(output);
+      close(output.request);
+    }
     stream->send(output);
-    if (!output.is_final) return;
-    metrics_.observe(output);
-    close(output.request);
   };
   engine_->submit(std::move(request));
 }
