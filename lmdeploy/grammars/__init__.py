@@ -39,7 +39,11 @@ class Translation:
 def translated(response_format: str) -> Translation:
     """Return the user's format (JSON) for xgrammar; raise `RefusedFormatError` where it is invalid or not enforced."""
     try:
-        return _translated(json.loads(response_format))
+        given = json.loads(response_format, parse_constant=_refuse_constant)
+        json.dumps(given, ensure_ascii=False).encode()
+        return _translated(given)
+    except UnicodeEncodeError as error:
+        raise RefusedFormatError(f"it has half a surrogate pair, {shown(error.object[error.start])}") from None
     except RefusedFormatError:
         raise
     except SchemaError as error:
@@ -50,6 +54,10 @@ def translated(response_format: str) -> Translation:
         raise RefusedFormatError("it is nested too deeply") from None
     except ValueError as error:
         raise RefusedFormatError(f"it is no JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise RefusedFormatError(f"it is no JSON: {name} is no number")
 
 
 def _translated(given: Any) -> Translation:

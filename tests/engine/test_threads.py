@@ -119,11 +119,16 @@ def last_output(engine: Engine, config: GenerationConfig) -> EngineOutput:
 def test_a_text_with_half_a_character_is_refused_and_costs_nobody_else_a_response(tmp_path: Path) -> None:
     engine = Engine(str(make_tiny_llama(tmp_path / "model")), TurbomindEngineConfig(cache_max_entry_count=16))
     try:
-        half_a_character = "\ud800"
-        rejected = last_output(engine, GenerationConfig(response_format={"type": half_a_character}))
-        assert rejected.finish_reason == "error"
-        assert rejected.is_bad_request
-        assert "half a surrogate pair" in rejected.error
+        half = "half a surrogate pair"
+        for response_format, reason in (
+            ({"type": "\ud800"}, half),
+            ({"type": "regex_schema", "regex_schema": "a\ud800"}, half),
+            ({"type": "json_schema", "json_schema": {"const": float("nan")}}, "NaN is no number"),
+        ):
+            rejected = last_output(engine, GenerationConfig(response_format=response_format))
+            assert rejected.finish_reason == "error"
+            assert rejected.is_bad_request
+            assert reason in rejected.error
         answered = last_output(engine, GenerationConfig(max_new_tokens=3, ignore_eos=True))
         assert answered.finish_reason == "length"
     finally:
