@@ -68,7 +68,8 @@ def _count(record: Record, event: Mapping[str, Any], now: float) -> None:
         record.arrivals.append((last, max(1, count + uncounted)))
 
 
-def _session(max_open: int, headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientSession]:
+def open_session(max_open: int, headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientSession]:
+    """Return a session with at most this many connections, one for each request."""
     # Some servers close a connection after a response without saying so; a new one costs nothing alongside a request.
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=max_open, force_close=True),
@@ -105,7 +106,7 @@ async def _in_turn(
     }
     waiting = list(reversed(requests))
     records: list[Record] = []
-    async with _session(concurrency, {}) as session:
+    async with open_session(concurrency, {}) as session:
         async with session.get(f"{url}/v1/models") as response:
             target = Target(url=url, model=orjson.loads(await response.read())["data"][0]["id"], fields=fields)
 
@@ -149,7 +150,7 @@ async def run_open_loop(
     generator = random.Random(seed)
     records: list[Record] = []
     failures: list[str] = []
-    async with _session(max_open, target.headers) as session:
+    async with open_session(max_open, target.headers) as session:
 
         async def send(request: Request) -> None:
             try:

@@ -44,12 +44,18 @@ def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
     str
         URL of the gateway, without ``/v1``.
     """
+    with running_lmdeploy(model_path, *engine_flags(config)) as url:
+        yield url
+
+
+@contextmanager
+def running_lmdeploy(*arguments: str) -> Iterator[str]:
+    """Run `lmdeploy serve api_server` with these arguments on free ports, as `running_server` does."""
     port, http_port, grpc_port, metrics_port = free_ports(4)
     command = [
-        *(sys.executable, "-m", "lmdeploy", "serve", "api_server", model_path),
+        *(sys.executable, "-m", "lmdeploy", "serve", "api_server", *arguments),
         *("--server-name", "127.0.0.1", "--server-port", str(port), "--triton-http-port", str(http_port)),
         *("--triton-grpc-port", str(grpc_port), "--triton-metrics-port", str(metrics_port)),
-        *engine_flags(config),
     ]
     with running(command, f"http://127.0.0.1:{port}") as url:
         yield url
