@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,8 @@ def readers() -> dict[str, dict[str, str]]:
     return found
 
 
-def asked_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that say something of the model: neither off, nor among those that every config has."""
+def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that describe the model: neither off, nor among those that every config has."""
     from transformers import PretrainedConfig
 
     general = PretrainedConfig().to_dict().keys() | _OF_TRAINING
@@ -74,48 +74,50 @@ def asked_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def skeleton(architecture: str, comments: Sequence[str], *, is_known: bool) -> str:
+    """Return the source of a family; ``is_known``: whether ``transformers`` reads its config."""
+    imports = ["Checkpoint", "Family", "attention_spec", "decoder_spec", *([] if is_known else ["llama_config"])]
+    return _SKELETON.format(
+        name=re.sub(r"(For\w+|Model)$", "", architecture),
+        imports=", ".join(imports),
+        comments="".join(f"    # {comment}\n" for comment in comments),
+        architecture=architecture,
+        config="" if is_known else ", llama_config",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the report and the skeleton; return the exit status."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    from lmdeploy.turbomind.checkpoint import read_config
+
     path: Path = args.config / "config.json" if args.config.is_dir() else args.config
-    whole = json.loads(path.read_text(encoding="utf-8"))
-    names = whole.get("architectures")
-    if not names:
+    config = read_config(path.parent, path.name)
+    architecture, *_ = config.get("architectures") or [""]
+    if not architecture:
         raise UnsupportedModelError(f"{path} names no architecture; expected one in 'architectures'")
-    asked = asked_fields(whole.get("text_config", whole))
+    fields = model_fields(config.get("text_config") or config)
     modules = readers()
     shared = {field for module in _SHARED for field in modules.pop(module)}
-    special = {field: value for field, value in asked.items() if field not in shared}
+    special = {field: f"{field} = {json.dumps(fields[field])[:80]}" for field in fields if field not in shared}
     nearest = max(modules, key=lambda module: len(modules[module].keys() & special.keys()))
-    print(f"{names[0]}, {path}")
-    print(f"\nRead for every family: {', '.join(sorted(asked.keys() & shared)) or 'none'}")
+    found = {field: line for module in (*modules, nearest) for field, line in modules[module].items()}
+    print(f"{architecture}, {path}")
+    print(f"\nRead for every family: {', '.join(sorted(fields.keys() & shared)) or 'none'}")
     print(f"\nRead by some; {nearest}.py reads most:")
-    comments = []
-    for field, value in special.items():
-        lines = [modules[module][field] for module in (nearest, *modules) if field in modules[module]]
-        said = f"{field} = {json.dumps(value)[:80]}"
-        comments.append(f"    # {said}: {lines[0] if lines else 'no family reads it'}"[:119] + "\n")
-        if lines:
-            print(f"  {said}\n    {lines[0]}")
-    unread = [field for field in special if not any(field in fields for fields in modules.values())]
-    print("\nRead by none: a new field of the spec, a new operation, or of no effect on what is computed:")
-    print("\n".join(f"  {field} = {json.dumps(asked[field])[:80]}" for field in unread) or "  none")
-    is_known = whole.get("model_type") in CONFIG_MAPPING
-    imports = ["Checkpoint", "Family", "attention_spec", "decoder_spec", *([] if is_known else ["llama_config"])]
-    skeleton = _SKELETON.format(
-        name=re.sub(r"(For\w+|Model)$", "", names[0]),
-        imports=", ".join(imports),
-        comments="".join(comments),
-        architecture=names[0],
-        config="" if is_known else ", llama_config",
-    )
-    case = f'    "{re.sub("For.*", "", names[0])}": Case("{names[0]}", {{}}),'
+    print("\n".join(f"  {text}\n    {found[field]}" for field, text in special.items() if field in found) or "  none")
+    print("\nRead by none: a new field of the spec, a new operation, or of no effect on the computation:")
+    print("\n".join(f"  {text}" for field, text in special.items() if field not in found) or "  none")
+    case = f'    "{re.sub("For.*", "", architecture)}": Case("{architecture}", {{}}),'
     print(f"\nA case of tests/engine/test_model_families.py, with these fields at tiny sizes:\n{case}")
+    places = {field: ":".join(line.split(":")[:2]) for field, line in found.items()}  # file and line number
+    comments = [f"{text[:60]}: {places.get(field, 'no family reads it')}" for field, text in special.items()]
+    source = skeleton(architecture, comments, is_known=config.get("model_type") in CONFIG_MAPPING)
     if args.output:
         with args.output.open("x", encoding="utf-8") as file:
-            file.write(skeleton)
+            file.write(source)
         print(f"\nWrote {args.output}")
     else:
-        print(f"\nThe family:\n\n{skeleton}", end="")
+        print(f"\nThe family:\n\n{source}", end="")
     return 0
