@@ -63,7 +63,7 @@ class Settings:
     # Names of hosts that images are fetched from, ``*`` for any; None: clients bring their images along
     allowed_media_hosts: tuple[str, ...] | None = None
     allowed_media_folder: Path | None = None  # images may be named by files in it
-    # What becomes of media in tool results that a model cannot read (`openai_gateway.media`): a ``placeholder``, or
+    # Handling of media in tool results that a model cannot read (`openai_gateway.media`): a ``placeholder``, or
     # ``refuse``
     media_in_tool_results: str = "placeholder"
     trace_endpoint: str = ""  # where spans of requests go (`openai_gateway.tracing`); empty: there are none

@@ -39,9 +39,9 @@ class Piece:
     """A piece of a response, as a server streams it."""
 
     text: str = ""
-    # What is new of each
+    # New part of each
     reasoning: str = ""
-    calls: dict[int, Call] = field(default_factory=dict)  # what is new of each call, by its place among them
+    calls: dict[int, Call] = field(default_factory=dict)  # new part of each call, by its index
     finish_reason: str | None = None  # as OpenAI's, or ``cancelled``; None until the last piece
     # Tokens generated so far, of the prompt, and of those found in the cache; None: not given here
     token_count: int | None = None
@@ -67,7 +67,7 @@ class Response:
     waited: float = 0.0
     thought: float = 0.0
     decoded: float = 0.0
-    # What the text was written in, for the server that wrote it; kept as long as the page is open
+    # Tokens of the text, for the server that generated them; kept as long as the page is open
     token_ids: list[int] = field(default_factory=list)
     context_len: int | None = None  # tokens that the model has room for; None: not known
 

@@ -78,7 +78,7 @@ class QuantizedLayer:
         groups = [group for group in groups_of(model.spec, number) if any(map(self._sources, group.consumers))]
         first = tuple(group for group in groups if not _EXPERT.match(group.consumers[0]) or group.has_separate_inputs)
         self._shared_group = next((group for group in groups if group.has_separate_inputs), None)
-        # What to hand to :meth:`watching` and :meth:`make`, one after the other
+        # Parts for :meth:`watching` and :meth:`make`, one after the other
         self.parts = [_Part(first), *self._expert_parts([group for group in groups if group not in first])]
 
     @contextmanager

@@ -47,7 +47,7 @@ class TokenHeads:
     skipped: int = 0  # tokens at the beginning of a text that have no vector
     weights: tuple[DenseLayer, ...] = ()  # the linear layer from a hidden state to a token's weight, at most one
     unweighted: frozenset[int] = field(default_factory=frozenset)  # tokens of the vocabulary that never have a weight
-    # What weighs every token of the vocabulary, in place of `weights`; None: nothing does
+    # Linear layer that weighs every token of the vocabulary, in place of `weights`; None: nothing does
     vocabulary: VocabularyHead | None = None
     refusal: str = ""  # why the layers cannot be used; empty: they can
 

@@ -51,7 +51,7 @@ class NativeLinear(nn.Module):
         ranks: Ranks | None = None,
         # Where the weight is a slice of the outputs that everybody needs whole: who has the others
         gathers: Ranks | None = None,
-        # What the kernels multiply with in place of ``weight``, whose shape alone is looked at then
+        # The kernels' form of the weight, in place of ``weight``, whose shape alone is looked at then
         matrix: QuantizedMatrix | None = None,
         numbers: Callable[[], torch.Tensor] | None = None,  # returns the weight that ``matrix`` stands for
     ) -> None:

@@ -99,7 +99,7 @@ class PagedCache:
         quant_policy: int,  # bits of an element: 8 or 4, or 0 for those of ``dtype``
         dtype: torch.dtype,  # type of the model's weights
         kernels: Kernels,  # what computes
-        # What each recurrent layer keeps, by the layer's number; all of the same size
+        # State of each recurrent layer, by the layer's number; all of the same size
         states: Mapping[int, StateShape] = MappingProxyType({}),
     ) -> None:
         self._shapes, self._state_shapes = dict(shapes), dict(states)

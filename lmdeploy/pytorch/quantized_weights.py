@@ -59,7 +59,7 @@ class QuantizedWeights:
     hidden: frozenset[str]  # the tensors that codes and what belongs to them are stored in: a model must not load them
     files: Mapping[str, Path]  # where each tensor of the checkpoint is
     native: _turbomind.QuantizedCheckpoint
-    # What layers are called in the checkpoint, where that is another name: those of a text part
+    # Names of layers in the checkpoint, where they differ: those of a text part
     stored_as: Mapping[str, str] = field(default_factory=dict)
 
     def _stored(self, layer: str) -> str:

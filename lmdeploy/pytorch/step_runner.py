@@ -61,7 +61,7 @@ class SteppingModel(Protocol):
     """A model that runs steps."""
 
     dtype: torch.dtype  # type of its weights
-    # What each layer keeps of a token, and how far back it looks (0: all the way)
+    # KV shape of each layer, and its window (0: all the way)
     shapes: dict[int, LayerShape]
     windows: dict[int, int]
     states: dict[int, StateShape]  # what each recurrent layer keeps of a sequence

@@ -118,7 +118,7 @@ class TritonClient:
         self, address: str, ledger: Ledger | None = None, control_key: str = "", tracer: RequestTracer | None = None
     ) -> None:
         self._tracer = tracer  # follows the requests of `generate`, whose last chunks then say how long the engine took
-        # What the server lets adapters be loaded and its cache be administered with; empty: it was started without one
+        # Key for loading adapters and administering the cache; empty: the server was started without one
         self._control_key = control_key
         self.address = address  # ``host:port`` of Triton's gRPC service
         self._ledger = ledger  # notified of the requests of `generate`

@@ -70,7 +70,7 @@ class TritonServer:
         self.ports = ports or Ports()
         self.host = host
         self.control_key = new_key()  # models whose adapters are listed and changed
-        # What opens the model repository over gRPC; empty: nothing does
+        # Secret that opens the model repository over gRPC; empty: nothing does
         self.repository_key = "" if models is None else new_key()
         self._models = models
         self._has_started = False

@@ -164,7 +164,7 @@ class RowQuantized:
     layout: str
     bits: int
     group: int
-    # What ``args`` has after codes and scales: ``zeros``, ``groups`` (of inputs), ``factor`` or ``divisor``
+    # Further members of ``args``, after codes and scales: ``zeros``, ``groups`` (of inputs), ``factor`` or ``divisor``
     more: tuple[str, ...]
     shape: tuple[int, ...]  # ``[out_features, in_features]``
     args: tuple[Load, ...]  # the tensors

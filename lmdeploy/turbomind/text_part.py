@@ -33,7 +33,7 @@ _NATIVE = (
 class _OwnForm:
     """A model in its authors' own layout."""
 
-    # What the text part is, from config.json; empty: as its config names it
+    # Architecture of the text part, from config.json; empty: as its config names it
     architecture: Callable[[Mapping[str, Any]], str]
     key: str = ""  # where the text part's config is in config.json; empty: it is all of that
     # Whether a config.json has this form, for architectures that others have too

@@ -43,7 +43,6 @@ class VisionEncoder:
     """The vision tower of a model. Safe to use from any thread."""
 
     def __init__(self, family: VisionFamily, part: VisionPart, cache_bytes: int = CACHE_BYTES) -> None:
-        # What it is
         self._family = family
         self._part = part
         self._max_bytes = cache_bytes  # most bytes of embeddings that are kept

@@ -33,7 +33,7 @@ class ProxySettings:
     check_seconds: float = _DEFAULT_HEARTBEAT  # between two looks at a node that is in service
     return_seconds: float = 1.0  # between two looks at a node that has failed
     evict_seconds: float = 3600.0  # after which a node that has failed is removed
-    # What a node gets to accept a connection, and until each next piece of a response
+    # Timeouts of a node: to accept a connection, and until each next piece of a response
     connect_seconds: float = 5.0
     read_seconds: float = 600.0
     retry_seconds: float = 10.0  # how long a request waits for a node when none is in service

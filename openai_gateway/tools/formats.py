@@ -40,7 +40,7 @@ class Opening:
 
     # Each makes a reader for what may follow the mark; formats share some
     bodies: list[Callable[[], Body]] = field(default_factory=list)
-    # What may be after the last of several calls, and belongs to no text
+    # Text that may follow the last of several calls and is not shown
     group_ends: list[str] = field(default_factory=list)
 
     def body(self) -> Body:

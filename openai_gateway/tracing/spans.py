@@ -99,7 +99,7 @@ class PromptSpan:
         carrier: dict[str, str] = {}
         if self._span.is_recording():  # Triton records whatever it is handed
             _W3C.inject(carrier, self._context)
-        # What Triton continues the trace from; empty where nobody looks at it
+        # Trace context that Triton continues; empty where nobody looks at it
         self.traceparent = carrier.get("traceparent", "")
 
     def see(self, chunk: GenerateChunk) -> None:

@@ -66,7 +66,7 @@ def targets_with(isa: str) -> dict[str, dict[str, float]]:
 class Row:
     """One comparison."""
 
-    # What was measured, and with what it is compared
+    # Measured workload, and the side that it is compared with
     workload: str
     alongside: str
     # Medians of the rates; ``reference`` is None alongside the machine's limit

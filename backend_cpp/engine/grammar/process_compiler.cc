@@ -40,8 +40,8 @@ constexpr int kLookMilliseconds = 50;  // how often a process is looked at
 constexpr double kQuickSeconds = 0.1;  // of processor time
 constexpr size_t kMaxFrame = size_t{64} << 20;
 
-// What a process sends is a frame: uint32 bytes after the type, the type and they. It is sent a text after its uint32
-// length.
+// Frame from a process: uint32 count of the bytes after the type, the type, these bytes. Frame to it: uint32 length, a
+// text.
 enum Type : char {
   kLoaded = 'L',   // that it can be sent formats
   kProgram = 'P',  // of a format (GrammarProgram)

@@ -33,7 +33,7 @@ class ServedEntry:
     """A model that is served."""
 
     name: str  # what callers call it
-    # What the names of its models in Triton have after those of a server with one model: ``ensemble.small``
+    # Suffix of the names of its models in Triton: ``ensemble.small``
     suffix: str
     # As in `PreparedModel`
     engine_dir: str

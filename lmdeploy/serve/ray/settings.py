@@ -54,7 +54,7 @@ class RaySettings(BaseModel):
     look_back_seconds: float = Field(30, gt=0)  # the time that metrics are averaged over
     max_requests: int = Field(384, ge=1)  # open requests of a replica; more wait outside
     max_queued: int = Field(4096, ge=-1)  # requests that may wait outside; more are refused with 503
-    # What Ray reserves for a replica. With 0 GPUs a replica sees none
+    # Resources that Ray reserves for a replica. With 0 GPUs a replica sees none
     cpus: float = Field(1, ge=0)
     gpus: float = Field(0, ge=0)
     ingresses: int = Field(1, ge=1)  # processes that take requests from Ray's proxies

@@ -14,7 +14,7 @@ class MarkedObjects:
 
     opening: str
     closing: str
-    # What is between the marks and the object as written; any white space is read
+    # Separator of the marks and the object as written; any white space is read
     before: str = "\n"
     after: str = "\n"
     separator: str = "\n"  # between two calls as written

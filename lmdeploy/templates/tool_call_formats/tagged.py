@@ -48,7 +48,7 @@ class TaggedArguments:
     is_section_per_call: bool = False
     separator: str = ""  # between two calls
     pads: bool = False  # line ends around values belong to the marks: one on each side is no part of the value
-    # What an argument is whose type the schema does not say: ``text``, or ``json`` where it can be
+    # Type of an argument whose type the schema does not say: ``text``, or ``json`` where it can be
     untyped: Literal["text", "json"] = "text"
     # Whether ``true`` and the like are written in JSON or in Python
     words: Literal["json", "python", "python all"] = "json"

@@ -102,7 +102,7 @@ class Tower:
     # From a file's metadata to its image processor's settings, without mean and deviation
     processor: Callable[[Mapping[str, Any]], dict[str, Any]]
     token: str = ""  # what an image's rows take the place of, if the text part's file may lack it
-    # What is added to the numbers of a tensor in GGUF, by published name
+    # Offset of a tensor's numbers in GGUF, by published name
     added: Mapping[str, float] = field(default_factory=dict)
     # Rows of queries and keys are in pairs that turn together, ``2 i`` and ``2 i + 1`` of a head
     is_turned: bool = False

@@ -33,7 +33,7 @@ class RowScheme:
     has_zeros: bool = False  # there are zero points, ``X.weight_zero_point``
     quantized: str = "weight_packed"  # the tensor of quantized values is ``X.<quantized>``
     scales: tuple[str, ...] = NUMBERS  # types that ``X.weight_scale`` may have
-    # What all scales are multiplied with (``factor``) or divided by (``divisor``), and the name of that number
+    # Global scale: whether it multiplies (``factor``) or divides (``divisor``) all others, and its name
     whole: tuple[str, str] | None = None
 
 

@@ -46,7 +46,7 @@ class PoolingParams:
     # How many numbers of each are kept, as models allow that were trained so (Kusupati et al., 2022); such a vector has
     # length 1. None: all
     dimensions: int | None = None
-    # What the texts are: ``query`` or ``document``, or as the model calls it; it has a prompt for it, or needs none
+    # Task of the texts: ``query`` or ``document``, or as the model calls it; it has a prompt for it, or needs none
     input_type: str | None = None
     # Which of the model's prompts is in front of each text. None: that of `input_type`, else the default one
     prompt_name: str | None = None
