@@ -143,10 +143,14 @@ TEST(callers_take_turns_however_many_formats_one_of_them_has) {
 TEST(a_caller_of_many_slow_formats_leaves_a_place_to_others) {
   Queued queued;
   for (RequestId id = 1; id <= 8; ++id) queued.add(id, "slow many " + std::to_string(id), "many");
-  queued.log->wait([&] { return queued.log->count(queued.log->begun, "slow many") == 8; });
+  constexpr int kTheirs = GrammarQueue::kSlow - 1;
+  queued.log->wait([&] {
+    return queued.log->count(queued.log->slow, "slow many") == kTheirs &&
+           queued.log->count(queued.log->set_back, "slow many") == 8 - kTheirs;
+  });
   queued.add(9, "slow few", "few");
   queued.log->wait([&] { return queued.log->slow["slow few"] == 1; });
-  CHECK_EQUAL(queued.log->count(queued.log->slow, "slow many"), GrammarQueue::kSlow - 1);
+  CHECK_EQUAL(queued.log->count(queued.log->slow, "slow many"), kTheirs);
   queued.compiler->let_go();
   for (RequestId id = 1; id <= 9; ++id) CHECK(queued.wait(id).grammar != nullptr);
 }
