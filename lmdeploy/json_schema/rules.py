@@ -69,7 +69,7 @@ def _json_character(ranges: Ranges) -> str:
     others = [f"{code:02x}" for code in escaped if code not in _ESCAPES]
     lows = {high: "".join(code[1] for code in others if code[0] == high) for high in "01"}
     options += [rf'"\\u00{high}" [{low}]' for high, low in lows.items() if low]
-    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+    return options[0] if options == [class_of(ranges)] else f"({' | '.join(options)})"
 
 
 def _json_text(text: str) -> str:
