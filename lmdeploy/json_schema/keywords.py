@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+from lmdeploy.json_schema.charsets import EVERY
 from lmdeploy.json_schema.formats import language_of_format
-from lmdeploy.json_schema.languages import Language
+from lmdeploy.json_schema.languages import Language, TooAlikeError, combined
 from lmdeploy.json_schema.patterns import PatternError, language_of
 from lmdeploy.json_schema.places import Place, shown
 from lmdeploy.json_schema.sets import (
@@ -152,11 +153,13 @@ def languages_of(place: Place) -> Iterator[tuple[Language, str]]:
         yield language, f"{place.pointer}/format"
 
 
-def pattern_of(place: Place, keyword: str, pattern: str) -> Language:
-    """Return the language of an expression."""
+def pattern_of(place: Place, keyword: str, pattern: str, is_met: bool = True) -> Language:
+    """Return the language of an expression, or of all other strings."""
     place.document.budget.spend(len(pattern), f"{place.pointer}/{keyword}")
     try:
-        return language_of(pattern)
+        return language_of(pattern) if is_met else combined([], [language_of(pattern, is_wide=True)], EVERY)
+    except TooAlikeError:
+        raise place.refuse(keyword, "its opposite is not enforced") from None
     except PatternError as error:
         raise place.refuse(keyword, f"the expression {shown(pattern)} {error}") from None
 
@@ -237,7 +240,9 @@ def opposite(place: Place) -> Iterator[Alternative]:
     for keyword, (side, above) in _BOUNDS.items():
         if (bound := number_of(place, keyword)) is not None:
             yield Numbers(high=(bound, above - 1)) if side == "low" else Numbers(low=(bound, above + 1))
-    for keyword in ("multipleOf", "pattern", "uniqueItems", "patternProperties", "propertyNames"):
+    if (pattern := members(place, "pattern", str, "a string")) is not None:
+        yield Strings(languages=((pattern_of(place, "pattern", pattern, False), f"{place.pointer}/pattern"),))
+    for keyword in ("multipleOf", "uniqueItems", "patternProperties", "propertyNames"):
         if schema.get(keyword) not in (None, False, {}, True if keyword == "propertyNames" else None):
             raise place.refuse(keyword, "its opposite is not enforced")
     if language_of_format(str(schema.get("format"))) is not None:

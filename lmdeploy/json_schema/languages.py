@@ -341,13 +341,14 @@ def combined(wanted: Sequence[Language], unwanted: Sequence[Language], ranges: R
     """Return the strings of some characters that are of all wanted languages, and of no unwanted one.
 
     Of strings that have many characters in common with unwanted ones, it leaves some out. Raises `TooAlikeError` where
-    it would be large, or have strings that come back to where they were by a way of several characters.
+    it would be large.
     """
-    return _Combination(ranges).of((tuple(frozenset([each]) for each in wanted), frozenset(unwanted)), 0)
+    return _Combination(ranges).language((tuple(frozenset([each]) for each in wanted), frozenset(unwanted)))
 
 
 _Rests = frozenset[Language]  # of which a string may be one
 _State = tuple[tuple[_Rests, ...], _Rests]  # of each wanted language, and of all that are unwanted
+_END = -1  # in the place of a state's number
 
 
 class _Combination:
@@ -355,41 +356,54 @@ class _Combination:
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
-        self._known: dict[_State, Language] = {}
-        self._path: set[_State] = set()
         self._left = _MAX_STEPS
 
-    def of(self, state: _State, depth: int) -> Language:
+    def language(self, start: _State) -> Language:
+        """Return what the automaton accepts: its states' equations solved by substitution, the last state's first."""
+        equations = self._equations(start)
+        for number in reversed(range(len(equations))):
+            ways = equations[number]
+            while (other := max(ways, default=_END)) > number:
+                first = ways.pop(other)
+                for after, rest in equations[other].items():
+                    ways[after] = choice([*([ways[after]] if after in ways else []), concatenation([first, rest])])
+            if number in ways:
+                loop = repeat(ways.pop(number), 0, None)
+                equations[number] = ways = {after: concatenation([loop, way]) for after, way in ways.items()}
+            if sum(map(expanded_size, ways.values())) > _MAX_SIZE:
+                raise TooAlikeError("has too many alternatives that begin alike")
+        return equations[0].get(_END, NOTHING)
+
+    def _equations(self, start: _State) -> list[dict[int, Language]]:
+        """Return, for each state, what leads from it to other states and to the end."""
+        numbers, depths = {start: 0}, [0]
+        found: list[dict[int, Language]] = []
+        for state in (states := [start]):
+            depth = depths[len(found)]
+            if (left := self._done(state, depth)) is not None:
+                found.append({} if left == NOTHING else {_END: left})
+                continue
+            following: dict[int, list[Ranges]] = {}
+            for block, after in self.steps(state):
+                if after not in numbers:
+                    numbers[after] = len(numbers)
+                    states.append(after)
+                    depths.append(depth + 1)
+                following.setdefault(numbers[after], []).append(block)
+            found.append({number: Chars(charsets.union(*blocks)) for number, blocks in following.items()})
+            if _accepts(state):
+                found[-1][_END] = EMPTY
+        return found
+
+    def _done(self, state: _State, depth: int) -> Language | None:
+        """Return the strings that are left where one language says them; None: several do."""
         wanted, unwanted = state
         if not all(wanted) or any(map(self._is_all, unwanted)):
             return NOTHING
         bounds = [rests for rests in wanted if not any(map(self._is_all, rests))]
-        if not bounds and not unwanted:
-            return repeat(Chars(self._ranges), 0, None)
-        if len(bounds) == 1 and len(bounds[0]) == 1 and not unwanted:
-            [language] = bounds[0]
-            return restricted(language, self._ranges)
-        if not bounds and depth == _DEEPEST_NAME:
-            return NOTHING
-        if state in self._known:
-            return self._known[state]
-        if depth == _DEEPEST_NAME or state in self._path:
-            raise TooAlikeError("has alternatives that begin alike for too long")
-        self._path.add(state)
-        following: dict[_State, list[Ranges]] = {}
-        for block, after in self.steps(state):
-            following.setdefault(after, []).append(block)
-        stays = following.pop(state, [])
-        options: list[Language] = [EMPTY] if _accepts(state) else []
-        for after, blocks in following.items():
-            options.append(concatenation([Chars(charsets.union(*blocks)), self.of(after, depth + 1)]))
-        self._path.remove(state)
-        loop = repeat(Chars(charsets.union(*stays)), 0, None) if stays else EMPTY
-        found = concatenation([loop, choice(option for option in options if option != NOTHING)])
-        if expanded_size(found) > _MAX_SIZE:
-            raise TooAlikeError("has too many alternatives that begin alike")
-        self._known[state] = found
-        return found
+        if not unwanted and len(bounds) <= 1:
+            return choice(restricted(each, self._ranges) for each in (bounds[0] if bounds else [ANYTHING]))
+        return NOTHING if not bounds and depth == _DEEPEST_NAME else None
 
     def _is_all(self, language: Language) -> bool:
         return (

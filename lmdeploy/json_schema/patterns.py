@@ -53,7 +53,7 @@ _CLASSES = {
     "W": (charsets.complement(_ALL_WORD), charsets.complement(_WORD)),
     "S": (charsets.complement(_ALL_SPACE), charsets.complement(_SPACE)),
 }
-_DOT = charsets.complement(charsets.of("\n\r\u2028\u2029"))
+_DOT, _WIDE_DOT = (charsets.complement(charsets.of(ends)) for ends in ("\n\r\u2028\u2029", "\n"))
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "0": "\0"}
 _COUNT = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
@@ -83,19 +83,18 @@ class _Variant(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def language_of(pattern: str, longest: int = MAX_LENGTH) -> Language:
-    """Return the strings in which a regular expression finds something.
+def language_of(pattern: str, longest: int = MAX_LENGTH, *, is_wide: bool = False) -> Language:
+    """Return the strings in which a regular expression finds something; with `is_wide`, for ECMA-262 or for `re`.
 
     Raises `PatternError` where it is none, or has what is not enforced: assertions other than ``^`` and ``$`` at its
     ends, references to groups, flags, properties of Unicode.
     """
     if len(pattern) > longest:
         raise PatternError(f"is longer than {longest} characters")
-    variants = _Parser(pattern).whole()
+    variants = _Parser(pattern, is_wide=is_wide).whole()
+    end = (repeat(Chars(charsets.of("\n")), 0, 1),) if is_wide else ()  # which `re` skips before $
     language = choice(
-        concatenation(
-            [*(() if each.starts else (ANYTHING,)), each.language, *(() if each.ends else (ANYTHING,))],
-        )
+        concatenation([*(() if each.starts else (ANYTHING,)), each.language, *(end if each.ends else (ANYTHING,))])
         for each in variants
     )
     if language == Concatenation((ANYTHING, ANYTHING)):
@@ -117,8 +116,9 @@ def language_of_text(pattern: str, flags: str = "") -> Language:
 
 
 class _Parser:
-    def __init__(self, pattern: str, flags: str | None = None) -> None:
+    def __init__(self, pattern: str, flags: str | None = None, *, is_wide: bool = False) -> None:
         self._pattern = pattern
+        self._is_wide = is_wide
         self._at = 0
         self._depth = 0
         self._is_of_text = flags is not None
@@ -237,12 +237,11 @@ class _Parser:
     def _atom(self) -> Language:
         start = self._at
         if self._takes("."):
-            return Chars(charsets.EVERY if "s" in self._flags else _DOT)
+            return Chars(charsets.EVERY if "s" in self._flags else _WIDE_DOT if self._is_wide else _DOT)
         if self._takes("["):
             return self._class(start)
         if self._takes("\\"):
-            sure, _ = self._escape(in_class=False)
-            return Chars(self._in_cases(sure))
+            return Chars(self._in_cases(self._escape(in_class=False)[self._is_wide]))
         if self._pattern[self._at] in "*+?":
             self._fail("repeats nothing")
         if self._pattern.startswith("{,", self._at):
@@ -296,6 +295,8 @@ class _Parser:
                 low = low_possible = charsets.intersection(((low[0][0], high[0][0]),), charsets.EVERY)
             sure.append(self._in_cases(low))
             possible.append(self._in_cases(low_possible))
+        if self._is_wide:
+            sure, possible = possible, sure
         if is_negated:
             ranges = charsets.complement(charsets.union(*possible))
         else:  # a class and its opposite are all characters

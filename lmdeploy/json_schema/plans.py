@@ -170,7 +170,7 @@ class Planner:
         if limited is None and high is not None:
             limited = shortened(language, high)
         if limited is None or widths(limited)[0] < low:
-            raise SchemaError(given.pointer, "is not enforced alongside this pattern, format or exclusion")
+            limited = self._combined([language, repeat(Chars(EVERY), low, high)], [], given)
         if any(matches(limited, name, self._expansion.budget, given.pointer) for name in names):
             limited = self._combined([limited], map(text, names), given)
         return limited
