@@ -295,9 +295,13 @@ class Planner:
         others = [*map(text, names)] if sum(map(len, names)) <= MAX_EXCLUDED else [ANYTHING]
         for language in patterns:
             self._expansion.budget.spend(4 * len(patterns), given.pointer)
-            value = conjoined(part for rules in given.rules for part in self._of_pattern(rules, language))
+            near = [other for other in patterns if other != language and not are_apart(other, language)]
+            value = conjoined(part for rules in given.rules for part in _of_patterns(rules, language, near))
+            alone = conjoined(part for rules in given.rules for part in _of_patterns(rules, language, []))
             for own in self._names(given, language):
                 yield self._without(own, others), value
+                if alone != value:
+                    yield self._without(own, [*others, *near]), alone
         if any(rules.others is not None for rules in given.rules) or not patterns:
             parts = [TRUE if rules.others is None else rules.others for rules in given.rules]
             for own in self._names(given, None):
@@ -314,14 +318,6 @@ class Planner:
         except TooAlikeError:
             return NOTHING
 
-    @staticmethod
-    def _of_pattern(rules: Any, language: Language) -> Iterator[Conjunction]:
-        """Yield all that a schema may say about members whose names are of a language."""
-        is_own = any(own == language for own, _ in rules.patterns)
-        yield from (value for own, value in rules.patterns if own == language or not are_apart(own, language))
-        if not is_own and rules.others is not None:
-            yield rules.others
-
     def _names(self, given: Objects, language: Language | None) -> Iterator[Language | None]:
         """Yield the names of a language that ``propertyNames`` allows."""
         if given.names == TRUE:
@@ -333,6 +329,13 @@ class Planner:
                 yield choice(text(each) for each in alternative.values if isinstance(each, str))
             elif isinstance(alternative, Strings):
                 yield self._language(alternative)
+
+
+def _of_patterns(rules: Any, language: Language, near: Sequence[Language]) -> Iterator[Conjunction]:
+    """Yield all that a schema may say about members whose names are of a language, and maybe of some others."""
+    yield from (value for own, value in rules.patterns if own == language or own in near)
+    if rules.others is not None and not any(own == language for own, _ in rules.patterns):
+        yield rules.others
 
 
 def _kinds(contained: Contained, count: int) -> Iterator[tuple[Conjunction, int]]:
