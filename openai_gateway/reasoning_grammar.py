@@ -56,8 +56,10 @@ def _as_tag(response_format: Mapping[str, Any]) -> Grammar:
     match response_format["type"]:
         case "json_schema":
             given = response_format["json_schema"]
-            order = {key: given[key] for key in ("property_order",) if key in given and "schema" in given}
-            return json_value(given.get("schema", given)) | order
+            if "schema" not in given:
+                return json_value(given)
+            options = {key: given[key] for key in ("property_order", "additional") if key in given}
+            return json_value(given["schema"]) | options
         case "regex_schema":
             return {"type": "regex", "pattern": response_format["regex_schema"]}
         case "grammar":

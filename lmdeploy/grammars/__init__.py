@@ -7,7 +7,7 @@ whose time and memory are limited.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmdeploy.grammars.texts import NOISE, GrammarError, GrammarText, ebnf_text, lark_text
@@ -65,9 +65,9 @@ def _translated(given: Any) -> Translation:
         case {"type": "json_object"}:
             return Translation("grammar", grammar_of({"type": "object"}))
         case {"type": "json_schema", "json_schema": {"schema": schema} as holder}:
-            return Translation("grammar", _of_schema(schema, JSON, holder.get("property_order")))
+            return Translation("grammar", _of_schema(schema, JSON, holder))
         case {"type": "json_schema", "json_schema": schema}:
-            return Translation("grammar", _of_schema(schema, JSON))
+            return Translation("grammar", grammar_of(schema))
         case {"type": "regex_schema", "regex_schema": str(pattern)}:
             return Translation("grammar", _of_expression(pattern))
         case {"type": "grammar", "grammar": str(text)}:
@@ -86,10 +86,15 @@ def _translated(given: Any) -> Translation:
     raise RefusedFormatError(f"its type must be {', '.join(_TYPES[:-1])} or {_TYPES[-1]}, got {shown(found)}")
 
 
-def _of_schema(schema: Any, syntax: Syntax, property_order: object = None) -> str:
-    if property_order not in (None, "schema", "any"):
-        raise RefusedFormatError(f"property_order must be schema or any, got {shown(property_order)}")
-    return grammar_of(schema, syntax, has_free_order=property_order == "any")
+def _of_schema(schema: Any, syntax: Syntax, holder: dict[str, Any]) -> str:
+    order, additional = (_option(holder, name) == "any" for name in ("property_order", "additional"))
+    return grammar_of(schema, replace(syntax, has_free_order=order, has_additional=additional))
+
+
+def _option(holder: dict[str, Any], name: str) -> Any:
+    if (value := holder.get(name)) not in (None, "schema", "any"):
+        raise RefusedFormatError(f"{name} must be schema or any, got {shown(value)}")
+    return value
 
 
 def _grammar(text: str) -> dict[str, Any]:
@@ -114,7 +119,7 @@ def _part(value: Any) -> Any:
     """Return a part of a structural tag as xgrammar is to read it."""
     match value:
         case {"type": "json_schema", "json_schema": schema}:
-            return _grammar(_of_schema(schema, LOOSE_JSON, value.get("property_order")))
+            return _grammar(_of_schema(schema, LOOSE_JSON, value))
         case {"json_schema": _, "type": kind}:
             raise RefusedFormatError(f"a part {shown(kind)} is not supported; its type may be json_schema")
         case {"type": "regex", "pattern": str(pattern)}:

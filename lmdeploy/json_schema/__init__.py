@@ -23,18 +23,15 @@ _MAX_DROPPED = 64  # keywords that `relaxed` leaves out
 __all__ = ["JSON", "LOOSE_JSON", "MAX_BYTES", "Rules", "SchemaError", "Syntax", "grammar_of", "relaxed", "rules_of"]
 
 
-def rules_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> Rules:
-    """Return the writer of a schema's grammar; raise `SchemaError` where it is none, not enforced, or too large.
-
-    With `has_free_order`, members of objects come in any order, not in the schema's.
-    """
+def rules_of(schema: Any, syntax: Syntax = JSON) -> Rules:
+    """Return the writer of a schema's grammar; raise `SchemaError` where it is none, not enforced, or too large."""
     text = _text_of(schema)
-    return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order)
+    return Rules(json.loads(text), len(text), syntax)
 
 
-def grammar_of(schema: Any, syntax: Syntax = JSON, *, has_free_order: bool = False) -> str:
-    """Return the grammar (EBNF) of the values that a schema allows; parameters and errors as of `rules_of`."""
-    return _grammar_of(_text_of(schema), syntax, has_free_order)
+def grammar_of(schema: Any, syntax: Syntax = JSON) -> str:
+    """Return the grammar (EBNF) of the values that a schema allows; errors as of `rules_of`."""
+    return _grammar_of(_text_of(schema), syntax)
 
 
 def _text_of(schema: Any) -> str:
@@ -48,8 +45,8 @@ def _text_of(schema: Any) -> str:
 
 
 @lru_cache(maxsize=128)
-def _grammar_of(text: str, syntax: Syntax, has_free_order: bool) -> str:
-    return Rules(json.loads(text), len(text), syntax, has_free_order=has_free_order).grammar()
+def _grammar_of(text: str, syntax: Syntax) -> str:
+    return Rules(json.loads(text), len(text), syntax).grammar()
 
 
 def relaxed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -117,8 +117,9 @@ Plan = Values | Kind | Text | Decimals | ArrayPlan | ObjectPlan
 class Planner:
     """Makes plans of what an expansion finds."""
 
-    def __init__(self, expansion: Expansion) -> None:
+    def __init__(self, expansion: Expansion, *, has_additional: bool = False) -> None:
         self._expansion = expansion
+        self._has_additional = has_additional
 
     def of(self, alternative: Alternative) -> Iterator[Plan]:
         """Yield what a set is given to the engine as, in parts."""
@@ -191,7 +192,7 @@ class Planner:
             yield Kind("array")
             return
         low, high = given.low, given.high
-        if given.prefix and not given.is_open and low <= len(given.prefix):
+        if given.prefix and not (given.is_open or self._has_additional) and low <= len(given.prefix):
             high = least(high, len(given.prefix))
         everywhere = [{*given.at(index)} for index in range(len(given.prefix) + 1)]
         contained = []
@@ -274,7 +275,7 @@ class Planner:
                 declared[name] = conjunction
         if any(name in never for name in given.required):
             return
-        is_open = not any(rules.lists for rules in given.rules) or given.low > len(declared)
+        is_open = self._has_additional or not any(rules.lists for rules in given.rules) or given.low > len(declared)
         is_open = is_open or any(rules.others is not None or rules.patterns for rules in given.rules)
         groups: list[Group] = []
         for language, value in self._groups(given, [*declared, *never]) if is_open else ():
@@ -302,7 +303,7 @@ class Planner:
                 yield self._without(own, others), value
                 if alone != value:
                     yield self._without(own, [*others, *near]), alone
-        if any(rules.others is not None for rules in given.rules) or not patterns:
+        if self._has_additional or any(rules.others is not None for rules in given.rules) or not patterns:
             parts = [TRUE if rules.others is None else rules.others for rules in given.rules]
             for own in self._names(given, None):
                 yield self._without(own, [*patterns, *others]), conjoined(parts)

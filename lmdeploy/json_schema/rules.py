@@ -50,6 +50,8 @@ class Syntax:
     zero: str = ""  # part of a rule that may follow an integer, as 1.0 is one
     is_json: bool = False  # members may have names of a language
     is_sorted: bool = False  # members come in alphabetical order
+    has_free_order: bool = False  # members come in any order, not in the schema's
+    has_additional: bool = False  # members and items may come that the schema does not speak of
 
 
 def quoted(text: str) -> str:
@@ -112,11 +114,10 @@ class Rules:
     Raises `SchemaError` where it is none, is not enforced, or no value meets it.
     """
 
-    def __init__(self, schema: Any, size: int, syntax: Syntax = JSON, *, has_free_order: bool = False) -> None:
+    def __init__(self, schema: Any, size: int, syntax: Syntax = JSON) -> None:
         self.syntax = syntax
-        self._has_free_order = has_free_order
         self._expansion = Expansion(Budget(size))
-        self._planner = Planner(self._expansion)
+        self._planner = Planner(self._expansion, has_additional=syntax.has_additional)
         self._plans: dict[Conjunction, tuple[Plan, ...]] = {}
         self._productive: set[Conjunction] = set()
         self._names: dict[Conjunction, str] = {}
@@ -389,10 +390,10 @@ class Rules:
         most = max(low, 1 if high is None else high)
         further = " | ".join(f"{others or self._name(group.names)} {self.value(group.value)}" for group in groups)
         ones = [f"{member(name)} {self.value(value)}" for name, value, _ in known]
-        if most > 1 or self._has_free_order:  # they are named in several rules
+        if most > 1 or syntax.has_free_order:  # they are named in several rules
             ones = [*map(self._add, ones)]
         wanted = {number for number, (*_, is_required) in enumerate(known) if is_required}
-        if self._has_free_order and len(known) > _MOST_FREE:
+        if syntax.has_free_order and len(known) > _MOST_FREE:
             raise SchemaError(plan.pointer, f"property_order is free for up to {_MOST_FREE} members, got {len(known)}")
         names: dict[tuple[frozenset[int], int], str] = {}
 
@@ -407,20 +408,20 @@ class Rules:
             count = min(count, most)
             if (left, count) not in names:
                 self._expansion.budget.spend(1 / 4, plan.pointer)
-                if self._has_free_order:
+                if syntax.has_free_order:
                     options = [each for number in sorted(left) for each in after(number, left - {number}, count)]
                 elif left:
                     options = after(number := min(left), left - {number}, count)
                     options += [] if number in wanted else filter(None, [following(left - {number}, count)])
                 else:
                     options = []
-                if not left or (self._has_free_order and not left & wanted):
+                if not left or (syntax.has_free_order and not left & wanted):
                     options += self._end(further, count, low, high)
                 names[left, count] = self._add(" | ".join(options)) if options else ""
             return names[left, count]
 
         every = range(len(known))
-        if not self._has_free_order:  # the last ones first: what follows is known
+        if not syntax.has_free_order:  # the last ones first: what follows is known
             for number in reversed(every):
                 for count in range(min(number, most), -1, -1):
                     following(frozenset(every[number:]), count)

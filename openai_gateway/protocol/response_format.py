@@ -9,12 +9,12 @@ from pydantic import Field
 from openai_gateway.protocol.fields import AnyText, Closed, JsonObject, Text
 
 
-def schema_format(name: str, schema: dict[str, Any] | None, property_order: str | None = None) -> dict[str, Any]:
+def schema_format(name: str, schema: dict[str, Any] | None, **options: str | None) -> dict[str, Any]:
     """Return the engine's form of a schema; without one any JSON object will do."""
     if schema is None:
         return {"type": "json_object"}
-    order = {} if property_order is None else {"property_order": property_order}
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema} | order}
+    given = {option: value for option, value in options.items() if value is not None}
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema} | given}
 
 
 class TextFormat(Closed):
@@ -52,6 +52,9 @@ class JsonSchema(Closed):
     property_order: Literal["schema", "any"] | None = Field(
         None, description="Members of objects come in the order of the schema, or in any (LMDeploy's addition)."
     )
+    additional: Literal["schema", "any"] | None = Field(
+        None, description="Further members and items come where the schema speaks of them, or anywhere (LMDeploy's)."
+    )
 
 
 class JsonSchemaFormat(Closed):
@@ -65,7 +68,8 @@ class JsonSchemaFormat(Closed):
     def for_engine(self) -> dict[str, Any] | None:
         """Return the engine's form."""
         given = self.json_schema
-        return schema_format(given.name, given.schema_, given.property_order)
+        options = {"property_order": given.property_order, "additional": given.additional}
+        return schema_format(given.name, given.schema_, **options)
 
 
 class RegexFormat(Closed):

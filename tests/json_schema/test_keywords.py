@@ -63,7 +63,26 @@ def test_members_come_in_any_order_where_they_are_few() -> None:
             assert accepts_value(grammar, value) == validator.is_valid(value), names
     many = {"type": "object", "properties": of_many(9, lambda _: True)}
     with pytest.raises(SchemaError, match="property_order is free for up to 8 members, got 9"):
-        grammar_of(many, has_free_order=True)
+        of_schema(many, has_free_order=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"properties": {"a": {"type": "null"}}}, [{"a": None, "b": 1}, {"aa": {}}, [1]], [{"a": 1}]),
+        ({"properties": {"a": {}}, "patternProperties": {"x.z": False}}, [{"x": 1}], [{"axyz": 1}]),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, [{"a": 1}], [{"b": 1}]),
+        ({"prefixItems": [{"type": "null"}]}, [[None, 1, "a"], {"a": 1}], [[1]]),
+    ],
+)
+def test_members_and_items_may_come_that_the_schema_does_not_speak_of(
+    schema: dict[str, Any], valid: list[Any], invalid: list[Any]
+) -> None:
+    grammar = of_schema(schema, has_additional=True)
+    assert [value for value in valid + invalid if accepts_value(grammar, value)] == valid
+    chance = random.Random(0)
+    for text in filter(None, (walk(grammar, chance) for _ in range(20))):
+        Judge(schema).validate(json.loads(text))
 
 
 NULLS: dict[str, Any] = {"contains": {"type": "null"}}

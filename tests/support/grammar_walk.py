@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 import xgrammar
 
-from lmdeploy.json_schema import grammar_of
+from lmdeploy.json_schema import JSON, grammar_of
 
 
 def _multiple_of(_: Any, factor: float, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
@@ -45,8 +46,8 @@ _COMPILER = xgrammar.GrammarCompiler(_INFO, max_threads=1, cache_enabled=False)
 
 
 def of_schema(schema: dict[str, Any], **options: Any) -> xgrammar.CompiledGrammar:
-    """Return the grammar of a schema; raise `SchemaError`."""
-    return of_rules(grammar_of(schema, **options))
+    """Return the grammar of a schema, with options of its `Syntax`; raise `SchemaError`."""
+    return of_rules(grammar_of(schema, replace(JSON, **options)))
 
 
 def of_rules(text: str) -> xgrammar.CompiledGrammar:
