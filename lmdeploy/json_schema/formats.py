@@ -33,13 +33,23 @@ def _hostname(more: int) -> str:
     return rf"{long}(\.{long}(\.{short}){{0,{more}}})?"
 
 
-# Letters that IDNA (RFC 5892) has in labels, those read from the right to the left (RFC 5893) apart. Their counts keep
-# the encoded label below 64 octets.
+# Letters that IDNA (RFC 5892) has in labels, those read from the right to the left (RFC 5893) apart, and the marks
+# between letters of its appendix A. Their counts keep the encoded label below 64 octets.
 _LATIN = "".join(each for each in map(chr, range(0xDF, 0x180)) if each.islower() and is_normalized("NFKC", each))
 _LOW = rf"a-z0-9{_LATIN}\u03ac-\u03ce\u0430-\u045f"
-_ALL = rf"{_LOW}\u3041-\u3096\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
-_RTL = r"[\u05d0-\u05ea\u0620-\u063f\u0641-\u064a]{1,20}"
-_U_LABEL = rf"[{_LOW}]{{1,12}}(-[{_LOW}]{{1,7}})?|[{_ALL}]{{1,8}}(-[{_ALL}]{{1,5}})?"
+_KANA = r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff"
+_ALL = rf"{_LOW}\u0f0b\u3007{_KANA}\u30fc\u3400-\u4dbf\uac00-\ud7a3"
+_ARABIC, _HEBREW = r"\u0620-\u063f\u0641-\u064a\u06fd\u06fe", r"\u05d0-\u05ea"
+_JOINING = r"[\u0628\u062a-\u062e\u064a]{1,6}"
+_RTL = (
+    rf"([{_HEBREW}{_ARABIC}]{{1,20}}|[{_HEBREW}]{{1,9}}[\u05f3\u05f4][{_HEBREW}]{{0,9}}|{_JOINING}\u200c{_JOINING}"
+    rf"|[{_ARABIC}]{{1,9}}[\u0660-\u0669]{{1,4}}[{_ARABIC}]{{0,5}})"
+)
+_U_LABEL = (
+    rf"[{_LOW}]{{1,12}}(-[{_LOW}]{{1,7}})?|[{_ALL}]{{1,8}}(-[{_ALL}]{{1,5}})?|\u30fb?[{_KANA}][{_KANA}\u30fb]{{0,6}}"
+    r"|[a-z0-9]{0,20}l\u00b7l[a-z0-9]{0,20}|[\u03b1-\u03c9]{1,9}\u0375[\u03b1-\u03c9]{1,9}|[0-9\u06f0-\u06f9]{1,9}"
+    r"|[\u0915-\u0939]((\u094d[\u200c\u200d]?)?[\u0915-\u0939]){0,5}"
+)
 _IDN_FIRST, _IDN_NEXT = (f"({_label('A-Za-z0-9', most)}|{_U_LABEL})" for most in (63, 62))
 _IDN_HOSTNAME = rf"({_IDN_FIRST}([.\u3002\uff0e\uff61]{_IDN_NEXT}){{0,3}}|{_RTL}(\.{_RTL}){{0,2}}(\.[a-z]{{2,20}})?)"
 
