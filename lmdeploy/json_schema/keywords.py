@@ -155,9 +155,12 @@ def languages_of(place: Place) -> Iterator[tuple[Language, str]]:
 
 def pattern_of(place: Place, keyword: str, pattern: str, is_met: bool = True) -> Language:
     """Return the language of an expression, or of all other strings."""
-    place.document.budget.spend(len(pattern), f"{place.pointer}/{keyword}")
+    budget, pointer = place.document.budget, f"{place.pointer}/{keyword}"
+    budget.spend(len(pattern), pointer)
     try:
-        return language_of(pattern) if is_met else combined([], [language_of(pattern, is_wide=True)], EVERY)
+        if is_met:
+            return language_of(pattern)
+        return combined([], [language_of(pattern, is_wide=True)], EVERY, budget, pointer)
     except TooAlikeError:
         raise place.refuse(keyword, "its opposite is not enforced") from None
     except PatternError as error:

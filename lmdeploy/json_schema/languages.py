@@ -14,7 +14,8 @@ MAX_SPLITS = 16  # alternatives that a bound of a length may turn a language int
 _SHARES = (128, 64, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # how long parts may be, where a bound is shared by several
 _MAX_SIZE = 512  # of what a bound turns a language into
 _STEP = 1 / 4  # of a budget, for a part of a language at one place of a string
-_MAX_STEPS = 5000  # sets of characters that a combination looks at
+_MAX_STEPS = 12_000  # sets of characters, and beginnings of languages, that a combination looks at
+_COMBINING = 1 / 12  # of a budget, for one of them
 _DEEPEST_NAME = 40  # characters by which names are distinguished
 
 
@@ -82,7 +83,7 @@ def repeat(body: Language, low: int, high: int | None) -> Language:
         return EMPTY
     if body == NOTHING or (low, high) == (1, 1):
         return body
-    if widths(body)[0] == 0:  # any number of times may be written as none at all
+    if has_empty(body):  # any number of times may be written as none at all
         low = 0
         if isinstance(body, Choice):
             body = choice(option for option in body.options if option != EMPTY)
@@ -140,15 +141,17 @@ def _heads(language: Language) -> Iterator[tuple[Chars | None, Language]]:
             yield None, language
 
 
-def alphabet(language: Language) -> Ranges:
-    """Return the characters that strings of the language are made of."""
+def has_empty(language: Language) -> bool:
+    """Return whether the empty string is of the language."""
     match language:
-        case Chars(ranges):
-            return ranges
-        case Concatenation(parts) | Choice(parts):
-            return charsets.union(*map(alphabet, parts))
-        case Repeat(body, _, _):
-            return alphabet(body)
+        case Chars():
+            return False
+        case Concatenation(parts):
+            return all(map(has_empty, parts))
+        case Choice(options):
+            return any(map(has_empty, options))
+        case Repeat(body, low, _):
+            return low == 0 or has_empty(body)
 
 
 def widths(language: Language) -> tuple[int, int | None]:
@@ -319,31 +322,23 @@ def _joined(lists: Sequence[list[str] | None], most: int) -> list[str] | None:
     return joined
 
 
-def are_apart(one: Language, other: Language) -> bool:
+def are_apart(one: Language, other: Language, budget: Budget) -> bool:
     """Return whether no string is of both; False also where finding out takes too many steps."""
-    automaton = _Combination(charsets.EVERY)
-    waiting: list[_State] = [((frozenset([one]), frozenset([other])), frozenset())]
-    seen = set(waiting)
-    while waiting:
-        state = waiting.pop()
-        if _accepts(state):
-            return False
-        try:
-            after = {after for _, after in automaton.steps(state) if all(after[0])} - seen
-        except TooAlikeError:
-            return False
-        waiting += after
-        seen |= after
-    return True
+    try:
+        return not any(_END in ways for ways in _Combination([one, other], [], charsets.EVERY, budget, "").equations())
+    except TooAlikeError:
+        return False
 
 
-def combined(wanted: Sequence[Language], unwanted: Sequence[Language], ranges: Ranges) -> Language:
+def combined(
+    wanted: Sequence[Language], unwanted: Sequence[Language], ranges: Ranges, budget: Budget, pointer: str
+) -> Language:
     """Return the strings of some characters that are of all wanted languages, and of no unwanted one.
 
     Of strings that have many characters in common with unwanted ones, it leaves some out. Raises `TooAlikeError` where
-    it would be large.
+    it would be large. The cost is that of the keyword at `pointer`.
     """
-    return _Combination(ranges).language((tuple(frozenset([each]) for each in wanted), frozenset(unwanted)))
+    return _Combination(wanted, unwanted, ranges, budget, pointer).language()
 
 
 _Rests = frozenset[Language]  # of which a string may be one
@@ -354,13 +349,29 @@ _END = -1  # in the place of a state's number
 class _Combination:
     """An automaton of what is left of several languages, character by character (Brzozowski's derivatives)."""
 
-    def __init__(self, ranges: Ranges) -> None:
+    def __init__(
+        self,
+        wanted: Sequence[Language],
+        unwanted: Sequence[Language],
+        ranges: Ranges,
+        budget: Budget,
+        pointer: str,
+    ) -> None:
+        self._start: _State = (tuple(frozenset([each]) for each in wanted), frozenset(unwanted))
         self._ranges = ranges
+        self._budget = budget
+        self._pointer = pointer
         self._left = _MAX_STEPS
 
-    def language(self, start: _State) -> Language:
+    def _spend(self, steps: int) -> None:
+        self._budget.spend(steps * _COMBINING, self._pointer)
+        self._left -= steps
+        if self._left < 0:
+            raise TooAlikeError("has too many alternatives that begin alike")
+
+    def language(self) -> Language:
         """Return what the automaton accepts: its states' equations solved by substitution, the last state's first."""
-        equations = self._equations(start)
+        equations = self.equations()
         for number in reversed(range(len(equations))):
             ways = equations[number]
             while (other := max(ways, default=_END)) > number:
@@ -370,28 +381,30 @@ class _Combination:
             if number in ways:
                 loop = repeat(ways.pop(number), 0, None)
                 equations[number] = ways = {after: concatenation([loop, way]) for after, way in ways.items()}
-            if sum(map(expanded_size, ways.values())) > _MAX_SIZE:
-                raise TooAlikeError("has too many alternatives that begin alike")
+            self._spend(size := sum(map(expanded_size, ways.values())))
+            if size > _MAX_SIZE:
+                raise TooAlikeError("is too large")
         return equations[0].get(_END, NOTHING)
 
-    def _equations(self, start: _State) -> list[dict[int, Language]]:
+    def equations(self) -> list[dict[int, Language]]:
         """Return, for each state, what leads from it to other states and to the end."""
-        numbers, depths = {start: 0}, [0]
+        numbers, depths = {self._start: 0}, [0]
         found: list[dict[int, Language]] = []
-        for state in (states := [start]):
+        for state in (states := [self._start]):
             depth = depths[len(found)]
             if (left := self._done(state, depth)) is not None:
                 found.append({} if left == NOTHING else {_END: left})
                 continue
             following: dict[int, list[Ranges]] = {}
-            for block, after in self.steps(state):
+            for block, after in self._steps(state):
                 if after not in numbers:
                     numbers[after] = len(numbers)
                     states.append(after)
                     depths.append(depth + 1)
                 following.setdefault(numbers[after], []).append(block)
             found.append({number: Chars(charsets.union(*blocks)) for number, blocks in following.items()})
-            if _accepts(state):
+            wanted, unwanted = state
+            if all(any(map(has_empty, rests)) for rests in wanted) and not any(map(has_empty, unwanted)):
                 found[-1][_END] = EMPTY
         return found
 
@@ -413,7 +426,7 @@ class _Combination:
             and charsets.intersection(language.body.ranges, self._ranges) == self._ranges
         )
 
-    def steps(self, state: _State) -> Iterator[tuple[Ranges, _State]]:
+    def _steps(self, state: _State) -> Iterator[tuple[Ranges, _State]]:
         """Yield sets of characters that lead to the same state, and the state."""
         wanted, unwanted = state
         heads = [
@@ -426,19 +439,10 @@ class _Combination:
             blocks = [
                 part for block in blocks for each in (ranges, others) if (part := charsets.intersection(block, each))
             ]
-            self._left -= len(blocks)
-            if self._left < 0:
-                raise TooAlikeError("has too many alternatives that begin alike")
+            self._spend(len(blocks))
+        self._spend(len(blocks) * sum(map(len, heads)))
         for block in blocks:
             *after, not_after = (
                 frozenset(rest for ranges, rest in each if charsets.intersection(block, ranges)) for each in heads
             )
             yield block, (tuple(after), not_after)
-
-
-def _accepts(state: _State) -> bool:
-    return all(map(_has_empty, state[0])) and not _has_empty(state[1])
-
-
-def _has_empty(languages: Iterable[Language]) -> bool:
-    return any(widths(each)[0] == 0 and each != NOTHING for each in languages)

@@ -22,8 +22,8 @@ from lmdeploy.json_schema.languages import (
     choice,
     concatenation,
     expanded_size,
+    has_empty,
     repeat,
-    widths,
 )
 
 MAX_LENGTH = 2000
@@ -326,11 +326,11 @@ def _followed(before: list[_Variant], after: list[_Variant]) -> list[_Variant]:
         for other in after:
             mine, theirs, starts, ends = one.language, other.language, one.starts, other.ends
             if other.starts:  # nothing is before it
-                if widths(mine)[0] > 0 or mine == NOTHING:
+                if not has_empty(mine):
                     continue
                 mine, starts = EMPTY, True
             if one.ends:  # nothing is after it
-                if widths(theirs)[0] > 0 or theirs == NOTHING:
+                if not has_empty(theirs):
                     continue
                 theirs, ends = EMPTY, True
             found.append(_Variant(starts, concatenation([mine, theirs]), ends))

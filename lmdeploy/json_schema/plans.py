@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 from math import perm, prod
-from typing import Any, TypeGuard
+from typing import Any
 
-from lmdeploy.json_schema.charsets import EVERY, PLAIN_ASCII, intersection
+from lmdeploy.json_schema.charsets import EVERY, PLAIN_ASCII
 from lmdeploy.json_schema.errors import SchemaError
 from lmdeploy.json_schema.expansion import Expansion
 from lmdeploy.json_schema.formats import short_form
@@ -22,9 +22,7 @@ from lmdeploy.json_schema.languages import (
     NOTHING,
     Chars,
     Language,
-    Repeat,
     TooAlikeError,
-    alphabet,
     are_apart,
     bounded,
     choice,
@@ -144,12 +142,6 @@ class Planner:
         """Return a language of some of these strings; None: they may be anything."""
         low, high = given.low, given.high
         languages = {language: pointer for language, pointer in given.languages if language != ANYTHING}
-        for language in list(languages):  # what is about lengths alone is a bound
-            others = [other for other in languages if other is not language]
-            if others and _bounds_length(language, others):
-                low = max(low, language.low)
-                high = language.high if high is None else min(high, language.high or high)
-                del languages[language]
         if len(languages) > 1:
             for language in languages:  # what several have in common, where one of them is a list
                 if (finite := strings(language, MAX_FINITE)) is not None:
@@ -176,14 +168,13 @@ class Planner:
             limited = self._combined([limited], map(text, names), given)
         return limited
 
-    @staticmethod
-    def _combined(wanted: Iterable[Language], unwanted: Iterable[Language], given: Strings) -> Language:
+    def _combined(self, wanted: Iterable[Language], unwanted: Iterable[Language], given: Strings) -> Language:
         """Return strings of all wanted languages and of no unwanted one."""
+        pointer = [*(pointer for _, pointer in given.languages), *(each.pointer for each in given.excluded)][-1]
         try:
-            return combined([*wanted], [*unwanted], EVERY)
+            return combined([*wanted], [*unwanted], EVERY, self._expansion.budget, pointer)
         except TooAlikeError:
-            pointers = [*(pointer for _, pointer in given.languages), *(each.pointer for each in given.excluded)]
-            raise SchemaError(pointers[-1], "is not enforced alongside another pattern, format or exclusion") from None
+            raise SchemaError(pointer, "is not enforced alongside another pattern, format or exclusion") from None
 
     # ---- arrays ----
 
@@ -296,7 +287,11 @@ class Planner:
         others = [*map(text, names)] if sum(map(len, names)) <= MAX_EXCLUDED else [ANYTHING]
         for language in patterns:
             self._expansion.budget.spend(4 * len(patterns), given.pointer)
-            near = [other for other in patterns if other != language and not are_apart(other, language)]
+            near = [
+                other
+                for other in patterns
+                if other != language and not are_apart(other, language, self._expansion.budget)
+            ]
             value = conjoined(part for rules in given.rules for part in _of_patterns(rules, language, near))
             alone = conjoined(part for rules in given.rules for part in _of_patterns(rules, language, []))
             for own in self._names(given, language):
@@ -308,14 +303,17 @@ class Planner:
             for own in self._names(given, None):
                 yield self._without(own, [*patterns, *others]), conjoined(parts)
 
+    def _near(self, language: Language, others: Sequence[Language]) -> Sequence[Language]:
+        """Return the languages that may have names of a language."""
+        return [each for each in others if not are_apart(each, language, self._expansion.budget)]
+
     def _without(self, language: Language | None, others: Sequence[Language]) -> Language | None:
         """Return the names of a language, of plain characters, that are of no other one; `NOTHING`: too hard to say."""
-        if language is not None:
-            others = [each for each in others if not are_apart(each, language)]
+        others = others if language is None else self._near(language, others)
         if not others:
             return language
         try:
-            return combined([] if language is None else [language], others, PLAIN_ASCII)
+            return combined([] if language is None else [language], others, PLAIN_ASCII, self._expansion.budget, "")
         except TooAlikeError:
             return NOTHING
 
@@ -348,11 +346,3 @@ def _kinds(contained: Contained, count: int) -> Iterator[tuple[Conjunction, int]
         yield TRUE, count
     if count < (contained.low if contained.high is None else contained.high):
         yield contained.what, count + 1
-
-
-def _bounds_length(language: Language, others: Iterable[Language]) -> TypeGuard[Repeat]:
-    """Return whether a language is of all strings of some lengths, of the characters that the others are made of."""
-    if not isinstance(language, Repeat) or not isinstance(language.body, Chars):
-        return False
-    ranges = language.body.ranges
-    return all(alphabet(other) == intersection(alphabet(other), ranges) for other in others)
