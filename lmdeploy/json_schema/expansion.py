@@ -124,7 +124,9 @@ class Expansion:
         if isinstance(found, Objects) and isinstance(one, Objects) and isinstance(other, Objects):
             self.budget.spend(1 + sum(len(rules.properties) for rules in found.rules) // 4, pointer)
             named = [{name for rules in each.rules for name in rules.properties} for each in (one, other)]
-            shared = named[0] & named[1]  # what distinguishes alternatives is required, and said by both
+            shared = named[0] & named[1]  # what distinguishes alternatives is required, and spoken of by both
+            if any(rules.others is not None for rules in found.rules):
+                shared |= {*found.required}
             if any(name in shared and self.is_empty(self.member(found, name)) for name in found.required):
                 return None
         return found
@@ -381,6 +383,9 @@ class Expansion:
             return False
         if not all(name in value for name in objects.required):
             return False
+        for named, what in objects.beyond:
+            if not any(name not in named and self.holds(self.of(what), each) for name, each in value.items()):
+                return False
         names = self.of(objects.names)
         return all(
             self.holds(names, name) and self.holds(self.of(self.member(objects, name)), each)

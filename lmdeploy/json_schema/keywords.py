@@ -251,7 +251,8 @@ def opposite(place: Place) -> Iterator[Alternative]:
     if language_of_format(str(schema.get("format"))) is not None:
         raise place.refuse("format", "its opposite is not enforced")
     if schema.get("additionalProperties", True) not in (True, {}):
-        raise place.refuse("additionalProperties", "its opposite is not enforced")
+        others = term(place.at("additionalProperties"), False)
+        yield Objects(beyond=((frozenset(schema.get("properties", ())), others),))
     for name in members(place, "properties", dict, "an object") or {}:
         rules = Rules({name: term(place.at("properties", name), False)}, evaluates=False)
         yield Objects((rules,), (name,))

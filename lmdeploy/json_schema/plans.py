@@ -278,8 +278,18 @@ class Planner:
                 groups.append(Group(None, value))
             elif language != NOTHING:
                 groups.append(Group(language, value))
-        members = tuple((name, value, name in given.required) for name, value in declared.items())
-        yield ObjectPlan(members, tuple(groups), given.low, given.high, given.pointer)
+        for known, what in given.beyond:
+            if groups and declared.keys() <= known:
+                raise SchemaError(what[0][0].pointer, "its opposite is not enforced where any other member may come")
+        for chosen in product(*([name for name in declared if name not in names] for names, _ in given.beyond)):
+            self._expansion.budget.spend(1, given.pointer)
+            wanted = [*zip(chosen, (what for _, what in given.beyond), strict=True)]
+            members = tuple(
+                (name, conjoined([value, *(what for other, what in wanted if other == name)]), name in needed)
+                for needed in ({*given.required, *chosen},)
+                for name, value in declared.items()
+            )
+            yield ObjectPlan(members, tuple(groups), given.low, given.high, given.pointer)
 
     def _groups(self, given: Objects, names: Sequence[str]) -> Iterator[tuple[Language | None, Conjunction]]:
         """Yield the members that are not spoken of by name, none of which has one of some names."""

@@ -129,6 +129,7 @@ class Objects:
     rules: tuple[Rules, ...] = ()
     required: tuple[str, ...] = ()
     names: Conjunction = TRUE
+    beyond: tuple[tuple[frozenset[str], Conjunction], ...] = ()  # a member of another name than these is of a schema
     low: int = 0
     high: int | None = None
     pointer: str = field(default="", compare=False)  # of a keyword that bounds the number of members
@@ -165,7 +166,7 @@ def _all_of(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _COMMON: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("contained", "factors", "languages", "required", "rules"), _all_of),
+    **dict.fromkeys(("beyond", "contained", "factors", "languages", "required", "rules"), _all_of),
     **dict.fromkeys(("is_open", "pointer", "unique"), lambda one, other: one or other),
     **dict.fromkeys(("names", "rest"), lambda one, other: conjoined((one, other))),
     "excluded": add,
