@@ -10,7 +10,7 @@ from typing import Any
 from lmdeploy.json_schema.errors import Budget, SchemaError
 from lmdeploy.json_schema.keywords import ANNOTATIONS, EVERYTHING, lacking, names_of, of_type, opposite, term
 from lmdeploy.json_schema.languages import matches
-from lmdeploy.json_schema.places import Document, Place, shown
+from lmdeploy.json_schema.places import Document, Place, escaped, shown
 from lmdeploy.json_schema.sets import (
     TRUE,
     Alternative,
@@ -225,22 +225,21 @@ class Expansion:
         return tuple(found)
 
     def _dependent(self, place: Place) -> Iterator[Union]:
-        for keyword, name, needed in self._dependencies(place):
-            met = self.both((Objects(required=(name,)),), needed, f"{place.pointer}/{keyword}")
+        for name, needed in self._dependencies(place):
+            met = self.both((Objects(required=(name,)),), self.of(term(needed)), needed.pointer)
             yield (*(each for each in EVERYTHING if not isinstance(each, Objects)), lacking(place, name), *met)
 
-    def _dependencies(self, place: Place) -> Iterator[tuple[str, str, Union]]:
-        """Yield, of what is wanted where there is a member: the keyword, the member's name, and what it is."""
+    @staticmethod
+    def _dependencies(place: Place) -> Iterator[tuple[str, Place]]:
+        """Yield members' names, and the schemas that objects with these have to meet."""
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             given = place.schema.get(keyword, {})
             if not isinstance(given, dict):
                 raise place.refuse(keyword, f"must be an object, got {shown(given)}")
             for name, wanted in given.items():
                 if isinstance(wanted, list) or keyword == "dependentRequired":
-                    names = tuple(names_of(place, keyword, wanted))
-                    yield keyword, name, (Objects(required=names),)
-                else:
-                    yield keyword, name, self.of(term(place.at(keyword, name)))
+                    wanted = {"required": names_of(place, keyword, wanted)}
+                yield name, place.document.place(wanted, f"{place.pointer}/{keyword}/{escaped(name)}")
 
     # ---- what none of a schema's other keywords has spoken of ----
 
@@ -316,18 +315,9 @@ class Expansion:
                     union = self.of(term(place.at("if"), is_met))
                     other = self.of(term(place.at(keyword), False))
                     found += map(unevaluating, self.both(union, other, place.pointer))
-        found += self._opposite_of_dependencies(place)
+        for name, needed in self._dependencies(place):
+            found += self.both((Objects(required=(name,)),), self.of(term(needed, False)), needed.pointer)
         return tuple(found)
-
-    def _opposite_of_dependencies(self, place: Place) -> Iterator[Alternative]:
-        for keyword, name, _ in self._dependencies(place):
-            wanted = place.schema[keyword][name]
-            if isinstance(wanted, list):
-                for other in names_of(place, keyword, wanted):
-                    yield from self.both((Objects(required=(name,)),), (lacking(place, other),), place.pointer)
-            else:
-                unmet = self.of(term(place.at(keyword, name), False))
-                yield from self.both((Objects(required=(name,)),), unmet, place.pointer)
 
     def member(self, objects: Objects, name: str) -> Conjunction:
         """Return the conjunction for a member of a name."""
