@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from lmdeploy.json_schema import charsets
 from lmdeploy.json_schema.charsets import Ranges
@@ -289,43 +288,31 @@ def _ends(language: Language, string: str, starts: set[int], budget: Budget, poi
 
 
 def strings(language: Language, most: int) -> list[str] | None:
-    """Return all strings of the language; None: there are more than `most`."""
-    match language:
-        case Chars(ranges):
-            if charsets.size(ranges) > most:
+    """Return all strings of the language; None: there are more than `most`, or as many ways to them."""
+    found: dict[str, None] = {}
+    waiting = [("", language)]
+    while waiting:
+        begun, rest = waiting.pop(0)
+        for head, tail in _heads(rest):
+            if head is None:
+                found[begun] = None
+            elif charsets.size(head.ranges) > most:
                 return None
-            return [chr(code) for low, high in ranges for code in range(low, high + 1)]
-        case Choice(options):
-            lists = [strings(option, most) for option in options]
-            found = {each: None for one in lists if one is not None for each in one}
-            return None if None in lists or len(found) > most else list(found)
-        case Concatenation(parts):
-            return _joined([strings(part, most) for part in parts], most)
-        case Repeat(body, low, high):
-            one = strings(body, most) if high is not None and high <= most else None
-            if one is None or high is None:
-                return None
-            found = {}
-            for times in range(low, high + 1):
-                joined = _joined([one] * times, most)
-                if joined is None or len(found := found | dict.fromkeys(joined)) > most:
-                    return None
-            return list(found)
-
-
-def _joined(lists: Sequence[list[str] | None], most: int) -> list[str] | None:
-    joined = [""]
-    for one in lists:
-        if one is None or len(one) * len(joined) > most:
+            else:
+                codes = (code for low, high in head.ranges for code in range(low, high + 1))
+                waiting += [(begun + chr(code), tail) for code in codes]
+        if len(found) + len(waiting) > most:
             return None
-        joined = ["".join(pair) for pair in product(joined, one)]
-    return joined
+    return list(found)
 
 
 def are_apart(one: Language, other: Language, budget: Budget) -> bool:
     """Return whether no string is of both; False also where finding out takes too many steps."""
     try:
-        return not any(_END in ways for ways in _Combination([one, other], [], charsets.EVERY, budget, "").equations())
+        return not any(
+            _END in ways
+            for ways in _Combination([one, other], [], charsets.EVERY, budget, "/patternProperties").equations()
+        )
     except TooAlikeError:
         return False
 

@@ -143,9 +143,6 @@ class Planner:
         low, high = given.low, given.high
         languages = {language: pointer for language, pointer in given.languages if language != ANYTHING}
         if len(languages) > 1:
-            for language in languages:  # what several have in common, where one of them is a list
-                if (finite := strings(language, MAX_FINITE)) is not None:
-                    return choice(text(each) for each in finite if self._expansion.holds((given,), each))
             languages = {self._combined(languages, [], given): given.pointer}
         names = [each.value for each in given.excluded]
         if languages:
