@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import cache
+from itertools import groupby
+from unicodedata import category
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -77,6 +79,19 @@ def _other_cases() -> tuple[list[int], dict[int, Ranges]]:
         classes.setdefault(lower if len(lower) == 1 else chr(code), []).append(chr(code))
     found = {ord(one): of(each) for each in classes.values() if len(each) > 1 for one in each}
     return sorted(found), found
+
+
+@cache
+def of_categories() -> dict[str, Ranges]:
+    """Return the characters of each general category of Unicode (``Lu``) and each group of categories (``L``)."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    start = 0
+    for name, run in groupby(map(category, map(chr, range(LAST + 1)))):
+        end = start + sum(1 for _ in run)
+        for each in (name, name[0]):
+            found.setdefault(each, []).append((start, end - 1))
+        start = end
+    return {name: intersection(union(tuple(ranges)), EVERY) for name, ranges in found.items()}
 
 
 def of(characters: Iterable[str]) -> Ranges:

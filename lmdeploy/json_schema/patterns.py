@@ -58,6 +58,9 @@ _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "0": "\0"}
 _COUNT = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _HEX_OF_TEXT = re.compile(rf"{_HEX.pattern}|x\{{([0-9A-Fa-f]{{1,6}})\}}|U([0-9A-Fa-f]{{8}})")
+_PROPERTY = re.compile(r"([pP])\{(?:(?:gc|General_Category)=)?(\w+)\}")
+_CATEGORIES = dict.fromkeys(("Decimal_Number", "digit"), "Nd") | {"Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll"}
+_CATEGORIES |= {name: name[0] for name in ("Letter", "Mark", "Number", "Punctuation", "Symbol", "Separator")}
 _FLAGS = re.compile(r"\(\?([imsux]+)\)")
 _BLANKS = re.compile(r"(?:[ \t\n\r\f\v]|#[^\n]*)*")
 _SET_OPERATIONS = ("[:", "&&", "--", "~~", "||")
@@ -260,6 +263,13 @@ class _Parser:
             if code > charsets.LAST or 0xD800 <= code <= 0xDFFF:
                 self._fail("names half of a surrogate pair, or no character", start)
             return (one := charsets.of(chr(code))), one
+        categories = charsets.of_categories
+        if (found := _PROPERTY.match(self._pattern, self._at)) and (
+            sure := categories().get(_CATEGORIES.get(found[2], found[2]))
+        ):
+            self._at = found.end()
+            possible = charsets.union(sure, categories()["Cn"])  # which newer versions of Unicode may have in it
+            return (sure, possible) if found[1] == "p" else (charsets.complement(possible), charsets.complement(sure))
         character = self._pattern[self._at]
         if character in _CLASSES:
             self._at += 1
