@@ -333,27 +333,21 @@ _State = tuple[tuple[_Rests, ...], _Rests]  # of each wanted language, and of al
 _END = -1  # in the place of a state's number
 
 
+@dataclass(slots=True)
 class _Combination:
     """An automaton of what is left of several languages, character by character (Brzozowski's derivatives)."""
 
-    def __init__(
-        self,
-        wanted: Sequence[Language],
-        unwanted: Sequence[Language],
-        ranges: Ranges,
-        budget: Budget,
-        pointer: str,
-    ) -> None:
-        self._start: _State = (tuple(frozenset([each]) for each in wanted), frozenset(unwanted))
-        self._ranges = ranges
-        self._budget = budget
-        self._pointer = pointer
-        self._left = _MAX_STEPS
+    wanted: Sequence[Language]
+    unwanted: Sequence[Language]
+    ranges: Ranges  # of the characters that strings are made of
+    budget: Budget
+    pointer: str  # of the keyword that pays
+    left: int = _MAX_STEPS
 
     def _spend(self, steps: int) -> None:
-        self._budget.spend(steps * _COMBINING, self._pointer)
-        self._left -= steps
-        if self._left < 0:
+        self.budget.spend(steps * _COMBINING, self.pointer)
+        self.left -= steps
+        if self.left < 0:
             raise TooAlikeError("has too many alternatives that begin alike")
 
     def language(self) -> Language:
@@ -375,9 +369,10 @@ class _Combination:
 
     def equations(self) -> list[dict[int, Language]]:
         """Return, for each state, what leads from it to other states and to the end."""
-        numbers, depths = {self._start: 0}, [0]
+        start: _State = (tuple(frozenset([each]) for each in self.wanted), frozenset(self.unwanted))
+        numbers, depths = {start: 0}, [0]
         found: list[dict[int, Language]] = []
-        for state in (states := [self._start]):
+        for state in (states := [start]):
             depth = depths[len(found)]
             if (left := self._done(state, depth)) is not None:
                 found.append({} if left == NOTHING else {_END: left})
@@ -402,7 +397,7 @@ class _Combination:
             return NOTHING
         bounds = [rests for rests in wanted if not any(map(self._is_all, rests))]
         if not unwanted and len(bounds) <= 1:
-            return choice(restricted(each, self._ranges) for each in (bounds[0] if bounds else [ANYTHING]))
+            return choice(restricted(each, self.ranges) for each in (bounds[0] if bounds else [ANYTHING]))
         return NOTHING if not bounds and depth == _DEEPEST_NAME else None
 
     def _is_all(self, language: Language) -> bool:
@@ -410,7 +405,7 @@ class _Combination:
             isinstance(language, Repeat)
             and isinstance(language.body, Chars)
             and (language.low, language.high) == (0, None)
-            and charsets.intersection(language.body.ranges, self._ranges) == self._ranges
+            and charsets.intersection(language.body.ranges, self.ranges) == self.ranges
         )
 
     def _steps(self, state: _State) -> Iterator[tuple[Ranges, _State]]:
@@ -420,7 +415,7 @@ class _Combination:
             [(head.ranges, tail) for rest in rests for head, tail in _heads(rest) if head is not None]
             for rests in (*wanted, unwanted)
         ]
-        blocks = [self._ranges]
+        blocks = [self.ranges]
         for ranges in {ranges for each in heads for ranges, _ in each}:
             others = charsets.complement(ranges)
             blocks = [

@@ -280,12 +280,11 @@ class Planner:
                 raise SchemaError(what[0][0].pointer, "its opposite is not enforced where any other member may come")
         for chosen in product(*([name for name in declared if name not in names] for names, _ in given.beyond)):
             self._expansion.budget.spend(1, given.pointer)
-            wanted = [*zip(chosen, (what for _, what in given.beyond), strict=True)]
-            members = tuple(
-                (name, conjoined([value, *(what for other, what in wanted if other == name)]), name in needed)
-                for needed in ({*given.required, *chosen},)
-                for name, value in declared.items()
-            )
+            values = dict(declared)
+            for name, (_, what) in zip(chosen, given.beyond, strict=True):
+                values[name] = conjoined((values[name], what))
+            needed = {*given.required, *chosen}
+            members = tuple((name, value, name in needed) for name, value in values.items())
             yield ObjectPlan(members, tuple(groups), given.low, given.high, given.pointer)
 
     def _groups(self, given: Objects, names: Sequence[str]) -> Iterator[tuple[Language | None, Conjunction]]:
