@@ -226,7 +226,7 @@ class Expansion:
 
     def _dependent(self, place: Place) -> Iterator[Union]:
         for name, needed in self._dependencies(place):
-            met = self.both((Objects(required=(name,)),), self.of(term(needed)), needed.pointer)
+            met = self.both(self.of(term(needed)), (Objects(required=(name,)),), needed.pointer)  # in this order
             yield (*(each for each in EVERYTHING if not isinstance(each, Objects)), lacking(place, name), *met)
 
     @staticmethod
