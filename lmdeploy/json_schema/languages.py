@@ -117,17 +117,19 @@ def _heads(language: Language) -> Iterator[tuple[Chars | None, Language]]:
     match language:
         case Chars():
             yield language, EMPTY
-        case Concatenation((first, *rest)):
-            for head, tail in _heads(first):
-                if head is None and tail == EMPTY:
-                    yield from _heads(concatenation(rest))
-                else:
-                    yield head, concatenation([tail, *rest])
+        case Concatenation(parts):
+            for index, part in enumerate(parts):
+                for head, tail in _heads(part):
+                    if head is not None:
+                        yield head, _joined(tail, parts[index + 1 :])
+                if not has_empty(part):
+                    return
+            yield None, EMPTY
         case Repeat(body, low, high):
             more = repeat(body, max(low - 1, 0), None if high is None else high - 1)
             may_be_empty = low == 0
             for head, tail in _heads(body):
-                if head is None and tail == EMPTY:
+                if head is None:
                     may_be_empty = True
                 else:
                     yield head, concatenation([tail, more])
@@ -136,8 +138,15 @@ def _heads(language: Language) -> Iterator[tuple[Chars | None, Language]]:
         case Choice(options):
             for option in options:
                 yield from _heads(option)
-        case _:
-            yield None, language
+
+
+def _joined(first: Language, rest: tuple[Language, ...]) -> Language:
+    parts = (*(first.parts if isinstance(first, Concatenation) else (first,)), *rest)
+    return parts[0] if len(parts) == 1 else Concatenation(parts)
+
+
+def _length(language: Language) -> int:
+    return len(language.parts) if isinstance(language, Concatenation) else 1
 
 
 def has_empty(language: Language) -> bool:
@@ -415,6 +424,8 @@ class _Combination:
             [(head.ranges, tail) for rest in rests for head, tail in _heads(rest) if head is not None]
             for rests in (*wanted, unwanted)
         ]
+        weight = sum(1 + (len(ranges) + _length(tail)) // 8 for each in heads for ranges, tail in each)
+        self._spend(weight)
         blocks = [self.ranges]
         for ranges in {ranges for each in heads for ranges, _ in each}:
             others = charsets.complement(ranges)
@@ -422,7 +433,7 @@ class _Combination:
                 part for block in blocks for each in (ranges, others) if (part := charsets.intersection(block, each))
             ]
             self._spend(len(blocks))
-        self._spend(len(blocks) * sum(map(len, heads)))
+        self._spend(len(blocks) * weight)
         for block in blocks:
             *after, not_after = (
                 frozenset(rest for ranges, rest in each if charsets.intersection(block, ranges)) for each in heads

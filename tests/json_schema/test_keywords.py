@@ -193,6 +193,16 @@ HOSTILE: dict[str, dict[str, Any]] = {
         "pattern": r"^(\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)(T(\d+S|\d+M(\d+S)?))?$",
         "maxLength": 200,
     },
+    "optional": {"allOf": [{"pattern": "^" + "(a?)" * 300 + "a{300}$"}, {"not": {"pattern": "b"}}], "type": "string"},
+    "states": {"allOf": [{"pattern": "^(a|b)*a(a|b){12}$"}, {"pattern": "^(a|b)*b(a|b){11}$"}], "type": "string"},
+    "opposites": {"type": "string", "not": {"anyOf": [{"pattern": f"x{i}y"} for i in range(40)]}},
+    "names of patterns": {
+        "patternProperties": {f"a{i}.*b": {"minimum": i} for i in range(30)},
+        "additionalProperties": {"type": "string"},
+    },
+    "closed": {
+        "oneOf": [{"properties": of_many(i, lambda _: {}), "additionalProperties": False} for i in range(2, 20)],
+    },
     "different": {"type": "array", "items": {"enum": list(range(2000))}, "uniqueItems": True},
     "long names": {"properties": {f"{i}{'n' * 900}": True for i in range(60)}, "maxProperties": 50},
     "large classes": {
