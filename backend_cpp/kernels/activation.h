@@ -5,6 +5,7 @@
 //   gelu_tanh       its approximation v / (1 + exp(-2 u)), u = sqrt(2 / pi) (v + 0.044715 v^3)
 //   relu, relu2     max(v, 0), and its square
 //   sigmoid         1 / (1 + exp(-v))
+//   softplus        log(1 + exp(v))
 //   linear          v
 //   clamped_swiglu  gated only: (up + 1) g / (1 + exp(-1.702 g)), g = min(gate, 7) and up within [-7, 7] (GPT-OSS)
 #pragma once
@@ -17,7 +18,17 @@
 
 namespace turbomind {
 
-enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kClampedSwiglu, kSigmoid, kLinear };
+enum class Activation : uint8_t {
+  kSilu,
+  kGelu,
+  kGeluTanh,
+  kRelu,
+  kRelu2,
+  kClampedSwiglu,
+  kSigmoid,
+  kSoftplus,
+  kLinear
+};
 
 // y = act(gate) * up, or act(gate) where `up` is {}. Views of equal rows, heads and head_dim; y may be either.
 void activate(ThreadPool& pool, Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y);

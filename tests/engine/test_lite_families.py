@@ -98,6 +98,7 @@ SHOWN = {
     "InternLM3ForCausalLM": "InternLM3",
     "InternLMForCausalLM": "InternLM",
     "Jais2ForCausalLM": "Jais 2",
+    "LagunaForCausalLM": "Laguna",
     "Lfm3ForCausalLM": "LFM3",
     "Llama4ForCausalLM": "Llama 4 without experts",
     "JambaForCausalLM": "Jamba with experts",

@@ -57,6 +57,7 @@ DIVIDED = [
     ("Gemma 4 E2B", 2),
     ("Gemma 4 26B", 2),
     ("MiMo-V2-Flash", 2),
+    ("Laguna", 2),
 ]
 
 

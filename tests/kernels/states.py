@@ -156,5 +156,5 @@ GATES = ("sigmoid", "silu", "linear")
 def gate_heads(device: Device, gate: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
     """Return ``x`` ``[rows, heads, head_dim]`` times a function of ``gate``."""
     padded, y = torch.nn.functional.pad(gate, (0, 3), value=float("nan")), x.clone()
-    device.native.activate((*ACTIVATIONS, "sigmoid", "linear").index(kind), padded[..., : x.shape[2]], y, y)
+    device.native.activate((*ACTIVATIONS, "sigmoid", "softplus", "linear").index(kind), padded[..., : x.shape[2]], y, y)
     return y

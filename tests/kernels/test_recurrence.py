@@ -314,12 +314,16 @@ def test_a_gate_that_is_not_a_number_stays_so_and_spoils_no_other(device: Device
         assert beta.isnan().nonzero().tolist() == ([[0, 3]] if limits is None else [[1, 2]])
 
 
-@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("kind", [*GATES, "softplus"])
 def test_heads_are_gated(device: Device, kind: str) -> None:
     torch.manual_seed(1)
     gate, x = torch.randn(6, 3, 37) * 8, torch.randn(6, 3, 37)
     doubles = gate.double()
-    exact = (
-        x.double() * {"silu": torch.nn.functional.silu(doubles), "sigmoid": doubles.sigmoid(), "linear": doubles}[kind]
-    )
+    functions = {
+        "silu": torch.nn.functional.silu,
+        "sigmoid": torch.sigmoid,
+        "softplus": torch.nn.functional.softplus,
+        "linear": lambda gates: gates,
+    }
+    exact = x.double() * functions[kind](doubles)
     torch.testing.assert_close(gate_heads(device, gate, x, kind).double(), exact, rtol=2e-6, atol=1e-30)

@@ -61,6 +61,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 24,
         },
     ),
+    "Laguna": (
+        "LagunaForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "num_attention_heads_per_layer": [4, 8, 4],
+            "num_key_value_heads": 2,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "moe_routed_scaling_factor": 1.7,
+        },
+    ),
     "MiMo-V2-Flash": (
         "MiMoV2FlashForCausalLM",
         {

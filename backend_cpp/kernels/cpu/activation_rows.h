@@ -19,6 +19,17 @@ inline Vec sigmoid(Vec v) {
   return div(broadcast(1.0f), add(broadcast(1.0f), exp(mul(v, broadcast(-1.0f)))));
 }
 
+// log(1 + e^v) = max(v, 0) + log(1 + y) with y = e^-|v|, within 4 ulp where that is a normal number; log(1 + y) = 2
+// atanh z with z = y / (2 + y) <= 1/3, by its series up to z^15.
+inline Vec softplus(Vec v) {
+  const Vec y = exp(mul(absolute(v), broadcast(-1.0f)));
+  const Vec z = div(y, add(y, broadcast(2.0f)));
+  const Vec square = mul(z, z);
+  Vec p = broadcast(2.0f / 15);
+  for (int n = 13; n >= 1; n -= 2) p = fma(p, square, broadcast(2.0f / static_cast<float>(n)));
+  return fma(p, z, max(zero(), v));
+}
+
 inline Vec gelu_tanh(Vec v) {
   const Vec cubic = fma(mul(v, v), broadcast(0.044715f), broadcast(1.0f));
   return sigmoid_linear(v, mul(cubic, broadcast(1.5957691216f)));  // 2 sqrt(2 / pi)
@@ -77,6 +88,8 @@ inline void activate_row(Activation activation, const float* gate, const float* 
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return clamped_swiglu(g, u); });
     case Activation::kSigmoid:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(sigmoid(g), u); });
+    case Activation::kSoftplus:
+      return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(softplus(g), u); });
     case Activation::kLinear:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(g, u); });
   }

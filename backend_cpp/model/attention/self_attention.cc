@@ -411,9 +411,12 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
     attention_output = expanded_;
   }
   if (kind.spec.has_output_gate) {
-    program.add("attended *= sigmoid(gates)", [attention_output, gates = qkv.gates](ModelStep& step) {
+    const bool is_softplus = kind.spec.gates_by_softplus;
+    const std::string label = std::string("attended *= ") + (is_softplus ? "softplus" : "sigmoid") + "(gates)";
+    const Activation function = is_softplus ? Activation::kSoftplus : Activation::kSigmoid;
+    program.add(label, [attention_output, function, gates = qkv.gates](ModelStep& step) {
       const auto width = static_cast<size_t>(gates.heads * gates.head_dim);
-      step.ops.gate_heads(Activation::kSigmoid, step.of(gates),
+      step.ops.gate_heads(function, step.of(gates),
                           {attention_output, step.rows, width, gates.heads, gates.head_stride, gates.head_dim});
     });
   }

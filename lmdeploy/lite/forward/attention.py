@@ -35,7 +35,9 @@ def attention(
     window = attn.windows[layer] if attn.windows else 0
     found = _attend(attn, weights, q, k, v, 0 if window >= x.shape[1] else window)
     joined = found.transpose(1, 2).flatten(2)
-    return weights.linear("attention.o", joined if gate is None else joined * gate.sigmoid()), made
+    if gate is not None:
+        joined = joined * (functional.softplus(gate) if attn.gates_by_softplus else gate.sigmoid())
+    return weights.linear("attention.o", joined), made
 
 
 def _rope_of(spec: ModelSpec, layer: int) -> RopeSpec | None:

@@ -371,6 +371,8 @@ def _attention_problems(attention: AttentionSpec, where: str) -> Iterator[str]:
         yield f"{where}attention.bias_reach cannot be had with attention.mla"
     if attention.has_output_gate and attention.mla:
         yield f"{where}attention.has_output_gate cannot be had with attention.mla"
+    if attention.gates_by_softplus and not attention.has_output_gate:
+        yield f"{where}attention.gates_by_softplus needs attention.has_output_gate"
     if attention.mla and attention.mla.indexer:
         yield from _indexer_problems(attention.mla, attention.mla.indexer, where)
     if attention.block_indexer:

@@ -470,6 +470,8 @@ class AttentionSpec:
     has_output_gate
         What attention gives is multiplied by the sigmoid of a gate, as many rows of ``qkv`` after the values as there
         are of queries (Qiu et al., 2025, arXiv 2505.06708).
+    gates_by_softplus
+        That gate goes through softplus in place of sigmoid (Laguna).
     value_scale
         Factor of values.
     mla
@@ -502,6 +504,7 @@ class AttentionSpec:
     temperature_scale: Cap = 0.0
     tempers_unrotated: bool = False
     has_output_gate: bool = False
+    gates_by_softplus: bool = False
     value_scale: Positive = 1.0
     mla: MlaSpec | None = None
     block_indexer: BlockIndexerSpec | None = None

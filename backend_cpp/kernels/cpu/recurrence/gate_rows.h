@@ -9,17 +9,6 @@
 
 namespace turbomind::TM_ISA {
 
-// log(1 + e^v) = max(v, 0) + log(1 + y) with y = e^-|v|, within 4 ulp where that is a normal number; log(1 + y) = 2
-// atanh z with z = y / (2 + y) <= 1/3, by its series up to z^15.
-inline Vec softplus(Vec v) {
-  const Vec y = exp(mul(absolute(v), broadcast(-1.0f)));
-  const Vec z = div(y, add(y, broadcast(2.0f)));
-  const Vec square = mul(z, z);
-  Vec p = broadcast(2.0f / 15);
-  for (int n = 13; n >= 1; n -= 2) p = fma(p, square, broadcast(2.0f / static_cast<float>(n)));
-  return fma(p, z, max(zero(), v));
-}
-
 // exp(-exp(a_log) step)
 inline Vec decay_of(Vec a_log, Vec step) {
   return exp(mul(mul(exp(a_log), step), broadcast(-1.0f)));

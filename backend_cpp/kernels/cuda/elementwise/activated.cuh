@@ -47,6 +47,8 @@ __device__ __forceinline__ float activated(Activation activation, float gate, fl
       return sigmoid_linear(at_most(gate, 7.0f), 1.702f) * (at_least(at_most(up, 7.0f), -7.0f) + 1.0f);
     case Activation::kSigmoid:
       return 1.0f / (1.0f + expf(-gate)) * up;
+    case Activation::kSoftplus:
+      return softplus(gate) * up;
     case Activation::kLinear:
       return gate * up;
   }
