@@ -8,6 +8,7 @@
 //   softplus        log(1 + exp(v))
 //   linear          v
 //   clamped_swiglu  gated only: (up + 1) g / (1 + exp(-1.702 g)), g = min(gate, 7) and up within [-7, 7] (GPT-OSS)
+//   silu_7, silu_16 min(silu, 7) times up within [-7, 7], and the same with 16 (Step 3.5)
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,8 @@ enum class Activation : uint8_t {
   kRelu,
   kRelu2,
   kClampedSwiglu,
+  kSilu7,
+  kSilu16,
   kSigmoid,
   kSoftplus,
   kLinear

@@ -105,9 +105,12 @@ ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_tokens)
   shared_gate_ = FloatRows(uploaded(ops, ones));
 }
 
-void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const float* x, const float* stream,
-                    float* y, bool accumulate) {
+void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, int layer, const float* x,
+                    const float* stream, float* y, bool accumulate) {
   Operators& ops = step.ops;
+  const auto activation = [&](const std::vector<Activation>& of_layers) {
+    return of_layers.empty() ? activation_ : of_layers[static_cast<size_t>(layer)];
+  };
   if (!accumulate) {
     ops.fill_zero(y, static_cast<size_t>(step.rows) * weights.router.view.in_features * sizeof(float));
   }
@@ -145,7 +148,8 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
     inputs = latent_;
     sum = latent_sum_;
   }
-  ops.add_experts(activation_, weights.experts, inputs, step.rows, params.top_k, chosen_.as<int32_t>(), shares, sum);
+  ops.add_experts(activation(moe_.activations), weights.experts, inputs, step.rows, params.top_k, chosen_.as<int32_t>(),
+                  shares, sum);
   if (moe_.latent_size > 0) ops.linear(weights.latent_out.view, latent_sum_, step.rows, y, true);
   if (weights.shared.empty()) return;
 
@@ -153,7 +157,8 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
     ops.linear(weights.shared_gate.view, x, step.rows, shared_gate_, false);
     ops.apply({Pointwise::Kind::kSigmoid}, rows_view(shared_gate_, 1, step.rows));
   }
-  ops.add_experts(activation_, weights.shared, x, step.rows, 1, first_expert_.as<int32_t>(), shared_gate_, y);
+  ops.add_experts(activation(moe_.shared_activations), weights.shared, x, step.rows, 1, first_expert_.as<int32_t>(),
+                  shared_gate_, y);
 }
 
 }  // namespace turbomind

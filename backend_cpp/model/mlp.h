@@ -30,8 +30,8 @@ class ExpertMlp {
 
   // x, stream, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. `stream`: the residual stream,
   // which some routers read.
-  void run(const StepContext& step, const ExpertWeights& weights, const float* x, const float* stream, float* y,
-           bool accumulate);
+  void run(const StepContext& step, const ExpertWeights& weights, int layer, const float* x, const float* stream,
+           float* y, bool accumulate);
 
  private:
   MoeSpec moe_;

@@ -176,8 +176,8 @@ void NativeRunner::compile_mlp(int index, const Source& input) {
   };
   const auto experts = [&](const Source& source, const Target& y) {
     const Source x = program_.made(source);
-    program_.add(y.is() + "experts(" + x.name + ")", [this, &layer, x = x.rows.x.floats(), y](ModelStep& step) {
-      expert_mlp_.run(step, *layer.experts, x, hidden_, y.rows.data, y.accumulates);
+    program_.add(y.is() + "experts(" + x.name + ")", [this, &layer, index, x = x.rows.x.floats(), y](ModelStep& step) {
+      expert_mlp_.run(step, *layer.experts, index, x, hidden_, y.rows.data, y.accumulates);
     });
   };
   if (block.norms_stream) program_.norm(layer.mlp_norm.view, stream(), stream());

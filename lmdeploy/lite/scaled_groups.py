@@ -156,6 +156,7 @@ def _downs(spec: ModelSpec, moe: MoeSpec | None, layer: int) -> list[ScaledGroup
 
     def group(name: str, size: int) -> ScaledGroup:
         is_linear = spec.mlp.is_gated and spec.mlp.activation != "clamped_swiglu"
+        is_linear &= moe is None or not (moe.activations or moe.shared_activations)  # bounded in some layers
         producer = Producer(f"{name}.gate_up", size + torch.arange(size)) if is_linear else None
         return ScaledGroup((f"{name}.down",), producer)
 

@@ -118,6 +118,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen4_exp_text": "Qwen4ExpForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
 }
 # Pairs of frame, row and column where a config does not say, as in the modeling code of ``transformers``.
 _SECTIONS = {
@@ -146,7 +147,7 @@ _TEXTS_ALONE = {
             "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration",
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
             "Lfm2VlForConditionalGeneration", "Maira2ForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
-            "VoxtralForConditionalGeneration",
+            "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",
         ),
         _OwnForm(_text_config, "text_config"),
     ),

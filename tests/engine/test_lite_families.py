@@ -157,7 +157,7 @@ FURTHER = {
     "MolmoE": Case("OlmoeForCausalLM", MOLMOE, published.molmoe),
 }
 OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration", "MPTForCausalLM", "PhiMoEForCausalLM"}
-OTHER_NAMES |= {"IQuestCoderForCausalLM"}
+OTHER_NAMES |= {"IQuestCoderForCausalLM", "Step3p7FlashForCausalLM"}
 OWN_WEIGHTS: dict[str, Callable[[Path], Path]] = {
     "CogVLMForCausalLM": make_tiny_cogvlm,
     "InternLM2VEForCausalLM": make_tiny_mono_internvl,
@@ -171,6 +171,7 @@ REFUSED = {
     "NanoChatForCausalLM": ("NanoChat", r"attention_norm.weight is no tensor of the checkpoint, .* --weight-bits"),
     "OlmoForCausalLM": ("OLMo", r"attention_norm.weight is no tensor of the checkpoint, .* --weight-bits"),
     "Qwen4ExpForCausalLM": ("Qwen 4", r"has several residual streams: serve it with --weight-bits"),
+    "Step3p5ForCausalLM": ("Step 3.5", STACKED),
     "GPT2LMHeadModel": ("GPT-2", r"c_attn\.weight is laid out as \[in, out\], .* serve it with --weight-bits"),
     "GptOssForCausalLM": ("GPT-OSS", STACKED),
     "Mistral4ForCausalLM": ("Mistral Small 4", STACKED),

@@ -331,6 +331,7 @@ CASES |= {
     for name, (architecture, overrides) in (EXPERT_MODELS | HYBRID_MODELS | LAYERED_MODELS).items()
 }
 CASES["Qwen3.5 with stacks of experts"] = Case(*HYBRID_MODELS["Qwen3.5 with experts"], published.stacked_experts)
+CASES["Step 3.5"] = Case(*LAYERED_MODELS["Step 3.7"], published.step)
 
 
 def make_case(directory: Path, case: Case) -> int:

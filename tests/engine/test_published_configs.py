@@ -129,6 +129,13 @@ def _text(raw: Config) -> Config:
     return _same()(raw["text_config"])
 
 
+def _step(raw: Config) -> Config:
+    layers = {"moe_layers_enum": list(range(raw["first_k_dense_replace"], raw["num_hidden_layers"]))}
+    text = _same(n_routed_experts=raw["num_experts"], **layers)(raw)
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
+
+
 def _minicpm(raw: Config) -> Config:
     return _same(
         tie_word_embeddings=False,
@@ -178,6 +185,7 @@ MADE = {
     ),
     "QWenLMHeadModel": Made("Qwen2ForCausalLM", _qwen, published.qwen),
     "RWForCausalLM": Made("FalconForCausalLM", _rw, published.rw),
+    "Step3p7FlashForCausalLM": Made("Step3p7ForConditionalGeneration", _step),
     "VoxtralForConditionalGeneration": Made("LlamaForCausalLM", _text, _below("language_model.", as_is)),
     "XverseForCausalLM": Made("LlamaForCausalLM", _same()),
 }
@@ -256,7 +264,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "microsoft--Phi-3-small-8k-instruct",
         "moonshotai--Kimi-K3",
         "sgl-project--DeepSeek-V4-Flash-FP8",
-        "stepfun-ai--Step-3.7-Flash",
     ),
     "ChatGLM-6B": ("THUDM--chatglm-6b-slim",),
     "names no architecture": ("community--llama3v",),

@@ -58,6 +58,7 @@ DIVIDED = [
     ("Gemma 4 26B", 2),
     ("MiMo-V2-Flash", 2),
     ("Laguna", 2),
+    ("Step 3.7", 2),
 ]
 
 

@@ -59,6 +59,7 @@ FUNCTIONS = {
     "relu": torch.relu,
     "relu2": lambda v: torch.relu(v).square(),
 }
+LIMITS = {"silu_7": 7, "silu_16": 16}
 
 
 @pytest.mark.parametrize("activation", FUNCTIONS)
@@ -97,6 +98,16 @@ def test_the_clamped_swiglu_of_gpt_oss_agrees_with_float64(device: Device) -> No
     exact = (up + 1) * gate * torch.sigmoid(1.702 * gate)
     out = device.activate(gate_up, "clamped_swiglu", is_gated=True)
     torch.testing.assert_close(out.double(), exact, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", LIMITS)
+def test_bounded_silu_agrees_with_float64(device: Device, activation: str) -> None:
+    torch.manual_seed(0)
+    gate_up, limit = torch.randn(6, 2 * 37) * 16, LIMITS[activation]
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    exact = torch.nn.functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    out = device.activate(gate_up, activation, is_gated=True)
+    torch.testing.assert_close(out.double(), exact, rtol=2e-6, atol=1e-30)
 
 
 def test_the_logistic_function_agrees_with_float64(device: Device) -> None:

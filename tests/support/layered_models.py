@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.support.tiny_models import LLAMA3_ROPE
+
 GEMMA4: dict[str, Any] = {
     "head_dim": 8,
     "global_head_dim": 16,
@@ -11,6 +13,7 @@ GEMMA4: dict[str, Any] = {
     "final_logit_softcapping": 6.0,
     "pad_token_id": 0,
 }
+LLAMA3_SCALING = {name: value for name, value in LLAMA3_ROPE.items() if name != "rope_theta"}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3n": (
         "Gemma3nForCausalLM",
@@ -75,6 +78,38 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 24,
             "shared_expert_intermediate_size": 40,
             "moe_routed_scaling_factor": 1.7,
+        },
+    ),
+    "Step 3.7": (
+        "Step3p7ForConditionalGeneration",
+        {
+            "text_config": {
+                "vocab_size": 1024,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "attention_other_setting": {"num_attention_heads": 8},
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "max_position_embeddings": 512,
+                "sliding_window": 24,
+                "layer_types": ["full_attention", *["sliding_attention"] * 3],
+                "rope_theta": [10000.0, 500.0, 500.0, 500.0],
+                "rope_scaling": LLAMA3_SCALING,
+                "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0],
+                "moe_layers_enum": "1,2,3",
+                "n_routed_experts": 8,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 24,
+                "share_expert_dim": 40,
+                "moe_router_scaling_factor": 1.7,
+                "swiglu_limits": [0.0, 0.0, 7.0, 7.0],
+                "swiglu_limits_shared": [0.0, 0.0, 0.0, 16.0],
+                "initializer_range": 1.0,
+            },
+            "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+            "tie_word_embeddings": False,
         },
     ),
     "MiMo-V2-Flash": (

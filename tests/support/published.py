@@ -592,6 +592,12 @@ def mpt(directory: Path) -> None:
     rewrite(directory, old_config(directory) | {"architectures": ["MPTForCausalLM"]}, lambda tensors, _: tensors)
 
 
+def step(directory: Path) -> None:
+    """Step 3.5: the text part of Step 3.7."""
+    config = old_config(directory)["text_config"] | {"architectures": ["Step3p5ForCausalLM"]}
+    rewrite(directory, config, lambda tensors, _: {name: x for name, x in tensors.items() if not name.startswith("vi")})
+
+
 _STACKS = ("experts.gate_up_proj", "experts.down_proj")
 
 

@@ -59,6 +59,11 @@ inline Vec clamped_swiglu(Vec gate, Vec up) {
   return mul(sigmoid_linear(low, broadcast(kSlope)), add(bounded, broadcast(1.0f)));
 }
 
+inline Vec bounded_silu(Vec gate, Vec up, float limit) {
+  const Vec bounded = max(broadcast(-limit), min(broadcast(limit), up));
+  return mul(min(broadcast(limit), silu(gate)), bounded);
+}
+
 template <class Operation>
 inline void map_row(const float* gate, const float* up, int size, float* y, Operation&& operation) {
   int i = 0;
@@ -86,6 +91,10 @@ inline void activate_row(Activation activation, const float* gate, const float* 
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(mul(max(zero(), g), max(zero(), g)), u); });
     case Activation::kClampedSwiglu:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return clamped_swiglu(g, u); });
+    case Activation::kSilu7:
+      return map_row(gate, up, size, y, [](Vec g, Vec u) { return bounded_silu(g, u, 7.0f); });
+    case Activation::kSilu16:
+      return map_row(gate, up, size, y, [](Vec g, Vec u) { return bounded_silu(g, u, 16.0f); });
     case Activation::kSigmoid:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(sigmoid(g), u); });
     case Activation::kSoftplus:

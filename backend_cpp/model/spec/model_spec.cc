@@ -183,6 +183,11 @@ void check_layers(const ModelSpec& spec) {
   const auto layers = static_cast<size_t>(spec.num_layers);
   reject_if(spec.layer_ropes.size() != layers, "layer_ropes must have a value for each layer");
   reject_if(!spec.mlp.sizes.empty() && spec.mlp.sizes.size() != layers, "mlp.sizes must have a value for each layer");
+  const MoeSpec moe = spec.moe.value_or(MoeSpec{});
+  for (const auto* activations : {&moe.activations, &moe.shared_activations}) {
+    reject_if(!activations->empty() && activations->size() != layers,
+              "moe.activations must have a value for each layer");
+  }
   std::vector<bool> is_found(static_cast<size_t>(attention_count(spec)), false);
   for (int layer = 0; layer < spec.num_layers; ++layer) {
     const auto kind = static_cast<size_t>(attention_of(spec, layer));

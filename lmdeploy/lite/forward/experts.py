@@ -7,7 +7,7 @@ from lmdeploy.lite.forward.parts import LayerWeights, activate
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
 
-def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor, stream: Tensor) -> Tensor:
+def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor, stream: Tensor, layer: int) -> Tensor:
     """Return the mixture of experts for its normed input ``[..., hidden]``; some routers read the stream."""
     rows = x.flatten(0, -2)
     read = rows
@@ -17,6 +17,10 @@ def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor, str
     chosen, shares = _route(moe, logits, weights.tensors.get("moe.router.correction"))
     if moe.router.has_expert_scale:
         shares = shares * weights.tensors["moe.router.scales"][chosen]
+    activation, shared_activation = (
+        of_layers[layer] if of_layers else spec.mlp.activation
+        for of_layers in (moe.activations, moe.shared_activations)
+    )
     total = torch.zeros_like(rows)
     for number in range(moe.num_experts):
         row, rank = (chosen == number).nonzero(as_tuple=True)
@@ -24,22 +28,22 @@ def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor, str
             share = shares[row, rank, None]
             name = f"moe.experts.{number}"
             if moe.router.scales_input:
-                output = _expert(spec, weights, name, rows[row] * share)
+                output = _expert(spec, weights, name, rows[row] * share, activation)
             else:
-                output = _expert(spec, weights, name, rows[row]) * share
+                output = _expert(spec, weights, name, rows[row], activation) * share
             total.index_add_(0, row, output)
     if moe.shared_intermediate_size:
-        shared = _expert(spec, weights, "moe.shared", rows)
+        shared = _expert(spec, weights, "moe.shared", rows, shared_activation)
         if moe.has_shared_gate:
             shared = shared * torch.sigmoid(weights.linear("moe.shared_gate", rows))
         total += shared
     return total.view_as(x)
 
 
-def _expert(spec: ModelSpec, weights: LayerWeights, name: str, rows: Tensor) -> Tensor:
+def _expert(spec: ModelSpec, weights: LayerWeights, name: str, rows: Tensor, activation: str) -> Tensor:
     is_gated = spec.mlp.is_gated
     up = weights.linear(f"{name}.gate_up" if is_gated else f"{name}.up", rows)
-    inner = activate(spec.mlp.activation, up, is_gated=is_gated)
+    inner = activate(activation, up, is_gated=is_gated)
     return weights.linear(f"{name}.down", inner)
 
 

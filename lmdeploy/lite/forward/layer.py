@@ -100,9 +100,9 @@ def _mlp(spec: ModelSpec, weights: LayerWeights, layer: int, x: Tensor, stream: 
     if spec.moe is None or not has_experts(spec, layer):
         return _dense_mlp(spec, weights, x)
     if not has_dense_mlp(spec, layer):
-        return mixture(spec, spec.moe, weights, x, stream)
+        return mixture(spec, spec.moe, weights, x, stream, layer)
     dense = weights.norm("dense_output_norm", _dense_mlp(spec, weights, x), spec.norm)
-    experts = mixture(spec, spec.moe, weights, weights.norm("expert_norm", stream, spec.norm), stream)
+    experts = mixture(spec, spec.moe, weights, weights.norm("expert_norm", stream, spec.norm), stream, layer)
     return dense + weights.norm("expert_output_norm", experts, spec.norm)
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 from lmdeploy.turbomind.spec import NormSpec
 
 _GATE_LIMIT, _GATE_SLOPE = 7.0, 1.702  # of clamped_swiglu
+_LIMITS = {"silu_7": 7.0, "silu_16": 16.0}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -74,6 +75,8 @@ def activate(kind: str, x: Tensor, *, is_gated: bool) -> Tensor:
     if not is_gated:
         return _ACTIVATIONS[kind](x)
     gate, up = x.chunk(2, dim=-1)
+    if limit := _LIMITS.get(kind):
+        return functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
     if kind != "clamped_swiglu":
         return _ACTIVATIONS[kind](gate) * up
     gate = gate.clamp(max=_GATE_LIMIT)

@@ -494,6 +494,9 @@ def _rope_problems(rope: RopeSpec) -> Iterator[str]:
 
 def _moe_problems(moe: MoeSpec, num_layers: int) -> Iterator[str]:
     router = moe.router
+    for name in ("activations", "shared_activations"):
+        if (count := len(getattr(moe, name))) not in {0, num_layers}:
+            yield f"moe.{name} must have a value for each of {num_layers} layers, got {count}"
     if moe.num_experts * num_layers > LARGEST_EXPERT_COUNT:
         yield f"moe.num_experts must be at most {LARGEST_EXPERT_COUNT} in all layers, got {moe.num_experts} in each"
     if moe.num_experts % router.groups or router.top_groups > router.groups:

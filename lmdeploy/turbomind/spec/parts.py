@@ -20,7 +20,7 @@ from lmdeploy.turbomind.spec.fields import (
     Whole,
 )
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "silu_7", "silu_16")
 ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 POOLINGS = ("first", "last", "mean", "mean_sqrt", "max", "weighted_mean")
@@ -97,7 +97,8 @@ class MlpSpec:
     ----------
     activation
         ``silu``, ``gelu`` (by the error function), ``gelu_tanh``, ``relu``, ``relu2`` (squared), or, gated only,
-        ``clamped_swiglu``: ``(up + 1) gate sigmoid(1.702 gate)`` with gate at most 7 and up in [-7, 7] (GPT-OSS).
+        ``clamped_swiglu``: ``(up + 1) gate sigmoid(1.702 gate)`` with gate at most 7 and up in [-7, 7] (GPT-OSS), and
+        ``silu_7`` and ``silu_16``: ``min(silu(gate), 7) up`` with up in [-7, 7], or the same with 16 (Step 3.5).
     is_gated
         Whether there is a gate.
     bias
@@ -196,6 +197,8 @@ class MoeSpec:
     latent_size
         Routed experts read a linear layer's this many outputs, and another one reads their sum (Nemotron 3 Super); 0:
         they read and write what the router and the shared expert do.
+    activations, shared_activations
+        For each layer of the model the activation of its routed experts, and of the shared one; empty: ``MlpSpec``'s.
     """
 
     num_experts: Count
@@ -207,6 +210,8 @@ class MoeSpec:
     has_shared_gate: bool = False
     is_alongside_mlp: bool = False
     latent_size: OptionalSize = 0
+    activations: tuple[Annotated[str, OneOf(ACTIVATIONS, "Activation", "kernels/activation.h")], ...] = ()
+    shared_activations: tuple[Annotated[str, OneOf(ACTIVATIONS, "Activation", "kernels/activation.h")], ...] = ()
 
 
 @dataclass(frozen=True)

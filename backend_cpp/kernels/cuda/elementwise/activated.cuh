@@ -31,6 +31,10 @@ __device__ __forceinline__ float gelu(float v) {
   return at_least(v, 0.0f) - 0.5f * magnitude * erfcf(magnitude * 0.70710678f);
 }
 
+__device__ __forceinline__ float bounded_silu(float gate, float up, float limit) {
+  return at_most(sigmoid_linear(gate, 1.0f), limit) * at_least(at_most(up, limit), -limit);
+}
+
 __device__ __forceinline__ float activated(Activation activation, float gate, float up) {
   switch (activation) {
     case Activation::kSilu:
@@ -45,6 +49,10 @@ __device__ __forceinline__ float activated(Activation activation, float gate, fl
       return at_least(gate, 0.0f) * at_least(gate, 0.0f) * up;
     case Activation::kClampedSwiglu:
       return sigmoid_linear(at_most(gate, 7.0f), 1.702f) * (at_least(at_most(up, 7.0f), -7.0f) + 1.0f);
+    case Activation::kSilu7:
+      return bounded_silu(gate, up, 7.0f);
+    case Activation::kSilu16:
+      return bounded_silu(gate, up, 16.0f);
     case Activation::kSigmoid:
       return 1.0f / (1.0f + expf(-gate)) * up;
     case Activation::kSoftplus:
