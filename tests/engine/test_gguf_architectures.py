@@ -53,6 +53,8 @@ EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
 PHIMOE_ROPE = PHI_ROPE | dict.fromkeys(("short_mscale", "long_mscale"), math.sqrt(1 + math.log(4) / math.log(128)))
 FIRST_DENSE = ["dense", *["sparse"] * 3]
 FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": EVERY_FOURTH}
+LAGUNA_LAYERS = {"layer_types": ["full_attention", *["sliding_attention"] * 3]}
+LAGUNA_LAYERS |= {"num_attention_heads_per_layer": [4, 8, 8, 8], "mlp_layer_types": FIRST_DENSE}
 EVERY_EIGHTH = [*["linear_attention"] * 7, "full_attention"]
 # By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,6 +82,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": ("Qwen2MoeForCausalLM", QWEN_EXPERTS | UNTIED | {"shared_expert_intermediate_size": 40}),
     "qwen3": family("Qwen3"),
     "qwen3moe": family("Qwen3-MoE"),
+    "qwen3vl": family("Qwen3", **WIDE_HEADS),
+    "qwen3vlmoe": family("Qwen3-MoE", **WIDE_HEADS),
     "qwen3next": ("Qwen3NextForCausalLM", HYBRID_WITH_EXPERTS | {"norm_topk_prob": True}),
     "qwen35": ("Qwen3_5ForCausalLM", HYBRID | WIDE_HEADS),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", HYBRID_WITH_EXPERTS | WIDE_HEADS),
@@ -137,10 +141,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek32": family(
         "DeepSeek-V3.2", index_head_dim=64, scoring_func="sigmoid", rope_parameters=DEFAULT_ROPE, **UNTIED
     ),
+    "glm-dsa": family("GLM-5", index_head_dim=64, **UNTIED),
     "mistral4": family("Mistral Small 4", n_group=1, topk_group=1, rope_parameters=DEFAULT_ROPE, **UNTIED),
     "minicpm3": family("MiniCPM3", v_head_dim=8, dim_model_base=256, scale_emb=12, rms_norm_eps=1e-6, **UNTIED),
     "kimi-linear": family("Kimi Linear", rms_norm_eps=1e-6),
     "minimax-01": family("MiniMax-Text-01", num_hidden_layers=8, layer_types=EVERY_EIGHTH, rms_norm_eps=1e-6),
+    "laguna": family("Laguna", num_hidden_layers=4, **LAGUNA_LAYERS),
+    "step35": family("Step 3.5"),
+    "olmo": family("OLMo", attention_bias=False),
+    "minicpm": family("MiniCPM"),
     "mimo2": family("MiMo-V2-Flash"),
     "phimoe": family(
         "Phi-3.5-MoE with longrope", attention_bias=True, lm_head_bias=True, rope_parameters=PHIMOE_ROPE, **UNTIED
@@ -177,6 +186,10 @@ PUBLISHERS = {
     "bailingmoe": published.ling,
     "chatglm": published.chatglm,
     "bailingmoe2": published.ling2,
+    "step35": published.step,
+    "minicpm": published.minicpm,
+    "qwen3vl": published.qwen3_vl,
+    "qwen3vlmoe": published.qwen3_vl,
 }
 # Published with code of its own, which the converter runs.
 NOT_CONVERTED = {"internlm2"}
@@ -185,11 +198,13 @@ NOT_CONVERTED = {"internlm2"}
 # architectures, are compared with `transformers`.
 BY_TRANSFORMERS = {"gemma3n", "phimoe"}
 BY_TRANSFORMERS |= {"afmoe", "cohere2moe", "deci", "exaone", "exaone-moe", "hy_v3", "jais2", "mellum", "xverse"}
+BY_TRANSFORMERS |= {"qwen3vl", "qwen3vlmoe"}  # in llama.cpp a rotation of three axes is rounded more
 FORWARDS = {"deci": published.decilm_forward}
 # Of these test_gguf_towers.py compares texts, too.
 WITH_TOWERS = {"qwen2vl"}
 # Of these test_gguf_llama_cpp.py compares vectors.
 ENCODERS = {"bert": "Bert", "nomic-bert": "NomicBert", "jina-bert-v2": "JinaBert", "modern-bert": "ModernBert"}
+ENCODERS |= {"eurobert": "EuroBert", "gemma-embedding": "Gemma3Text"}
 # Exact here for the last three, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
 GELU = {"gemma", "gemma2", "gemma3", "gemma4", "starcoder2", "starcoder", "gpt2", "phi2", "bloom"}
 GELU |= {"falcon", "gptneox", "mpt"}
@@ -301,12 +316,32 @@ def minimax(config: dict[str, Any]) -> dict[str, Any]:
     return factors | {"architectures": ["MiniMaxText01ForCausalLM"], "rotary_dim": int(heads * turning)}
 
 
+def step(config: dict[str, Any]) -> dict[str, Any]:
+    """Return Step 3.5's published fields, some of which have a value for each layer."""
+    ropes = [config["rope_parameters"][kind] for kind in config["layer_types"]]
+    scaling = config["rope_parameters"]["full_attention"]
+    sparse = [str(layer) for layer, kind in enumerate(config["mlp_layer_types"]) if kind == "sparse"]
+    return {
+        "attention_other_setting": {"num_attention_heads": config["num_sliding_attention_heads"]},
+        "left_out": ["rope_parameters", "per_layer_config"],
+        "moe_layers_enum": ",".join(sparse),
+        "moe_num_experts": config["n_routed_experts"],
+        "moe_top_k": config["num_experts_per_tok"],
+        "norm_expert_weight": True,
+        "num_attention_groups": config["num_key_value_heads"],
+        "partial_rotary_factors": [rope["partial_rotary_factor"] for rope in ropes],
+        "rope_scaling": {name: value for name, value in scaling.items() if name != "rope_theta"},
+        "rope_theta": [rope["rope_theta"] for rope in ropes],
+    }
+
+
 AS_PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "exaone": lambda config: {"rms_norm_eps": config["layer_norm_epsilon"]},
     "kimi_linear": kimi_linear,
     "mimo_v2_flash": mimo_v2_flash,
     "minimax": minimax,
     "mistral4": lambda config: {"architectures": ["Mistral3ForConditionalGeneration"]},
+    "step3p5": step,
     "phimoe": lambda config: {"architectures": ["PhiMoEForCausalLM"]},
     "qwen": lambda config: {"rms_norm_eps": config["layer_norm_epsilon"]},  # which its converter no longer writes
 }

@@ -43,6 +43,26 @@ def qwen4_beside_a_tower(directory: Path) -> None:
     rewrite(directory, config, lambda tensors, _: renamed(tensors, (r"^model\.", "model.language_model.")))
 
 
+def qwen3_vl(directory: Path) -> None:
+    """Qwen3-VL, whose text part is a Qwen3 with or without experts, without its tower; experts are [in, out]."""
+    stacked_experts(directory)
+    text = old_config(directory)
+    text["rope_parameters"] |= {"mrope_section": [12, 10, 10], "mrope_interleaved": True}
+    kind = "Moe" if "moe" in text["model_type"] else ""
+    config = {
+        "architectures": [f"Qwen3VL{kind}ForConditionalGeneration"],
+        "model_type": f"qwen3_vl{kind and '_moe'}",
+        "text_config": {name: value for name, value in text.items() if name != "architectures"},
+        "vision_config": {},
+    }
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        turned = {name: x.transpose(1, 2) if x.dim() == 3 else x for name, x in tensors.items()}
+        return renamed(turned, (r"^model\.", "model.language_model."))
+
+    rewrite(directory, config, change)
+
+
 def old_config(directory: Path) -> dict[str, Any]:
     """Return the config as ``transformers`` wrote it."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
@@ -88,10 +108,11 @@ def stacked_experts(directory: Path) -> None:
     """Store the experts of each layer as two stacks: gates above ups, and downs."""
 
     def change(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+        count = config.get("num_experts") or config.get("num_local_experts", 0)
         name = re.compile(r"(.+mlp[.]experts)[.]0[.]gate_proj[.]weight")
         for layer in [found[1] for found in map(name.fullmatch, list(tensors)) if found]:
             gates, ups, downs = (
-                [tensors.pop(f"{layer}.{expert}.{part}_proj.weight") for expert in range(config["num_experts"])]
+                [tensors.pop(f"{layer}.{expert}.{part}_proj.weight") for expert in range(count)]
                 for part in ("gate", "up", "down")
             )
             pairs = [torch.cat(pair) for pair in zip(gates, ups, strict=True)]

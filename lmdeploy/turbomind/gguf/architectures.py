@@ -11,7 +11,7 @@ from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.gemma import gemma3n_tensors
-from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.layout import Layout, without_norm_weights
 from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, latent, mixtures
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import EXPERTS, biased_experts, joined_experts
@@ -23,6 +23,8 @@ from lmdeploy.turbomind.gguf.recurrent import (
     mamba_tensors,
     minimax_tensors,
 )
+from lmdeploy.turbomind.manifest import Expression
+from lmdeploy.turbomind.spec import ModelSpec
 
 _LAYOUT = Layout(
     embedding="token_embd",
@@ -52,6 +54,7 @@ _BERT = encoders.PostNormLayout(
     **vars(dataclasses.replace(_LAYOUT, mlp_norm="attn_output_norm", final_norm="layer_output_norm"))
 )
 _NOMIC_BERT = dataclasses.replace(_BERT, qkv="attn_qkv")
+_GATED_HEADS = dataclasses.replace(_LAYOUT, output_gate="attn_gate", gates_heads=True)
 _HY3 = dataclasses.replace(_LAYOUT, experts=dataclasses.replace(EXPERTS, correction="exp_probs_b").tensors)
 _LATE_MLP_NORM = dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
 _LATENT = dataclasses.replace(_LAYOUT, latent=latent.latent_tensors)
@@ -63,6 +66,15 @@ _LFM2 = dataclasses.replace(_LAYOUT, final_norm="token_embd_norm", recurrence=co
 _MAMBA = dataclasses.replace(_LAYOUT, recurrence=mamba_tensors)
 _NEMOTRON_H = dataclasses.replace(_MAMBA, mlp_norm="attn_norm")
 _QWEN3_NEXT = dataclasses.replace(_QWEN3_5, recurrence=grouped_delta_tensors)
+
+
+@dataclass(frozen=True)
+class WithoutNormWeights(Layout):
+    """Names of a model whose norms have no weights."""
+
+    def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
+        """Return the expression of each engine tensor of a model."""
+        return without_norm_weights(super().tensors(spec))
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,8 @@ ARCHITECTURES = {
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", configs.qwen2moe),
     "qwen3": Architecture("Qwen3ForCausalLM", configs.qwen3),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", configs.qwen3),
+    "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
     "qwen3next": Architecture("Qwen3NextForCausalLM", hybrids.qwen3next, _QWEN3_NEXT, has_whole_norms=True),
     "qwen35": Architecture("Qwen3_5ForCausalLM", hybrids.qwen35, _QWEN3_5, has_whole_norms=True),
     "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", hybrids.qwen35moe, _QWEN3_5, has_whole_norms=True),
@@ -150,6 +164,8 @@ ARCHITECTURES = {
     "baichuan": Architecture("BaichuanForCausalLM", configs.baichuan, is_turned=True),
     "qwen": Architecture("QWenLMHeadModel", configs.qwen, _JOINED_QKV),
     "mpt": Architecture("MptForCausalLM", configs.mpt, _JOINED_QKV),
+    "olmo": Architecture("OlmoForCausalLM", configs.olmo, WithoutNormWeights(**vars(_LAYOUT)), is_turned=True),
+    "minicpm": Architecture("MiniCPMForCausalLM", configs.minicpm, is_turned=True),
     "olmoe": Architecture("OlmoeForCausalLM", mixtures.olmoe),
     "granitemoe": Architecture("GraniteMoeSharedForCausalLM", mixtures.granitemoe, is_turned=True),
     "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", mixtures.ernie4_5_moe),
@@ -170,6 +186,7 @@ ARCHITECTURES = {
     ),
     "deepseek2": Architecture("DeepseekV3ForCausalLM", latent.deepseek_v3, _LATENT),
     "deepseek32": Architecture("DeepseekV32ForCausalLM", latent.deepseek_v32, _INDEXED),
+    "glm-dsa": Architecture("GlmMoeDsaForCausalLM", latent.glm_dsa, _INDEXED),
     "mistral4": Architecture(
         "Mistral4ForCausalLM", latent.mistral4, dataclasses.replace(_LATENT, experts=joined_experts)
     ),
@@ -182,10 +199,14 @@ ARCHITECTURES = {
     "dbrx": Architecture(
         "DbrxForCausalLM", mixtures.dbrx, dataclasses.replace(_JOINED_QKV, mlp_norm="attn_output_norm")
     ),
+    "laguna": Architecture("LagunaForCausalLM", mixtures.laguna, _GATED_HEADS),
+    "step35": Architecture("Step3p5ForCausalLM", mixtures.step35, _GATED_HEADS, has_whole_norms=True),
     "mimo2": Architecture("MiMoV2FlashForCausalLM", mixtures.mimo2),
     "minimax-01": Architecture(
         "MiniMaxForCausalLM", hybrids.minimax_01, dataclasses.replace(_LAYOUT, recurrence=minimax_tensors)
     ),
+    "eurobert": Architecture("EuroBertModel", encoders.eurobert),
+    "gemma-embedding": Architecture("Gemma3TextModel", encoders.gemma_embedding, has_whole_norms=True),
     "bert": Architecture("BertModel", encoders.bert, _BERT),
     "nomic-bert": Architecture("NomicBertModel", encoders.nomic_bert, _NOMIC_BERT),
     "jina-bert-v2": Architecture("JinaBertModel", encoders.jina_bert_v2, dataclasses.replace(_BERT, gate_up="ffn_up")),

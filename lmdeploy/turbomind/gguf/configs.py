@@ -328,6 +328,25 @@ def windows(metadata: Metadata, period: int) -> list[str]:
     return [SLIDING if given and (layer + 1) % given else FULL for layer in layers]
 
 
+def olmo(metadata: Metadata) -> dict[str, Any]:
+    """OLMo 1."""
+    fields = {"hidden_act": "silu", "attention_bias": False, "clip_qkv": metadata.get("attention.clamp_kqv")}
+    return common(metadata, "olmo", "layer_norm_eps") | fields
+
+
+def minicpm(metadata: Metadata) -> dict[str, Any]:
+    """MiniCPM, in the names of its published config; factors that older files lack are those of its 2B."""
+    fields, layers = common(metadata, "minicpm"), metadata.layer_count or 1
+    hidden = fields["hidden_size"]
+    logits = metadata.get("logit_scale", hidden / 256)
+    return fields | {
+        "hidden_act": "silu",
+        "scale_emb": metadata.get("embedding_scale", 12.0),
+        "scale_depth": metadata.get("residual_scale", 1.4 / layers**0.5) * layers**0.5,
+        "dim_model_base": hidden / logits,
+    }
+
+
 def olmo2(metadata: Metadata) -> dict[str, Any]:
     """OLMo 2."""
     return common(metadata, "olmo2") | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_q.bias")}

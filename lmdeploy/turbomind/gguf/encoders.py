@@ -11,7 +11,7 @@ from typing import Any
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.encoders import post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common
+from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, gemma3
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import ModelSpec
@@ -88,6 +88,20 @@ def jina_bert_v2(metadata: Metadata) -> dict[str, Any]:
     if metadata.has("blk.0.attn_norm_2.weight") or metadata.has("blk.0.attn_q_norm.weight"):
         raise UnsupportedModelError("JinaBERT with norms of queries and keys (jina-embeddings-v2-base-code)")
     return _encoder(metadata, "bert") | {"feed_forward_type": "geglu"}
+
+
+def eurobert(metadata: Metadata) -> dict[str, Any]:
+    """EuroBERT."""
+    fields = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    return _encoder(metadata, "eurobert", "rms_norm_eps") | fields
+
+
+def gemma_embedding(metadata: Metadata) -> dict[str, Any]:
+    """EmbeddingGemma; its window is counted to both sides together."""
+    if metadata.get("dense_2_feat_in"):
+        raise UnsupportedModelError("the GGUF file has linear layers after pooling: take the model as safetensors")
+    window = metadata.need("attention.sliding_window") // 2 + 1
+    return gemma3(metadata) | {"use_bidirectional_attention": True, "sliding_window": window}
 
 
 def modern_bert(metadata: Metadata) -> dict[str, Any]:

@@ -130,6 +130,13 @@ def deepseek_v32(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def glm_dsa(metadata: Metadata) -> dict[str, Any]:
+    """GLM-5, in which some layers choose as the one before."""
+    chooses = metadata.get("attention.indexer.types", [True] * (metadata.layer_count or 0))
+    kinds = ["full" if choosing else "shared" for choosing in chooses[: metadata.layer_count]]
+    return deepseek_v32(metadata) | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
+
+
 def mistral4(metadata: Metadata) -> dict[str, Any]:
     """Mistral Small 4; how queries grow with their position is not in the file, and llama.cpp leaves it out."""
     return _latent(metadata, "mistral4") | {"rope_interleave": True}

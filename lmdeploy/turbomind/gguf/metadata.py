@@ -23,8 +23,8 @@ _REDUNDANT = {
 _COMPUTED = ("attention.", "expert", "rope.", "ssm.")
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 _WITH_SIGMOID = {
-    "afmoe", "bailingmoe2", "cohere2moe", "deepseek32", "dots1", "exaone-moe", "glm4moe", "hy_v3", "kimi-linear",
-    "lfm2moe", "llama4", "mimo2", "minimax-m2", "nemotron_h_moe",
+    "afmoe", "bailingmoe2", "cohere2moe", "deepseek32", "dots1", "exaone-moe", "glm-dsa", "glm4moe", "hy_v3",
+    "kimi-linear", "laguna", "lfm2moe", "llama4", "mimo2", "minimax-m2", "nemotron_h_moe", "step35",
 }  # fmt: skip
 
 

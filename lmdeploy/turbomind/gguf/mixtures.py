@@ -350,6 +350,65 @@ def mimo2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def laguna(metadata: Metadata) -> dict[str, Any]:
+    """Laguna: the first of four layers sees everything."""
+    fields, heads = common(metadata, "laguna"), metadata.need("attention.head_count")
+    window, layers = metadata.get("attention.sliding_window", 0), metadata.layer_count or 0
+    head_dim, gate = metadata.head_dim or 1, metadata.tensors.get("blk.0.attn_gate.weight")
+    turning = metadata.get("rope.dimension_count_swa", head_dim)
+    counts = heads if isinstance(heads, list) else [heads] * layers
+    local = {"rope_type": "default", "partial_rotary_factor": turning / head_dim}
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "gating": "per-head" if gate and gate.shape[0] == counts[0] else "per-element",
+        "num_attention_heads": counts[0],
+        "num_attention_heads_per_layer": counts[:layers],
+        "sliding_window": window or None,
+        "layer_types": [SLIDING if window and layer % 4 else FULL for layer in range(layers)],
+        "mlp_layer_types": layer_mlps(metadata),
+        "num_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": _expert_size(metadata),
+        "shared_expert_intermediate_size": _shared_size(metadata),
+        "norm_topk_prob": metadata.get("expert_weights_norm", True),
+        "moe_router_logit_softcapping": 0.0,
+        "moe_routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+        "rope_parameters": {
+            FULL: fields["rope_parameters"],
+            SLIDING: local | {"rope_theta": metadata.get("rope.freq_base_swa", 10000.0)},
+        },
+    }
+
+
+def step35(metadata: Metadata) -> dict[str, Any]:
+    """Step 3.5 and 3.7: layers with a window have more heads; half of a head turns in the others."""
+    fields, heads = common(metadata, "step3p5"), metadata.need("attention.head_count")
+    kinds, rope = windows(metadata, 4), fields["rope_parameters"]
+    counts = heads if isinstance(heads, list) else [heads] * len(kinds)
+    local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", rope["rope_theta"])}
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
+        "query_pre_attn_scalar": metadata.head_dim,
+        "num_attention_heads": counts[kinds.index(FULL)] if FULL in kinds else counts[0],
+        "num_sliding_attention_heads": counts[kinds.index(SLIDING)] if SLIDING in kinds else counts[0],
+        "sliding_window": metadata.need("attention.sliding_window"),
+        "layer_types": kinds,
+        "mlp_layer_types": layer_mlps(metadata),
+        "n_routed_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": _expert_size(metadata),
+        "share_expert_dim": _shared_size(metadata),
+        "norm_expert_weight": metadata.get("expert_weights_norm", False),
+        "moe_router_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+        "swiglu_limits": metadata.get("swiglu_clamp_exp", [])[: len(kinds)],
+        "swiglu_limits_shared": metadata.get("swiglu_clamp_shexp", [])[: len(kinds)],
+        "rope_parameters": {FULL: rope | {"partial_rotary_factor": 0.5}, SLIDING: local},
+    }
+
+
 def llama4(metadata: Metadata) -> dict[str, Any]:
     """Llama 4 (text): three of four layers attend in chunks, the fourth does not rotate; queries grow in it."""
     layers, step = metadata.layer_count or 0, metadata.get("interleave_moe_layer_step", 1)

@@ -44,10 +44,11 @@ def stored_spec(spec: ModelSpec, name: str, config: Mapping[str, Any]) -> ModelS
     if architecture_of(name).has_whole_norms:
         spec = dataclasses.replace(spec, norm=dataclasses.replace(spec.norm, offset=0.0))
     factors = config.get("gguf_rope_factors")
-    if factors:  # Llama 3.1: what each frequency is divided by
-        (rope,) = spec.ropes
-        slower = tuple(f / factor for f, factor in zip(rope.inv_freq, factors, strict=True))
-        spec = dataclasses.replace(spec, ropes=(dataclasses.replace(rope, inv_freq=slower),))
+    if factors:  # Llama 3.1: what each frequency is divided by; Step 3.5: in layers without a window
+        rope, *local = spec.ropes
+        kept = factors[: len(rope.inv_freq)] if local else factors
+        slower = tuple(f / factor for f, factor in zip(rope.inv_freq, kept, strict=True))
+        spec = dataclasses.replace(spec, ropes=(dataclasses.replace(rope, inv_freq=slower), *local))
     return spec
 
 

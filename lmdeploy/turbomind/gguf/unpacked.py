@@ -142,7 +142,7 @@ def config_of(metadata: Metadata) -> dict[str, Any]:
             f"{metadata.architecture}.rope.dimension_count must be {metadata.head_dim}, the size of a head, got "
             f"{metadata.get('rope.dimension_count')}"
         )
-    if "rope_freqs.weight" in metadata.numbers and "rope_type" in rope:
+    if "rope_freqs.weight" in metadata.numbers and ("rope_type" in rope or name == "step35"):
         config["gguf_rope_factors"] = metadata.numbers["rope_freqs.weight"]
     metadata.reject_unused()
     return config
