@@ -82,6 +82,30 @@ UNSUPPORTED = (
         "DeepSeek-V3.2 or GLM-4.6",
     ),
     UnsupportedModel(
+        ("DeepseekV4ForCausalLM",),
+        "DeepSeek-V4",
+        "attention to keys of several tokens at once (compress_ratios), and residual streams that are mixed",
+        "DeepSeek-V3.2 or GLM-5",
+    ),
+    UnsupportedModel(
+        ("MiniMaxM3ForCausalLM",),
+        "MiniMax-M3",
+        "attention to blocks of tokens that an indexer chooses by their best key (sparse_attention_config)",
+        "MiniMax-M2",
+    ),
+    UnsupportedModel(
+        ("KimiK3ForConditionalGeneration",),
+        "Kimi K3",
+        "its activation (situ), and layers that attend to the residual streams of earlier ones (attn_res_block_size)",
+        "Kimi K2 or Kimi Linear",
+    ),
+    UnsupportedModel(
+        ("Phi3SmallForCausalLM",),
+        "Phi-3-small",
+        "attention to some of the blocks of tokens (blocksparse_vert_stride), and its activation (gegelu)",
+        "Phi-3-mini or Phi-4",
+    ),
+    UnsupportedModel(
         ("InternVLChatModel",),
         "InternVL with tiles alone",
         "tiles (dynamic_image_size) without the whole image after them (use_thumbnail)",

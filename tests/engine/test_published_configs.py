@@ -257,14 +257,13 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "DFlash drafts": ("DFlash--27b-draft",),
     "EAGLE-3 heads": ("SpecForge--deepseek-v3-671b-eagle3",),
     "is not supported: no family describes it": (
-        "MiniMaxAI--MiniMax-M3",
         "Salesforce--xgen-mm-phi3-mini-instruct",
-        "deepseek-ai--DeepSeek-V4-Flash",
         "inclusionAI--Ming-Lite-Omni",
-        "microsoft--Phi-3-small-8k-instruct",
-        "moonshotai--Kimi-K3",
-        "sgl-project--DeepSeek-V4-Flash-FP8",
     ),
+    "compress_ratios": ("deepseek-ai--DeepSeek-V4-Flash", "sgl-project--DeepSeek-V4-Flash-FP8"),
+    "sparse_attention_config": ("MiniMaxAI--MiniMax-M3",),
+    "situ": ("moonshotai--Kimi-K3",),
+    "gegelu": ("microsoft--Phi-3-small-8k-instruct",),
     "ChatGLM-6B": ("THUDM--chatglm-6b-slim",),
     "names no architecture": ("community--llama3v",),
     "config.json: hidden_size must be a whole number >= 1, got None": (
