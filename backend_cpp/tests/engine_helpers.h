@@ -1,10 +1,12 @@
 // Requests to an engine on the stub model, and what comes back.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "base/error.h"
 #include "engine/engine.h"
@@ -54,6 +56,25 @@ inline int pages_of(int blocks) {
   PLAIN_ENGINE_TEST(name)
 
 inline constexpr auto kDeadline = std::chrono::seconds(60);
+
+template <class Condition>
+void wait_until(Condition&& holds_true) {
+  const auto end = Clock::now() + kDeadline;
+  while (!holds_true()) {
+    if (Clock::now() > end) throw Failure("it did not come to that");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+// A runner's steps begin while it is open; the first few always do.
+struct StepGate {
+  int free_steps = 0;
+  std::atomic<bool> is_open{false};
+
+  std::function<void(int)> hook() {
+    return [this](int step) { wait_until([this, step] { return step < free_steps || is_open; }); };
+  }
+};
 
 inline TokenTable letters() {
   std::vector<TokenTable::Token> tokens;

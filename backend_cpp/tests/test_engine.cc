@@ -98,9 +98,13 @@ ENGINE_TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
     EngineConfig config = small_config();
     config.page_count = pages_of(12);  // 48 tokens; each response grows to 40
     config.host_page_count = pages_of(host_blocks);
-    Engine engine(config, std::make_unique<StubRunner>(), letters());
+    StepGate gate;
+    auto runner = std::make_unique<StubRunner>();
+    runner->on_step = gate.hook();
+    Engine engine(config, std::move(runner), letters());
     for (RequestId id = 1; id <= 6; ++id)
       engine.submit(make_request(id, {static_cast<int32_t>(id), 2, 3}, 37, collector.callback()));
+    gate.is_open = true;
     for (RequestId id = 1; id <= 6; ++id) {
       CHECK(collector.wait(id).tokens == expected_tokens({static_cast<int32_t>(id), 2, 3}, 37));
     }
@@ -221,37 +225,39 @@ ENGINE_TEST(an_engine_hangs_while_a_step_takes_longer_than_it_may) {
   Collector collector;
   EngineConfig config = small_config();
   config.step_timeout = std::chrono::milliseconds(30);
-  std::atomic<bool> blocks{false};
+  StepGate gate{.is_open = true};
   auto runner = std::make_unique<StubRunner>();
-  runner->on_step = [&](int) {
-    while (blocks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
+  runner->on_step = gate.hook();
   Engine engine(config, std::move(runner), letters());
   engine.submit(make_request(1, {1, 2}, 5, collector.callback()));
   CHECK(collector.wait(1).tokens == expected_tokens({1, 2}, 5));
-  std::this_thread::sleep_for(3 * config.step_timeout);
-  CHECK(!engine.is_hung());  // it waits for requests
-  blocks = true;
+  wait_until([&] {
+    std::this_thread::sleep_for(3 * config.step_timeout);
+    return !engine.is_hung();  // it waits for requests
+  });
+  gate.is_open = false;
   engine.submit(make_request(2, {1, 2}, 5, collector.callback()));
-  while (!engine.is_hung()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  blocks = false;
+  wait_until([&] { return engine.is_hung(); });
+  gate.is_open = true;
   CHECK(collector.wait(2).tokens == expected_tokens({1, 2}, 5));
-  while (engine.is_hung()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  wait_until([&] { return !engine.is_hung(); });
 }
 
 ENGINE_TEST(a_cancelled_request_frees_its_blocks_before_the_next_step) {
   Collector collector;
   std::atomic<int> steps{0};
+  StepGate gate{5};
   auto runner = std::make_unique<StubRunner>();
-  runner->on_step = [&](int) {
+  runner->on_step = [&, wait = gate.hook()](int step) {
     ++steps;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    wait(step);
   };
   Engine engine(small_config(), std::move(runner), letters());
   engine.submit(make_request(1, {1, 2, 3}, 120, collector.callback()));
   collector.wait_started(1);
   engine.cancel(1);
   const int at_cancel = steps;
+  gate.is_open = true;
   CHECK(collector.wait(1).finish == FinishReason::kCancelled);
   CHECK(steps - at_cancel <= 1);  // the step that was running
   CHECK_EQUAL(engine.stats().blocks_used, 0);
@@ -321,10 +327,8 @@ ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
   EngineConfig config = small_config();
   config.max_waiting = 5;
   auto runner = std::make_unique<StubRunner>();
-  std::atomic<bool> is_blocked{true};
-  runner->on_step = [&](int) {
-    while (is_blocked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
+  StepGate gate;
+  runner->on_step = gate.hook();
   Engine engine(config, std::move(runner), letters());
   const auto reject = [&](auto&& change) {
     return error_of([&] {
@@ -358,7 +362,7 @@ ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
     }
   }
   CHECK(overload == ErrorCode::kUnavailable);
-  is_blocked = false;
+  gate.is_open = true;
   for (RequestId id = 1; id <= accepted; ++id) CHECK(collector.wait(id).tokens == expected_tokens({1}, 3));
 }
 

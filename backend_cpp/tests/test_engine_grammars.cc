@@ -143,7 +143,7 @@ ENGINE_TEST(grammars_are_not_used_after_their_compiler_is_gone) {
   const auto library = std::make_shared<GrammarLibrary>();
   {
     auto runner = std::make_unique<StubRunner>();
-    runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+    runner->on_step = [](int step) { std::this_thread::sleep_for(std::chrono::milliseconds(step < 5 ? 0 : 100)); };
     Engine engine(small_config(), std::move(runner), letters(), std::make_unique<LibraryCompiler>(library));
     Request request = make_request(1, {1, 2}, 120, collector.callback());
     request.params.response_format = "endless";

@@ -99,19 +99,16 @@ ENGINE_TEST(step_rolls_a_session_back) {
 
 ENGINE_TEST(session_errors_carry_their_codes_and_disturb_nobody) {
   Collector collector;
-  std::atomic<bool> is_blocked{false};
+  StepGate gate;
   auto runner = std::make_unique<StubRunner>();
-  runner->on_step = [&](int) {
-    while (is_blocked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
+  runner->on_step = gate.hook();
   Engine engine(small_config(), std::move(runner), letters());
   CHECK(failure_of(collector, engine, session_request(1, 3, false, {1}, 3, collector.callback())) ==
         ErrorCode::kUnknownSession);
-  is_blocked = true;
   engine.submit(session_request(2, 3, true, {1}, 30, collector.callback()));
   engine.submit(session_request(3, 3, false, {1}, 3, collector.callback()));
   engine.submit(session_request(4, 3, true, {1}, 3, collector.callback()));
-  is_blocked = false;
+  gate.is_open = true;
   CHECK(collector.wait(3).last.error_code == ErrorCode::kSessionBusy);
   CHECK(collector.wait(4).last.error_code == ErrorCode::kSessionBusy);
   CHECK(collector.wait(2).tokens == expected_tokens({1}, 30));
@@ -129,14 +126,16 @@ ENGINE_TEST(session_errors_carry_their_codes_and_disturb_nobody) {
 
 ENGINE_TEST(a_stopped_turn_keeps_the_tokens_made_so_far) {
   Collector collector;
+  StepGate gate{5};
   auto runner = std::make_unique<StubRunner>();
-  runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  runner->on_step = gate.hook();
   Engine engine(small_config(), std::move(runner), letters());
   engine.submit(session_request(1, 4, true, {1, 2}, 120, collector.callback()));
   collector.wait_started(1);
   Request stop = session_request(2, 4, false, {}, 0, collector.callback());
   stop.session->stop = true;
   engine.submit(std::move(stop));
+  gate.is_open = true;
   const Collector::Response stopped = collector.wait(1);
   CHECK(stopped.finish == FinishReason::kCancelled);
   CHECK(collector.wait(2).finish == FinishReason::kStop);
@@ -224,14 +223,16 @@ ENGINE_TEST(several_responses_share_the_prompts_blocks_and_end_one_by_one) {
 
 ENGINE_TEST(a_cancelled_request_ends_all_its_responses) {
   Collector collector;
+  StepGate gate{5};
   auto runner = std::make_unique<StubRunner>();
-  runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  runner->on_step = gate.hook();
   Engine engine(small_config(), std::move(runner), letters());
   Request request = make_request(1, {1, 2}, 100, collector.callback());
   request.params.n = 3;
   engine.submit(std::move(request));
   collector.wait_started(1);
   engine.cancel(1);
+  gate.is_open = true;
   CHECK(collector.wait(1, 0).finish == FinishReason::kCancelled);
   CHECK_EQUAL(engine.stats().running + engine.stats().waiting, 0);
   CHECK_EQUAL(engine.stats().cancelled, 1);

@@ -228,14 +228,6 @@ struct Published {
     std::ifstream file(folder / "lines");
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  template <class Condition>
-  static void wait(Condition&& holds_true) {
-    const auto end = Clock::now() + kDeadline;
-    while (!holds_true()) {
-      if (Clock::now() > end) throw Failure("it did not come to that");
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  }
 
   std::filesystem::path folder = [] {
     std::string name = (std::filesystem::temp_directory_path() / "events-XXXXXX").string();
@@ -256,7 +248,7 @@ TEST(a_publisher_gets_a_line_a_step) {
   Published one("echo '{}' >&3; cat <&3 > lines");
   for (int token = 0; token < 3; ++token) one.push(token);
   CHECK_EQUAL(one.publisher.counts().event_batches, int64_t{3});
-  Published::wait([&] { return std::ranges::count(one.text(), '\n') == 3; });
+  wait_until([&] { return std::ranges::count(one.text(), '\n') == 3; });
   CHECK(has_text(one.text(), "\"sequence\":2"));
   CHECK(has_text(one.text(), R"("events":[{"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,)"
                              R"("token_ids":[2],"block_size":1,"lora_id":null,"medium":"GPU","lora_name":null}]})"));
@@ -266,16 +258,16 @@ TEST(a_publisher_that_ends_is_started_again_and_everything_is_asked_for) {
   // Ends after its first line.
   Published one("echo '{}' >&3; read line <&3; echo \"$line\" >> lines");
   one.push(11);
-  Published::wait([&] { return has_text(one.text(), "[11]"); });
+  wait_until([&] { return has_text(one.text(), "[11]"); });
   // Until the end of the process is seen, what is pushed is lost.
-  Published::wait([&] {
+  wait_until([&] {
     if (one.publisher.state() == CacheEventSink::State::kFollows) one.push(12);
     return one.publisher.state() == CacheEventSink::State::kNeedsSnapshot;
   });
-  Published::wait([&] { return one.is_woken.load(); });
+  wait_until([&] { return one.is_woken.load(); });
   CHECK_EQUAL(one.publisher.counts().event_losses, int64_t{1});
   one.push(13);
-  Published::wait([&] { return has_text(one.text(), "[13]"); });
+  wait_until([&] { return has_text(one.text(), "[13]"); });
 }
 
 TEST(a_publisher_that_takes_nothing_keeps_nobody_waiting) {

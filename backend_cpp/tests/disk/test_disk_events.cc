@@ -112,15 +112,6 @@ class Contents {
   std::map<std::string, uint64_t> hashes_;
 };
 
-template <class Condition>
-void wait_until(Condition&& holds_true) {
-  const auto end = Clock::now() + kDeadline;
-  while (!holds_true()) {
-    if (Clock::now() > end) throw Failure("it did not come to that");
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-}
-
 }  // namespace
 
 ENGINE_TEST(who_reads_the_events_of_two_engines_knows_what_their_directory_holds) {
