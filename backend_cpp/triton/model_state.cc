@@ -209,8 +209,8 @@ void ModelState::start(const std::shared_ptr<const RequestReader>& reader, const
     std::unique_lock lock(mu_);
     const std::string text = adapter_list();
     lock.unlock();
-    stream->reply(text);
     close(id);
+    stream->reply(text);
   });
 }
 
@@ -262,21 +262,21 @@ std::string ModelState::limits() const {
          ": " + std::to_string(config_->max_batch_size) + "}";
 }
 
-// `on_end` is called after the reply.
+// `on_end` is called before the reply.
 void ModelState::control_cache(CacheControl control, const Stream& stream, std::function<void()> on_end) {
   control.on_done = [stream, on_end](const CacheReport& report, const Error* error) {
+    on_end();
     if (error != nullptr) {
       stream->send_error(error->code(), error->what());
     } else {
       stream->reply(as_json(report));
     }
-    on_end();
   };
   try {
     engine_->control_cache(std::move(control));
   } catch (const Error& error) {
-    stream->send_error(error.code(), error.what());
     on_end();
+    stream->send_error(error.code(), error.what());
   }
 }
 
@@ -306,18 +306,18 @@ std::string ModelState::adapter_list() const {
 void ModelState::control_sleep(const RequestReader& reader, const RequestReader::SleepControl& control,
                                const Stream& stream) {
   using Action = RequestReader::SleepControl::Action;
-  const auto report = [this, stream] {
-    std::unique_lock lock(mu_);
-    const std::string text = sleep_report();
-    lock.unlock();
-    stream->reply(text);
+  const auto report = [this] {
+    const std::lock_guard lock(mu_);
+    return sleep_report();
   };
-  if (control.action == Action::kReport) return report();
+  if (control.action == Action::kReport) return stream->reply(report());
   if (control.action == Action::kWake) {
-    return open({stream, reader.id(), 0, reader.deadline(), reader.keep_alive()}, [this, report](RequestId id, float) {
-      report();
+    const auto begin = [this, stream, report](RequestId id, float) {
+      const std::string text = report();
       close(id);
-    });
+      stream->reply(text);
+    };
+    return open({stream, reader.id(), 0, reader.deadline(), reader.keep_alive()}, begin);
   }
   const std::lock_guard lock(mu_);
   sleepers_.push_back({stream, control.level});
