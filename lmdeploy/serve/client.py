@@ -368,7 +368,7 @@ class TritonClient:
         """
         request = service_pb2.ModelConfigRequest(name=ENGINE)
         try:
-            response = await self._stub().ModelConfig(request, timeout=_READY_TIMEOUT)
+            response = await self._stub().ModelConfig(request, timeout=_TOKENIZE_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             raise TritonUnavailable(self._unavailable(error.details())) from None
         parameters = response.config.parameters
