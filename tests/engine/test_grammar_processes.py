@@ -1,5 +1,6 @@
 """Response formats are read in processes of their own: what one of them costs, nobody else pays."""
 
+import contextlib
 import os
 import re
 import signal
@@ -160,7 +161,8 @@ def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone
 
 def kill(pids: list[int]) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_killed_process_ends_what_waits_for_it_with_a_reason_and_is_replaced(
@@ -175,9 +177,12 @@ def test_a_killed_process_ends_what_waits_for_it_with_a_reason_and_is_replaced(
     assert model("Hello", structured(HONEST), do_preprocess=False).token_ids == expected
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(model, "Hello", structured(MANY_RANGES), do_preprocess=False)
-        wait_until(lambda: processes(others))
-        time.sleep(0.3)
-        kill(processes(others))
+
+        def is_over() -> bool:  # one that was killed before it had the format is replaced
+            kill(processes(others))
+            return reading.done()
+
+        wait_until(is_over)
         with pytest.raises((ValueError, RuntimeError), match="the process that reads the response format ended"):
             reading.result(DEADLINE_S)
     again = as_format({"type": "array", "items": {"const": "7"}, "minItems": 2, "maxItems": 2})

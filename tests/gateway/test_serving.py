@@ -139,9 +139,8 @@ def test_a_stopping_server_answers_what_is_open_and_takes_no_more(fake: FakeTrit
         begun = threading.Event()
 
         def read() -> None:
-            with httpx.stream(
-                "POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=30
-            ) as response:
+            body = {**BODY, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, trust_env=False) as response:
                 for line in response.iter_lines():
                     lines.append(line)
                     begun.set()
@@ -154,7 +153,7 @@ def test_a_stopping_server_answers_what_is_open_and_takes_no_more(fake: FakeTrit
         assert command.process.poll() is None
         fake.release.set()
         reader.join(180)
-        assert lines[-2] == "data: [DONE]" or "data: [DONE]" in lines
+        assert "data: [DONE]" in lines
         assert command.process.wait(180) in (143, -signal.SIGTERM)
 
 

@@ -130,11 +130,25 @@ async def test_requests_arrive_at_the_rate_asked_for(url: str) -> None:
     await asyncio.sleep(0)
 
 
+ENDS_AFTER_A_RESPONSE = """
+import gevent
+from locust import events
+@events.init.add_listener
+def watch(environment, **_):
+    @environment.events.request.add_listener
+    def end(name, **_):
+        if name == "/v1/chat/completions":
+            gevent.spawn(environment.runner.quit)
+"""
+
+
 @pytest.mark.skipif(find_spec("locust") is None, reason="locust is not installed")
-def test_locust_users_chat(url: str, fake: FakeTriton) -> None:
-    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "tools" / "locustfile.py"), "--host", url, "--headless"]
+def test_locust_users_chat(url: str, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(ENDS_AFTER_A_RESPONSE)
+    files = f"{ROOT / 'tools' / 'locustfile.py'},{tmp_path / 'ends.py'}"
+    command = [sys.executable, "-m", "locust", "-f", files, "--host", url, "--headless"]
     done = subprocess.run(
-        [*command, "-u", "2", "-r", "2", "-t", "3s", "--json"], capture_output=True, text=True, timeout=60
+        [*command, "-u", "2", "-r", "2", "-t", "170s", "--json"], capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 0, done.stderr
     measurements = {entry["name"]: entry for entry in json.loads(done.stdout)}  # the table goes to stderr
