@@ -153,6 +153,7 @@ def test_a_restarted_server_finds_what_the_one_before_computed(triton_server: Tr
     second = generate(triton_server, turns)
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
         assert generate(server, [QUESTION])["text_output"] == first["text_output"]
+        server.stop()
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
         answer = generate(server, turns)
         asyncio.run(administer(server, turns))

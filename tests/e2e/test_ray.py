@@ -186,8 +186,8 @@ def test_no_request_reaches_another_server_and_none_without_a_key_a_replica(url:
     with trap() as other:
         attacks = ray_requests(other.address, "tiny")
         small = [attack for attack in attacks if attack.connections == 1 and len(attack.sent) < 2**20]
-        with ThreadPoolExecutor(8) as pool:  # most of an attack is waiting for another response
-            rejected = pool.map(lambda attack: responses(port, attack), attacks)
+        with ThreadPoolExecutor(32) as rejecting, ThreadPoolExecutor(8) as pool:  # most of an attack is waiting
+            rejected = rejecting.map(lambda attack: responses(port, attack), attacks)
             served = pool.map(lambda attack: responses(port, attack.with_key("sk-ray"), timeout=2), small)
             for attack, statuses in zip(attacks, rejected, strict=True):
                 assert all(400 <= status < 500 for status in statuses), (attack.name, statuses)

@@ -38,3 +38,4 @@ def running_triton(
         server.wait_ready(START)
         yield server
         assert server.wait(0) in (None, 0), server.failure("tritonserver crashed during the tests")
+        server.stop(grace=0)  # it would take seconds; who needs its last words asks for them before
