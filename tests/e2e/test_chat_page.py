@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.browser import chromium
 from tests.support.chat_page import ChatPage
 from tests.support.gateways import running_page
+from tests.support.metrics import engine_metrics
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.browser
@@ -42,12 +42,6 @@ def page(driver: webdriver.Chrome, url: str) -> Iterator[ChatPage]:
     opened.set(temperature=0)
     yield opened
     opened.close()
-
-
-def metric(server: TritonServer, name: str) -> float:
-    with urllib.request.urlopen(server.metrics_url, timeout=5) as response:
-        lines = response.read().decode().splitlines()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def test_real_model_answers_in_the_browser(page: ChatPage, driver: webdriver.Chrome) -> None:
@@ -84,12 +78,12 @@ def take_images(page: ChatPage, driver: webdriver.Chrome, folder: Path) -> None:
 
 
 def test_stop_frees_the_requests_blocks(page: ChatPage, triton_server: TritonServer) -> None:
-    before = metric(triton_server, "turbomind_requests_cancelled_total")
+    before = engine_metrics(triton_server)["requests_cancelled_total"]
     page.send("Tell me a very long story about the sea.")
     page.wait(lambda: len(page.responses) == 1 and len(page.responses[0]) > 20, ANSWER_SECONDS)
-    assert metric(triton_server, "turbomind_cache_blocks_used") > 0
+    assert engine_metrics(triton_server)["cache_blocks_used"] > 0
     page.press("stop")
     page.wait_for_response(1)
     assert page.responses[1].endswith("stopped")
-    eventually_sync(lambda: metric(triton_server, "turbomind_requests_cancelled_total") == before + 1)
-    eventually_sync(lambda: metric(triton_server, "turbomind_cache_blocks_used") == 0)
+    eventually_sync(lambda: engine_metrics(triton_server)["requests_cancelled_total"] == before + 1)
+    eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0)

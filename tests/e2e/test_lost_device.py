@@ -91,7 +91,7 @@ def test_the_server_says_that_its_device_is_lost_or_hangs_and_is_started_again(
 
         def endure(fault: Path, message: str | None) -> None:
             assert respond(server, 5) == 5
-            assert health() == 200
+            eventually_sync(lambda: health() == 200)
             first = server.pid
             fault.touch()
             begin = time.monotonic()

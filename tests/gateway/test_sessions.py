@@ -25,9 +25,7 @@ END = {"prompt": "", "request_output_len": 0, "interactive_mode": False}
 
 def turn(url: str, key: str | None = None, **fields: Any) -> httpx.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    response = httpx.post(
-        f"{url}/v1/chat/interactive", json=TURN | fields, headers=headers, timeout=20, trust_env=False
-    )
+    response = httpx.post(f"{url}/v1/chat/interactive", json=TURN | fields, headers=headers, trust_env=False)
     assert response.status_code == 200, response.text
     return response
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import stat
 import subprocess
@@ -108,7 +109,7 @@ def test_the_bodies_of_all_requests_together_are_bounded(
                 client.sendall(bytes(8 * MIB - 1))
             except OSError:
                 break  # refused
-        rejected = [client.recv(32) for client in clients if _has_come(client)]
+        rejected = [client.recv(32) for client in select.select(clients, [], [], 180)[0]]
         assert rejected
         assert all(response.startswith(b"HTTP/1.1 503") for response in rejected)
         assert len(rejected) <= 5
@@ -116,14 +117,6 @@ def test_the_bodies_of_all_requests_together_are_bounded(
         for client in clients:
             client.close()
     eventually_sync(lambda: http.post(EVENT_PATHS[0], json={}).status_code == 422)
-
-
-def _has_come(client: socket.socket) -> bool:
-    client.settimeout(0.5)
-    try:
-        return bool(client.recv(1, socket.MSG_PEEK))
-    except OSError:
-        return False
 
 
 def test_files_are_bounded_each_and_together(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +196,7 @@ def test_a_client_that_is_silent_is_let_go(fake_triton: FakeTriton) -> None:
             b"GET / HTTP/1.1\r\nhost: x\r\n",
             b"POST /login HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n",
         ):
-            with socket.create_connection((host, int(port)), timeout=10) as client:
+            with socket.create_connection((host, int(port)), timeout=180) as client:
                 client.sendall(sent)
                 assert client.recv(12) in (b"", b"HTTP/1.1 408")
 
