@@ -72,6 +72,8 @@ struct LinearWeight {
   const float* block_scales = nullptr;   // of float8, for each group; null: 1
   const float* output_scales = nullptr;  // [out_features padded to whole tiles], besides those of groups; null: 1
   const half* mins = nullptr;            // of integers, as many as scales, instead of zeros; CPU only
+  // Groups that share one of `scales` and `mins`; if more than 1, each has a factor besides (kernels/packed_weight.h).
+  int scale_groups = 1;
 
   bool is_packed() const { return format >= WeightFormat::kInt8; }
 };

@@ -9,6 +9,10 @@
 // int5 and int6 are int4 with the higher bits apart: after the vectors of 32 inputs (int5) or 16 (int6) comes a vector
 // whose byte holds the high bits of the codes at its place in each quad of these inputs, the first quad in the lowest.
 //
+// Where scale_groups groups share a scale (K-quants of GGUF, on the CPU), `scales` has halves [tiles, groups /
+// scale_groups, 16] and after them factors [tiles, groups, 16], signed bytes that the half is multiplied with; `mins`
+// likewise.
+//
 // in_features is padded to whole groups and out_features to whole tiles with the code that stands for zero.
 //
 // float8 is as int8 does. Kernels take its two codes that are no numbers for 480: where there is one, the scale of
@@ -30,6 +34,7 @@ struct PackedShape {
   int bits;   // 8, 6, 5 or 4
   int group;  // a multiple of unit()
   bool is_float8 = false;
+  int scale_groups = 1;  // LinearWeight::scale_groups
 
   int tiles() const { return (out_features + kTileOutputs - 1) / kTileOutputs; }
   int groups() const { return (in_features + group - 1) / group; }
@@ -37,6 +42,9 @@ struct PackedShape {
   size_t group_bytes() const { return static_cast<size_t>(kTileOutputs) * group * bits / 8; }
   size_t quantized_bytes() const { return group_bytes() * groups() * tiles(); }
   size_t scale_count() const { return static_cast<size_t>(kTileOutputs) * groups() * tiles(); }
+  size_t scale_bytes() const {
+    return scale_count() / scale_groups * sizeof(half) + (scale_groups > 1 ? scale_count() : 0);
+  }
   int zero_code() const { return is_float8 ? 0 : 1 << (bits - 1); }
   int high_bits() const { return bits == 8 ? 0 : bits - 4; }  // of a code, in a vector of their own
   // Inputs that share vectors.
@@ -56,8 +64,12 @@ constexpr int bits_of(WeightFormat format) {
 }
 
 inline PackedShape packed_shape(const LinearWeight& weight) {
-  return {weight.out_features, weight.in_features, bits_of(weight.format), weight.group,
-          weight.format == WeightFormat::kFloat8};
+  return {weight.out_features,
+          weight.in_features,
+          bits_of(weight.format),
+          weight.group,
+          weight.format == WeightFormat::kFloat8,
+          weight.scale_groups};
 }
 
 // Rounds a tile of float32 weights to symmetric codes of 8 or 4 bits and packs them.
@@ -66,6 +78,11 @@ inline PackedShape packed_shape(const LinearWeight& weight) {
 // int8: scale = max |w| / 127. int4: scale = w_max / -8 for the w_max of largest magnitude, so that it is met exactly
 // and the other sign has 7 steps.
 void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, uint8_t* quantized, half* scales);
+
+// Factors of the groups that share `halves`, LinearWeight::scales or mins.
+inline const int8_t* group_factors(const PackedShape& shape, const half* halves) {
+  return reinterpret_cast<const int8_t*>(halves + shape.scale_count() / shape.scale_groups);
+}
 
 // The numbers [in_features] of one output of a weight of integers with scales, and with minima or without zeros of its
 // own; without an order of inputs.

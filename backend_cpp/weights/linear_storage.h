@@ -35,6 +35,7 @@ struct LinearStorage {
   // Makes the view point at all of the above, for a weight packed in this shape.
   void set_view(const PackedShape& shape) {
     view = {data.as<void>(), shape.format(), shape.out_features, shape.in_features, bias.as<float>(), shape.group};
+    view.scale_groups = shape.scale_groups;
     set_pointers();
   }
   void set_pointers() {

@@ -71,9 +71,10 @@ def multiply_quantized(directory: Path, name: str, shape: list[int], x: torch.Te
     return None if y is None else torch.from_numpy(y)
 
 
-def look_up_quantized(directory: Path, name: str, shape: list[int]) -> torch.Tensor:
-    """Return all rows of a matrix stored as codes, as an embedding's are looked up on the CPU."""
-    return torch.from_numpy(host_module().look_up_quantized(str(directory), name, shape))
+def look_up_quantized(directory: Path, name: str, shape: list[int]) -> tuple[torch.Tensor, int]:
+    """Return all rows of a matrix stored as codes, as an embedding's are looked up on the CPU, and its bytes there."""
+    rows, size = host_module().look_up_quantized(str(directory), name, shape)
+    return torch.from_numpy(rows), size
 
 
 def _array(x: torch.Tensor | None) -> Any:

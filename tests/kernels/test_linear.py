@@ -202,14 +202,14 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(
 
 # Tiles that are multiplied three at a time with four rows, and the rest of either.
 @bits_and_groups(32, 256)
-@pytest.mark.parametrize("has_minima", [False, True])
+@pytest.mark.parametrize("kind", ["zeros", "minima", "shared minima"])
 def test_a_row_of_codes_with_zeros_or_minima_is_bitwise_the_same_alone_and_among_others(
-    cpu: Device, has_minima: bool, group: int, bits: int
+    cpu: Device, kind: str, group: int, bits: int
 ) -> None:
     torch.manual_seed(group + bits)
     shape = (130, 512)
-    if has_minima:
-        weight, _ = group_minima_weight(cpu, shape, bits, group)
+    if "minima" in kind:
+        weight, _ = group_minima_weight(cpu, shape, bits, group, scale_groups=2 if "shared" in kind else 1)
     else:
         weight = group_codes_weight(cpu, shape, bits, group, shuffles_inputs=False)
     check_rows_are_alone(cpu, weight, torch.randn(61, shape[1]))
@@ -244,16 +244,19 @@ def test_rounding_keeps_the_product_close_to_the_exact_one(cpu: Device, bits: in
     assert (y - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt() < limit
 
 
+# Several groups share a half in K-quants.
 @bits_and_groups(16, 32)
+@pytest.mark.parametrize("scale_groups", [1, 2])
 @pytest.mark.parametrize(
     ("rows", "out_features", "in_features"), [(1, 16, 64), (2, 7, 96), (9, 40, 576), (50, 70, 160)]
 )
 def test_codes_with_minima_are_multiplied_as_the_numbers_they_stand_for(
-    cpu: Device, rows: int, out_features: int, in_features: int, group: int, bits: int
+    cpu: Device, rows: int, out_features: int, in_features: int, scale_groups: int, group: int, bits: int
 ) -> None:
     torch.manual_seed(rows + group)
+    in_features *= scale_groups
     x = torch.randn(rows, in_features)
-    weight, sizes = group_minima_weight(cpu, (out_features, in_features), bits, group)
+    weight, sizes = group_minima_weight(cpu, (out_features, in_features), bits, group, scale_groups=scale_groups)
     rounded = round_activations(x, group)
     difference = (cpu.linear(weight, x).double() - rounded @ weight.exact.T).abs()
     # As above: sums over groups are float32, and values on an edge between two codes may fall either way.

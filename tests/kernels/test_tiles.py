@@ -40,6 +40,9 @@ MAKERS: dict[str, Callable[[Device, int, int, int, int], Weight]] = {
     "minima": lambda device, bits, group, outs, ins: group_minima_weight(
         device, (outs, -(-ins // group) * group), bits, group
     )[0],
+    "shared minima": lambda device, bits, group, outs, ins: group_minima_weight(
+        device, (outs, -(-ins // (2 * group)) * 2 * group), bits, group, scale_groups=2
+    )[0],
 }
 
 

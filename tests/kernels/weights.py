@@ -145,11 +145,17 @@ def group_codes_weight(
 
 
 def group_minima_weight(
-    device: Device, shape: tuple[int, int], bits: int, group: int, codes: torch.Tensor | None = None
+    device: Device,
+    shape: tuple[int, int],
+    bits: int,
+    group: int,
+    codes: torch.Tensor | None = None,
+    scale_groups: int = 1,
 ) -> tuple[Weight, torch.Tensor]:
     """Return codes, random ones unless given, with a scale and a minimum for each group, as GGUF files hold them.
 
-    Also the sizes of what is added up, ``scale code + |minimum|``, of which the numbers are differences.
+    Also the sizes of what is added up, ``scale code + |minimum|``, of which the numbers are differences. Where
+    ``scale_groups`` groups share a half, as in K-quants, each has a factor.
     """
     out_features, in_features = shape
     groups, tiles = in_features // group, -(-out_features // 16)
@@ -157,9 +163,16 @@ def group_minima_weight(
         codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
     scales = (torch.rand(tiles, groups, 16) * 0.02 + 0.001).half()
     mins = (-scales * 2 ** (bits - 1) * (0.5 + torch.rand(scales.shape))).half()
+    stored = [scales, mins]
+    if scale_groups > 1:
+        factors = torch.randint(-127, 128, scales.shape, dtype=torch.int8)
+        shared = [one[:, ::scale_groups] for one in stored]
+        stored = [torch.cat([one.reshape(-1), factors.reshape(-1).view(torch.half)]) for one in shared]
+        scales, mins = (factors * one.double().repeat_interleave(scale_groups, dim=1) for one in shared)
     native = device.native.weight(
         device.module.pack_values(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
-        scales=scales.view(torch.int16).numpy().view(np.uint16), mins=mins.view(torch.int16).numpy().view(np.uint16),
+        scales=stored[0].view(torch.int16).numpy().view(np.uint16),
+        mins=stored[1].view(torch.int16).numpy().view(np.uint16), scale_groups=scale_groups,
     )  # fmt: skip
 
     def of_each_value(x: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,8 @@ HALVES = {
 }  # fmt: skip
 # Formats whose scales are halves as they are stored; the others' are products, which kernels have in 11 bits.
 EXACT = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"}
+# Formats whose scales are products of a half and small integers, which are both in memory.
+K_QUANTS = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"}
 
 
 def random_blocks(kind: str, rows: int, seed: int = 0) -> np.ndarray:
@@ -98,9 +100,9 @@ def test_numbers_and_products_are_those_of_the_package(kind: str, tmp_path: Path
     describe(tmp_path, load(0))
     # Products and sums of two or three float32 each.
     torch.testing.assert_close(device.read_tensor(tmp_path, "x", [24, INPUTS]), numbers, rtol=1e-6, atol=1e-7)
-    rows = device.look_up_quantized(tmp_path, "x", [24, INPUTS])
-    largest = 1e-6 if kind in EXACT else 2.0**-9 * float(numbers.abs().max())  # minima are larger than sums
-    torch.testing.assert_close(rows, numbers, rtol=0, atol=largest)
+    rows, _ = device.look_up_quantized(tmp_path, "x", [24, INPUTS])
+    error = 1e-6 if kind in EXACT | K_QUANTS else 2.0**-10
+    torch.testing.assert_close(rows, numbers, rtol=error, atol=1e-6)
     x = torch.randn(5, INPUTS, generator=torch.Generator().manual_seed(1))
     found = device.multiply_quantized(tmp_path, "x", [24, INPUTS], x)
     assert found is not None
@@ -111,6 +113,14 @@ def test_numbers_and_products_are_those_of_the_package(kind: str, tmp_path: Path
     if kind in {"Q2_K", "Q4_K", "Q5_K", "Q4_1", "Q5_1"}:
         bound *= 4  # scale code and minimum are larger than their sum
     assert ((found - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("kind", sorted(K_QUANTS - {"Q2_K", "Q3_K", "IQ4_XS"}))
+def test_a_matrix_has_at_most_a_twentieth_more_bytes_than_in_the_file(kind: str, tmp_path: Path) -> None:
+    write(tmp_path, [kind], rows=32)
+    describe(tmp_path, load(0, rows=32))
+    _, size = device.look_up_quantized(tmp_path, "x", [32, INPUTS])
+    assert size <= 1.05 * random_blocks(kind, 32).size
 
 
 @pytest.mark.parametrize("kinds", [("Q4_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q4_0", "Q4_1"), ("Q3_K", "Q5_0", "Q2_K")])

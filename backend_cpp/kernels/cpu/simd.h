@@ -110,6 +110,9 @@ inline IVec load_bytes(const uint8_t* p) {
 inline IVec upcast_bytes(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+inline IVec upcast_bytes(const int8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 // Each byte shifted to the right, or by a negative number to the left; its bits beyond are those of neighbours.
 template <int kShift>
 inline IVec shift_bytes(IVec v) {
@@ -276,6 +279,9 @@ inline IVec load_bytes(const uint8_t* p) {
 inline IVec upcast_bytes(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+inline IVec upcast_bytes(const int8_t* p) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
 template <int kShift>
 inline IVec shift_bytes(IVec v) {
   return kShift >= 0 ? _mm256_srli_epi16(v, std::max(0, kShift)) : _mm256_slli_epi16(v, std::max(0, -kShift));
@@ -402,7 +408,8 @@ inline IVec load_bytes(const uint8_t* p) {
   std::memcpy(result.lane, p, sizeof(result.lane));
   return result;
 }
-inline IVec upcast_bytes(const uint8_t* p) {
+template <class T>
+inline IVec upcast_bytes(const T* p) {
   return map_int([=](int i) { return p[i]; });
 }
 template <int kShift>

@@ -110,7 +110,7 @@ class WeightOnDevice {
                  const OptionalArray<float>& bias, int group, const OptionalArray<uint16_t>& scales,
                  const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order,
                  const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales,
-                 const OptionalArray<uint16_t>& mins)
+                 const OptionalArray<uint16_t>& mins, int scale_groups)
       : data_(ops, static_cast<const std::byte*>(data.data()), static_cast<size_t>(data.nbytes())),
         bias_(ops, bias),
         scales_(ops, scales),
@@ -130,7 +130,8 @@ class WeightOnDevice {
              input_order_,
              block_scales_,
              output_scales_,
-             reinterpret_cast<const half*>(mins_.data())};
+             reinterpret_cast<const half*>(mins_.data()),
+             scale_groups};
   }
   const LinearWeight& view() const { return view_; }
 

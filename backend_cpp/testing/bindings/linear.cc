@@ -75,15 +75,15 @@ void bind_linear(py::module_& m, DeviceClass& device) {
          const OptionalArray<float>& bias, int group, const OptionalArray<uint16_t>& scales,
          const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order,
          const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales,
-         const OptionalArray<uint16_t>& mins) {
+         const OptionalArray<uint16_t>& mins, int scale_groups) {
         return std::make_unique<WeightOnDevice>(*d.ops, data, static_cast<WeightFormat>(format), out_features,
                                                 in_features, bias, group, scales, zeros, input_order, block_scales,
-                                                output_scales, mins);
+                                                output_scales, mins, scale_groups);
       },
       py::arg("data"), py::arg("format"), py::arg("out_features"), py::arg("in_features"), py::arg("bias") = py::none(),
       py::arg("group") = 0, py::arg("scales") = py::none(), py::arg("zeros") = py::none(),
       py::arg("input_order") = py::none(), py::arg("block_scales") = py::none(), py::arg("output_scales") = py::none(),
-      py::arg("mins") = py::none(), py::keep_alive<0, 1>());
+      py::arg("mins") = py::none(), py::arg("scale_groups") = 1, py::keep_alive<0, 1>());
   // x [rows, in_features], y [rows, out_features]
   add_method(device, "linear",
              [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, const Floats& y, bool accumulate) {

@@ -37,16 +37,15 @@ py::object multiply_quantized(const std::string& directory, const std::string& n
   return y;
 }
 
-// All rows of a quantized matrix of a checkpoint, looked up as those of an embedding are.
-Array<float> look_up_quantized(const std::string& directory, const std::string& name,
-                               const std::vector<int64_t>& shape) {
+// All rows of a quantized matrix of a checkpoint, looked up as those of an embedding are, and its bytes in memory.
+py::tuple look_up_quantized(const std::string& directory, const std::string& name, const std::vector<int64_t>& shape) {
   const Checkpoint checkpoint(directory);
   const LinearStorage table = pack_quantized(checkpoint.parts(name, {shape.begin(), shape.end()}), true, in_order);
   std::vector<int32_t> rows(static_cast<size_t>(table.view.out_features));
   std::iota(rows.begin(), rows.end(), 0);
   Array<float> y({table.view.out_features, table.view.in_features});
   find_device("cpu").make(1)->embed(table.view, rows.data(), table.view.out_features, 1, y.mutable_data());
-  return y;
+  return py::make_tuple(y, table.data.size() + table.scales.size() + table.mins.size());
 }
 
 }  // namespace

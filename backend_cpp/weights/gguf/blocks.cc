@@ -10,12 +10,6 @@ namespace turbomind {
 
 namespace {
 
-float half_at(const std::byte* bytes) {
-  half value;
-  std::memcpy(&value, bytes, sizeof(value));
-  return to_float(value);
-}
-
 const uint8_t* unsigned_at(const std::byte* bytes) {
   return reinterpret_cast<const uint8_t*>(bytes);
 }
@@ -183,21 +177,39 @@ void iq4_xs(const std::byte* block, uint8_t* quantized, float* scales, float*) {
 }
 
 constexpr GgufBlocks kBlocks[] = {
-    {"Q4_0", 32, 18, 4, 32, 8, q4_0},          {"Q4_1", 32, 20, 4, 32, -1, q4_1},
-    {"Q5_0", 32, 22, 5, 32, 16, q5_0},         {"Q5_1", 32, 24, 5, 32, -1, q5_1},
-    {"AFFINE8", 32, 36, 8, 32, -1, affine8},   {"Q8_0", 32, 34, 8, 32, 128, q8_0},
-    {"Q2_K", 256, 84, 4, 16, -1, q2_k},        {"Q3_K", 256, 110, 4, 16, 4, q3_k},
-    {"Q4_K", 256, 144, 4, 32, -1, q4_k},       {"Q5_K", 256, 176, 5, 32, -1, q5_k},
-    {"Q6_K", 256, 210, 6, 16, 32, q6_k},       {"IQ4_NL", 32, 18, 8, 32, 128, iq4_nl},
-    {"IQ4_XS", 256, 136, 8, 32, 128, iq4_xs},  {"IQ1_S", 256, 50, 8, 32, 128, iq1_s},
-    {"IQ1_M", 256, 56, 8, 16, 128, iq1_m},     {"IQ2_XS", 256, 74, 8, 16, 128, iq2_xs},
-    {"IQ2_XXS", 256, 66, 8, 32, 128, iq2_xxs}, {"IQ2_S", 256, 82, 8, 16, 128, iq2_s},
-    {"IQ3_XXS", 256, 98, 8, 32, 128, iq3_xxs}, {"IQ3_S", 256, 110, 8, 32, 128, iq3_s},
-    {"MXFP4", 32, 17, 8, 32, 128, mxfp4},      {"TQ1_0", 256, 54, 4, 32, 8, tq1_0},
-    {"TQ2_0", 256, 66, 4, 32, 8, tq2_0},       {"NVFP4", 64, 36, 8, 16, 128, nvfp4},
+    {"Q4_0", 32, 18, 4, 32, 8, q4_0},
+    {"Q4_1", 32, 20, 4, 32, -1, q4_1},
+    {"Q5_0", 32, 22, 5, 32, 16, q5_0},
+    {"Q5_1", 32, 24, 5, 32, -1, q5_1},
+    {"AFFINE8", 32, 36, 8, 32, -1, affine8},
+    {"Q8_0", 32, 34, 8, 32, 128, q8_0},
+    {"Q2_K", 256, 84, 4, 16, -1, q2_k, 80, 82},
+    {"Q3_K", 256, 110, 4, 16, 4, q3_k, 108},
+    {"Q4_K", 256, 144, 4, 32, -1, q4_k, 0, 2},
+    {"Q5_K", 256, 176, 5, 32, -1, q5_k, 0, 2},
+    {"Q6_K", 256, 210, 6, 16, 32, q6_k, 208},
+    {"IQ4_NL", 32, 18, 8, 32, 128, iq4_nl},
+    {"IQ4_XS", 256, 136, 8, 32, 128, iq4_xs, 0},
+    {"IQ1_S", 256, 50, 8, 32, 128, iq1_s},
+    {"IQ1_M", 256, 56, 8, 16, 128, iq1_m},
+    {"IQ2_XS", 256, 74, 8, 16, 128, iq2_xs},
+    {"IQ2_XXS", 256, 66, 8, 32, 128, iq2_xxs},
+    {"IQ2_S", 256, 82, 8, 16, 128, iq2_s},
+    {"IQ3_XXS", 256, 98, 8, 32, 128, iq3_xxs},
+    {"IQ3_S", 256, 110, 8, 32, 128, iq3_s},
+    {"MXFP4", 32, 17, 8, 32, 128, mxfp4},
+    {"TQ1_0", 256, 54, 4, 32, 8, tq1_0},
+    {"TQ2_0", 256, 66, 4, 32, 8, tq2_0},
+    {"NVFP4", 64, 36, 8, 16, 128, nvfp4},
 };
 
 }  // namespace
+
+float half_at(const std::byte* bytes) {
+  half value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return to_float(value);
+}
 
 const GgufBlocks* gguf_blocks(const std::string& dtype) {
   for (const GgufBlocks& blocks : kBlocks) {

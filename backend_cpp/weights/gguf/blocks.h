@@ -23,9 +23,15 @@ struct GgufBlocks {
   int zero;    // code of 0; -1: each group has a minimum instead
   // One block's codes [inputs], scales and, where groups have them, minima [inputs / group].
   void (*decode)(const std::byte* block, uint8_t* quantized, float* scales, float* mins);
+  // Bytes before the halves of a block that those of its groups are whole multiples of, in [-128, 127]; -1: there are
+  // none. A minimum is a multiple of the half with its sign changed.
+  int scale_at = -1;
+  int min_at = -1;
 
   bool has_mins() const { return zero < 0; }
 };
+
+float half_at(const std::byte* bytes);
 
 // Null for types that are no blocks, or none that are read.
 const GgufBlocks* gguf_blocks(const std::string& dtype);

@@ -85,6 +85,12 @@ GgufMatrix::GgufMatrix(CheckpointTensor blocks) : blocks_(std::move(blocks)), fo
   inputs_ = {{0, in_features_}};
 }
 
+bool GgufMatrix::shares_scales() const {
+  return format_->scale_at >= 0 && std::ranges::all_of(inputs_, [&](const Slice::Range& range) {
+           return range.begin % format_->inputs == 0 && range.end % format_->inputs == 0;
+         });
+}
+
 GgufMatrix::Row GgufMatrix::decode(int output) const {
   Row row;
   for (const Slice::Range& range : inputs_) append(output, range, row);
@@ -109,6 +115,8 @@ void GgufMatrix::append(int output, Slice::Range range, Row& row) const {
     const size_t group = first_group + i * groups;
     format_->decode(block, row.quantized.data() + begin + i * inputs, row.scales.data() + group,
                     row.mins.empty() ? nullptr : row.mins.data() + group);
+    if (format_->scale_at >= 0) row.shared_scales.push_back(half_at(block + format_->scale_at));
+    if (format_->min_at >= 0) row.shared_mins.push_back(-half_at(block + format_->min_at));
   }
   // The range begins and ends within blocks.
   const int before = range.begin - first_block * format_->inputs;
@@ -169,10 +177,28 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
   }
   if (shape.bits == 5 && shape.group % shape.unit() != 0) shape.bits = 6;
   if (!takes_gguf_blocks && shape.high_bits() != 0) shape.bits = 8;
+  const bool shares_scales = std::ranges::all_of(rows, [&](const QuantizedRow& row) {
+    const auto& matrix = static_cast<const GgufMatrix&>(*row.matrix);
+    return matrix.shares_scales() && matrix.has_mins() == needs_mins;
+  });
+  if (takes_gguf_blocks && shares_scales) shape.scale_groups = format_->inputs / shape.group;
   LinearStorage storage;
   storage.data = AlignedBuffer(shape.quantized_bytes());
-  storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
-  storage.mins = AlignedBuffer(needs_mins ? shape.scale_count() * sizeof(half) : 0);
+  storage.scales = AlignedBuffer(shape.scale_bytes());
+  storage.mins = AlignedBuffer(needs_mins ? shape.scale_bytes() : 0);
+  const auto scale_groups = static_cast<size_t>(shape.scale_groups);
+  // Writes a group's scale or minimum of the tile's output `lane`; `shared`: what its block has of them.
+  const auto put = [&](half* halves, size_t group, size_t lane, half value, const std::vector<float>& shared) {
+    const size_t block = group / scale_groups;
+    if (scale_groups == 1) {
+      halves[block * kTileOutputs + lane] = value;
+      return;
+    }
+    const float factor = shared[block % (shape.groups() / scale_groups)];
+    halves[block * kTileOutputs + lane] = to_half(factor);
+    const_cast<int8_t*>(group_factors(shape, halves))[group * kTileOutputs + lane] =
+        static_cast<int8_t>(factor == 0 ? 0 : std::lround(to_float(value) / factor));
+  };
   loop(shape.tiles(), [&](int tile) {
     const int first = tile * kTileOutputs;
     const int count = std::min(kTileOutputs, shape.out_features - first);
@@ -191,12 +217,13 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
       }
       for (int g = 0; g < shape.groups(); ++g) {
         const auto stored = static_cast<size_t>(g * shape.group / matrix.format_->group);
-        const size_t entry = (groups + static_cast<size_t>(g)) * kTileOutputs + static_cast<size_t>(r);
+        const size_t group = groups + static_cast<size_t>(g);
+        const auto lane = static_cast<size_t>(r);
         const half scale = finite_half(row.scales[stored], source.output);
-        storage.scales.as<half>()[entry] = scale;
+        put(storage.scales.as<half>(), group, lane, scale, row.shared_scales);
         if (!needs_mins) continue;
         const float min = row.mins.empty() ? to_float(scale) * static_cast<float>(-zero) : row.mins[stored];
-        storage.mins.as<half>()[entry] = finite_half(min, source.output);
+        put(storage.mins.as<half>(), group, lane, finite_half(min, source.output), row.shared_mins);
       }
     }
     pack_tile(shape, quantized.data(), count, storage.data.as<uint8_t>() + groups * shape.group_bytes());

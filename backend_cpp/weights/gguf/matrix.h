@@ -1,9 +1,9 @@
 // A matrix of a GGUF file: [out, in], each row a run of blocks (weights/gguf/blocks.h).
 //
-// Kernels get the codes as they are. They have scales as halves: exact for formats with a scale a block (Q4_0, Q4_1,
-// Q5_0, Q5_1, Q8_0, IQ4_NL), rounded to 11 bits for those whose scale is a product. Where outputs of several formats
-// make one weight (q, k and v of Q4_K and Q6_K, say), it has the widest codes and the smallest groups of them, and
-// minima if any has.
+// Kernels get the codes as they are, and scales as halves: exact for formats with a scale a block (Q4_0, Q4_1, Q5_0,
+// Q5_1, Q8_0, IQ4_NL). Where a scale is a product (K-quants, IQ4_XS), the CPU's kernels get both factors, others the
+// product, rounded to 11 bits. Where outputs of several formats make one weight (q, k and v of Q4_K and Q6_K, say), it
+// has the widest codes and the smallest groups of them, products for scales, and minima if any has.
 #pragma once
 
 #include "base/json.h"
@@ -43,8 +43,12 @@ class GgufMatrix final : public QuantizedMatrix {
     std::vector<uint8_t> quantized;  // [in]
     std::vector<float> scales;       // [in / group of the format]
     std::vector<float> mins;         // as many, or none
+    // Halves that the scales and minima of a block are multiples of, if shares_scales().
+    std::vector<float> shared_scales;
+    std::vector<float> shared_mins;
   };
 
+  bool shares_scales() const;
   Row decode(int output) const;
   void append(int output, Slice::Range range, Row& row) const;
 

@@ -31,7 +31,7 @@ inline void unpack_int4(const PackedTile& tile, const PackedShape& shape, int8_t
   for (int g = 0; g < shape.groups(); ++g) {
     uint8_t zeros[kVector];
     for (int i = 0; i < kVector; ++i) {
-      const int common = tile.mins == nullptr ? shape.zero_code() : 0;
+      const int common = tile.mins.halves == nullptr ? shape.zero_code() : 0;
       zeros[i] = tile.zeros == nullptr ? static_cast<uint8_t>(common) : tile.zeros[g * kTileOutputs + i / 4];
     }
     for (int k = 0; k < shape.group; k += 8, quantized += kVector, unpacked += 2 * kVector) {
@@ -43,7 +43,7 @@ inline void unpack_int4(const PackedTile& tile, const PackedShape& shape, int8_t
 
 // sum (code - zero) x = sum code x - zero sum x: what the sums over a group begin with.
 inline IVec start_of_group(const PackedTile& tile, int group, int32_t offset) {
-  const IVec start = broadcast_int(tile.mins == nullptr ? offset : 0);
+  const IVec start = broadcast_int(tile.mins.halves == nullptr ? offset : 0);
   return tile.zeros == nullptr ? start : multiply(start, upcast_bytes(tile.zeros + group * kTileOutputs));
 }
 
@@ -78,15 +78,15 @@ inline void packed_rows_on_tiles(const LinearWeight& weight, const PackedShape& 
     const size_t entry = first_entry + static_cast<size_t>(g) * kTileSide;
     const float* scales = x.scales + entry;
     const int32_t* offsets = x.offsets + entry;
-    const Vec scale = tile.scales == nullptr ? broadcast(1.0f) : load(tile.scales + g * kTileOutputs);
+    const Vec scale = tile.scales.halves == nullptr ? broadcast(1.0f) : tile.scales.at(g, 0);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       IVec product = load_bytes(reinterpret_cast<const uint8_t*>(products[r]));
       if (kBits == 8) product = add_ints(product, start_of_group(tile, g, offsets[r]));
       sums[r][0] = fma(to_floats(product), mul(scale, broadcast(scales[r])), sums[r][0]);
     }
-    if (tile.mins == nullptr) continue;
-    const Vec min = load(tile.mins + g * kTileOutputs);
+    if (tile.mins.halves == nullptr) continue;
+    const Vec min = tile.mins.at(g, 0);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       sums[r][0] = fma(min, broadcast(-scales[r] * static_cast<float>(offsets[r])), sums[r][0]);
@@ -107,7 +107,7 @@ inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRow
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, unit).set(2, unit / 4, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
-    const PackedTile tile = packed_tile(weight, shape, index);
+    const PackedTile tile = packed_tiles(weight, shape, index, 1);
     if constexpr (kBits == 4) {
       unpack_int4(tile, shape, workspace);
     } else if constexpr (kBits < 8) {

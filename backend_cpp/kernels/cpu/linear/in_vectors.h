@@ -45,7 +45,8 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   plan.layout.interleave = static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::min(rows, kInterleavedRows))));
   plan.layout.features = static_cast<size_t>(packed_shape(weight).padded_features());
   if (plan.kind == RowsPlan::Kind::kQuantized && rows > kPackedRows<8>) plan.block_tiles = kPackedTiles;
-  if (packed_shape(weight).high_bits() != 0) plan.block_rows *= 2;  // that share widened codes
+  // Rows of a block share widened codes and scales.
+  if (packed_shape(weight).high_bits() != 0 || weight.scale_groups > 1) plan.block_rows *= 2;
   return plan;
 }
 

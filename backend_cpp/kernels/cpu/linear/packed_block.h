@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -108,20 +109,62 @@ inline void quantize_row(const float* x, int in_features, int group, int row, co
   }
 }
 
-// One tile of a packed weight.
+// Scales or minima of adjacent tiles, [tiles, groups, 16].
+struct GroupScales {
+  const half* halves = nullptr;     // of each group, or [tiles, groups / shared, 16] where there are factors; null: none
+  const int8_t* factors = nullptr;  // null: none
+  int shared_log2 = 0;
+  const float* products = nullptr;  // written before, for many rows
+
+  Vec at(size_t group, int lane) const {
+    const size_t index = group * kTileOutputs + lane;
+    if (products != nullptr) return load(products + index);
+    if (factors == nullptr) return load(halves + index);
+    return mul(load(halves + (group >> shared_log2) * kTileOutputs + lane), to_floats(upcast_bytes(factors + index)));
+  }
+  // Multiplies halves and factors once for all rows.
+  void write_products(size_t groups, AlignedBuffer& buffer) {
+    if (factors == nullptr) return;
+    auto* written = buffer.reserve<float>(groups * kTileOutputs);
+    for (size_t group = 0; group < groups; ++group) {
+      for (int i = 0; i < kTileOutputs; i += kLanes) store(written + group * kTileOutputs + i, at(group, i));
+    }
+    products = written;
+  }
+};
+
+inline GroupScales group_scales(const half* halves, const PackedShape& shape, size_t first_group) {
+  if (halves == nullptr) return {};
+  if (shape.scale_groups == 1) return {halves + first_group * kTileOutputs};
+  const int shared_log2 = std::countr_zero(static_cast<unsigned>(shape.scale_groups));
+  return {halves + (first_group >> shared_log2) * kTileOutputs,
+          group_factors(shape, halves) + first_group * kTileOutputs, shared_log2};
+}
+
+// Adjacent tiles of a packed weight.
 struct PackedTile {
   const uint8_t* quantized;
-  const half* scales;    // [groups, 16] or null
-  const uint8_t* zeros;  // [groups, 16] or null
-  const half* mins;      // [groups, 16] or null
+  GroupScales scales;
+  const uint8_t* zeros;  // [tiles, groups, 16] or null
+  GroupScales mins;
 };
 
 inline PackedTile packed_tile(const LinearWeight& weight, const PackedShape& shape, int index) {
   const size_t first_group = static_cast<size_t>(index) * shape.groups();
   return {static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes(),
-          weight.scales == nullptr ? nullptr : weight.scales + first_group * kTileOutputs,
+          group_scales(weight.scales, shape, first_group),
           weight.zeros == nullptr ? nullptr : weight.zeros + first_group * kTileOutputs,
-          weight.mins == nullptr ? nullptr : weight.mins + first_group * kTileOutputs};
+          group_scales(weight.mins, shape, first_group)};
+}
+
+// `tiles` tiles that are multiplied with many rows, until the thread asks for the next.
+inline PackedTile packed_tiles(const LinearWeight& weight, const PackedShape& shape, int first, int tiles) {
+  static thread_local AlignedBuffer scales;
+  static thread_local AlignedBuffer mins;
+  PackedTile result = packed_tile(weight, shape, first);
+  result.scales.write_products(static_cast<size_t>(tiles) * shape.groups(), scales);
+  result.mins.write_products(static_cast<size_t>(tiles) * shape.groups(), mins);
+  return result;
 }
 
 inline constexpr size_t kQuadBytes = static_cast<size_t>(4) * kTileOutputs;  // 8-bit codes of a tile for four inputs
@@ -189,22 +232,19 @@ inline void prefetch_group(const uint8_t* quantized, size_t tile_bytes, size_t g
   }
 }
 
-// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. `quantized`: of these
-// tiles, of kBits bits, which may be more than those of the weight. is_first: the first rows that meet these tiles.
+// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. Codes of `tile` have kBits
+// bits, which may be more than those of the weight. is_first: the first rows that meet these tiles.
 template <int kRows, int kTiles, int kBits, QuantizedKind kKind>
-inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, const uint8_t* quantized, int first_tile,
+inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, const PackedTile& tile, int first_tile,
                         bool is_first, const QuantizedRows& x, int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
   constexpr int kVecs = kTiles * kTileVecs;
-  const PackedTile tile = packed_tile(weight, shape, first_tile);
+  const uint8_t* quantized = tile.quantized;
   const size_t group_bytes = static_cast<size_t>(kTileOutputs) * shape.group * kBits / 8;
   const size_t tile_bytes = group_bytes * shape.groups();
-  const size_t tile_scales = static_cast<size_t>(kTileOutputs) * shape.groups();
   const int8_t* input = x.row(static_cast<size_t>(first_row));
   const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
   size_t entry = x.entry(static_cast<size_t>(first_row));
-  size_t lanes = 0;  // of the scales
-  const auto lane = [&](int vec) { return lanes + vec / kTileVecs * tile_scales + vec % kTileVecs * kLanes; };
 
   Vec sums[kRows][kVecs];
 #pragma GCC unroll 8
@@ -212,7 +252,9 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
 #pragma GCC unroll 8
     for (auto& sum : row) sum = zero();
   }
-  for (int g = 0; g < x.groups; ++g, entry += x.layout.interleave, lanes += kTileOutputs) {
+  for (int g = 0; g < x.groups; ++g, entry += x.layout.interleave) {
+    const auto group_of = [&](int vec) { return static_cast<size_t>(vec / kTileVecs) * shape.groups() + g; };
+    const auto lane_of = [](int vec) { return vec % kTileVecs * kLanes; };
     const int32_t* offsets = x.offsets + entry;
     // sum (code - zero) x = sum code x - zero sum x: where the sums over a group start.
     IVec group_sums[kRows][kVecs];
@@ -222,7 +264,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
       for (int r = 0; r < kRows; ++r) {
         group_sums[r][v] = broadcast_int(kKind == QuantizedKind::kWithMins ? 0 : offsets[r]);
         if (kKind == QuantizedKind::kShifted) {
-          group_sums[r][v] = multiply(group_sums[r][v], upcast_bytes(tile.zeros + lane(v)));
+          group_sums[r][v] = multiply(group_sums[r][v], upcast_bytes(tile.zeros + group_of(v) * kTileOutputs + lane_of(v)));
         }
       }
     }
@@ -294,8 +336,12 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
     }
     const float* x_scales = x.scales + entry;
     Vec scales[kVecs];
+    Vec mins[kVecs];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) scales[v] = tile.scales == nullptr ? broadcast(1.0f) : load(tile.scales + lane(v));
+    for (int v = 0; v < kVecs; ++v) {
+      scales[v] = tile.scales.halves == nullptr ? broadcast(1.0f) : tile.scales.at(group_of(v), lane_of(v));
+      if (kKind == QuantizedKind::kWithMins) mins[v] = tile.mins.at(group_of(v), lane_of(v));
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Vec x_scale = broadcast(x_scales[r]);
@@ -307,7 +353,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
       // sum (scale code + min) x: the offsets are minus the sums of x's codes.
       const Vec total = broadcast(-x_scales[r] * static_cast<float>(offsets[r]));
 #pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(load(tile.mins + lane(v)), total, sums[r][v]);
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(mins[v], total, sums[r][v]);
     }
   }
 #pragma GCC unroll 8
@@ -327,23 +373,23 @@ inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, 
     // Higher bits cost more than a product: they are put in once for all rows.
     constexpr int kMultiplied = (kBits == 5 || kBits == 6) && kHasDot4 ? 8 : kBits;
     for (; tile + kPackedTiles <= last_tile; tile += kPackedTiles) {
-      const uint8_t* quantized = packed_tile(weight, shape, tile).quantized;
+      PackedTile tiles = packed_tiles(weight, shape, tile, kPackedTiles);
       if constexpr (kMultiplied != kBits) {
         static thread_local AlignedBuffer unpacked;
         auto* widened =
             unpacked.reserve<uint8_t>(static_cast<size_t>(kPackedTiles) * shape.padded_features() * kTileOutputs);
-        unpack_tiles<kBits>(quantized, shape, kPackedTiles, widened);
-        quantized = widened;
+        unpack_tiles<kBits>(tiles.quantized, shape, kPackedTiles, widened);
+        tiles.quantized = widened;
       }
       for (int row = first_row; row < first_row + rows; row += kPackedTileRows<kMultiplied>) {
         packed_rows<kPackedTileRows<kMultiplied>, kPackedTiles, kMultiplied, kKind>(
-            weight, shape, quantized, tile, kMultiplied == kBits && row == first_row, x, row, y, accumulate);
+            weight, shape, tiles, tile, kMultiplied == kBits && row == first_row, x, row, y, accumulate);
       }
     }
   }
   for_row_groups<kPackedRows<kBits>>(first_row, rows, tile, last_tile, [&](auto count, int first_of_group, int row) {
-    packed_rows<count(), 1, kBits, kKind>(weight, shape, packed_tile(weight, shape, first_of_group).quantized,
-                                          first_of_group, row == first_row, x, row, y, accumulate);
+    packed_rows<count(), 1, kBits, kKind>(weight, shape, packed_tile(weight, shape, first_of_group), first_of_group,
+                                          row == first_row, x, row, y, accumulate);
   });
 }
 

@@ -25,6 +25,13 @@ half quantize_group(const float* w, int count, int bits, uint8_t* quantized) {
   return scale;
 }
 
+// Of LinearWeight::scales or mins, of a group of all tiles' and an output of its tile.
+float group_value(const PackedShape& shape, const half* halves, size_t group, size_t lane) {
+  const float shared = to_float(halves[group / static_cast<size_t>(shape.scale_groups) * kTileOutputs + lane]);
+  if (shape.scale_groups == 1) return shared;
+  return shared * static_cast<float>(group_factors(shape, halves)[group * kTileOutputs + lane]);
+}
+
 }  // namespace
 
 void dequantize_output(const LinearWeight& weight, int output, float* values) {
@@ -37,8 +44,8 @@ void dequantize_output(const LinearWeight& weight, int output, float* values) {
   const auto* vector = static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes() + 4 * lane;
   for (int g = 0; g < shape.groups(); ++g) {
     const size_t group = first_group + static_cast<size_t>(g);
-    const float scale = to_float(weight.scales[group * kTileOutputs + lane]);
-    const float min = weight.mins != nullptr ? to_float(weight.mins[group * kTileOutputs + lane])
+    const float scale = group_value(shape, weight.scales, group, lane);
+    const float min = weight.mins != nullptr ? group_value(shape, weight.mins, group, lane)
                                              : scale * static_cast<float>(-shape.zero_code());
     for (int unit = 0; unit < shape.group; unit += shape.unit()) {
       const uint8_t* high = vector + shape.unit() / step * kVector;
