@@ -18,7 +18,7 @@
 
 namespace turbomind::emulated {
 
-thread_local ThreadIndex* current_thread = nullptr;
+constinit thread_local ThreadIndex* current_thread = nullptr;
 
 namespace {
 

@@ -29,7 +29,8 @@ struct ThreadIndex {
   int lane;
 };
 
-extern thread_local ThreadIndex* current_thread;
+// Kernels look at it all the time: it has no initializer to ask for.
+extern constinit thread_local ThreadIndex* current_thread;
 
 struct Launch {
   dim3 grid;
