@@ -360,7 +360,7 @@ class _Combination:
             raise TooAlikeError("has too many alternatives that begin alike")
 
     def language(self) -> Language:
-        """Return what the automaton accepts: its states' equations solved by substitution, the last state's first."""
+        """Return the language of the automaton: equations of states, solved by substitution, the last one first."""
         equations = self.equations()
         for number in reversed(range(len(equations))):
             ways = equations[number]

@@ -111,7 +111,7 @@ inline void quantize_row(const float* x, int in_features, int group, int row, co
 
 // Scales or minima of adjacent tiles, [tiles, groups, 16].
 struct GroupScales {
-  const half* halves = nullptr;     // of each group, or [tiles, groups / shared, 16] where there are factors; null: none
+  const half* halves = nullptr;     // [tiles, groups / shared, 16] where there are factors; null: none
   const int8_t* factors = nullptr;  // null: none
   int shared_log2 = 0;
   const float* products = nullptr;  // written before, for many rows
@@ -264,7 +264,8 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
       for (int r = 0; r < kRows; ++r) {
         group_sums[r][v] = broadcast_int(kKind == QuantizedKind::kWithMins ? 0 : offsets[r]);
         if (kKind == QuantizedKind::kShifted) {
-          group_sums[r][v] = multiply(group_sums[r][v], upcast_bytes(tile.zeros + group_of(v) * kTileOutputs + lane_of(v)));
+          group_sums[r][v] =
+              multiply(group_sums[r][v], upcast_bytes(tile.zeros + group_of(v) * kTileOutputs + lane_of(v)));
         }
       }
     }
