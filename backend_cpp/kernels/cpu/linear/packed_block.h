@@ -157,7 +157,7 @@ inline PackedTile packed_tile(const LinearWeight& weight, const PackedShape& sha
           group_scales(weight.mins, shape, first_group)};
 }
 
-// `tiles` tiles that are multiplied with many rows, until the thread asks for the next.
+// `tiles` tiles for many rows, with the products of their scales, which last until the thread's next call.
 inline PackedTile packed_tiles(const LinearWeight& weight, const PackedShape& shape, int first, int tiles) {
   static thread_local AlignedBuffer scales;
   static thread_local AlignedBuffer mins;

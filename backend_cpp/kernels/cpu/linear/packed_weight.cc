@@ -25,7 +25,7 @@ half quantize_group(const float* w, int count, int bits, uint8_t* quantized) {
   return scale;
 }
 
-// Of LinearWeight::scales or mins, of a group of all tiles' and an output of its tile.
+// Scale or minimum of a group, counted over all tiles, and an output of its tile.
 float group_value(const PackedShape& shape, const half* halves, size_t group, size_t lane) {
   const float shared = to_float(halves[group / static_cast<size_t>(shape.scale_groups) * kTileOutputs + lane]);
   if (shape.scale_groups == 1) return shared;
