@@ -186,18 +186,22 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
   storage.data = AlignedBuffer(shape.quantized_bytes());
   storage.scales = AlignedBuffer(shape.scale_bytes());
   storage.mins = AlignedBuffer(needs_mins ? shape.scale_bytes() : 0);
-  const auto scale_groups = static_cast<size_t>(shape.scale_groups);
-  // Writes a group's scale or minimum of the tile's output `lane`; `shared`: what its block has of them.
-  const auto put = [&](half* halves, size_t group, size_t lane, half value, const std::vector<float>& shared) {
-    const size_t block = group / scale_groups;
-    if (scale_groups == 1) {
-      halves[block * kTileOutputs + lane] = value;
+  // Writes the scale or minimum of a row of a tile whose groups begin at `first`; `shared`: those of the row's blocks.
+  const auto put = [&](half* halves, size_t first, int group, int r, float value, const std::vector<float>& shared,
+                       int output) {
+    const size_t entry = (first + static_cast<size_t>(group)) * kTileOutputs + static_cast<size_t>(r);
+    if (shape.scale_groups == 1) {
+      halves[entry] = finite_half(value, output);
       return;
     }
-    const float factor = shared[block % (shape.groups() / scale_groups)];
-    halves[block * kTileOutputs + lane] = to_half(factor);
-    const_cast<int8_t*>(group_factors(shape, halves))[group * kTileOutputs + lane] =
-        static_cast<int8_t>(factor == 0 ? 0 : std::lround(to_float(value) / factor));
+    const auto block = static_cast<size_t>(group / shape.scale_groups);
+    const float factor = shared[block];
+    if (group % shape.scale_groups == 0) {
+      const size_t blocks = first / static_cast<size_t>(shape.scale_groups) + block;
+      halves[blocks * kTileOutputs + static_cast<size_t>(r)] = finite_half(factor, output);
+    }
+    const_cast<int8_t*>(group_factors(shape, halves))[entry] =
+        static_cast<int8_t>(factor == 0 ? 0 : std::lrint(value / factor));
   };
   loop(shape.tiles(), [&](int tile) {
     const int first = tile * kTileOutputs;
@@ -217,13 +221,12 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
       }
       for (int g = 0; g < shape.groups(); ++g) {
         const auto stored = static_cast<size_t>(g * shape.group / matrix.format_->group);
-        const size_t group = groups + static_cast<size_t>(g);
-        const auto lane = static_cast<size_t>(r);
-        const half scale = finite_half(row.scales[stored], source.output);
-        put(storage.scales.as<half>(), group, lane, scale, row.shared_scales);
+        const float scale = row.scales[stored];
+        put(storage.scales.as<half>(), groups, g, r, scale, row.shared_scales, source.output);
         if (!needs_mins) continue;
-        const float min = row.mins.empty() ? to_float(scale) * static_cast<float>(-zero) : row.mins[stored];
-        put(storage.mins.as<half>(), group, lane, finite_half(min, source.output), row.shared_mins);
+        const float min = !row.mins.empty() ? row.mins[stored]
+                                            : to_float(finite_half(scale, source.output)) * static_cast<float>(-zero);
+        put(storage.mins.as<half>(), groups, g, r, min, row.shared_mins, source.output);
       }
     }
     pack_tile(shape, quantized.data(), count, storage.data.as<uint8_t>() + groups * shape.group_bytes());
