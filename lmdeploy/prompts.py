@@ -152,7 +152,7 @@ class PromptBound:
     """Bounds of a model's prompts: tokens of its context, and the bytes of the longest token."""
 
     tokens: int
-    longest_token: int
+    max_token_bytes: int
 
 
 class PromptPreparer:
@@ -315,7 +315,7 @@ class PromptPreparer:
     def _check_length(self, text: str, bound: PromptBound) -> None:
         """Reject a text with more tokens than fit, at about the cost of one that fits."""
         size = len(text.encode(errors="surrogatepass"))
-        if size > bound.tokens * bound.longest_token:
+        if size > bound.tokens * bound.max_token_bytes:
             raise ValueError(_too_long(bound, f"{size} bytes"))
         if size <= _USUAL_BYTES * bound.tokens:
             return

@@ -85,7 +85,7 @@ class TokenBytes:
         return cls(tokens, tuple(flag & SPECIAL != 0 for flag in flags))
 
 
-def longest_token(path: Path) -> int:
+def max_token_bytes(path: Path) -> int:
     """Return the bytes of the longest token of the table in ``path``; raises as ``TokenBytes.read``."""
     offsets, _, _ = _parts_of(path)
     return max(map(sub, offsets[1:], offsets), default=0)

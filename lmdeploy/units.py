@@ -7,7 +7,7 @@ import math
 import re
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # Go's units
-_LONGEST = 1e10  # seconds, three centuries: as long as a duration of Go's can be
+_MAX_SECONDS = 1e10  # seconds, three centuries: as long as a duration of Go's can be
 _DURATION = re.compile(r"([-+]?)((?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|ms|s|m|h))+)")
 _PART = re.compile(r"([\d.]+)(\D+)")
 _PREFIXES = "kmgt"
@@ -29,7 +29,7 @@ def duration(name: str, value: str | float) -> float:
     elif not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError, TypeError):
             seconds = float(value)
-    if not abs(seconds) <= _LONGEST:
+    if not abs(seconds) <= _MAX_SECONDS:
         raise ValueError(f"{name} must be seconds or a duration such as 5m, 1h30m or -1, got {value!r}")
     return seconds
 

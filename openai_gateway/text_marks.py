@@ -18,7 +18,7 @@ class Marks:
         self._pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
         self._beginnings = frozenset(mark[:size] for mark in marks for size in range(1, len(mark)))
         self._first = re.compile(f"[{re.escape(''.join({mark[0] for mark in marks}))}]" if marks else r"(?!)")
-        self._longest = max(map(len, marks), default=1) - 1
+        self._max_beginning = max(map(len, marks), default=1) - 1
 
     def find(self, text: str) -> re.Match[str] | None:
         """Return the first mark in `text`."""
@@ -26,7 +26,7 @@ class Marks:
 
     def may_begin_at(self, text: str) -> int:
         """Return where what may become a mark begins, at the end of `text`."""
-        for begin in self._first.finditer(text, max(0, len(text) - self._longest)):
+        for begin in self._first.finditer(text, max(0, len(text) - self._max_beginning)):
             if text[begin.start() :] in self._beginnings:
                 return begin.start()
         return len(text)

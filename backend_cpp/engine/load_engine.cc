@@ -206,15 +206,15 @@ std::string cache_fingerprint(const std::string& directory, const EngineSettings
   return hex(sha256(text));
 }
 
-size_t left(size_t most, size_t taken) {
-  return most - std::min(most, taken);
+size_t left(size_t limit, size_t taken) {
+  return limit - std::min(limit, taken);
 }
 
-void expect_to_fit(size_t weights, size_t cache, size_t most) {
-  if (cache <= left(most, weights) && weights <= most) return;
+void expect_to_fit(size_t weights, size_t cache, size_t limit) {
+  if (cache <= left(limit, weights) && weights <= limit) return;
   const auto mb = [](size_t bytes) { return std::to_string((bytes + 999'999) / 1'000'000) + " MB"; };
   throw Error(ErrorCode::kUnavailable, "the model needs " + mb(weights) + " for its weights and " + mb(cache) +
-                                           " for its cache, and all models may take " + mb(most) +
+                                           " for its cache, and all models may take " + mb(limit) +
                                            "; raise models_memory, or lower cache_max_entry_count");
 }
 

@@ -38,15 +38,15 @@ struct StoredRows {
 struct EmbedNgrams {
   static constexpr std::string_view kName = "embed_ngrams";
 
-  StateMemory context;              // int32 [longest - 1]: the tokens before a span's first row, oldest first
+  StateMemory context;              // int32 [max_n - 1]: the tokens before a span's first row, oldest first
   const int32_t* tokens = nullptr;  // [rows]
-  int longest = 0;                  // of an n-gram; there are those of 2 tokens on
+  int max_n = 0;                    // of an n-gram; there are those of 2 tokens on
   int heads = 0;                    // of each n
   int32_t end_token = 0;
-  const uint64_t* multipliers = nullptr;  // [longest]
-  const int32_t* sizes = nullptr;         // [longest - 1, heads]
+  const uint64_t* multipliers = nullptr;  // [max_n]
+  const int32_t* sizes = nullptr;         // [max_n - 1, heads]
   StoredRows table;
-  float* out = nullptr;  // [rows, longest - 1, heads, table.size]
+  float* out = nullptr;  // [rows, max_n - 1, heads, table.size]
 
   void run(ThreadPool& pool) const;  // throws Error where a file does not give a row
 };

@@ -27,11 +27,11 @@ Ngrams::Ngrams(Operators& ops, const ModelSpec& spec, int max_tokens)
       keys_(ops, max_tokens, count_ * size_),
       queries_(ops, max_tokens, count_ * size_),
       values_(ops, max_tokens, size_) {
-  const auto longest = static_cast<size_t>(spec_.size);
+  const auto max_n = static_cast<size_t>(spec_.size);
   for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
-    multipliers_.push_back(part_of<uint64_t>(ops, spec_.multipliers, layer, longest));
+    multipliers_.push_back(part_of<uint64_t>(ops, spec_.multipliers, layer, max_n));
     head_sizes_.push_back(
-        part_of<int32_t>(ops, spec_.head_sizes, layer, (longest - 1) * static_cast<size_t>(spec_.heads)));
+        part_of<int32_t>(ops, spec_.head_sizes, layer, (max_n - 1) * static_cast<size_t>(spec_.heads)));
   }
 }
 

@@ -18,8 +18,8 @@ EngineLoader::EngineLoader(const ModelParameters& parameters)
       served_name_(parameters.served_name.empty() ? read_model_spec(directory_ + "/spec.json").model_name
                                                   : parameters.served_name) {}
 
-PlannedEngine EngineLoader::plan(size_t most) const {
-  return plan_engine(directory_, parameters_.settings, programs_, {most, page_count_});
+PlannedEngine EngineLoader::plan(size_t budget) const {
+  return plan_engine(directory_, parameters_.settings, programs_, {budget, page_count_});
 }
 
 void EngineLoader::check_weights() {
@@ -36,7 +36,7 @@ void EngineLoader::check_weights() {
   weights_ = std::move(found);
 }
 
-std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t most) {
+std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t budget) {
   if (!std::filesystem::exists(directory_ + "/spec.json")) {
     directory_ = find_engine_directory(parameters_.model_path, parameters_.version_directory);
   }
@@ -44,7 +44,7 @@ std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t
   settings.adapters.clear();
   if (!has_loaded_) weights_.clear();
   check_weights();
-  LoadedEngine loaded = load_engine(directory_, settings, programs_, {most, page_count_});
+  LoadedEngine loaded = load_engine(directory_, settings, programs_, {budget, page_count_});
   check_weights();  // nobody has changed them meanwhile
   std::unique_ptr<Engine> engine = std::move(loaded.engine);
   for (const auto& [name, adapter] : adapters) {

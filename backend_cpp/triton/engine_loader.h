@@ -31,11 +31,11 @@ class EngineLoader {
 
   // The model's name as clients see it.
   const std::string& served_name() const { return served_name_; }
-  // The engine to be, where models may take `most` bytes.
-  PlannedEngine plan(size_t most) const;
-  // Throws Error, also where the engine would take more than `most` bytes, or its weights are others than before: the
+  // The engine to be, where models may take `budget` bytes.
+  PlannedEngine plan(size_t budget) const;
+  // Throws Error, also where the engine would take more than `budget` bytes, or its weights are others than before: the
   // tokenizer, which stayed, may be too.
-  std::unique_ptr<Engine> load(const KnownAdapters& adapters, size_t most);
+  std::unique_ptr<Engine> load(const KnownAdapters& adapters, size_t budget);
   // Prepares an engine without requests for sleep: nothing that conversations need is lost where files, or for kWeights
   // the host's memory, keep it. For kNothing, the engine has to end then. Returns what its cache then holds.
   CacheReport rest(Engine& engine, SleepLevel level);

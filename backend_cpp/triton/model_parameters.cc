@@ -94,14 +94,14 @@ EngineSettings engine_settings(const Json& config) {
   return settings;
 }
 
-// Of a parameter that is a number of at least `least`; none: it is empty.
-std::optional<double> number(const Json& config, const std::string& key, const std::string& what, double least = 0) {
+// Of a parameter that is a number of at least `min`; none: it is empty.
+std::optional<double> number(const Json& config, const std::string& key, const std::string& what, double min = 0) {
   const std::string given = parameter(config, key);
   if (given.empty()) return std::nullopt;
   char* end = nullptr;
   const double number = std::strtod(given.c_str(), &end);
-  if (*end != '\0' || !(number >= least)) {
-    const std::string range = least == 0 ? " >= 0" : "";
+  if (*end != '\0' || !(number >= min)) {
+    const std::string range = min == 0 ? " >= 0" : "";
     throw invalid_argument(key + " must be a number of " + what + range + ", got " + given);
   }
   return number;

@@ -113,13 +113,13 @@ class ScoredModel:
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield first and last + 1 of texts whose logits are held at a time."""
-        begin = longest = 0
+        begin = max_length = 0
         for index, length in enumerate(lengths):
-            wider = max(longest, length)
+            wider = max(max_length, length)
             if index > begin and wider * (index - begin + 1) * self.pipe.engine.vocab_size > _MAX_LOGITS:
                 yield begin, index
                 begin, wider = index, length
-            longest = wider
+            max_length = wider
         if lengths:
             yield begin, len(lengths)
 

@@ -81,7 +81,7 @@ def calibration_batches(model: SourceModel, settings: RunSettings) -> tuple[list
     from lmdeploy.tokenizer import Tokenizer
 
     text = calibration.load_text(settings.calib_dataset)
-    length = min(settings.calib_seqlen, model.longest_text())
+    length = min(settings.calib_seqlen, model.max_text_len())
     if length < settings.calib_seqlen:
         logger.info("%s reads %d tokens at a time: pieces are as long", model.name, length)
     samples = calibration.samples_of(text, Tokenizer(str(model.directory)), settings.calib_samples, length)

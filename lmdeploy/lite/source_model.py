@@ -125,12 +125,12 @@ class SourceModel:
             rows = torch.cat((rows, made * 0.5**0.5), -1)
         return functional.pad(rows, (0, self.row_width - rows.shape[-1]))
 
-    def longest_text(self) -> int:
+    def max_text_len(self) -> int:
         """Return how many tokens the model reads without its positions being stretched."""
-        longest = [self.spec.max_position_embeddings]
+        lengths = [self.spec.max_position_embeddings]
         for attention in (self.spec.attention, *self.spec.attentions):
-            longest += [length for length in (attention.logn_length, attention.temperature_length) if length]
-        return min(longest + [rope.stretch.length for rope in self.spec.ropes if rope.stretch is not None])
+            lengths += [length for length in (attention.logn_length, attention.temperature_length) if length]
+        return min(lengths + [rope.stretch.length for rope in self.spec.ropes if rope.stretch is not None])
 
     def tensors_of_layers(self) -> set[str]:
         """Return the names of the checkpoint's tensors that layers are made of."""

@@ -314,7 +314,7 @@ def read_pooling(engine_dir: Path) -> Pooling | None:
     )
 
 
-def longest_text(model_dir: Path) -> int | None:
+def max_text_len(model_dir: Path) -> int | None:
     """Return how many tokens of a text sentence-transformers would read of an encoder's; None: as many as it has."""
     lengths = (
         _transformer_config(model_dir).get("max_seq_length"),

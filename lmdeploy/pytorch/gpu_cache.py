@@ -147,8 +147,8 @@ class GpuPagedCache:
                 step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets, tokens, block_len
             )
             # Decoding, which graphs capture, needs no number on the host.
-            longest = 1 if step.is_decoding else step.max_q_len or int(step.q_seqlens.max())
-            found = _AttentionMetadata(slots, longest)
+            max_q_len = 1 if step.is_decoding else step.max_q_len or int(step.q_seqlens.max())
+            found = _AttentionMetadata(slots, max_q_len)
             step.extras["gpu_cache_rows"] = found
         assert isinstance(found, _AttentionMetadata)
         return found

@@ -19,7 +19,7 @@ class RestartPolicy:
 
     # A server that fails is started again at once; if it fails again the wait is `first_delay`, and doubles
     first_delay: float = 1.0
-    longest_delay: float = 30.0
+    max_delay: float = 30.0
     stable_after: float = 60.0  # a server that ran this long is started again at once
     unready_after: float = 30.0  # a server that is not ready for this long is killed
     poll_interval: float = 1.0  # between two questions whether it is ready
@@ -71,7 +71,7 @@ class Supervisor:
         """Return the wait after this many failures in a row."""
         if failures == 1:
             return 0.0
-        return min(self._policy.first_delay * 2.0 ** min(failures - 2, 30), self._policy.longest_delay)
+        return min(self._policy.first_delay * 2.0 ** min(failures - 2, 30), self._policy.max_delay)
 
     def _until_it_fails(self) -> None:
         """Return when the server has ended, been unready or silent for too long, or `stop` was called."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.model_metadata.pooling import engine_pooling, longest_text
+from lmdeploy.model_metadata.pooling import engine_pooling, max_text_len
 from lmdeploy.model_metadata.task_adapters import is_of_task
 from lmdeploy.turbomind.families import family_of, jina
 from lmdeploy.turbomind.families.common import Checkpoint, Family
@@ -95,9 +95,9 @@ def describe(model_dir: Path, model_name: str) -> Description:
     if text is not None:
         spec = spec_in(spec, text)
     elif spec.encoder is not None:
-        longest = min(spec.max_position_embeddings, longest_text(model_dir) or spec.max_position_embeddings)
+        max_len = min(spec.max_position_embeddings, max_text_len(model_dir) or spec.max_position_embeddings)
         encoder = replace(spec.encoder, pooling=engine_pooling(model_dir, raw))
-        spec = replace(spec, encoder=encoder, max_position_embeddings=longest)
+        spec = replace(spec, encoder=encoder, max_position_embeddings=max_len)
     elif is_headless(raw, index):
         spec = replace(spec, tied_embeddings=True)
     if gguf is not None:

@@ -114,9 +114,9 @@ class _Connection(HttpToolsProtocol):
         self._read_by(self.timeouts.head)
         self.idle[self] = None
         if len(self.connections) > self.max_connections:
-            longest = next(iter(self.idle))  # this one, if all others have requests
-            del self.idle[longest]
-            longest.transport.abort()
+            oldest = next(iter(self.idle))  # this one, if all others have requests
+            del self.idle[oldest]
+            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.idle.pop(self, None)

@@ -14,7 +14,7 @@ import numpy as np
 from lmdeploy.model import chat_template_for
 from lmdeploy.prompts import ImageReader, PlacedImage, PromptBound, PromptPreparer
 from lmdeploy.templates.base import ChatTemplate
-from lmdeploy.token_bytes import longest_token
+from lmdeploy.token_bytes import max_token_bytes
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.images import packed
@@ -53,7 +53,7 @@ class TritonPythonModel:
         settings = json.loads(parameter(args, "engine_config") or "{}")
         bound = PromptBound(
             settings.get("session_len") or engine.spec.max_position_embeddings,
-            longest_token(engine.path / "token_bytes.bin"),
+            max_token_bytes(engine.path / "token_bytes.bin"),
         )
         preparer = PromptPreparer(
             tokenizer,

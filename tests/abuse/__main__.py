@@ -24,11 +24,11 @@ def main() -> int:
         "--servers", nargs="+", default=list(SERVERS), choices=SERVERS, help="that are attacked (default: all)"
     )
     parser.add_argument(
-        "--most", type=int, default=2000, help="attacks on each server, drawn at random (default: %(default)s)"
+        "--max-attacks", type=int, default=2000, help="attacks on each server, drawn at random (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of their order")
     parser.add_argument(
-        "--each",
+        "--attack-seconds",
         type=float,
         default=0.0,
         metavar="SECONDS",
@@ -44,9 +44,9 @@ def main() -> int:
         everything(Path(folder), given.servers) as servers,
     ):
         attacks = [shot for shot in shots(servers, other.address) if re.search(given.attacks, shot.name)]
-        chosen = drawn(attacks, given.most, given.seed)
+        chosen = drawn(attacks, given.max_attacks, given.seed)
         print(f"{len(chosen)} of {len(attacks)} attacks on {', '.join(given.servers)}", flush=True)
-        report = run(servers, chosen, other, given.seconds, given.seed, each_seconds=given.each)
+        report = run(servers, chosen, other, given.seconds, given.seed, attack_seconds=given.attack_seconds)
     print(report.text())
     if given.output:
         given.output.write_text(json.dumps(report.measurements(), indent=1), encoding="utf-8")

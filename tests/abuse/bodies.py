@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-LONGEST = 8 * 2**20  # the default of --max-body-bytes
+MAX_BYTES = 8 * 2**20  # the default of --max-body-bytes
 MODEL = "fake-model"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HELLO = [{"role": "user", "content": "a"}]
@@ -26,14 +26,14 @@ class Hostile:
     is_refused: bool = True
 
 
-def filled(before: str, element: str, after: str, length: int = LONGEST) -> bytes:
+def filled(before: str, element: str, after: str, length: int = MAX_BYTES) -> bytes:
     """Return JSON text with a list of as many of an element as fit."""
     room = length - len((before + after).encode())
     size = len(element.encode()) + 1
     return (before + ",".join([element] * ((room + 1) // size)) + after).encode()
 
 
-def _field(path: str, name: str, element: str, length: int = LONGEST) -> Hostile:
+def _field(path: str, name: str, element: str, length: int = MAX_BYTES) -> Hostile:
     """Return a body of which one field is a list of as many of an element as fit."""
     head = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "a"}, RESPONSES: {"input": "a"}}.get(path, {})
     fields = json.dumps({"model": MODEL} | {key: value for key, value in head.items() if key != name})
@@ -46,13 +46,13 @@ def _text(path: str, fields: dict[str, Any], name: str, unit: str, *, is_refused
     def make() -> bytes:
         empty = json.dumps({**fields, name: ""}).encode()
         size = len(json.dumps(unit, ensure_ascii=False).encode()) - 2
-        times = (LONGEST - len(empty)) // size
+        times = (MAX_BYTES - len(empty)) // size
         return json.dumps({**fields, name: unit * times}, ensure_ascii=False).encode()
 
     return Hostile(path, make, is_refused)
 
 
-def _keys(path: str, name: str, value: str, length: int = LONGEST) -> Hostile:
+def _keys(path: str, name: str, value: str, length: int = MAX_BYTES) -> Hostile:
     """Return a body of which one field is an object of as many keys as fit."""
     head = {"model": MODEL, "messages": HELLO} if path == CHAT else {"model": MODEL, "input": "a"}
 
@@ -75,7 +75,7 @@ def _tools(tools: int, values: int) -> bytes:
 
 
 def _half(marks: bytes) -> bytes:
-    return marks * (LONGEST // len(marks))
+    return marks * (MAX_BYTES // len(marks))
 
 
 _CHAT_FIELDS: dict[str, Any] = {"model": MODEL, "messages": HELLO}
@@ -132,7 +132,7 @@ BODIES: dict[str, Hostile] = {
     "metadata": _keys(RESPONSES, "metadata", "1"),
     "a long model name": _text(CHAT, {"messages": HELLO}, "model", "ab", is_refused=True),
     "a long key": Hostile(
-        RESPONSES, lambda: json.dumps({"input": "a", "metadata": {"a" * (LONGEST - 99): 1}}).encode()
+        RESPONSES, lambda: json.dumps({"input": "a", "metadata": {"a" * (MAX_BYTES - 99): 1}}).encode()
     ),
     "wrong input items": _field(RESPONSES, "input", "1"),
     "input items": _field(RESPONSES, "input", '{"role":"user","content":""}'),
@@ -169,7 +169,7 @@ BODIES: dict[str, Hostile] = {
     "wide prose": _text(COMPLETIONS, {"model": MODEL}, "prompt", "只工作不玩耍，", is_refused=False),
     "prose with a parrot": Hostile(
         COMPLETIONS,
-        lambda: json.dumps({"model": MODEL, "prompt": "a" * (LONGEST - 999) + "🦜"}, ensure_ascii=False).encode(),
+        lambda: json.dumps({"model": MODEL, "prompt": "a" * (MAX_BYTES - 999) + "🦜"}, ensure_ascii=False).encode(),
         is_refused=False,
     ),
     "as many tokens as may be": Hostile(

@@ -50,7 +50,7 @@ FIRST_SECONDS = 90.0  # of a long campaign: memory that is taken when it is firs
 _BETWEEN_SECONDS = 35.0  # in which freed memory goes back
 _IDLE_SECONDS = 60.0  # until when memory has come back
 _BETWEEN_LOOKS = 0.05
-_LONGEST_PROMPT = 200  # tokens
+_MAX_PROMPT_TOKENS = 200  # tokens
 _COMMANDS = {  # by a word of the command line
     "lmdeploy.vl.decoder_process": "image decoder",
     "lmdeploy.templates.rendering": "template renderer",
@@ -182,13 +182,13 @@ def run(
     seconds: float,
     seed: int = 1,
     *,
-    each_seconds: float = 0.0,
+    attack_seconds: float = 0.0,
     measures: bool = True,
 ) -> Report:
     """Send attacks, while others use the servers properly.
 
     ``attacks``: sent in random order: each once, and again until the time is over. ``trap``: a server that none may
-    reach. ``seconds``: at least so long; 0: each attack once. ``each_seconds``: at least so long first comes each
+    reach. ``seconds``: at least so long; 0: each attack once. ``attack_seconds``: at least so long first comes each
     attack alone, beside short texts of another key; 0: not at all. ``measures``: whether time and memory are to be
     compared with those before: minutes, as caches are filled first.
     """
@@ -197,7 +197,7 @@ def run(
     pids = sorted({gateway.pid, *(target.pid for target in servers.targets)})
     caller = Caller(gateway.url, MODEL, KEY)
     if measures:
-        asyncio.run(Traffic(caller, [], seed, _LONGEST_PROMPT).run(CALLERS, WARM_SECONDS))
+        asyncio.run(Traffic(caller, [], seed, _MAX_PROMPT_TOKENS).run(CALLERS, WARM_SECONDS))
         _warm(attacks, servers, seed)
         for target in servers.targets:
             with _asking_texts(target, servers, report, ALONE):
@@ -209,8 +209,8 @@ def run(
         time.sleep(_BETWEEN_SECONDS)
         report.before = memory_of([gateway.pid])
     begin = time.monotonic()
-    if each_seconds > 0:
-        _attack_one_by_one(each_seconds, attacks, servers, report)
+    if attack_seconds > 0:
+        _attack_one_by_one(attack_seconds, attacks, servers, report)
     _attack(seconds, attacks, servers, report, caller, seed)
     report.seconds = time.monotonic() - begin
     report.without_right += [f"the trap was reached: {visit}" for visit in trap.visits]
@@ -251,7 +251,7 @@ def _proper(caller: Caller, seed: int, stop: threading.Event) -> None:
     hostile = read_corpus()
     while not stop.is_set():
         seed += 1
-        asyncio.run(Traffic(caller, hostile, seed, _LONGEST_PROMPT).run(CALLERS, 2.0))
+        asyncio.run(Traffic(caller, hostile, seed, _MAX_PROMPT_TOKENS).run(CALLERS, 2.0))
 
 
 def _attack(

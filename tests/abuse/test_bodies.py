@@ -23,7 +23,7 @@ from openai_gateway.app import ROUTERS, create_app
 from openai_gateway.errors import ApiError
 from openai_gateway.models import OneModel
 from openai_gateway.settings import Settings
-from tests.abuse.bodies import BODIES, CHAT, LONGEST, MODEL, Hostile
+from tests.abuse.bodies import BODIES, CHAT, MAX_BYTES, MODEL, Hostile
 from tests.abuse.texts import SAMPLES
 from tests.support.fake_triton import TOKEN_BYTES
 
@@ -86,12 +86,12 @@ async def post(app: FastAPI, path: str, body: bytes, key: str | None = None) -> 
     return answer
 
 
-@pytest.mark.alike(most=34)
+@pytest.mark.alike(max_cases=34)
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_body_costs_bounded_memory_and_time(app: FastAPI, name: str) -> None:
     hostile = BODIES[name]
     body = hostile.make()
-    assert len(body) <= LONGEST
+    assert len(body) <= MAX_BYTES
     gc.collect()
     tracemalloc.start()
     try:

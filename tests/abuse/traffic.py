@@ -30,14 +30,14 @@ class Traffic:
     """Callers that continue until asked to stop; each has its own generator, so that a seed repeats a run.
 
     ``caller``: sends requests. ``hostile``: the corpus; empty: all requests are proper ones. ``seed``: of all that is
-    random. ``longest``: most tokens of a prompt, and of a response; a quarter of it is usual.
+    random. ``max_prompt_tokens``: of a prompt, and of a response; a quarter of it is usual.
     """
 
-    def __init__(self, caller: Caller, hostile: Sequence[Call], seed: int, longest: int) -> None:
+    def __init__(self, caller: Caller, hostile: Sequence[Call], seed: int, max_prompt_tokens: int) -> None:
         self._caller = caller
         self._hostile = hostile
         self._seed = seed
-        self._longest = longest
+        self._max_prompt_tokens = max_prompt_tokens
 
     async def run(self, callers: int, seconds: float) -> None:
         """Return when the time is over and every request has ended."""
@@ -69,8 +69,8 @@ class Traffic:
             await asyncio.sleep(0.2)
 
     def _draw_call(self, kind: str, generator: random.Random) -> Call:
-        usual = self._longest // 4
-        words = self._longest if kind == "long prompt" else generator.randint(1, usual)
+        usual = self._max_prompt_tokens // 4
+        words = self._max_prompt_tokens if kind == "long prompt" else generator.randint(1, usual)
         body: dict[str, Any] = {
             "max_tokens": generator.randint(1, usual),
             "temperature": generator.choice([0, 0.7]),

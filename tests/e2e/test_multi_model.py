@@ -359,11 +359,11 @@ def test_three_models_answer_from_the_memory_of_one_and_a_half(trio: dict[str, P
         assert "warning: model broken could not be loaded" in server.output
         with httpx.Client(base_url=server.url, timeout=_SECONDS, trust_env=False) as http:
             watched = threading.Event()
-            most: list[int] = []
+            peak_bytes: list[int] = []
 
             def watch() -> None:
                 while not watched.wait(0.02):
-                    most.append(http.get("/v1/models").json()["memory_bytes"] or 0)
+                    peak_bytes.append(http.get("/v1/models").json()["memory_bytes"] or 0)
 
             watcher = threading.Thread(target=watch)
             watcher.start()
@@ -373,7 +373,7 @@ def test_three_models_answer_from_the_memory_of_one_and_a_half(trio: dict[str, P
             finally:
                 watched.set()
                 watcher.join()
-            assert 0 < max(most) <= budget
+            assert 0 < max(peak_bytes) <= budget
             *others, broken = http.get("/v1/models").json()["data"]
             assert [card["load_error"] for card in others] == [None] * 3
             assert "model_format is awq, but the checkpoint's weights are hf" in broken["load_error"]

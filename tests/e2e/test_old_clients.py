@@ -107,7 +107,7 @@ def expected_responses(version: str, default_model_dir: Path) -> list[str]:
     return responses
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize(("version", "options"), [("0.5.1", ()), ("0.5.1", ("--stream-output",)), ("0.2.6", ())])
 def test_two_turns_end_and_a_new_conversation(
     server: TritonServer, default_model_dir: Path, version: str, options: tuple[str, ...]
@@ -117,7 +117,7 @@ def test_two_turns_end_and_a_new_conversation(
     assert shown == [first, second, "", first]
 
 
-@pytest.mark.alike(most=1)  # test_the_oldest_release_samples_and_leaves_in_peace has the other
+@pytest.mark.alike(max_cases=1)  # test_the_oldest_release_samples_and_leaves_in_peace has the other
 @pytest.mark.parametrize("version", ["0.5.1", "0.2.0"])
 def test_a_plain_api_server_serves_old_clients_and_keeps_its_name_for_others(version: str) -> None:
     with api_server() as server:

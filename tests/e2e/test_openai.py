@@ -150,16 +150,16 @@ def test_what_the_engine_s_limits_forbid_is_refused_and_disturbs_nothing(
 
 def test_the_reported_context_is_the_one_that_limits_are_held_against(gateway: str) -> None:
     card = httpx.get(f"{gateway}/v1/models", trust_env=False).json()["data"][0]
-    longest = card["max_model_len"]
-    body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "max_completion_tokens": longest + 1}
+    context_len = card["max_model_len"]
+    body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "max_completion_tokens": context_len + 1}
     rejected = httpx.post(f"{gateway}/v1/chat/completions", json=body, trust_env=False)
     assert rejected.status_code == 400
     error = rejected.json()["error"]
     assert (error["param"], error["code"]) == ("max_completion_tokens", "invalid_value")
-    assert f"at most {longest} completion tokens" in error["message"]
+    assert f"at most {context_len} completion tokens" in error["message"]
     shown = httpx.post(f"{gateway}/api/show", json={"model": DEFAULT_MODEL_NAME}, trust_env=False).json()["model_info"]
-    assert shown[f"{shown['general.architecture']}.context_length"] == longest
-    prompt = {"model": DEFAULT_MODEL_NAME, "prompt": "word " * (longest + 10)}
+    assert shown[f"{shown['general.architecture']}.context_length"] == context_len
+    prompt = {"model": DEFAULT_MODEL_NAME, "prompt": "word " * (context_len + 10)}
     too_long = httpx.post(f"{gateway}/v1/completions", json=prompt, trust_env=False).json()["error"]
     assert (too_long["param"], too_long["code"]) == ("prompt", "context_length_exceeded")
 

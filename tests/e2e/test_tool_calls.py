@@ -53,7 +53,7 @@ def require_fitting(made: Made) -> None:
         jsonschema.validate(arguments, PARAMETERS)
 
 
-@pytest.mark.alike(most=3)
+@pytest.mark.alike(max_cases=3)
 def test_openais_client(url: str) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     options: Any = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": TOKENS}
@@ -78,7 +78,7 @@ def test_openais_client(url: str) -> None:
     assert last.finish_reason in ("stop", "length", "tool_calls")
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 def test_anthropics_client(url: str) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     tools: Any = [{"name": function["name"], "input_schema": PARAMETERS} for function in FUNCTIONS]
@@ -99,7 +99,7 @@ def test_anthropics_client(url: str) -> None:
     assert last.usage.output_tokens > 0
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 def test_ollamas_client(url: str) -> None:
     client = ollama.Client(url, trust_env=False)
     messages: list[Any] = [{"role": "user", "content": QUESTION}]

@@ -67,7 +67,7 @@ def two_gpus(on_cuda: int, request: pytest.FixtureRequest) -> None:
             pytest.skip(f"needs NCCL: {error}")
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize("name", VARIED)
 def test_logits_equal_transformers_in_chunks_in_steps_and_after_cached_prefixes(
     name: str, tmp_path: Path, on_cuda: int
@@ -75,7 +75,7 @@ def test_logits_equal_transformers_in_chunks_in_steps_and_after_cached_prefixes(
     check_logits(name, tmp_path / "model", (4, 3), device="cuda")
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -146,7 +146,7 @@ def test_a_librarys_products_of_experts_serve_prompts(tmp_path: Path, on_cuda: i
     check_library("experts", directory, PROMPT * 3, 100, 2 * 2 + 1)
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize(
     ("architecture", "form"),
     [
@@ -172,7 +172,7 @@ def test_codes_with_scales_are_multiplied_as_on_the_cpu(
     assert relative_error(logits("cuda"), logits("cpu")) < (0.03 if form.dtype == torch.int8 else 0.01)
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize(
     ("architecture", "form", "limit"),
     [
@@ -248,13 +248,13 @@ def test_a_share_of_the_memory_is_what_the_largest_step_leaves(tmp_path: Path, o
 
 
 # Graphs are captured with their sums over ranks in them: a response's second and third step.
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("name", ["Llama", "Falcon 7B", "GPT-OSS", "DeepSeek-V2"])
 def test_two_ranks_compute_what_transformers_computes(name: str, tmp_path: Path, two_gpus: None) -> None:
     check_logits(name, tmp_path / "model", (6, 3), device="cuda", tp=2)
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"weight_bits": 4}, {"quant_policy": 8}], ids=str)
 def test_two_ranks_are_about_as_exact_as_one(settings: dict[str, Any], tmp_path: Path, two_gpus: None) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)

@@ -60,7 +60,7 @@ def test_too_little_memory_at_start_is_reported_with_what_took_it_and_what_lower
         TokenEngine(model, device="cuda", **settings)
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -19,7 +19,7 @@ from tests.support.gguf_files import write_gguf
 __all__ = ["on_cuda"]
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize(
     "form",
     [

@@ -71,7 +71,7 @@ def responses(
     return responses
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_are_those_that_the_cpu_chooses(name: str, tiny: Path, on_cuda: None) -> None:
     requests = [(prompt, sampled(name, seed)) for seed, prompt in enumerate(PROMPTS)]

@@ -169,7 +169,7 @@ def test_steps_and_settings_are_those_of_sentence_transformers(mode: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("files", "longest"),
+    ("files", "max_len"),
     [
         ({}, 512),
         ({"tokenizer_config.json": {"model_max_length": 11}}, 11),
@@ -187,13 +187,13 @@ def test_steps_and_settings_are_those_of_sentence_transformers(mode: str, tmp_pa
     ],
 )
 def test_the_longest_text_is_read_where_publishers_write_it(
-    files: dict[str, Any], longest: int, tmp_path: Path
+    files: dict[str, Any], max_len: int, tmp_path: Path
 ) -> None:
     make_encoder(tmp_path, "Bert", num_hidden_layers=1)
     for name, content in files.items():
         before = json.loads((tmp_path / name).read_text()) if (tmp_path / name).is_file() else {}
         (tmp_path / name).write_text(json.dumps(before | content))
-    assert describe(tmp_path, "model").spec.max_position_embeddings == longest
+    assert describe(tmp_path, "model").spec.max_position_embeddings == max_len
 
 
 def test_texts_and_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield Checkpoint(directory, engine.generate(IDS, 1)[1], "index_topk" in overrides)
 
 
-@pytest.mark.alike(most=10)
+@pytest.mark.alike(max_cases=10)
 def test_logits_are_bitwise_the_same_alone_and_among_others(checkpoint: Checkpoint) -> None:
     settings = TurbomindEngineConfig(
         dtype="float32", cache_block_seq_len=16, cache_max_entry_count=384, max_prefill_token_num=24

@@ -161,7 +161,7 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
     return source, path
 
 
-@pytest.mark.alike(most=8)
+@pytest.mark.alike(max_cases=8)
 @pytest.mark.parametrize("name", SERVED)
 def test_a_file_with_the_keys_of_a_published_one_answers_as_transformers(name: str, tmp_path: Path) -> None:
     source, path = write(name, tmp_path)

@@ -86,7 +86,7 @@ NAMES = list(
 )
 
 
-@pytest.mark.alike(most=5)
+@pytest.mark.alike(max_cases=5)
 @pytest.mark.parametrize("name", NAMES)
 def test_words_are_cut_as_llama_cpp_cuts_them(name: str, tmp_path: Path) -> None:
     require_llama_cpp()

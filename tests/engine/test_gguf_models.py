@@ -155,7 +155,7 @@ def logits_of_transformers(directory: Path, ids: list[int], values: Tensors | No
     return logits
 
 
-@pytest.mark.alike(most=17)
+@pytest.mark.alike(max_cases=17)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_the_checkpoint_a_file_was_written_from(name: str, tmp_path: Path) -> None:
     architecture, published, overrides, extra = CASES[name]

@@ -123,7 +123,7 @@ def test_every_kind_of_projector_is_compared() -> None:
     assert {tower.architecture for tower in TOWERS.values()} <= {name for name, _ in vision_families()}
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize("kind", list(CASES))
 def test_images_are_seen_as_by_the_same_checkpoint(kind: str, made: Callable[[str], tuple[Path, Path]]) -> None:
     image = make_image(40, 60)
@@ -140,7 +140,7 @@ def test_images_are_seen_as_by_the_same_checkpoint(kind: str, made: Callable[[st
     assert relative_error(logits[1], logits[0]) < TOLERANCE
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("kind", list(CASES))
 def test_texts_are_read_as_llama_cpp_reads_them(
     kind: str, made: Callable[[str], tuple[Path, Path]], tmp_path: Path

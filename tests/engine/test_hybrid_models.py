@@ -176,7 +176,7 @@ ONE_RANK = {"OLMo Hybrid", "Mamba", "Falcon Mamba", "Jamba", "Jamba with experts
 OTHERS = [name for name in MODELS if name not in {"Qwen3.5", "Granite 4 without Mamba"}]
 
 
-@pytest.mark.alike(most=4)
+@pytest.mark.alike(max_cases=4)
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_family_keeps_its_bits_in_chunks_with_hits_and_preempted(name: str, tmp_path: Path) -> None:
     made = make_hybrid(tmp_path / "model", name)
@@ -188,7 +188,7 @@ def test_every_family_keeps_its_bits_in_chunks_with_hits_and_preempted(name: str
         assert model.engine.metrics()["prefix_cache_hits_total"] > 0
 
 
-@pytest.mark.alike(most=4)
+@pytest.mark.alike(max_cases=4)
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_family_runs_with_few_bits(name: str, tmp_path: Path) -> None:
     made = make_hybrid(tmp_path / "model", name)
@@ -212,7 +212,7 @@ def test_bits_of_a_cache_that_a_model_does_not_have_are_ignored(
     assert "no attention layers" in caplog.text
 
 
-@pytest.mark.alike(most=5)
+@pytest.mark.alike(max_cases=5)
 @pytest.mark.parametrize("name", [name for name in OTHERS if name not in ONE_RANK])
 def test_heads_divide_among_ranks(name: str, tmp_path: Path) -> None:
     check_ranks(make_hybrid(tmp_path / "model", name))

@@ -50,7 +50,7 @@ def check_merged(directory: Path, adapter: Path, scale: float = 2.0, **settings:
         assert relative_error(logits, reference_logits(merged, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
 
 
-@pytest.mark.alike(most=3)
+@pytest.mark.alike(max_cases=3)
 @pytest.mark.parametrize("name", ["Llama", "Llama with biases", "Qwen2", "Qwen3", "Gemma 2", "Granite"])
 def test_logits_are_those_of_the_merged_model(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -58,7 +58,7 @@ def test_logits_are_those_of_the_merged_model(name: str, tmp_path: Path) -> None
     check_merged(directory, make_adapter(tmp_path / "adapter", directory))
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize("targets", [("q_proj",), ("v_proj", "o_proj"), ("k_proj", "up_proj"), ("down_proj",)])
 def test_any_of_the_layers_may_be_adapted(targets: tuple[str, ...], tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model")
@@ -100,7 +100,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.alike(most=3)
+@pytest.mark.alike(max_cases=3)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_joined_and_reordered_layers_are_adapted_as_the_checkpoint_names_them(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -117,7 +117,7 @@ def test_joined_and_reordered_layers_are_adapted_as_the_checkpoint_names_them(na
     assert relative_error(logits[: len(PROMPT)], base) > 0.01
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_ranks_together_compute_what_one_does(tp: int, tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model", num_attention_heads=4, num_key_value_heads=2)
@@ -131,7 +131,7 @@ QUANTIZED = {
 }
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize(("name", "tp"), [*((name, 1) for name in QUANTIZED), ("gptq ordered", 2)])
 def test_codes_are_adapted_as_the_numbers_they_stand_for(name: str, tp: int, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -147,7 +147,7 @@ def test_codes_are_adapted_as_the_numbers_they_stand_for(name: str, tp: int, tmp
     assert relative_error(logits, exact) < ROUNDED_ACTIVATIONS < 0.2 * relative_error(base, exact)
 
 
-@pytest.mark.alike(most=1)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_base_rounded_while_loading_is_adapted_too(bits: int, tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model", hidden_size=64, intermediate_size=128, initializer_range=0.02)

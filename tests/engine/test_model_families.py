@@ -386,7 +386,7 @@ VARIED = ["OLMo 3", "Hunyuan", "GPT-2", "Gemma 2", "Gemma 3", "Falcon 40B", "Fal
 VARIED += ["Llama 4", "Trinity", "Cohere2 with experts", "Granite SWA", *HYBRID_MODELS, *LAYERED_MODELS]
 
 
-@pytest.mark.alike(most=12)
+@pytest.mark.alike(max_cases=12)
 @pytest.mark.parametrize("name", VARIED)
 def test_logits_are_bitwise_the_same_in_small_chunks_and_in_one(name: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"

@@ -312,7 +312,7 @@ READ = CONFIGS.keys() - {name for names in REFUSED.values() for name in names}
 COMPARED = [name for name in CONFIGS if name in READ and name not in NOT_COMPARED]
 
 
-@pytest.mark.alike(most=14)
+@pytest.mark.alike(max_cases=14)
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_checkpoint_with_a_published_config_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     logits_of = make_published(tmp_path / "model", CONFIGS[name])

@@ -44,7 +44,7 @@ FORMS = {
 }
 
 
-@pytest.mark.alike(most=7)
+@pytest.mark.alike(max_cases=7)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_logits_are_those_of_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
     values = quantize_checkpoint(source, tmp_path / "model", FORMS[name])
@@ -122,7 +122,7 @@ BLOCKS: dict[str, tuple[dict[str, Encoder], dict[str, Any], float]] = {
 }
 
 
-@pytest.mark.alike(most=5)
+@pytest.mark.alike(max_cases=5)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_weights_in_blocks_are_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
     encoders, given, limit = BLOCKS[name]

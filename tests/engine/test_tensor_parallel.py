@@ -62,7 +62,7 @@ DIVIDED = [
 ]
 
 
-@pytest.mark.alike(most=12)
+@pytest.mark.alike(max_cases=12)
 @pytest.mark.parametrize(("name", "tp"), DIVIDED)
 def test_logits_equal_transformers_in_chunks_in_steps_and_after_cached_prefixes(
     name: str, tp: int, tmp_path: Path

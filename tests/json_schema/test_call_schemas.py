@@ -18,7 +18,7 @@ CALL_SCHEMAS: dict[str, Any] = dict(map(json.loads, (Path(__file__).parent / "ca
 WALKS = 3
 
 
-@pytest.mark.alike(most=20)
+@pytest.mark.alike(max_cases=20)
 @pytest.mark.parametrize("name", CALL_SCHEMAS)
 def test_what_is_written_under_a_schema_of_a_function_is_valid(name: str) -> None:
     schema = CALL_SCHEMAS[name]

@@ -61,7 +61,7 @@ def random_pattern(chance: random.Random, depth: int = 0) -> str:
     return f"(?:{random_pattern(chance, max(depth, 2) + 1)}){count}"
 
 
-@pytest.mark.alike(most=3)
+@pytest.mark.alike(max_cases=3)
 @pytest.mark.parametrize("seed", range(20))
 def test_the_engine_takes_the_strings_of_a_language_and_no_others(seed: int) -> None:
     chance = random.Random(seed)
@@ -72,7 +72,7 @@ def test_the_engine_takes_the_strings_of_a_language_and_no_others(seed: int) -> 
         assert wrong == [], rules
 
 
-@pytest.mark.alike(most=3)
+@pytest.mark.alike(max_cases=3)
 @pytest.mark.parametrize("seed", range(20))
 def test_what_the_engine_writes_for_a_pattern_is_found_by_python_too(seed: int) -> None:
     chance = random.Random(seed)
@@ -90,7 +90,7 @@ def test_what_the_engine_writes_for_a_pattern_is_found_by_python_too(seed: int) 
             assert not matches(language, near) or re.search(pattern, near), (pattern, near)
 
 
-@pytest.mark.alike(most=3)
+@pytest.mark.alike(max_cases=3)
 @pytest.mark.parametrize("seed", range(20))
 def test_strings_of_several_languages_and_of_no_other_are_these_and_no_others(seed: int) -> None:
     chance = random.Random(seed)

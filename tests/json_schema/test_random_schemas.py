@@ -25,7 +25,7 @@ KEYWORDS = {
 }
 
 
-@pytest.mark.alike(most=6)
+@pytest.mark.alike(max_cases=6)
 @pytest.mark.parametrize("first", SEEDS[::BLOCK])
 def test_what_is_written_under_a_random_schema_is_valid_or_the_schema_is_refused(first: int) -> None:
     counts: Counter[str] = Counter()

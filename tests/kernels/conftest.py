@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def sample_of(name: str) -> pytest.MarkDecorator:
     """Return the mark of a device's cases: of lesser instruction sets, which share all code but vectors, a few."""
-    return pytest.mark.alike(most=6) if name in cpu_names()[1:] else pytest.mark.alike
+    return pytest.mark.alike(max_cases=6) if name in cpu_names()[1:] else pytest.mark.alike
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def logits_of(directory: Path, **options: Any) -> Any:
     return logits
 
 
-@pytest.mark.alike(most=8)
+@pytest.mark.alike(max_cases=8)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_of_the_table(name: str, tmp_path: Path) -> None:
     row = ROWS[name]

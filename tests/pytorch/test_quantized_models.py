@@ -84,7 +84,7 @@ def with_experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return directory
 
 
-@pytest.mark.alike(most=6)
+@pytest.mark.alike(max_cases=6)
 @pytest.mark.parametrize("form", FORMS)
 def test_experts_are_codes_too(with_experts: Path, tmp_path: Path, form: str) -> None:
     values = write(with_experts, tmp_path / "coded", FORMS[form])

@@ -83,7 +83,7 @@ def supervise(server: Any, policy: RestartPolicy, monkeypatch: pytest.MonkeyPatc
 
 def test_the_first_failure_is_mended_at_once_and_later_ones_ever_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Scripted(runs=False)
-    waits = supervise(server, RestartPolicy(first_delay=1.0, longest_delay=5.0), monkeypatch, 6)
+    waits = supervise(server, RestartPolicy(first_delay=1.0, max_delay=5.0), monkeypatch, 6)
     assert waits == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
     assert server.starts == 5
 

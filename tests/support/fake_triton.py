@@ -327,15 +327,15 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         choices = list(script.choices or [script.texts] * received.inputs.get("n", 1))
         if not received.inputs.get("stream"):
             choices = [["".join(texts)] for texts in choices]
-        longest = max(len(texts) for texts in choices)
-        for done in range(longest):
+        max_tokens = max(len(texts) for texts in choices)
+        for done in range(max_tokens):
             self._interrupt(script, done, received)
             for index, texts in enumerate(choices):
                 if done < len(texts):
                     ends = script.fail_after is None and (script.hold_after is None or script.resume)
                     last = ends and done == len(texts) - 1
                     yield _response(received, script, index, texts[done], done, last)
-        self._interrupt(script, longest, received)
+        self._interrupt(script, max_tokens, received)
 
     def _interrupt(self, script: Script, done: int, received: Received) -> None:
         if script.hold_after == done:

@@ -101,20 +101,20 @@ class MiniCpmReference(PlainLayers):
     def views(self, image: Image.Image) -> list[torch.Tensor]:
         """Return the rows of each view of an image."""
         views = _views(image)
-        longest = max(view.shape[0] * view.shape[1] for view in views) // _PATCH**2
-        return [self.rows(view, longest) for view in views]
+        max_patches = max(view.shape[0] * view.shape[1] for view in views) // _PATCH**2
+        return [self.rows(view, max_patches) for view in views]
 
-    def rows(self, view: np.ndarray, longest: int) -> torch.Tensor:
-        """Return the rows of one view, line, column, colour, of an image whose largest has ``longest`` patches."""
+    def rows(self, view: np.ndarray, max_patches: int) -> torch.Tensor:
+        """Return the rows of one view, line, column, colour, of an image whose largest has ``max_patches`` patches."""
         patch_rows, patch_columns = view.shape[0] // _PATCH, view.shape[1] // _PATCH
         grid = [(row, column) for row in range(patch_rows) for column in range(patch_columns)]
         squares = patches(view, _PATCH)
         if self.version == 2.5:  # the published code does not mask what fills up the shorter views of an image
-            squares = torch.cat([squares, squares.new_zeros(longest - len(squares), squares.shape[1])])
+            squares = torch.cat([squares, squares.new_zeros(max_patches - len(squares), squares.shape[1])])
         states = self.linear(squares, "vpm.embeddings.patch_embedding")
         table = [_bucket(row, patch_rows) * _TABLE + _bucket(column, patch_columns) for row, column in grid]
         if self.version == 2.5:  # nor does it report the tower where lines end
-            table = [_bucket(i, longest) for i in range(longest)]
+            table = [_bucket(i, max_patches) for i in range(max_patches)]
         states = states + self["vpm.embeddings.position_embedding.weight"][table]
         for layer in range(_TOWER_LAYERS):
             at = f"vpm.encoder.layers.{layer}."

@@ -1,7 +1,7 @@
 """Samples of cases that are much alike.
 
 `make test` runs a sample of the cases of a test that is marked ``alike``, such that each value of each parameter
-occurs, on each device, or, marked ``alike(most=n)``, at most n of such a sample, and nothing that is marked
+occurs, on each device, or, marked ``alike(max_cases=n)``, at most n of such a sample, and nothing that is marked
 ``thorough``; `make test-all` (``--all-cases``) runs all of them. A test that goes through its cases itself takes the
 fixture ``all_cases``, and a part of them (`one_in`) where that is false.
 """
@@ -78,7 +78,7 @@ def left_out_alike(alike: Iterable[pytest.Item]) -> set[pytest.Item]:
     for group in groups.values():
         sample = covering([values_of(item) for item in group])
         mark = group[0].get_closest_marker("alike")
-        max_cases = len(sample) if mark is None else mark.kwargs.get("most", len(sample))
+        max_cases = len(sample) if mark is None else mark.kwargs.get("max_cases", len(sample))
         kept = set(spread(sample, max_cases))
         left_out.update(item for number, item in enumerate(group) if number not in kept)
     return left_out

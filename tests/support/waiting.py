@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-_LONGEST_PAUSE = 0.1  # seconds
+_MAX_PAUSE = 0.1  # seconds
 
 
 def _pauses() -> Iterator[float]:
@@ -12,7 +12,7 @@ def _pauses() -> Iterator[float]:
     pause = 0.01
     while True:
         yield pause
-        pause = min(1.3 * pause, _LONGEST_PAUSE)
+        pause = min(1.3 * pause, _MAX_PAUSE)
 
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout: float = 180.0) -> None:

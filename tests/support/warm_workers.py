@@ -20,7 +20,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _FILES = 5  # standard ones, the channel and the lifeline
-_LONGEST = 1 << 20  # bytes of arguments and environment
+_MAX_REQUEST_BYTES = 1 << 20  # bytes of arguments and environment
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def _import() -> None:
 
 def _watch(connection: socket.socket) -> None:
     """Fork the worker, and tell how it ends."""
-    message, files, _, _ = socket.recv_fds(connection, _LONGEST, _FILES)
+    message, files, _, _ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, _FILES)
     words, _, environment = message.partition(b"\0\0")
     worker = os.fork()
     if worker == 0:

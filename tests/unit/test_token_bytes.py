@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from lmdeploy.token_bytes import TokenBytes, entries_of, longest_token
+from lmdeploy.token_bytes import TokenBytes, entries_of, max_token_bytes
 from lmdeploy.tokenizer import Tokenizer
 
 SAMPLES = [
@@ -221,7 +221,7 @@ def test_the_longest_token_of_a_table_is_found_without_reading_the_tokens(
     table = _table(default_tokenizer)
     table.write(tmp_path / "table")
     assert TokenBytes.read(tmp_path / "table") == table
-    assert longest_token(tmp_path / "table") == max(map(len, table.tokens))
+    assert max_token_bytes(tmp_path / "table") == max(map(len, table.tokens))
 
 
 def test_ids_beyond_the_tokenizer_are_empty_and_beyond_the_embedding_absent(default_tokenizer: Tokenizer) -> None:

@@ -297,14 +297,14 @@ def over_http(model_path: Path, rounds: Rounds) -> Iterator[Played]:
     """
     requests = random_requests(2 * HTTP_STREAMS, Lengths(32, 256), Lengths(32, 192), seed=1)
     tokenizer = Tokenizer(str(model_path))
-    longest = max(len(tokenizer.encode(request.prompt)) + request.output_len for request in requests)
+    max_tokens = max(len(tokenizer.encode(request.prompt)) + request.output_len for request in requests)
     file, peer = gguf(model_path, 4), {}
     if llama_tool("llama-server").exists() and file.exists():
-        peer = {"llama-server Q4_0": lambda: llama_cpp.serving(file, HTTP_STREAMS, longest)}
+        peer = {"llama-server Q4_0": lambda: llama_cpp.serving(file, HTTP_STREAMS, max_tokens)}
     runs = _served(model_path, 4, peer, requests, rounds)
     yield f"HTTP, {HTTP_STREAMS} streams, 4-bit", _throughputs(runs), None
     if missing_program(vllm_python()) is None:
-        peer = {"vLLM bfloat16": lambda: vllm.serving(model_path, HTTP_STREAMS, longest)}
+        peer = {"vLLM bfloat16": lambda: vllm.serving(model_path, HTTP_STREAMS, max_tokens)}
         runs = _served(model_path, 16, peer, requests, rounds)
         name = f"HTTP, {HTTP_STREAMS} streams, 16-bit"
         yield name, _throughputs(runs), None

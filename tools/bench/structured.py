@@ -30,9 +30,9 @@ def record(**members: Schema) -> Schema:
     return {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
 
 
-def text(longest: int) -> Schema:
+def text(max_length: int) -> Schema:
     """Return the schema of a string of bounded length."""
-    return {"type": "string", "maxLength": longest}
+    return {"type": "string", "maxLength": max_length}
 
 
 PERSON = record(first=text(20), last=text(20))

@@ -19,11 +19,11 @@ void CudaSpans::set(CudaOperators& ops, const std::vector<AttentionSpan>& spans,
     return static_cast<size_t>((span.first_position + span.count + block_len - 1) / block_len);
   };
   size_t block_count = 0;
-  int longest = 0;
+  int max_kv_len = 0;
   int max_tokens = 0;
   for (const AttentionSpan& span : spans) {
     block_count += blocks_of(span);
-    longest = std::max(longest, span.first_position + span.count);
+    max_kv_len = std::max(max_kv_len, span.first_position + span.count);
     max_tokens = std::max(max_tokens, span.count);
   }
   if (blocks_.size() < block_count * sizeof(int32_t)) {
@@ -40,7 +40,7 @@ void CudaSpans::set(CudaOperators& ops, const std::vector<AttentionSpan>& spans,
     next += static_cast<int32_t>(blocks_of(span));
   }
   blocks_.upload(ops, block_count * sizeof(int32_t));
-  const int context = CudaGraphs::context_bound(longest);
+  const int context = CudaGraphs::context_bound(max_kv_len);
   const auto singles = static_cast<int>(single_.filled.size());
   const bool is_decoding = is_padded && several_.filled.empty();
   upload(ops, single_, CudaGraphs::padded_rows(singles, is_decoding), 1, context);

@@ -22,15 +22,15 @@ class RepetitionDetector {
   // Takes the next token. Whether the last tokens are repetitions of a span.
   bool advance(int32_t token) {
     const int32_t* last = &last_[static_cast<size_t>(next_)];  // the oldest first
-    int32_t longest = 0;
+    int32_t max_repeated = 0;
     for (int i = 0; i < kMaxSpanLen; ++i) {
       same_[static_cast<size_t>(i)] = last[i] == token ? same_[static_cast<size_t>(i)] + 1 : 0;
       const int32_t tokens = same_[static_cast<size_t>(i)] + kMaxSpanLen - i;
-      longest = longest > tokens ? longest : tokens;
+      max_repeated = max_repeated > tokens ? max_repeated : tokens;
     }
     last_[static_cast<size_t>(next_)] = last_[static_cast<size_t>(next_ + kMaxSpanLen)] = token;
     next_ = (next_ + 1) % kMaxSpanLen;
-    return longest >= kMinTokens;
+    return max_repeated >= kMinTokens;
   }
 
  private:

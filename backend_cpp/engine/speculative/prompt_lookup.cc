@@ -163,13 +163,13 @@ void LikelyTokens::read_table() {
     const std::string_view bytes = table_.bytes(token);
     if (bytes.empty() || table_.is_special(token)) continue;
     token_of_.try_emplace(bytes, token);
-    longest_ = std::max(longest_, bytes.size());
+    max_bytes_ = std::max(max_bytes_, bytes.size());
   }
 }
 
 int32_t LikelyTokens::longest(std::string_view text) {
-  if (longest_ == 0) read_table();
-  for (size_t length = std::min(longest_, text.size()); length > 0; --length) {
+  if (max_bytes_ == 0) read_table();
+  for (size_t length = std::min(max_bytes_, text.size()); length > 0; --length) {
     if (const auto found = token_of_.find(text.substr(0, length)); found != token_of_.end()) return found->second;
   }
   return -1;

@@ -173,7 +173,7 @@ class LikelyTokens {
   const TokenTable& table_;
   int vocab_size_;
   std::unordered_map<std::string_view, int32_t> token_of_;  // filled when first asked
-  size_t longest_ = 0;
+  size_t max_bytes_ = 0;
 };
 
 }  // namespace turbomind

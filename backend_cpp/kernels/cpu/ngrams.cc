@@ -52,7 +52,7 @@ bool StoredRows::read(int64_t index, float* to) const {
 }
 
 void EmbedNgrams::run(ThreadPool& pool) const {
-  const int before = longest - 1;
+  const int before = max_n - 1;
   const size_t width = static_cast<size_t>(before) * static_cast<size_t>(heads) * static_cast<size_t>(table.size);
   std::vector<int32_t> history;
   std::atomic<bool> has_failed = false;

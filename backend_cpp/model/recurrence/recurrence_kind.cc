@@ -79,8 +79,8 @@ struct Mamba2 : RecurrenceRule {
                         const RecurrenceRows& rows) const override {
     const StridedRows lengths = rows.from(channels() + values());
     step.ops.scale(config.step_scale, rows_view(lengths.first, step.rows, config.num_heads, lengths.stride));
-    const float longest = config.max_step > 0 ? config.max_step : std::numeric_limits<float>::infinity();
-    return {{.kind = RecurrenceGate::kMamba, .dt_min = config.min_step, .dt_max = longest}, lengths, {}};
+    const float max_dt = config.max_step > 0 ? config.max_step : std::numeric_limits<float>::infinity();
+    return {{.kind = RecurrenceGate::kMamba, .dt_min = config.min_step, .dt_max = max_dt}, lengths, {}};
   }
 };
 

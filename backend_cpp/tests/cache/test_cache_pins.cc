@@ -89,8 +89,8 @@ ENGINE_TEST(pins_take_a_fourth_of_the_cache_and_give_way_to_what_needs_it_all) {
   }
   CHECK(is_rejected);
   // A request that fits into the cache alone completes.
-  const int longest = engine.config().session_len - 1;
-  cached_tokens_of(engine, id++, random_prompt(random, longest));
+  const int max_prompt = engine.config().session_len - 1;
+  cached_tokens_of(engine, id++, random_prompt(random, max_prompt));
   const CacheReport dropped = control(engine, Action::kDropMemory).report;
   CHECK_EQUAL(dropped.pinned_prompts, 0);
   CHECK_EQUAL(dropped.stats.blocks_idle, 0);

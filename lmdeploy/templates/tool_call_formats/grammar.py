@@ -13,7 +13,7 @@ from lmdeploy.json_schema.sets import TRUE, Conjunction
 
 Grammar = dict[str, Any]
 
-_MOST_CALLS = 8  # one after the other; a weak model may call until its tokens are spent
+_MAX_CALLS = 8  # one after the other; a weak model may call until its tokens are spent
 
 
 _ANY_OBJECT = ObjectPlan((), (Group(None, TRUE),), 0, None, "")
@@ -71,8 +71,8 @@ class CallGrammar:
         else:
             one = any_of(self.tags)
             further = sequence([constant(self.separator), one])
-            most = {"type": "repeat", "min": 0, "max": _MOST_CALLS - 1, "content": further}
-            inner = sequence([one, most if several else None])
+            rest = {"type": "repeat", "min": 0, "max": _MAX_CALLS - 1, "content": further}
+            inner = sequence([one, rest if several else None])
         return sequence([constant(self.before), inner, constant(self.after)])
 
     def text(self, *, several: bool) -> Grammar | None:

@@ -30,8 +30,8 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     chosen = await gateway.choose(body.model, request)
     conversation = Conversation(body, chosen.model, gateway)
     inputs = body.generation_inputs(chosen.model.sampling_defaults)
-    if (longest := await chosen.model.context_len()) is not None:  # beyond, the context ends the message
-        inputs["max_new_tokens"] = min(body.max_tokens, longest)
+    if (limit := await chosen.model.context_len()) is not None:  # beyond, the context ends the message
+        inputs["max_new_tokens"] = min(body.max_tokens, limit)
     generate = conversation.request(inputs, counts_reasoning=False)
     user = body.metadata.user_id if body.metadata else None
     chunks = await gateway.dispatch(request, chosen, generate, user=user or body.user, session_id=body.session_id)

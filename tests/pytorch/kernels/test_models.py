@@ -26,7 +26,7 @@ CASES = FEW | families.CASES if HAS_GPU else FEW
 # A prompt's beginning, both in a step, decoding.
 PROMPTS = families.PROMPTS if HAS_GPU else [[50, 7, 300, 21, 8, 99], [61, 500, 3, 17]]
 CHUNKS = families.CHUNKS if HAS_GPU else [[3, 0], [2, 3], [1, 1]]
-LONGEST = 48  # tokens of a block of the cache, which holds a whole sequence
+MAX_TOKENS = 48  # tokens of a block of the cache, which holds a whole sequence
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # of the largest logit
 
 
@@ -39,7 +39,7 @@ def test_logits_are_those_of_transformers(
     expected = expected_logits(tmp_path, PROMPTS)
     model = PatchedModel(tmp_path, device=device)
     cache = GpuPagedCache(model.shapes, 0, model.dtype, device)
-    cache.allocate(len(PROMPTS), LONGEST)
+    cache.allocate(len(PROMPTS), MAX_TOKENS)
     monkeypatch.setattr(nn_device, "runs_kernels", lambda _: True)
     tolerance = TOLERANCE[case.overrides.get("dtype", "float32")]
     for native, reference in zip(run_chunks(model, PROMPTS, CHUNKS, cache, device), expected, strict=True):

@@ -85,7 +85,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
     assert tokens_of(model, max_prefill_token_num=32) == expected[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.alike(most=2)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize(
     "settings",
     [

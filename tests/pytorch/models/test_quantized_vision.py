@@ -81,7 +81,7 @@ def logits_of(directory: Path, backend: str = "pytorch") -> torch.Tensor:
     return response.logits[: response.input_token_len]
 
 
-@pytest.mark.alike(most=4)
+@pytest.mark.alike(max_cases=4)
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_a_text_part_may_be_codes(name: str, form: str, tmp_path: Path) -> None:
     unquantized = MODELS[name](tmp_path / "plain")

@@ -65,7 +65,7 @@ BY_TURBOMIND: dict[str, Callable[[Path], Path]] = {
 ALL = GenerationConfig(max_new_tokens=8, output_logits="all", do_sample=False, ignore_eos=True)
 
 
-@pytest.mark.alike(most=7)
+@pytest.mark.alike(max_cases=7)
 @pytest.mark.parametrize("name", MODELS)
 def test_responses_about_images_are_those_of_turbomind(name: str, tmp_path: Path) -> None:
     directory = MODELS[name](tmp_path / "model")
@@ -99,7 +99,7 @@ LOSSES = {8: 0.1, 4: 0.7}
 IN_THE_MANUAL = ["CogVLM2", "Mono-InternVL", "InternVL", "GLM-4V", "Phi-3-vision", "Qwen2-VL"]
 
 
-@pytest.mark.alike(most=3)
+@pytest.mark.alike(max_cases=3)
 @pytest.mark.parametrize("bits", LOSSES)
 @pytest.mark.parametrize("name", IN_THE_MANUAL)
 def test_a_cache_of_fewer_bits_loses_little(name: str, bits: int, tmp_path: Path) -> None:

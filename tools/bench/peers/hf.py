@@ -37,12 +37,12 @@ class Transformers:
     def _answer(self, requests: Sequence[Request]) -> list[Record]:
         records = [Record(started=time.perf_counter()) for _ in requests]
         encoded = self._tokenizer([request.prompt for request in requests], return_tensors="pt", padding=True)
-        longest = max(request.output_len for request in requests)
+        max_tokens = max(request.output_len for request in requests)
         with self._torch.inference_mode():
             self._model.generate(
                 **encoded,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
+                max_new_tokens=max_tokens,
+                min_new_tokens=max_tokens,
                 do_sample=False,
                 stopping_criteria=[self._step_clock(records)],
             )

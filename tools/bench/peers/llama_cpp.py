@@ -55,14 +55,14 @@ def _batched(model: Path, streams: int, prompt_len: int, output_len: int, *optio
     return float(row.get("speed_pp", 0.0)), float(row["speed_tg"])
 
 
-def slot_tokens(longest: int) -> int:
+def slot_tokens(max_tokens: int) -> int:
     """Return the size of a slot that holds requests of this many tokens, prompt and response."""
-    return -(-(longest + 1) // _SLOT_STEP) * _SLOT_STEP
+    return -(-(max_tokens + 1) // _SLOT_STEP) * _SLOT_STEP
 
 
 @contextmanager
 def serving(
-    model: Path, slots: int, longest: int, *, keeps_prompts: bool = False, cache_type: str = "f16"
+    model: Path, slots: int, max_tokens: int, *, keeps_prompts: bool = False, cache_type: str = "f16"
 ) -> Iterator[str]:
     """Run ``llama-server`` for as long as the block lasts; raise `RuntimeError` if it did not start.
 
@@ -72,7 +72,7 @@ def serving(
         A GGUF file.
     slots
         Requests it answers at a time.
-    longest
+    max_tokens
         Most tokens of a request, prompt and response.
     keeps_prompts
         Whether it keeps prompts for later requests, with its own defaults.
@@ -87,7 +87,7 @@ def serving(
     (port,) = free_ports(1)
     command = [
         *(str(llama_tool("llama-server")), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)),
-        *("-t", str(thread_count()), "-np", str(slots), "-c", str(slots * slot_tokens(longest))),
+        *("-t", str(thread_count()), "-np", str(slots), "-c", str(slots * slot_tokens(max_tokens))),
         *("-fa", "on", "--no-webui", "-ctk", cache_type, "-ctv", cache_type),
         *(() if keeps_prompts else ("--no-cache-prompt", "--cache-ram", "0")),
     ]

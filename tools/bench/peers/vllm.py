@@ -14,11 +14,11 @@ _START_SECONDS = 300  # it compiles parts of the model first
 
 
 @contextmanager
-def serving(model: Path, streams: int, longest: int) -> Iterator[str]:
+def serving(model: Path, streams: int, max_tokens: int) -> Iterator[str]:
     """Run vLLM's server for as long as the block lasts, in bfloat16; it keeps no prompt for later.
 
     Raises `RuntimeError` if it did not start. ``model``: a Hugging Face directory. ``streams``: most sequences in a
-    step. ``longest``: most tokens of a request, prompt and response.
+    step. ``max_tokens``: most tokens of a request, prompt and response.
 
     Yields
     ------
@@ -29,7 +29,7 @@ def serving(model: Path, streams: int, longest: int) -> Iterator[str]:
     command = [
         *(str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--no-enable-prefix-caching"),
-        *("--max-num-seqs", str(streams), "--max-model-len", str(longest + 1)),
+        *("--max-num-seqs", str(streams), "--max-model-len", str(max_tokens + 1)),
     ]
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB), "HF_HUB_OFFLINE": "1"}
     with running(command, f"http://127.0.0.1:{port}", environment, _START_SECONDS) as url:
