@@ -42,7 +42,7 @@ class OrderKind:
     LOAD: OrderKind
     ALLOCATE: OrderKind
     STEP: OrderKind
-    PLACE_ADAPTER: OrderKind
+    SET_ADAPTER: OrderKind
     DROP_ADAPTER: OrderKind
     MOVE_BLOCKS: OrderKind
 

@@ -23,7 +23,7 @@ Prompt = str | list[Message] | tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class PlacedImage:
+class PromptImage:
     """Image or video of a prompt, and the placeholder tokens that it replaces.
 
     Parameters
@@ -87,7 +87,7 @@ class PreparedPrompt(NamedTuple):
     ids: list[int]
     stop_words: list[str]
     rounds: int = 1
-    images: tuple[PlacedImage, ...] = ()
+    images: tuple[PromptImage, ...] = ()
     rows: tuple[ImageRows, ...] = ()
 
 
@@ -99,7 +99,7 @@ class ShownConversation(Protocol):
     def written(self, rendered: str) -> str:
         """Return the rendered prompt with its image placeholders expanded."""
 
-    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedImage, ...]]:
+    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PromptImage, ...]]:
         """Return the prompt's tokens and the positions of its images, from the tokenizer's ids."""
 
 
@@ -284,7 +284,7 @@ class PromptPreparer:
             )
         add_bos = template.add_bos and state is None if add_special_tokens is None else add_special_tokens
         ids = self.encode(rendered, add_bos=add_bos, known=known)
-        images: tuple[PlacedImage, ...] = ()
+        images: tuple[PromptImage, ...] = ()
         if shown is not None:
             ids, images = shown.placed(ids)
         if images and self._bound is not None and len(ids) > self._bound.tokens:  # before anything looks at them

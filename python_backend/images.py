@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lmdeploy.prompts import ImageRows, PlacedImage
+from lmdeploy.prompts import ImageRows, PromptImage
 
 NAMES = ("IMAGES", "IMAGE_SIZES", "IMAGE_DIGESTS", "IMAGE_RUNS")
 _DIGEST = 32  # bytes
@@ -14,7 +14,7 @@ _DIGEST = 32  # bytes
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 
-def packed(images: Sequence[PlacedImage]) -> Tensors:
+def packed(images: Sequence[PromptImage]) -> Tensors:
     """Return the images of a prompt as tensors of model_repository/vision."""
     pixels = b"".join(image.image.tobytes() for image in images)
     runs = [(number, *run) for number, image in enumerate(images) for run in image.runs]
@@ -28,7 +28,7 @@ def packed(images: Sequence[PlacedImage]) -> Tensors:
     }
 
 
-def unpacked(tensors: Mapping[str, np.ndarray[Any, Any] | None], options: Sequence[str]) -> list[PlacedImage]:
+def unpacked(tensors: Mapping[str, np.ndarray[Any, Any] | None], options: Sequence[str]) -> list[PromptImage]:
     """Return the images that :func:`packed` made tensors of; raise `ValueError` if the tensors do not fit together."""
     from PIL import Image
 
@@ -46,7 +46,7 @@ def unpacked(tensors: Mapping[str, np.ndarray[Any, Any] | None], options: Sequen
         image = Image.frombytes("RGB", (width, height), content[begin:end])
         spans = tuple((first, count) for which, first, count in triples if which == number)
         digest = marks[number * _DIGEST : (number + 1) * _DIGEST]
-        result.append(PlacedImage(image, json.loads(option), digest, spans))
+        result.append(PromptImage(image, json.loads(option), digest, spans))
         begin = end
     return result
 

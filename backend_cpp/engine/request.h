@@ -140,7 +140,7 @@ struct LoadedAdapter {
   std::string name;
   uint64_t id = 0;  // of this loading of it: what is loaded under the name later has another
   // The members below are for the step thread, once the request has been delivered.
-  int slot = 0;                  // of AdapterSlots::place_adapter
+  int slot = 0;                  // of AdapterSlots::set_adapter
   std::string content;           // AdapterFile::content(), where files keep the cache
   std::optional<Error> failure;  // the device had no memory for it
 };

@@ -35,7 +35,7 @@ struct StepSpan {
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
   int position_shift = 0;  // of the ranges that end at or before first_position
-  int adapter = 0;         // slot of the low-rank adapter of its rows (AdapterSlots::place_adapter); 0: none
+  int adapter = 0;         // slot of the low-rank adapter of its rows (AdapterSlots::set_adapter); 0: none
   int drafts = 0;          // last rows that are drafts; with SpanLogits::kLast, they and the row before are requested
   int second_text = 0;     // of an encoder: first position of the second text of a pair; 0: there is one text
 
@@ -143,7 +143,7 @@ class AdapterSlots {
   virtual std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const = 0;
   // Makes an adapter usable by the steps that begin later, under a number from 1 on that is free. Throws
   // Error(kUnavailable), and has changed nothing, where the device lacks memory.
-  virtual void place_adapter(int slot, std::unique_ptr<Adapter> adapter) = 0;
+  virtual void set_adapter(int slot, std::unique_ptr<Adapter> adapter) = 0;
   // No step that begins later names it.
   virtual void drop_adapter(int slot) = 0;
 };

@@ -60,7 +60,7 @@ void NativeRunner::compile_embeddings() {
   if (spec_.has_embedding_norm) program_.norm(weights_.embedding_norm.view, this->stream(), this->stream());
   if (spec_.images) {
     program_.add("stream = images, in their rows", [=, this](ModelStep& step) {
-      if (step.embedded > 0) step_tokens_.place_embeddings(step, 0, step.embedded, stream);
+      if (step.embedded > 0) step_tokens_.scatter_embeddings(step, 0, step.embedded, stream);
     });
   }
   if (head_) {
@@ -262,7 +262,7 @@ void NativeRunner::compile_end(int index) {
   }
   if (spec_.images && index < spec_.images->deepstack_layers) {
     program_.add("stream += images of this depth, in their rows", [=, this](ModelStep& step) {
-      if (step.embedded > 0) step_tokens_.place_embeddings(step, 1 + index, step.embedded, stream);
+      if (step.embedded > 0) step_tokens_.scatter_embeddings(step, 1 + index, step.embedded, stream);
     });
   }
 }

@@ -371,7 +371,7 @@ std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& direc
   return std::make_unique<AdapterPlan>(directory, weights_.adapted_layers, adapter_type_);
 }
 
-void NativeRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
+void NativeRunner::set_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   auto* weights = dynamic_cast<AdapterWeights*>(adapter.get());
   if (weights == nullptr) throw internal_error("an adapter was read by another runner");
   adapter.release();

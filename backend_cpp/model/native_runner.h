@@ -62,7 +62,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void keep_prepared(size_t count) override;
   bool reserve(const SamplingMetadata& choice) override { return outputs_.reserve(choice); }
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
-  void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
+  void set_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
   void drop_adapter(int slot) override { adapters_.drop(slot); }
   void launch(const StepInput& input) override;
   StepOutput collect() override;

@@ -106,13 +106,13 @@ std::unique_ptr<AdapterFile> ParallelRunner::open_adapter(const std::string& dir
   return files;
 }
 
-void ParallelRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
+void ParallelRunner::set_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   auto& parts = dynamic_cast<RankAdapters&>(*adapter).ranks;
   std::vector<std::optional<Error>> failures(ranks_.size());
   run([&](ModelRunner& runner, int rank) {
     const auto index = static_cast<size_t>(rank);
     try {
-      runner.traits().adapters->place_adapter(slot, std::move(parts[index]));
+      runner.traits().adapters->set_adapter(slot, std::move(parts[index]));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
       failures[index] = error;  // the rank continues

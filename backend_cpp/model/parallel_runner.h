@@ -54,7 +54,7 @@ class ParallelRunner final : public ModelRunner, public AdapterSlots {
   size_t prepare_decoding(const StepLimits& limits) override;
   bool reserve(const SamplingMetadata& choice) override;
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
-  void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
+  void set_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
   void drop_adapter(int slot) override {
     run([&](ModelRunner& runner, int) { runner.traits().adapters->drop_adapter(slot); });
   }

@@ -123,7 +123,7 @@ void bind_worker(py::module_& m) {
       .value("LOAD", OrderKind::kLoad)
       .value("ALLOCATE", OrderKind::kAllocate)
       .value("STEP", OrderKind::kStep)
-      .value("PLACE_ADAPTER", OrderKind::kPlaceAdapter)
+      .value("SET_ADAPTER", OrderKind::kSetAdapter)
       .value("DROP_ADAPTER", OrderKind::kDropAdapter)
       .value("MOVE_BLOCKS", OrderKind::kMoveBlocks);
   py::class_<Order>(m, "Order", py::module_local())

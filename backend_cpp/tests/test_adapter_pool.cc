@@ -43,7 +43,7 @@ class KeepingRunner final : public ModelRunner, public AdapterSlots {
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override {
     return std::make_unique<NamedFile>(directory);
   }
-  void place_adapter(int slot, std::unique_ptr<Adapter>) override {
+  void set_adapter(int slot, std::unique_ptr<Adapter>) override {
     if (has_no_room) throw Error(ErrorCode::kUnavailable, "the device is full");
     slots.push_back(slot);
   }

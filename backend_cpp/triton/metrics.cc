@@ -121,10 +121,10 @@ void EngineMetrics::describe(const EngineConfig& config) {
   add_seconds(grammar_seconds_, "turbomind_request_grammar_seconds",
               "Time of a request with a response format until that was compiled", kGrammarBounds, own);
   for (int i = 0; i < config.speculation.num_speculative_tokens; ++i) {
-    Labels place = served;
-    place.emplace_back("position", std::to_string(i));
+    Labels positioned = served;
+    positioned.emplace_back("position", std::to_string(i));
     add("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafted tokens that were right, by place in their draft",
-        false, place,
+        false, positioned,
         [at = static_cast<size_t>(i)](const EngineStats& s) { return double(s.speculation.accepted_at[at]); });
   }
   Labels cache = served;

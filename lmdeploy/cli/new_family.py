@@ -111,8 +111,8 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(f"  {text}" for field, text in special.items() if field not in found) or "  none")
     case = f'    "{re.sub("For.*", "", architecture)}": Case("{architecture}", {{}}),'
     print(f"\nA case of tests/engine/test_model_families.py, with these fields at tiny sizes:\n{case}")
-    places = {field: ":".join(line.split(":")[:2]) for field, line in found.items()}  # file and line number
-    comments = [f"{text[:60]}: {places.get(field, 'no family reads it')}" for field, text in special.items()]
+    locations = {field: ":".join(line.split(":")[:2]) for field, line in found.items()}  # file and line number
+    comments = [f"{text[:60]}: {locations.get(field, 'no family reads it')}" for field, text in special.items()]
     source = skeleton(architecture, comments, is_known=config.get("model_type") in CONFIG_MAPPING)
     if args.output:
         with args.output.open("x", encoding="utf-8") as file:

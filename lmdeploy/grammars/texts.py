@@ -54,7 +54,7 @@ class GrammarText:
     root: str  # name of the first rule
     read: str = ""
     # Where a part begins in `read`, and where the same part begins in `given`.
-    places: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    offsets: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
 
     def keep(self, end: int) -> None:
         """Take over the text up to `end`."""
@@ -63,14 +63,14 @@ class GrammarText:
     def replace(self, start: int, end: int, text: str) -> None:
         """Have `text` read in the place of a part."""
         self.keep(start)
-        self.places.append((len(self.read), start))
+        self.offsets.append((len(self.read), start))
         self.read += text
-        self.places.append((len(self.read), end))
+        self.offsets.append((len(self.read), end))
 
     @property
     def _at(self) -> int:
         """How much of `given` was taken over."""
-        read, given = self.places[-1]
+        read, given = self.offsets[-1]
         return given + len(self.read) - read
 
     def fail(self, at: int, message: str) -> NoReturn:
@@ -87,9 +87,9 @@ class GrammarText:
             return self._located(start, f"{name}: {NOISE.sub('', message)}")
         lines = self.read.split("\n")[: int(found[1])]
         at = len("\n".join([*lines[:-1], ""])) + len(lines[-1].encode()[: int(found[2]) - 1].decode(errors="ignore"))
-        part = bisect(self.places, at, key=lambda each: each[0])
-        last = self.places[part][1] if part < len(self.places) else len(self.given)
-        read, given = self.places[part - 1]
+        part = bisect(self.offsets, at, key=lambda each: each[0])
+        last = self.offsets[part][1] if part < len(self.offsets) else len(self.given)
+        read, given = self.offsets[part - 1]
         return self._located(min(given + at - read, last), NOISE.sub("", message[found.end() :]))
 
     def _located(self, at: int, message: str) -> str:

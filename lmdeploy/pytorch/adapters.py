@@ -36,12 +36,12 @@ class AdapterTable:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = device
         self._parts: dict[str, list[LayerPart]] = {}
-        self._placed: dict[int, dict[str, LowRank]] = {}
+        self._loaded: dict[int, dict[str, LowRank]] = {}
         self._rows: list[tuple[dict[str, LowRank], torch.Tensor]] = []
         self._row_count = 0
 
     def divide(self, layer: str, outputs: slice | torch.Tensor, inputs: slice) -> str:
-        """Say which part of a layer this rank has, before adapters are placed.
+        """Say which part of a layer this rank has, before adapters are loaded.
 
         ``layer``: its name in the checkpoint. It may be said several times, of a layer that is several in the model.
         ``outputs``, ``inputs``: which of its outputs and inputs.
@@ -55,30 +55,30 @@ class AdapterTable:
         parts.append(LayerPart(f"{layer}[{len(parts)}]" if parts else layer, outputs, inputs))
         return parts[-1].name
 
-    def place(self, slot: int, directory: str) -> None:
+    def load(self, slot: int, directory: str) -> None:
         """Read an adapter; steps name it by a number from 1 on."""
-        placed = {}
+        loaded = {}
         parts = {_turbomind.inner_layer(layer): found for layer, found in self._parts.items()}
         for name, (down, up, scale) in _turbomind.read_adapter(directory).items():
             if name not in parts:
                 raise ValueError(f"{directory}: this model takes no adapter in its layer {name}")
             for part in parts[name]:
-                placed[part.name] = LowRank(
+                loaded[part.name] = LowRank(
                     torch.from_numpy(down)[:, part.inputs].contiguous().to(self._device),
                     (torch.from_numpy(up)[part.outputs].contiguous() * scale).to(self._device),
                 )
-        self._placed[slot] = placed
+        self._loaded[slot] = loaded
 
     def drop(self, slot: int) -> None:
         """Forget an adapter."""
-        self._placed.pop(slot, None)
+        self._loaded.pop(slot, None)
 
     def begin_step(self, adapters: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> None:
         """Say which adapter each row of the next step has; 0: none."""
         self._rows, self._row_count = [], len(adapters)
-        if self._placed:
+        if self._loaded:
             self._rows = [
-                (self._placed[int(slot)], torch.from_numpy(np.flatnonzero(adapters == slot)).to(self._device))
+                (self._loaded[int(slot)], torch.from_numpy(np.flatnonzero(adapters == slot)).to(self._device))
                 for slot in np.unique(adapters)
                 if slot
             ]

@@ -51,14 +51,14 @@ def backend_for(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def join(rank: int, count: int, meeting_place: str, device: torch.device) -> Ranks:
+def join(rank: int, count: int, rendezvous: str, device: torch.device) -> Ranks:
     """Meet the other ranks.
 
-    ``rank``, ``count``: which of how many this process is. ``meeting_place``: a file that all of them can reach and
+    ``rank``, ``count``: which of how many this process is. ``rendezvous``: a file that all of them can reach and
     nobody else uses. ``device``: where this rank computes.
     """
     if count > 1:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # which the collectives take
-        dist.init_process_group(backend_for(device), init_method=f"file://{meeting_place}", rank=rank, world_size=count)
+        dist.init_process_group(backend_for(device), init_method=f"file://{rendezvous}", rank=rank, world_size=count)
     return Ranks(rank, count)

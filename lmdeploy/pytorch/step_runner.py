@@ -50,7 +50,7 @@ class WorkerArguments:
     device: str = "auto"
     rank: int = 0
     ranks: int = 1
-    meeting_place: str = ""
+    rendezvous: str = ""
     threads: int = 1
     quant_policy: int = 0
     custom_module_map: str = ""
@@ -88,7 +88,7 @@ class StepRunner:
         self._areas = [channel.area(index) for index in range(_AREAS)]
         self._device = step_device(args.device, args.rank, args.ranks, kernels(args.threads))
         torch.set_num_threads(args.threads)
-        self._ranks = join(args.rank, args.ranks, args.meeting_place, self._device.device)
+        self._ranks = join(args.rank, args.ranks, args.rendezvous, self._device.device)
         with memory_for("the model", "use a quantized checkpoint, several GPUs (tp) or a smaller model"):
             self._model: SteppingModel = _model_of(args, self._device, self._ranks, model_class is not None)
         self._cache = self._device.cache_of(
@@ -117,9 +117,9 @@ class StepRunner:
             "sampling": list(KNOWN_FIELDS) if _chooses_tokens(self._device.device) else [],
         }
 
-    def place_adapter(self, slot: int, directory: str) -> None:
+    def set_adapter(self, slot: int, directory: str) -> None:
         """Read an adapter, which steps then name by a number."""
-        self._model.adapters.place(slot, directory)
+        self._model.adapters.load(slot, directory)
 
     def drop_adapter(self, slot: int) -> None:
         """Forget an adapter."""

@@ -64,8 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
                 profiler.end_step()
             elif order.kind == _turbomind.OrderKind.MOVE_BLOCKS:
                 runner.move_blocks(order.moves, order.area)
-            elif order.kind == _turbomind.OrderKind.PLACE_ADAPTER:
-                runner.place_adapter(order.slot, order.directory)
+            elif order.kind == _turbomind.OrderKind.SET_ADAPTER:
+                runner.set_adapter(order.slot, order.directory)
             else:
                 runner.drop_adapter(order.slot)
         except Exception as error:
@@ -215,7 +215,7 @@ def _load(args: argparse.Namespace, channel: Any) -> Any:
     make_invariant(kernels(args.threads))
     given = WorkerArguments(
         checkpoint=args.checkpoint, dtype=args.dtype, device=args.device, rank=args.rank, ranks=args.ranks,
-        meeting_place=args.meeting_place, threads=args.threads, quant_policy=args.quant_policy,
+        rendezvous=args.rendezvous, threads=args.threads, quant_policy=args.quant_policy,
         custom_module_map=args.custom_module_map, eager_mode=args.eager_mode == 1,
     )  # fmt: skip
     return StepRunner(given, channel)
@@ -228,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--meeting-place", default="")
+    parser.add_argument("--rendezvous", default="")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quant-policy", type=int, default=0)
     parser.add_argument("--custom-module-map", default="")

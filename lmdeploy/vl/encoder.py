@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
-from lmdeploy.prompts import ImageRows, PlacedImage
+from lmdeploy.prompts import ImageRows, PromptImage
 from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart
 from lmdeploy.vl.videos import frame_size, times_of
 
@@ -63,7 +63,7 @@ class VisionEncoder:
             self._keep(digest, rows)
             return rows
 
-    def placed(self, images: Sequence[PlacedImage]) -> list[ImageRows]:
+    def placed(self, images: Sequence[PromptImage]) -> list[ImageRows]:
         """Return the embeddings of a prompt's images, at their places."""
         result = []
         for image in images:
@@ -103,7 +103,7 @@ class VisionEncoder:
 
 
 def cut(
-    image: PlacedImage,
+    image: PromptImage,
     rows: Rows,
     grid: tuple[int, int, int] = _NO_GRID,
     frame_step: float = 1.0,
@@ -131,7 +131,7 @@ def cut(
     return result
 
 
-def cross_attended(image: PlacedImage, rows: Rows) -> ImageRows:
+def cross_attended(image: PromptImage, rows: Rows) -> ImageRows:
     """Return the rows of an image that the text looks at from its token on."""
     ((begin, tokens),) = image.runs
     return ImageRows(begin, rows.values, image.digest, rows.dtype, cross_tokens=rows.values.shape[0] - tokens)

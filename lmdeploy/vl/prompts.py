@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL.Image import Image
 
-from lmdeploy.prompts import PlacedImage
+from lmdeploy.prompts import PromptImage
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message, Parts
 from lmdeploy.tokenizer import Tokenizer
@@ -231,7 +231,7 @@ class Conversation:
             raise ValueError(f"the model's chat template shows {count - len(left)} of {count} images")
         return "".join(pieces) + rendered[end:]
 
-    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedImage, ...]]:
+    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PromptImage, ...]]:
         """Return the prompt's tokens, and where its images are.
 
         Raises `ValueError` if the tokenizer has split what stands for an image.
@@ -256,7 +256,7 @@ class Conversation:
                 tokens.append(ids[position])
             end = position + 1
         placed = (
-            PlacedImage(image.image, image.options, digest_of(image.image, image.options), tuple(_runs(at)))
+            PromptImage(image.image, image.options, digest_of(image.image, image.options), tuple(_runs(at)))
             for image, at in zip(self._images, positions, strict=True)
         )
         return tokens + ids[end:], tuple(placed)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lmdeploy.model import chat_template_for
-from lmdeploy.prompts import ImageReader, PlacedImage, PromptBound, PromptPreparer
+from lmdeploy.prompts import ImageReader, PromptBound, PromptImage, PromptPreparer
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.token_bytes import max_token_bytes
 from lmdeploy.tokenizer import Tokenizer
@@ -117,7 +117,7 @@ class TritonPythonModel:
             "STOP_WORDS": np.array([word.encode() for word in stop_words], dtype=np.object_).reshape(1, -1),
         }
 
-    def _encode(self, job: Job) -> tuple[list[list[int]], list[str], tuple[PlacedImage, ...]]:
+    def _encode(self, job: Job) -> tuple[list[list[int]], list[str], tuple[PromptImage, ...]]:
         """Return the token ids of each text, one but for QUERY, the stop words and the images."""
         request = job.request
         inputs = {name: text(request, name) for name in ("text_input", "messages", "tools")}

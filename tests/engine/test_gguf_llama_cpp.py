@@ -28,7 +28,7 @@ from tests.support.llama_cpp import logits_of_llama_cpp, require_llama_cpp, toke
 from tests.support.pieces_tokenizer import make_pieces
 from tests.support.tiny_encoders import make_encoder, texts_of, write_modules
 from tests.support.tiny_models import make_small
-from tools.bench.peers.places import GGUF_TYPES, gguf, why_missing
+from tools.bench.peers.paths import GGUF_TYPES, gguf, why_missing
 
 TEXT = (
     "The lighthouse stood at the end of the pier. Every evening its keeper climbed 212 steps, lit the lamp and wrote "

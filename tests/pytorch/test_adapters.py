@@ -30,8 +30,8 @@ def test_logits_are_those_of_the_merged_model_also_alongside_rows_of_others(tmp_
         merge(tmp_path / "model", one, tmp_path / "merged"), dtype=torch.float32, attn_implementation="eager"
     )
     driver = StepDriver(tmp_path / "model", VOCAB, HIDDEN, by_transformers=True)
-    driver.runner.place_adapter(1, str(one))
-    driver.runner.place_adapter(2, str(other))
+    driver.runner.set_adapter(1, str(one))
+    driver.runner.set_adapter(2, str(other))
     tokens = tokens_of(40)
     with_one, without, with_other = driver.step(Part(0, 0, tokens, 1), Part(1, 0, tokens), Part(2, 0, tokens, 2))
     assert off(with_one, reference(merged, tokens)) < 1e-4

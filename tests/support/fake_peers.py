@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tools.bench.peers.places import GGUF_TYPES, gguf, llama_tool, openvino_python
+from tools.bench.peers.paths import GGUF_TYPES, gguf, llama_tool, openvino_python
 
 # Prints one line for each value of -fa, between lines that are no results; flash attention is slower.
 LLAMA_BENCH = """

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tools.bench.peers.install import llama_sources
-from tools.bench.peers.places import llama_tool
+from tools.bench.peers.paths import llama_tool
 
 
 def require_llama_cpp() -> None:

@@ -17,7 +17,7 @@ from tools.bench import matches, quiet
 from tools.bench.compare import EVERY_PART, main, some_of
 from tools.bench.inprocess import in_process
 from tools.bench.matches import MATCHES, PARTS, Match
-from tools.bench.peers.places import llama_tool
+from tools.bench.peers.paths import llama_tool
 from tools.bench.stats import Record
 from tools.bench.targets import LIMIT, OURS, TARGETS, TARGETS_WITH_TILES, rows, targets_with, unmeasured
 from tools.bench.workload import GREEDY, TokenRequest

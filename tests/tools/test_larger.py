@@ -20,7 +20,7 @@ from tools.bench.inprocess import in_process
 from tools.bench.matches import LARGER_MODELS, Choice, Match, Played, Rounds, larger_matches, play
 from tools.bench.peers import vllm
 from tools.bench.peers.install import failures
-from tools.bench.peers.places import llama_tool, openvino_python, vllm_python
+from tools.bench.peers.paths import llama_tool, openvino_python, vllm_python
 from tools.bench.random_gguf import NAMES, file_bytes, file_cost, path_of, random_file, tensors, write
 from tools.bench.roofline import Limits
 from tools.bench.shapes import SHAPES, Shape

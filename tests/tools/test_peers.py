@@ -18,7 +18,7 @@ from tests.support import fake_peers
 from tools.bench.peers import llama_cpp
 from tools.bench.peers.genai import genai
 from tools.bench.peers.install import llama_options
-from tools.bench.peers.places import gguf, llama_tool, openvino_python, why_missing
+from tools.bench.peers.paths import gguf, llama_tool, openvino_python, why_missing
 from tools.bench.roofline import ModelCost, engine_cost
 from tools.bench.stats import Record, steady_rate, summarize
 from tools.bench.turns import numbered, ratio, take_turns

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tools.bench import arguments as flags
 from tools.bench.matches import CACHE_BITS, CONTEXTS, LARGER_PARTS, PARTS, Choice, Rounds, play
-from tools.bench.peers.places import thread_count, why_missing
+from tools.bench.peers.paths import thread_count, why_missing
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.random_gguf import NAMES
 from tools.bench.report import machine, table, write_report

@@ -27,7 +27,7 @@ import numpy as np
 import lmdeploy
 from lmdeploy.serve.ports import free_ports
 from tools.bench.peers.install import llama_sources
-from tools.bench.peers.places import embedders, llama_tool, root, thread_count
+from tools.bench.peers.paths import embedders, llama_tool, root, thread_count
 from tools.bench.report import table
 from tools.bench.server import running
 from tools.bench.stats import median

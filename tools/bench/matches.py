@@ -23,7 +23,7 @@ from tools.bench.inprocess import InProcess, in_process
 from tools.bench.over_http import run_over_http
 from tools.bench.peers import llama_cpp, vllm
 from tools.bench.peers.genai import genai
-from tools.bench.peers.places import GGUF_TYPES, gguf, llama_tool, missing_program, openvino_python, vllm_python
+from tools.bench.peers.paths import GGUF_TYPES, gguf, llama_tool, missing_program, openvino_python, vllm_python
 from tools.bench.random_gguf import NAMES, file_cost, random_file
 from tools.bench.roofline import Limits, engine_cost, head_bytes
 from tools.bench.server import running_server

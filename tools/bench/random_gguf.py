@@ -20,8 +20,8 @@ from gguf import GGMLQuantizationType as Type
 from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.paths import default_model_dir
 from tools.bench.peers.install import say
-from tools.bench.peers.places import gguf as gguf_file
-from tools.bench.peers.places import root
+from tools.bench.peers.paths import gguf as gguf_file
+from tools.bench.peers.paths import root
 from tools.bench.report import progress_bar
 from tools.bench.roofline import ModelCost
 from tools.bench.shapes import SHAPES, Shape

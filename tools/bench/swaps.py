@@ -24,7 +24,7 @@ from lmdeploy.paths import default_model_dir
 from lmdeploy.serve.ports import free_ports
 from tools.bench.embeddings import llama_gguf
 from tools.bench.over_http import Target, open_session
-from tools.bench.peers.places import gguf, llama_tool, thread_count
+from tools.bench.peers.paths import gguf, llama_tool, thread_count
 from tools.bench.report import progress_bar, table
 from tools.bench.server import running, running_lmdeploy
 from tools.bench.stats import percentile

@@ -160,7 +160,7 @@ void AdapterPool::finish_loads() {
       continue;
     }
     try {
-      slots_->place_adapter(change.slot, std::move(change.read));
+      slots_->set_adapter(change.slot, std::move(change.read));
       change.entry->failure.reset();
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;

@@ -114,7 +114,7 @@ int StepTokens::stage_embeddings(const StepInput& input) {
   return static_cast<int>(sources.size());
 }
 
-void StepTokens::place_embeddings(const StepContext& step, int part, int count, float* hidden) const {
+void StepTokens::scatter_embeddings(const StepContext& step, int part, int count, float* hidden) const {
   const auto numbers = static_cast<size_t>(count) * static_cast<size_t>(spec_.hidden_size);
   step.ops.scatter_rows(embeddings_.device<float>() + static_cast<size_t>(part) * numbers,
                         embedding_tokens_.device<int32_t>(), count, spec_.hidden_size, hidden, part > 0);

@@ -38,7 +38,7 @@ class StepTokens {
 
   // hidden [rows, hidden_size]. Puts the `count` rows that take the place of token embeddings there (part 0), or adds
   // what they bring after layer `part` - 1.
-  void place_embeddings(const StepContext& step, int part, int count, float* hidden) const;
+  void scatter_embeddings(const StepContext& step, int part, int count, float* hidden) const;
 
  private:
   void stage_tokens(const StepInput& input);

@@ -42,7 +42,7 @@ struct ChannelShape {
   int32_t list_words = 0;       // of the lists of all choices of a step
 };
 
-enum class OrderKind : int32_t { kLoad, kAllocate, kStep, kPlaceAdapter, kDropAdapter, kMoveBlocks };
+enum class OrderKind : int32_t { kLoad, kAllocate, kStep, kSetAdapter, kDropAdapter, kMoveBlocks };
 
 // Of a step; the fields of StepSpan.
 struct ChannelSpan {
@@ -108,7 +108,7 @@ struct Order {
   int32_t choices = 0;
   int32_t embedded = 0;  // rows that have embeddings of images in place of their tokens'
   int32_t has_grid = 0;  // whether grid_positions() holds the rows' positions
-  // Of kPlaceAdapter and kDropAdapter.
+  // Of kSetAdapter and kDropAdapter.
   int32_t slot = 0;
   int32_t directory_bytes = 0;
   char directory[kMaxPathLen] = {};

@@ -80,7 +80,7 @@ void WorkerRunner::start() {
   const std::string rendezvous_file = rendezvous_path();
   for (int rank = 0; rank < options_.ranks; ++rank) {
     std::vector<std::string> command = options_.command;
-    command.push_back("--meeting-place=" + rendezvous_file);
+    command.push_back("--rendezvous=" + rendezvous_file);
     command.push_back(std::to_string(rank));
     workers_.push_back(std::make_unique<WorkerProcess>(command, channel_->fd()));
   }
@@ -138,7 +138,7 @@ void WorkerRunner::restart() {
   is_lost_ = false;
   start();
   if (cache_.size.page_count > 0) order_cache();
-  for (const auto& [slot, directory] : adapters_) order_adapter(OrderKind::kPlaceAdapter, slot, directory);
+  for (const auto& [slot, directory] : adapters_) order_adapter(OrderKind::kSetAdapter, slot, directory);
 }
 
 void WorkerRunner::lose(const std::string& reason) {
@@ -232,9 +232,9 @@ std::unique_ptr<AdapterFile> WorkerRunner::open_adapter(const std::string& direc
   return facts_.layers.open(directory);
 }
 
-void WorkerRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
+void WorkerRunner::set_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   adapters_[slot] = directory_of(*adapter);
-  order_adapter(OrderKind::kPlaceAdapter, slot, adapters_[slot]);
+  order_adapter(OrderKind::kSetAdapter, slot, adapters_[slot]);
 }
 
 void WorkerRunner::drop_adapter(int slot) {

@@ -55,7 +55,7 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   StepOutput collect() override;
 
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
-  void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
+  void set_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
   void drop_adapter(int slot) override;
 
   void on_loss(std::function<void()> reported) override;

@@ -70,23 +70,23 @@ void affine8(const std::byte* block, uint8_t* quantized, float* scales, float* m
   std::memcpy(quantized, block + 4, 32);
 }
 
-// To 32 codes, from `bits` bits of a byte each, which begin at `shift`; below `place` the codes stay.
-inline void take_bits(const uint8_t* bytes, int shift, int bits, int place, uint8_t* quantized) {
-  const auto kept = static_cast<uint8_t>((1 << place) - 1);
+// To 32 codes, from `bits` bits of a byte each, which begin at `shift`; bits below `target_shift` stay.
+inline void take_bits(const uint8_t* bytes, int shift, int bits, int target_shift, uint8_t* quantized) {
+  const auto kept = static_cast<uint8_t>((1 << target_shift) - 1);
   const auto mask = static_cast<uint8_t>((1 << bits) - 1);
   for (int i = 0; i < 32; ++i) {
-    quantized[i] = static_cast<uint8_t>((quantized[i] & kept) | (bytes[i] >> shift & mask) << place);
+    quantized[i] = static_cast<uint8_t>((quantized[i] & kept) | (bytes[i] >> shift & mask) << target_shift);
   }
 }
 
 // Two bits of each of 256 codes in 64 bytes: byte 32 n + i holds those of codes 128 n + 32 j + i, j = 0..3.
-void take_pairs(const uint8_t* bytes, int place, uint8_t* quantized) {
-  for (int g = 0; g < 8; ++g) take_bits(bytes + g / 4 * 32, g % 4 * 2, 2, place, quantized + g * 32);
+void take_pairs(const uint8_t* bytes, int target_shift, uint8_t* quantized) {
+  for (int g = 0; g < 8; ++g) take_bits(bytes + g / 4 * 32, g % 4 * 2, 2, target_shift, quantized + g * 32);
 }
 
 // Bit g of 32 bytes is that of 32 codes, for each g.
-void take_single_bits(const uint8_t* bytes, int place, uint8_t* quantized) {
-  for (int g = 0; g < 8; ++g) take_bits(bytes, g, 1, place, quantized + g * 32);
+void take_single_bits(const uint8_t* bytes, int target_shift, uint8_t* quantized) {
+  for (int g = 0; g < 8; ++g) take_bits(bytes, g, 1, target_shift, quantized + g * 32);
 }
 
 void q2_k(const std::byte* block, uint8_t* quantized, float* scales, float* mins) {

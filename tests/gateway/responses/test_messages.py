@@ -416,24 +416,24 @@ def schemas_in(grammar: Any) -> list[Any]:
     return schemas_in([*grammar.values()])
 
 
-@pytest.mark.parametrize("place", ["output_config", "output_format", "parse"])
-def test_a_json_schema_holds_the_response(claude: anthropic.Anthropic, triton: FakeTriton, place: str) -> None:
+@pytest.mark.parametrize("option", ["output_config", "output_format", "parse"])
+def test_a_json_schema_holds_the_response(claude: anthropic.Anthropic, triton: FakeTriton, option: str) -> None:
     class Location(pydantic.BaseModel):
         location: str
 
     triton.script = Script(texts=['{"location": ', '"Boston"}'])
     request: Any = {"model": MODEL, "max_tokens": 33, "messages": MESSAGES}
     options: Any = {"type": "json_schema", "schema": SCHEMA}
-    if place == "parse":
+    if option == "parse":
         assert claude.messages.parse(**request, output_format=Location).parsed_output == Location(location="Boston")
     else:
-        body = {"output_config": {"format": options}} if place == "output_config" else {"output_format": options}
+        body = {"output_config": {"format": options}} if option == "output_config" else {"output_format": options}
         (text,) = claude.messages.create(**request, extra_body=body).content
         assert text.type == "text"
         assert text.text == '{"location": "Boston"}'
     (schema,) = schemas_in(json.loads(triton.requests[-1].inputs["response_format"]))
     assert (list(schema["properties"]), schema["required"]) == (["location"], ["location"])
-    assert schema == SCHEMA or place == "parse"
+    assert schema == SCHEMA or option == "parse"
 
 
 UNIQUE: Any = {"type": "array", "uniqueItems": True}

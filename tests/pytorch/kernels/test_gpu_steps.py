@@ -51,7 +51,7 @@ def test_models_of_transformers_bring_the_logits_of_the_cpu(
     cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
     gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
     for driver in (cpu, gpu):
-        driver.runner.place_adapter(1, str(adapter))
+        driver.runner.set_adapter(1, str(adapter))
     assert gpu.runner._model.layers == cpu.runner._model.layers
     for parts in [*STEPS, [Part(2, 0, [5, 17, 400], adapter=1), Part(3, 0, [5, 17, 400])]]:
         shown = check(cpu, gpu, *parts)

@@ -34,7 +34,7 @@ def test_a_row_with_an_adapter_keeps_its_step_from_a_graph(
 ) -> None:
     adapter = make_adapter(tmp_path / "adapter", tmp_path / "model", targets=("q_proj",))
     for driver in drivers:
-        driver.runner.place_adapter(1, str(adapter))
+        driver.runner.set_adapter(1, str(adapter))
     check(*drivers, Part(0, 0, [5, 17, 300], adapter=1), Part(1, 0, [5, 17, 300]))
     check(*drivers, Part(0, 3, [8], adapter=1), Part(1, 3, [8]))
     assert not captures

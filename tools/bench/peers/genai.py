@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.bench.peers.places import openvino_python, thread_count
+from tools.bench.peers.paths import openvino_python, thread_count
 from tools.bench.stats import Record
 from tools.bench.workload import TokenRequest
 

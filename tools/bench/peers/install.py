@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lmdeploy.paths import default_model_dir
 from tools.bench import arguments as flags
-from tools.bench.peers.places import (
+from tools.bench.peers.paths import (
     EMBEDDER_PACKAGES,
     GGUF_TYPES,
     LLAMA_PACKAGE,

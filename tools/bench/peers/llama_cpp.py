@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.serve.ports import free_ports
-from tools.bench.peers.places import llama_tool, thread_count
+from tools.bench.peers.paths import llama_tool, thread_count
 from tools.bench.server import running
 
 _LIMIT = 600  # seconds for one run of a program

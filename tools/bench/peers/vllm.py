@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmdeploy.serve.ports import free_ports
-from tools.bench.peers.places import vllm_python
+from tools.bench.peers.paths import vllm_python
 from tools.bench.server import running
 
 _CACHE_GIB = 2
