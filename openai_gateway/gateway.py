@@ -125,7 +125,7 @@ class Gateway:
         models = await self.models.all()
         return any(await asyncio.gather(*(model.client.is_ready() for model in models)))
 
-    async def bring_images(self, request: Request, model: ServedModel, *requests: GenerateRequest) -> None:
+    async def fetch_images(self, request: Request, model: ServedModel, *requests: GenerateRequest) -> None:
         """Fetch the images that requests name elsewhere, and move those of tool results after them.
 
         Raises `ApiError` if one may not be had, or cannot be; or the model takes none.
@@ -196,7 +196,7 @@ class Gateway:
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Return the engine's stream for a prompt that is admitted, with its images; raise as these steps do."""
         self.admit(request, generate, chosen=chosen, user=user, session_id=session_id)
-        await self.bring_images(request, chosen.model, generate)
+        await self.fetch_images(request, chosen.model, generate)
         return self.watched(request, chosen.model, chosen.model.client.generate(generate), choices)
 
     def watched(

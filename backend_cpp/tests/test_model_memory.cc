@@ -86,7 +86,7 @@ class Models {
   }
 
   // Lets the threads work until none has anything to do.
-  void settle() {
+  void run_until_idle() {
     for (bool goes_on = true; goes_on;) {
       goes_on = false;
       for (int model = 0; model < count(); ++model) {
@@ -151,7 +151,7 @@ TEST(models_share_memory_through_random_histories) {
           }
           break;
         case 4:
-          models.memory.ask_sleep(models.id(model), below(2) == 0 ? SleepLevel::kWeights : SleepLevel::kNothing);
+          models.memory.request_sleep(models.id(model), below(2) == 0 ? SleepLevel::kWeights : SleepLevel::kNothing);
           break;
         case 5:
           models.end(model, below(4) == 0);
@@ -162,7 +162,7 @@ TEST(models_share_memory_through_random_histories) {
     }
     // Whatever happened, all that waits is served once what runs has ended.
     for (int round = 0; round < 4 * models.count(); ++round) {
-      models.settle();
+      models.run_until_idle();
       for (int model = 0; model < models.count(); ++model) {
         while (models.open(model) > 0) models.leave(model);
       }
@@ -175,12 +175,12 @@ TEST(models_that_fit_together_stay) {
   Models models(10, {5, 5, 5});
   for (const int model : {0, 1, 0, 1, 0}) {
     models.enter(model);
-    models.settle();
+    models.run_until_idle();
     models.leave(model);
   }
   CHECK(models.woken() == (std::vector<int>{0, 1}));
   models.enter(2);  // in place of the one that was used least recently
-  models.settle();
+  models.run_until_idle();
   CHECK(models.memory.report(models.id(1)).state == State::kAsleep);
   CHECK(models.memory.report(models.id(0)).state == State::kAwake);
 }
@@ -188,16 +188,16 @@ TEST(models_that_fit_together_stay) {
 TEST(models_wake_in_the_order_in_which_they_were_asked_for) {
   Models models(10, {10, 10, 10});
   models.enter(0);
-  models.settle();
+  models.run_until_idle();
   models.enter(2);
   models.enter(1);
   models.enter(0);  // behind both, though it is awake: others wait for its memory
-  models.settle();
+  models.run_until_idle();
   CHECK(models.woken() == (std::vector<int>{0}));
   for (const int model : {0, 2, 1}) {
     CHECK_EQUAL(models.open(model), 1);
     models.leave(model);
-    models.settle();
+    models.run_until_idle();
   }
   CHECK(models.woken() == (std::vector<int>{0, 2, 1, 0}));
 }
@@ -205,12 +205,12 @@ TEST(models_wake_in_the_order_in_which_they_were_asked_for) {
 TEST(a_model_takes_requests_again_when_nobody_waits_for_its_memory) {
   Models models(10, {10, 10});
   models.enter(0);
-  models.settle();
+  models.run_until_idle();
   models.enter(1);
   models.enter(0);
   CHECK_EQUAL(models.waiting(0), 1);
   models.abandon(1);
-  models.settle();
+  models.run_until_idle();
   CHECK_EQUAL(models.open(0), 2);
 }
 

@@ -55,7 +55,7 @@ std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t
       log_message(TRITONSERVER_LOG_ERROR, "adapter " + name + " is not there after the model slept: " + error.what());
     }
   }
-  if (!sessions_->empty()) ask(*engine, CacheControl::Action::kReturn);
+  if (!sessions_->empty()) dispatch(*engine, CacheControl::Action::kReturn);
   const EngineConfig& config = engine->config();
   page_count_ = config.page_count;
   if (std::exchange(has_loaded_, true)) return engine;
@@ -73,7 +73,7 @@ std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t
 
 CacheReport EngineLoader::rest(Engine& engine, SleepLevel level) {
   const bool stays = level == SleepLevel::kWeights;
-  CacheReport report = ask(engine, stays ? CacheControl::Action::kRest : CacheControl::Action::kLeave);
+  CacheReport report = dispatch(engine, stays ? CacheControl::Action::kRest : CacheControl::Action::kLeave);
   if (stays) return report;
   EngineStats& stats = report.stats;
   stats.blocks_used = stats.blocks_idle = stats.host_blocks_used = 0;
@@ -81,7 +81,7 @@ CacheReport EngineLoader::rest(Engine& engine, SleepLevel level) {
   return report;
 }
 
-CacheReport EngineLoader::ask(Engine& engine, CacheControl::Action action) {
+CacheReport EngineLoader::dispatch(Engine& engine, CacheControl::Action action) {
   std::promise<CacheReport> done;
   CacheControl control;
   control.action = action;

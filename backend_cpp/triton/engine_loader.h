@@ -42,7 +42,7 @@ class EngineLoader {
 
  private:
   void check_weights();
-  CacheReport ask(Engine& engine, CacheControl::Action action);
+  CacheReport dispatch(Engine& engine, CacheControl::Action action);
 
   const ModelParameters parameters_;
   const Programs programs_;

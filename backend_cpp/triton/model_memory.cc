@@ -115,7 +115,7 @@ void ModelMemory::release(Id id) {
   change();
 }
 
-void ModelMemory::ask_sleep(Id id, SleepLevel level) {
+void ModelMemory::request_sleep(Id id, SleepLevel level) {
   const std::lock_guard lock(mu_);
   Model& model = at(id);
   model.requested_level = std::max(model.requested_level, level);

@@ -98,7 +98,7 @@ class ModelMemory {
   // The end of what pin() began.
   void release(Id id);
   // Asks for sleep as soon as no request is open.
-  void ask_sleep(Id id, SleepLevel level);
+  void request_sleep(Id id, SleepLevel level);
 
   // ---- the model's own thread ----
 

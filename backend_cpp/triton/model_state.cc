@@ -321,7 +321,7 @@ void ModelState::control_sleep(const RequestReader& reader, const RequestReader:
   }
   const std::lock_guard lock(mu_);
   sleepers_.push_back({stream, control.level});
-  memory_.ask_sleep(slot_, control.level);
+  memory_.request_sleep(slot_, control.level);
 }
 
 std::string ModelState::sleep_report() const {

@@ -114,7 +114,7 @@ class StepRunner:
             "state_layers": len(states),
             "state_bytes": states[0].state_bytes if states else 0,
             "layers": self._model.layers,
-            "sampling": list(KNOWN_FIELDS) if _chooses_tokens(self._device.device) else [],
+            "sampling": list(KNOWN_FIELDS) if _samples_on_device(self._device.device) else [],
         }
 
     def set_adapter(self, slot: int, directory: str) -> None:
@@ -222,7 +222,7 @@ class StepRunner:
         return context
 
 
-def _chooses_tokens(device: torch.device) -> bool:
+def _samples_on_device(device: torch.device) -> bool:
     """Return whether tokens are chosen in PyTorch: as it is asked, else on a GPU that does what the CPU does."""
     override = _turbomind.requested_kernels("pytorch", "sampling")
     if override is not None or device.type != "cuda":

@@ -167,9 +167,9 @@ class TritonServer:
             progress(waited)
             time.sleep(_POLL_INTERVAL)
         if self._models is not None:
-            self._note_failures(self._models)
+            self._record_failures(self._models)
 
-    def _note_failures(self, registry: Registry) -> None:
+    def _record_failures(self, registry: Registry) -> None:
         """Keep in the registry which of its models could not be loaded, and why; the others are served."""
         failures, entries = load_failures(self.log_tail()), list[ServedEntry]()
         for entry in registry.models():

@@ -82,7 +82,7 @@ class VideoPart(Strict):
     video_url: VideoUrl
 
 
-_Said = TextPart | RefusalPart
+_TextLike = TextPart | RefusalPart
 ContentPart = Annotated[TextPart | RefusalPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
@@ -138,12 +138,12 @@ class Message(Strict):
             case dict():  # what a tool returned
                 return json.dumps(self.content, ensure_ascii=False)
             case parts:
-                return "".join(part.text for part in parts if isinstance(part, _Said)) or self.refusal or ""
+                return "".join(part.text for part in parts if isinstance(part, _TextLike)) or self.refusal or ""
 
     @property
     def _shown(self) -> Any:
         """The content as it is shown to the model: text, or parts where there are images."""
-        if not isinstance(self.content, list) or all(isinstance(part, _Said) for part in self.content):
+        if not isinstance(self.content, list) or all(isinstance(part, _TextLike) for part in self.content):
             return self.text
         return [part.model_dump(exclude_none=True) for part in self.content]
 

@@ -220,7 +220,7 @@ def run(
     ]
     report.left = _left(gateway.url)
     if measures:
-        report.after = _settled(gateway.pid, sum(report.before.values()) + MAX_GROWTH)
+        report.after = _stable(gateway.pid, sum(report.before.values()) + MAX_GROWTH)
     return report
 
 
@@ -391,7 +391,7 @@ def _watching_peaks(pids: Sequence[int], report: Report) -> Iterator[None]:
 
 
 @contextmanager
-def _repeating(*looks: Callable[[], None]) -> Iterator[None]:
+def _repeating(*observers: Callable[[], None]) -> Iterator[None]:
     """Call functions again and again, each in its own thread."""
     stop = threading.Event()
 
@@ -400,7 +400,7 @@ def _repeating(*looks: Callable[[], None]) -> Iterator[None]:
             observe()
             stop.wait(_BETWEEN_LOOKS)
 
-    threads = [threading.Thread(target=repeat, args=(observe,)) for observe in looks]
+    threads = [threading.Thread(target=repeat, args=(observe,)) for observe in observers]
     for thread in threads:
         thread.start()
     try:
@@ -420,7 +420,7 @@ def memory_of(pids: Sequence[int]) -> dict[str, float]:
     return dict(found)
 
 
-def _settled(pid: int, requested: float) -> dict[str, float]:
+def _stable(pid: int, requested: float) -> dict[str, float]:
     """Return the memory of a server once it is back, or has had the time for it."""
     end = time.monotonic() + _IDLE_SECONDS
     while True:

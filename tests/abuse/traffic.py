@@ -56,13 +56,13 @@ class Traffic:
             if kind == "session":
                 session += 1
                 for turn in range(3):
-                    await self._note(kind, self._turn(generator, 10_000 * (number + 1) + session, turn == 2))
+                    await self._record(kind, self._turn(generator, 10_000 * (number + 1) + session, turn == 2))
             elif kind == "hostile":
-                await self._note(kind, generator.choice(self._hostile))
+                await self._record(kind, generator.choice(self._hostile))
             else:
-                await self._note(kind, self._draw_call(kind, generator))
+                await self._record(kind, self._draw_call(kind, generator))
 
-    async def _note(self, kind: str, request: Call) -> None:
+    async def _record(self, kind: str, request: Call) -> None:
         name = f"hostile: {request.name}" if kind == "hostile" else kind
         outcome = await self._caller.send(replace(request, name=name), seconds=2.0)
         if outcome.end in ("overloaded", "failed"):  # a server that starts again gets time to

@@ -4,7 +4,7 @@ import importlib
 import json
 import sys
 
-from asked import Person, get_weather
+from shared_schemas import Person, get_weather
 
 api, url = sys.argv[1:]
 name = {"openai": "ChatOpenAI", "anthropic": "ChatAnthropic", "ollama": "ChatOllama"}[api]

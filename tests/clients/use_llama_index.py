@@ -3,9 +3,9 @@
 import json
 import sys
 
-from asked import Person, get_weather
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
+from shared_schemas import Person, get_weather
 
 api, url = sys.argv[1:]
 if api == "openai":

@@ -4,7 +4,7 @@ import json
 import sys
 
 import ollama
-from asked import Person, get_weather
+from shared_schemas import Person, get_weather
 
 client = ollama.Client(host=sys.argv[1].removesuffix("/v1"), headers={"Authorization": "Bearer k"})
 messages = [{"role": "user", "content": "Hello"}]

@@ -12,8 +12,8 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from asked import Person
 from openai import AsyncOpenAI
+from shared_schemas import Person
 
 cities = []
 

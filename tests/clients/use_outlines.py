@@ -5,8 +5,8 @@ import sys
 from typing import Literal
 
 import outlines
-from asked import Person
 from openai import OpenAI
+from shared_schemas import Person
 
 client = OpenAI(base_url=sys.argv[1], api_key="k", max_retries=0)
 openai_s, vllm_s = outlines.from_openai(client, "fake-model"), outlines.from_vllm(client, "fake-model")

@@ -4,12 +4,12 @@ import json
 import sys
 
 from anthropic import AsyncAnthropic
-from asked import Person
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
+from shared_schemas import Person
 
 provider = OpenAIProvider(base_url=sys.argv[1], api_key="k")
 anthropic = AsyncAnthropic(base_url=sys.argv[1].removesuffix("/v1"), api_key="k", max_retries=0)

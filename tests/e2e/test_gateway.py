@@ -294,9 +294,9 @@ def test_a_cache_report_names_the_part_that_changed_and_tells_other_salts_nothin
         body = {"model": MODEL, "messages": messages, "tools": [tool(of_tool)], "cache_salt": salt, "temperature": 0}
         request = body | {"max_tokens": 4, "include_cache_report": True}
         usage = httpx.post(f"{url}/v1/chat/completions", json=request, trust_env=False).json()["usage"]
-        told = usage["cache_report"]
-        assert told["found"] == told["device"] == usage["prompt_tokens_details"]["cached_tokens"]
-        return told
+        cache_report = usage["cache_report"]
+        assert cache_report["found"] == cache_report["device"] == usage["prompt_tokens_details"]["cached_tokens"]
+        return cache_report
 
     async def drop() -> None:
         async with TritonClient(triton_server.grpc_address, control_key=triton_server.control_key) as triton:

@@ -51,10 +51,10 @@ class Server:
         return answer
 
     def control(self, model: str, action: str, **inputs: Any) -> dict[str, Any]:
-        report: dict[str, Any] = self.told(model, sleep_control=action, **inputs)
+        report: dict[str, Any] = self.query(model, sleep_control=action, **inputs)
         return report
 
-    def told(self, model: str, **inputs: Any) -> Any:
+    def query(self, model: str, **inputs: Any) -> Any:
         response = self.post(model, **inputs)
         assert response.status_code == 200, response.text
         return json.loads(response.json()["text_output"])
@@ -151,9 +151,9 @@ def test_a_model_sleeps_when_told_and_wakes_when_asked(server: Server) -> None:
 def test_a_sleeping_model_tells_what_is_asked_of_it_and_keeps_sessions(server: Server) -> None:
     server.generate("plain", session_id=5, sequence_start=True)
     server.control("plain", "sleep", sleep_level=2)
-    assert server.told("plain", limits=True)["session_len"] == ENGINE["session_len"]
-    assert server.told("plain", lora_control="list") == []
-    assert server.told("plain", cache_control="report")["device"]["idle"] == 0
+    assert server.query("plain", limits=True)["session_len"] == ENGINE["session_len"]
+    assert server.query("plain", lora_control="list") == []
+    assert server.query("plain", cache_control="report")["device"]["idle"] == 0
     assert server.state("plain") == "asleep"
     assert server.generate("plain", [5, 6, 7], session_id=5)["history_token_len"] >= len(PROMPT)
     for inputs, error in (
@@ -168,14 +168,14 @@ def test_a_sleeping_model_tells_what_is_asked_of_it_and_keeps_sessions(server: S
 
 def test_a_model_has_its_adapters_after_it_slept(server: Server, llama: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "adapter", llama, alpha=64)
-    server.told("plain", lora_control="load", lora_name="mine", lora_path=str(adapter), lora_note="note")
+    server.query("plain", lora_control="load", lora_name="mine", lora_path=str(adapter), lora_note="note")
     adapted = server.generate("plain", lora_name="mine")["token_ids"]
     assert adapted != server.generate("plain")["token_ids"]
     for level in (1, 2):
         server.control("plain", "sleep", sleep_level=level)
-        assert server.told("plain", lora_control="list") == [["mine", "note"]]
+        assert server.query("plain", lora_control="list") == [["mine", "note"]]
         assert server.generate("plain", lora_name="mine")["token_ids"] == adapted
-    assert server.told("plain", lora_control="unload", lora_name="mine") == []
+    assert server.query("plain", lora_control="unload", lora_name="mine") == []
 
 
 def test_a_model_sleeps_when_it_is_idle_for_its_timeout_or_that_of_the_last_request(server: Server) -> None:
@@ -261,7 +261,7 @@ class Sharing(Server):
 
     def expect_nothing_damaged(self) -> None:
         for name in (A, B, C):
-            assert self.told(name, cache_control="report")["disk"]["damaged"] == 0
+            assert self.query(name, cache_control="report")["disk"]["damaged"] == 0
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def sharing(base: Path, llama: Path) -> Iterator[Sharing]:
 def test_models_share_memory_that_is_too_small_for_all(sharing: Sharing) -> None:
     assert "asleep" in sharing.states()  # which one depends on the order in which Triton loads them
     for name in SHARING:
-        assert sharing.told(name, limits=True)["session_len"] == (512 if name == HUGE else 8192)
+        assert sharing.query(name, limits=True)["session_len"] == (512 if name == HUGE else 8192)
     order = random.Random(1).sample(list(sharing.alone) * 4, 48)
     with ThreadPoolExecutor(4) as pool:
         for key, answer in zip(
@@ -348,7 +348,7 @@ def test_a_full_disk_costs_a_swap_its_files_alone(sharing: Sharing) -> None:
     try:
         sharing.generate(A, PROMPT[::-1])
         sharing.expect_answers_alone(B)
-        assert sharing.told(A, cache_control="report")["disk"]["failures"] > 0
+        assert sharing.query(A, cache_control="report")["disk"]["failures"] > 0
         sharing.expect_answers_alone(C, A)
     finally:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)

@@ -61,14 +61,14 @@ def test_lanes_and_threads_see_each_other(cuda: Device, delta: int) -> None:
     assert (above.reshape(2, 96) == (x.reshape(2, 96) > 0).sum(1, keepdims=True)).all()
 
 
-NOBODY, BLOCK, HALF = range(3)  # whom a thread of a block meets
+NOBODY, BLOCK, HALF = range(3)  # threads that a barrier waits for
 
 
-@pytest.mark.parametrize("meets", [BLOCK, HALF])
-def test_a_barrier_is_needed_and_does_its_work(cuda: Device, meets: int) -> None:
+@pytest.mark.parametrize("barrier", [BLOCK, HALF])
+def test_a_barrier_is_needed_and_does_its_work(cuda: Device, barrier: int) -> None:
     x = np.arange(64 * 6, dtype=np.int32)
     expected = x.reshape(6, 64)[:, ::-1].ravel()
-    assert (cuda.native.reverse(x, meets) == expected).all()
+    assert (cuda.native.reverse(x, barrier) == expected).all()
     if cuda.name == "emulated":  # a GPU may happen to be right
         assert (cuda.native.reverse(x, NOBODY) != expected).any()
 

@@ -77,7 +77,7 @@ def _watch(connection: socket.socket) -> None:
         connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _ask(name: str, words: list[str]) -> int:
+def _dispatch(name: str, words: list[str]) -> int:
     """Have a worker forked, and return the status it ends with."""
     environment = b"\0".join(b"=".join(pair) for pair in os.environb.items())
     with socket.socket(socket.AF_UNIX) as connection:
@@ -93,7 +93,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         _serve(socket.socket(fileno=int(sys.argv[2])))
     else:
-        status = _ask(sys.argv[1], sys.argv[2:])
+        status = _dispatch(sys.argv[1], sys.argv[2:])
         if status < 0:
             os.kill(os.getpid(), -status)
         sys.exit(status)

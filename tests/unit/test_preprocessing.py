@@ -375,8 +375,8 @@ def test_callers_take_turns(model: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert paused.order == ["p", *"123121"]
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["by a request", "by Triton"])
-def test_a_request_whose_caller_left_is_dropped(model: Any, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+@pytest.mark.parametrize("by_request", [True, False], ids=["by a request", "by Triton"])
+def test_a_request_whose_caller_left_is_dropped(model: Any, monkeypatch: pytest.MonkeyPatch, by_request: bool) -> None:
     paused = Paused(model, monkeypatch)
     left = Request(text_input="gone")
     left.id = "left"
@@ -384,7 +384,7 @@ def test_a_request_whose_caller_left_is_dropped(model: Any, monkeypatch: pytest.
         first = others.submit(model.execute, [Request(text_input="pause")])
         assert paused.begun.wait(180)
         waiting = others.submit(model.execute, [left])
-        if is_told:
+        if by_request:
             eventually_sync(lambda: "left" in model._lanes._jobs)
             model._lanes.drop("left")
         else:

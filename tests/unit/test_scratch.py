@@ -97,16 +97,16 @@ class Waiting:
     """Lets a test see that a second one asks for the lock while the first has it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._lock, self._asked = threading.Lock(), 0
+        self._lock, self._locked = threading.Lock(), 0
         self.second = threading.Event()
         self._flock = fcntl.flock
-        monkeypatch.setattr(fcntl, "flock", self._ask)
+        monkeypatch.setattr(fcntl, "flock", self._count)
 
-    def _ask(self, file: int, operation: int) -> None:
+    def _count(self, file: int, operation: int) -> None:
         if operation == fcntl.LOCK_EX:  # scratch folders do not wait for theirs
             with self._lock:
-                self._asked += 1
-                if self._asked == 2:
+                self._locked += 1
+                if self._locked == 2:
                     self.second.set()
         self._flock(file, operation)
 

@@ -257,8 +257,8 @@ class Kept:
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
-        self.forgotten: list[str] = []
-        self.sessions = Sessions(lambda name: self.sizes.get(name, 0), self.forgotten.append)
+        self.evicted: list[str] = []
+        self.sessions = Sessions(lambda name: self.sizes.get(name, 0), self.evicted.append)
 
     def event(self, name: str, size: int = 1, event: int = 0) -> None:
         with self.sessions.request(name, event, size):
@@ -276,26 +276,26 @@ def test_the_oldest_sessions_without_a_page_are_forgotten(kept: Kept) -> None:
             kept.event(str(number))
         kept.event("2")
         kept.event("new")
-        assert kept.forgotten == ["0", "1", "3"]
+        assert kept.evicted == ["0", "1", "3"]
         assert "open" in kept.sessions
     kept.event("other")
-    assert kept.forgotten == ["0", "1", "3", "4", "5"]
+    assert kept.evicted == ["0", "1", "3", "4", "5"]
 
 
 def test_long_bodies_leave_room_for_fewer_sessions(kept: Kept) -> None:
     for name in "abc":
         kept.event(name, 7 * MIB)
-    assert kept.forgotten == ["a"]
+    assert kept.evicted == ["a"]
     kept.event("b", MIB)  # the last body of an event is what is kept of it
     kept.event("d", 7 * MIB)
-    assert kept.forgotten == ["a"]
+    assert kept.evicted == ["a"]
 
 
 def test_a_conversation_counts_as_what_it_has_grown_to(kept: Kept) -> None:
     kept.event("a")
     kept.sizes["b"] = module.MAX_ORPHANED_BYTES - 1
     kept.event("b")
-    assert kept.forgotten == ["a"]
+    assert kept.evicted == ["a"]
 
 
 def test_a_session_takes_no_more_than_its_part(kept: Kept) -> None:
@@ -316,7 +316,7 @@ def test_open_sessions_that_take_all_leave_small_ones_their_place(kept: Kept) ->
         with pytest.raises(SessionsFull):
             kept.event("late", MIB)
         kept.event("late", 100_000)
-    assert kept.forgotten
+    assert kept.evicted
     kept.event("late", MIB)
 
 

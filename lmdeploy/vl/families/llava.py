@@ -215,7 +215,7 @@ def llava_original_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch
         for stored, native in (*_NAMES, *_PROJECTORS[checkpoint[1]["mm_projector_type"]]):
             name = name.replace(stored, native)
         yield name, values
-    is_here = _brings_tower(checkpoint)
+    is_here = _has_tower(checkpoint)
     folder = tower_folder(checkpoint[0], checkpoint[1]["mm_vision_tower"], is_here=is_here)
     if folder is not None and not is_here:
         for name, values in seeing_tensors(readable_checkpoint(folder)):
@@ -244,14 +244,14 @@ def _canvases(checkpoint: Checkpoint) -> list[list[int]]:
     return [[height, width] for width, height in checkpoint[1]["image_grid_pinpoints"]]
 
 
-def _brings_tower(checkpoint: Checkpoint) -> bool:
+def _has_tower(checkpoint: Checkpoint) -> bool:
     return any(name.startswith(_TOWER) for name in read_checkpoint(checkpoint[0]).tensors)
 
 
 def _tower(checkpoint: Checkpoint) -> Any:
     """Return the config of the tower."""
     folder, raw = checkpoint
-    return tower_config(folder, raw["mm_vision_tower"], is_here=_brings_tower(checkpoint))
+    return tower_config(folder, raw["mm_vision_tower"], is_here=_has_tower(checkpoint))
 
 
 def _form(part: VisionPart) -> VisionFamily:

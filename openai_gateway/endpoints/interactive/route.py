@@ -58,7 +58,7 @@ async def _turn(
             raise ApiError(400, "There is no adapter of that name.", param="adapter_name")
         chosen = Chosen(model, body.adapter_name, is_adapter=True)
     gateway.admit(request, alone, chosen=chosen, user=body.user)
-    await gateway.bring_images(request, model, alone)
+    await gateway.fetch_images(request, model, alone)
     inputs["messages"] = alone.messages
     if session is None and not body.interactive_mode:
         return model.client.generate(alone)

@@ -74,7 +74,7 @@ async def head_numbers(ctx: ServeContext, prompts: Sequence[Any]) -> tuple[NDArr
     """Return the numbers that a model's head makes of each prompt, and the head; raise `ApiError` if it has none."""
     head = _head_of(ctx.chosen)
     requests = [state_request(prompt) for prompt in prompts]
-    await ctx.gateway.bring_images(ctx.request, ctx.chosen.model, *requests)
+    await ctx.gateway.fetch_images(ctx.request, ctx.chosen.model, *requests)
     states, usage = await states_of(ctx, requests)
     return head.numbers(states), head, usage
 

@@ -95,11 +95,11 @@ def main() -> None:
     triton.knobs.runtime.jit_cache_hook = missing
     launch = JITFunction.run
 
-    def note_only(function: JITFunction, *args: Any, **options: Any) -> Any:
+    def record_only(function: JITFunction, *args: Any, **options: Any) -> Any:
         options.pop("warmup", None)
         return launch(function, *args, warmup=True, **options)
 
-    JITFunction.run = note_only
+    JITFunction.run = record_only
     step_runner.step_device = lambda *_: GpuSteps(torch.device("cpu"))
     nn_device.runs_kernels = lambda _: True
     # Self-checks, whose kernels do not run here either, would choose others.

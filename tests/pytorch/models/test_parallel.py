@@ -18,7 +18,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 
 @dataclass
-class Meeting:
+class Rendezvous:
     """Where ranks in threads sum."""
 
     count: int
@@ -32,14 +32,14 @@ class Meeting:
 class ThreadRanks(Ranks):
     """A rank in a thread."""
 
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.meeting is not None
-        self.meeting.parts[self.rank] = x
-        self.meeting.barrier.wait()
-        total = torch.stack([self.meeting.parts[rank] for rank in range(self.count)]).sum(0)
-        self.meeting.barrier.wait()
+        assert self.rendezvous is not None
+        self.rendezvous.parts[self.rank] = x
+        self.rendezvous.barrier.wait()
+        total = torch.stack([self.rendezvous.parts[rank] for rank in range(self.count)]).sum(0)
+        self.rendezvous.barrier.wait()
         return x.copy_(total)
 
 
@@ -57,10 +57,10 @@ def test_ranks_together_give_the_logits_of_one(
 ) -> None:
     make_tiny(tmp_path, architecture, vocab_size=1000, **overrides)
     alone = run_chunks(PatchedModel(tmp_path), [PROMPT], [[12], [8]])[0]
-    meeting = Meeting(count)
+    rendezvous = Rendezvous(count)
 
     def run(rank: int) -> torch.Tensor:
-        model = PatchedModel(tmp_path, ranks=ThreadRanks(rank, count, meeting))
+        model = PatchedModel(tmp_path, ranks=ThreadRanks(rank, count, rendezvous))
         return run_chunks(model, [PROMPT], [[12], [8]])[0]
 
     with ThreadPoolExecutor(count) as threads:

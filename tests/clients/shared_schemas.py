@@ -1,4 +1,4 @@
-"""What programs of clients ask for: an object, and a call of a function."""
+"""Object and function that programs of clients request."""
 
 from pydantic import BaseModel
 
