@@ -42,8 +42,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in pairs a character, alone no
 # pydantic's messages for bytes that are not UTF-8, and for halves of surrogate pairs.
 _NO_TEXT = ("unicode code point", "surrogate", "end of hex escape")
 _SUBJECT = "reading the request body"
-_APART = LimitedProcess("openai_gateway.parsing", _SUBJECT, cpu_seconds=20.0, memory_bytes=2**32)
-_ALONGSIDE = ThreadPoolExecutor(1, thread_name_prefix="parsing")  # talks with that process
+_PROCESS = LimitedProcess("openai_gateway.parsing", _SUBJECT, cpu_seconds=20.0, memory_bytes=2**32)
+_THREADS = ThreadPoolExecutor(1, thread_name_prefix="parsing")  # talks with that process
 _TURNS = Shares(1)
 
 
@@ -80,7 +80,7 @@ class BoundedRoute(APIRoute):
                 async with _TURNS.taken(key_of(request.scope)):
                     if await request.is_disconnected():
                         raise ClientDisconnect
-                    value = await asyncio.get_running_loop().run_in_executor(_ALONGSIDE, parse_apart, raw, annotation)
+                    value = await asyncio.get_running_loop().run_in_executor(_THREADS, parse_isolated, raw, annotation)
             request.scope[BODY] = value
             scope = request.scope if is_json else _as_json(request.scope)
             return await handler(_ParsedRequest(scope, request.receive, raw, value))
@@ -137,11 +137,11 @@ def _problem(marks: bytes, strings: int) -> str | None:
     return None
 
 
-def parse_apart(raw: bytes, annotation: Any) -> Any:
+def parse_isolated(raw: bytes, annotation: Any) -> Any:
     """Return `parse`'s result, from another process."""
     header = {"annotation": b64encode(pickle.dumps(annotation)).decode()}
     try:
-        _, result, _ = _APART.request(header, raw, max_bytes=_MAX_RESULT_LEN)
+        _, result, _ = _PROCESS.request(header, raw, max_bytes=_MAX_RESULT_LEN)
     except ProcessLimitError as error:
         raise ApiError(400, f"{error}; send less.", code="too_many_values") from None
     kind, value = pickle.loads(result)  # our own process wrote it
@@ -153,7 +153,7 @@ def parse_apart(raw: bytes, annotation: Any) -> Any:
 
 
 def _handled(header: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the value of a body, or what is wrong with it, for `parse_apart`."""
+    """Return the value of a body, or what is wrong with it, for `parse_isolated`."""
     result: tuple[str, Any]
     try:
         result = "value", parse(raw, pickle.loads(b64decode(header["annotation"])))

@@ -122,13 +122,13 @@ def describe(model_dir: Path, model_name: str) -> Description:
     problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
     if problems:
         raise CheckpointError(model_dir, problems)
-    is_known = _is_apart if spec.encoder is not None else lambda name: text is not None and not is_of_text(name)
+    is_known = _is_head_or_task if spec.encoder is not None else lambda name: text is not None and not is_of_text(name)
     _warn_of([name for name in unread if not is_known(name)], model_dir)
     manifest = Manifest.build(tensors, index, weight_format(raw))
     return Description(spec, manifest)
 
 
-def _is_apart(name: str) -> bool:
+def _is_head_or_task(name: str) -> bool:
     """Return whether an encoder's tensor is read from elsewhere, if at all."""
     return is_of_head(name) or is_of_task(name)
 

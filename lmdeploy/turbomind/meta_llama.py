@@ -66,7 +66,7 @@ def rewrite(model_dir: Path, target: Path) -> None:
             tensor = _joined(model_dir, shards, f"layers.{layer}.{source}", dimension, params["dim"])
             assert tensor is not None
             is_turned = name.endswith(("q_proj", "k_proj"))
-            weights[f"model.layers.{layer}.{name}"] = _half_a_head_apart(tensor, head_dim) if is_turned else tensor
+            weights[f"model.layers.{layer}.{name}"] = _in_halves(tensor, head_dim) if is_turned else tensor
         files |= _write(weights, target, layer + 1, layers)
     write_index(files, target)
     inner = len(weights[f"model.layers.{layers - 1}.mlp.up_proj"])
@@ -135,7 +135,7 @@ def _joined(
         raise CheckpointError(model_dir, [f"the shares of {name} do not fit each other: {shapes}"]) from error
 
 
-def _half_a_head_apart(weight: "Tensor", head_dim: int) -> "Tensor":
+def _in_halves(weight: "Tensor", head_dim: int) -> "Tensor":
     """Return a matrix whose outputs are reordered: of each head first the even numbers, then the odd ones."""
     rows, width = weight.shape
     return weight.view(rows // head_dim, head_dim // 2, 2, width).transpose(1, 2).reshape(rows, width)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.turbomind.gguf.header import read_header
-from lmdeploy.turbomind.gguf.parts import apart, is_gguf_file
+from lmdeploy.turbomind.gguf.parts import is_gguf_file, unstacked
 
 INDEX_NAME = "model.safetensors.index.json"
 WHOLE_NAME = "model.safetensors"
@@ -139,7 +139,7 @@ _Entry = tuple[str, tuple[int, ...], int | None]
 def _read_gguf_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
     """Return :func:`_read_header`'s result for a GGUF file."""
     header = read_header(path)
-    entries: dict[str, _Entry] = {name: (t.dtype, t.shape, t.offset) for name, t in apart(header.tensors).items()}
+    entries: dict[str, _Entry] = {name: (t.dtype, t.shape, t.offset) for name, t in unstacked(header.tensors).items()}
     return entries, list(header.problems)
 
 

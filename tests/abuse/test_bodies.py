@@ -138,7 +138,7 @@ def test_a_body_means_the_same_when_it_is_long(app: FastAPI, path: str) -> None:
     )
     for fields in (SAMPLES[path], {"model": 5}, {"model": "m", "messages": 1, "n": 0}):
         raw = json.dumps(fields | {"unknown": "a" * parsing.SHORT}).encode()
-        assert _outcome(parsing.parse_apart, raw, annotation) == _outcome(parsing.parse, raw, annotation)
+        assert _outcome(parsing.parse_isolated, raw, annotation) == _outcome(parsing.parse, raw, annotation)
 
 
 def _outcome(parse: Callable[[bytes, Any], Any], raw: bytes, annotation: Any) -> Any:
@@ -160,7 +160,7 @@ async def test_long_bodies_of_one_key_do_not_delay_those_of_another(
         parsed.append(json.loads(raw)["messages"][0]["name"])
         raise ApiError(400, "refused")
 
-    monkeypatch.setattr(parsing, "parse_apart", recorded)
+    monkeypatch.setattr(parsing, "parse_isolated", recorded)
     content = "a" * parsing.SHORT
     bodies = [
         (name, json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content, "name": name}]}).encode())

@@ -29,7 +29,7 @@ _TYPED = "Hello\n\nexit\n\n"  # a message, and that it is over
 _INTERRUPTED = (0, 2, 130)  # 2: make
 
 
-def apart() -> list[str]:
+def isolation() -> list[str]:
     """Return the words before a command that give it a network and processes of its own, where the kernel does.
 
     All of its processes end with it.
@@ -153,10 +153,10 @@ def run(document: Path, folder: Path) -> int:
     return failed
 
 
-def run_apart(document: Path, output: IO[str] | None = None, timeout: float | None = None) -> int:
+def run_isolated(document: Path, output: IO[str] | None = None, timeout: float | None = None) -> int:
     """Run a page in a process, a network and a folder of its own; return its status, 0 where all steps succeeded."""
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
-        words = [*apart(), sys.executable, "-u", "-m", "tests.docs.page", str(document), folder]
+        words = [*isolation(), sys.executable, "-u", "-m", "tests.docs.page", str(document), folder]
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
@@ -172,4 +172,4 @@ def run_apart(document: Path, output: IO[str] | None = None, timeout: float | No
 
 if __name__ == "__main__":
     page, *folders = map(Path, sys.argv[1:])
-    sys.exit(bool(run(page, folders[0])) if folders else run_apart(page.resolve()))
+    sys.exit(bool(run(page, folders[0])) if folders else run_isolated(page.resolve()))

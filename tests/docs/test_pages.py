@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import DOCUMENTS, SAMPLE, blocks, name_of, steps
-from tests.docs.page import run_apart
+from tests.docs.page import run_isolated
 
 STEPS = {document: steps(document) for document in DOCUMENTS}
 RUN = [document for document, found in STEPS.items() if any(not step.not_run for step in found)]
@@ -27,7 +27,7 @@ OURS = ("lmdeploy ", "python ", "make ", "pip ", "curl ", ".venv/bin/", "tools/g
 def test_a_page_runs_as_written(document: Path, tmp_path: Path) -> None:
     printed = tmp_path / "printed"
     with printed.open("w", encoding="utf-8") as output:
-        status = run_apart(document, output, timeout=1200)
+        status = run_isolated(document, output, timeout=1200)
     assert status == 0, printed.read_text(encoding="utf-8")[-8000:]
 
 
@@ -89,7 +89,7 @@ def test_the_runner_goes_through_a_page_and_notices_what_fails(tmp_path: Path) -
     (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
     printed = tmp_path / "printed"
     with printed.open("w", encoding="utf-8") as output:
-        assert run_apart(tmp_path / "page.md", output) == 1
+        assert run_isolated(tmp_path / "page.md", output) == 1
     text = printed.read_text(encoding="utf-8")
     assert re.findall(r"FAILED: .*", text) == [
         "FAILED: AssertionError: it ends with 1",

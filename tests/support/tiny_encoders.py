@@ -96,8 +96,8 @@ class JinaBert:
             for name in ("query", "key", "value")
         )
         slopes = 2.0 ** (-8.0 * torch.arange(1, self.heads + 1, dtype=torch.float64) / self.heads)
-        apart = (torch.arange(count)[:, None] - torch.arange(count)).abs()
-        scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]) - slopes[:, None, None] * apart
+        distances = (torch.arange(count)[:, None] - torch.arange(count)).abs()
+        scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]) - slopes[:, None, None] * distances
         found = (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1)
         return self._linear(f"{prefix}.attention.output.dense", found)
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lmdeploy.capacity.sizes import Sizes
 from tools.bench.checkpoints import tensors, write
-from tools.bench.random_model import write as write_apart
+from tools.bench.random_model import write as write_random
 from tools.bench.report import table, write_json
 from tools.bench.roofline import ModelCost
 from tools.bench.shapes import SHAPES, tiny
@@ -101,7 +101,7 @@ def test_report_is_json_a_program_can_read(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) -> None:
-    directory = write_apart("tiny", tmp_path / "tiny")
+    directory = write_random("tiny", tmp_path / "tiny")
     model, report = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     expected = SHAPES["tiny"].config

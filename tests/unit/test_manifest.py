@@ -74,6 +74,6 @@ def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None
 
 def test_gates_and_ups_are_taken_apart() -> None:
     value = torch.arange(40.0).view(4, 5, 2)  # [hidden, size, gate or up]
-    apart = value.permute(2, 1, 0).reshape(10, 4)
-    assert torch.equal(apart[:5], value[:, :, 0].T)
-    assert torch.equal(apart[5:], value[:, :, 1].T)
+    columns = value.permute(2, 1, 0).reshape(10, 4)
+    assert torch.equal(columns[:5], value[:, :, 0].T)
+    assert torch.equal(columns[5:], value[:, :, 1].T)

@@ -143,14 +143,14 @@ def test_frames_of_a_container_are_those_that_transformers_reads(tmp_path: Path)
 def test_another_process_decodes_containers() -> None:
     file, process = contained("mp4", "libx264"), DecoderProcess()
     try:
-        apart, here = (
+        separate, here = (
             load_frames(data_url(file, "video/mp4"), Sampling(5), rules)
             for rules in (SourceRules(decoder=process), DATA_ONLY)
         )
     finally:
         process.close()
-    assert apart.times == here.times
-    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(apart.frames, here.frames, strict=True))
+    assert separate.times == here.times
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(separate.frames, here.frames, strict=True))
 
 
 def test_the_files_of_a_prompt_share_a_budget_of_time() -> None:

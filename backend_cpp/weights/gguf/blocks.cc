@@ -26,10 +26,10 @@ void split_halves(const uint8_t* bytes, uint8_t* quantized) {
 void add_fifth_bits(const uint8_t* word, uint8_t* quantized) {
   constexpr uint64_t kEachByte = 0x0101010101010101;
   for (int i = 0; i < 4; ++i) {
-    const uint64_t apart = word[i] * kEachByte & 0x8040201008040201;  // bit j in byte j
+    const uint64_t spread = word[i] * kEachByte & 0x8040201008040201;  // bit j in byte j
     uint64_t eight;
     std::memcpy(&eight, quantized + 8 * i, sizeof(eight));
-    eight |= (apart + 0x7F * kEachByte) >> 3 & 0x10 * kEachByte;
+    eight |= (spread + 0x7F * kEachByte) >> 3 & 0x10 * kEachByte;
     std::memcpy(quantized + 8 * i, &eight, sizeof(eight));
   }
 }

@@ -76,7 +76,7 @@ _STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|gate_up|down))_exps\.(weight|bia
 _DIMENSIONS = {"weight": 3, "bias": 2}
 
 
-def apart(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
+def unstacked(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
     """Return the tensors with ``blk.N.ffn_gate_exps.weight [experts, out, in]`` as ``blk.N.ffn_gate.E.weight``.
 
     So the oldest files of mixtures of experts name them, too.

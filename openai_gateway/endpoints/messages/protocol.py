@@ -41,7 +41,7 @@ from openai_gateway.protocol.generation import SamplingFields, StopWord
 from openai_gateway.protocol.response_format import schema_format
 from openai_gateway.protocol.tools import MAX_TOOLS, Tool
 
-_APART = (ToolUseBlock, ToolResultBlock, ThinkingBlock, LeftOutBlock)  # blocks that are no part of a message's content
+_MOVED = (ToolUseBlock, ToolResultBlock, ThinkingBlock, LeftOutBlock)  # blocks that are no part of a message's content
 
 
 class InputMessage(Strict):
@@ -64,7 +64,7 @@ class InputMessage(Strict):
         for block in self.content:
             if isinstance(block, ToolResultBlock):
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": shown(block.content or "")}
-        blocks = [block for block in self.content if not isinstance(block, _APART)]
+        blocks = [block for block in self.content if not isinstance(block, _MOVED)]
         message: dict[str, Any] = {"role": self.role, "content": shown(blocks)}
         if calls := self.calls:
             message["tool_calls"] = calls

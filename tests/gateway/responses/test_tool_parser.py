@@ -542,8 +542,8 @@ def test_a_response_format_holds_text_and_leaves_calls_to_the_model() -> None:
         assert loose["content"]["json_schema"] == {"type": "object"}
     unknown = tool_inputs(tools, [], requested)
     assert "response_format" not in unknown  # the text alone is held: it is not known how calls look
-    apart = tool_inputs(tools, [], requested, GENERIC, thinking=Thinking(HARMONY))
-    assert "response_format" not in apart  # what comes before a text is not what comes before a call
+    separate = tool_inputs(tools, [], requested, GENERIC, thinking=Thinking(HARMONY))
+    assert "response_format" not in separate  # what comes before a text is not what comes before a call
     lark = GIVEN | {"response_format": {"type": "lark", "lark": 'start: "a"'}}
     assert "response_format" not in tool_inputs(tools, [], lark, GENERIC)
 

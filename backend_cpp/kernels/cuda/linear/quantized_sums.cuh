@@ -81,8 +81,8 @@ __device__ __forceinline__ void add_inputs(const uint4 (&x)[kRowTiles], float (&
 // The sums of a stripe for rows 8 n .. 8 n + 7: of a group while it lasts, and of all groups before.
 template <WeightFormat kFormat, int kRowTiles>
 class QuantizedSums {
-  // The steps of int4, whose units differ, gather apart; with more rows that takes too many registers.
-  static constexpr bool kIsApart = kFormat == WeightFormat::kInt4 && kRowTiles == 1;
+  // The steps of int4, whose units differ, have sums of their own; with more rows that takes too many registers.
+  static constexpr bool kSplitsSteps = kFormat == WeightFormat::kInt4 && kRowTiles == 1;
 
  public:
   // [n][i][c]: output 4 g + i of the stripe, row 8 n + 2 t + c
@@ -93,7 +93,7 @@ class QuantizedSums {
     for (int tile = 0; tile < 2; ++tile) {
       uint32_t quantized[2][4];
       mask_quantized<kFormat>(loads, tile, quantized);
-      if constexpr (kFormat == WeightFormat::kInt4 && !kIsApart) {
+      if constexpr (kFormat == WeightFormat::kInt4 && !kSplitsSteps) {
         constexpr uint32_t kSixteenth = 0x2C002C00;
 #pragma unroll
         for (uint32_t& pair : quantized[1]) {
@@ -105,7 +105,7 @@ class QuantizedSums {
         const uint32_t steps[2][2] = {{x[n].x, x[n].y}, {x[n].z, x[n].w}};
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-          mma_f16(group_[n][tile][kIsApart ? step : 0], quantized[step], steps[step]);
+          mma_f16(group_[n][tile][kSplitsSteps ? step : 0], quantized[step], steps[step]);
         }
       }
     }
@@ -126,7 +126,7 @@ class QuantizedSums {
         for (int c = 0; c < 2; ++c) {
           const int at = i % 2 * 2 + c;
           float sum = group_[n][i / 2][0][at];
-          if constexpr (kIsApart) sum = fmaf(group_[n][i / 2][1][at], 0.0625f, sum);
+          if constexpr (kSplitsSteps) sum = fmaf(group_[n][i / 2][1][at], 0.0625f, sum);
           if constexpr (kHasZeros<kFormat>) sum = fmaf(-zero, x_sums[n][c], sum);
           totals[n][i][c] = fmaf(scales[i], sum, totals[n][i][c]);
         }
@@ -146,7 +146,7 @@ class QuantizedSums {
   }
 
  private:
-  float group_[kRowTiles][2][kIsApart ? 2 : 1][4] = {};  // as mma leaves it
+  float group_[kRowTiles][2][kSplitsSteps ? 2 : 1][4] = {};  // as mma leaves it
 };
 
 }  // namespace turbomind::cuda
