@@ -136,7 +136,7 @@ class CpuKernels:
     def set_spans(
         self, spans: np.ndarray[Any, np.dtype[np.int32]], blocks: np.ndarray[Any, np.dtype[np.int32]], block_len: int
     ) -> None: ...
-    def attend(
+    def attention(
         self,
         cache: LayerCache,
         q: _Heads,

@@ -136,8 +136,8 @@ class CpuKernels {
   }
 
   // Writes keys and values, and attends. out [rows, heads, value_dim]; queries are multiplied by the scale already.
-  void attend(LayerCache& cache, const Heads& q, const Heads& k, const Heads& v, Address out, float softcap, int window,
-              Address sinks, Address alibi_slopes) {
+  void attention(LayerCache& cache, const Heads& q, const Heads& k, const Heads& v, Address out, float softcap,
+                 int window, Address sinks, Address alibi_slopes) {
     const py::gil_scoped_release unlocked;
     AttentionParams params;
     params.layout = cache.layout;
@@ -287,8 +287,8 @@ void bind_kernels(py::module_& m) {
   py::class_<CpuKernels>(m, "CpuKernels", py::module_local())
       .def(py::init<int>(), py::arg("threads"))
       .def("set_spans", &CpuKernels::set_spans, py::arg("spans"), py::arg("blocks"), py::arg("block_len"))
-      .def("attend", &CpuKernels::attend, py::arg("cache"), py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
-           py::arg("softcap"), py::arg("window"), py::arg("sinks"), py::arg("alibi_slopes"))
+      .def("attention", &CpuKernels::attention, py::arg("cache"), py::arg("q"), py::arg("k"), py::arg("v"),
+           py::arg("out"), py::arg("softcap"), py::arg("window"), py::arg("sinks"), py::arg("alibi_slopes"))
       .def("linear", &CpuKernels::linear, py::arg("weight"), py::arg("x"), py::arg("rows"), py::arg("y"))
       .def("rms_norm", &CpuKernels::rms_norm, py::arg("weight"), py::arg("eps"), py::arg("x"), py::arg("rows"),
            py::arg("size"), py::arg("y"))

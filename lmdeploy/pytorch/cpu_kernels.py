@@ -60,10 +60,10 @@ class Kernels:
         return y
 
     def set_spans(self, spans: Ints, blocks: Ints, block_len: int) -> None:
-        """Say which rows the calls of ``attend`` have; ``blocks`` stays as it is until the step has ended."""
+        """Say which rows the calls of ``attention`` have; ``blocks`` stays as it is until the step has ended."""
         self.native.set_spans(spans, blocks, block_len)
 
-    def attend(
+    def attention(
         self,
         cache: Any,
         # ``[rows, heads, size]``; queries are multiplied by the scale of q.k already. The last axis is dense
@@ -85,7 +85,7 @@ class Kernels:
             ``[rows, heads, value size]``.
         """
         out = torch.empty((query.shape[0], query.shape[1], value.shape[2]), dtype=torch.float32)
-        self.native.attend(
+        self.native.attention(
             cache, _heads(query), _heads(key), _heads(value), out.data_ptr(), softcap, window,
             0 if sinks is None else sinks.data_ptr(), 0 if alibi_slopes is None else alibi_slopes.data_ptr(),
         )  # fmt: skip

@@ -95,7 +95,7 @@ class GpuPagedCache:
                     else:
                         mine[target].copy_(hosts[source - self._block_count], non_blocking=True)
 
-    def attend(
+    def attention(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Write the step's keys and values, and return what its queries see: ``[tokens, heads, value size]``."""
@@ -106,8 +106,8 @@ class GpuPagedCache:
         fill_cache(key, value, stored.k, stored.v, metadata.slots, **scales)
         served = served_by(self._shapes[layer], self._dtype, self._device)
         library = served.library if not step.is_decoding else served.library_tokens if step.plans is not None else None
-        if library is not None and flashinfer.can_attend(call, self._bits):
-            return library.attend(step, call, query, stored.k, stored.v)
+        if library is not None and flashinfer.supports(call, self._bits):
+            return library.attention(step, call, query, stored.k, stored.v)
         tensors = (query, stored.k, stored.v)
         spans = (step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets)
         rule: dict[str, Any] = {

@@ -147,11 +147,11 @@ class PagedCache:
     def _layer_bytes(self, shape: LayerShape, block_len: int) -> int:
         return _turbomind.cache_block_bytes(self._type, shape.heads, shape.key_dim, shape.value_dim, block_len)
 
-    def attend(
+    def attention(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Write the step's keys and values, and return what its queries see: float32 ``[rows, heads, value size]``."""
-        return self._kernels.attend(
+        return self._kernels.attention(
             self._layers[layer],
             query.float() * call.scale,
             key.float(),
@@ -177,5 +177,5 @@ def paged_attention(
         float32 ``[rows, heads, value size]``.
     """
     cache = get_step_ctx_manager().current_context().kv_caches
-    output: torch.Tensor = cache.attend(layer, call, query, key, value)
+    output: torch.Tensor = cache.attention(layer, call, query, key, value)
     return output

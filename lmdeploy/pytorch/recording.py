@@ -57,7 +57,7 @@ class RecordingCache:
         self.states[layer] = shape
         return shape.in_page(_turbomind.PageArena(shape.state_bytes, 2), 0, 0)
 
-    def attend(
+    def attention(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Return attention of queries over the step's own keys.
@@ -69,7 +69,7 @@ class RecordingCache:
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
         self.windows[layer] = call.window
         parts = (x.split(self._lengths or [len(x)]) for x in (query, key, value))
-        return torch.cat([attend_within(call, *sequence) for sequence in zip(*parts, strict=True)])
+        return torch.cat([self_attention(call, *sequence) for sequence in zip(*parts, strict=True)])
 
 
 def failing_module(model: nn.Module, error: Exception) -> str:
@@ -142,7 +142,7 @@ def _are_near(packed: _Tensors, alone: _Tensors, neighbour: int, tolerance: floa
     return True
 
 
-def attend_within(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def self_attention(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Return causal attention among the tokens of one sequence, in plain PyTorch: float32 ``[tokens, heads, size]``.
 
     ``query``, ``key``, ``value``: ``[tokens, heads, size]``; a key and value head serves as many query

@@ -303,7 +303,7 @@ class Attention:
         rule = self._rule
         kv_lens = [rule.kv_len_of(first + i) for _, count, first, _ in spans for i in range(count)]
         seen = torch.tensor(kv_lens, dtype=torch.int32) if rule.images else None
-        out = self._cache.attend(
+        out = self._cache.attention(
             _array(q * rule.scale), _array(k), _array(v), spans, rule.softcap, rule.window, _array(rule.alibi_slopes),
             _array(rule.distance_biases), _array(rule.sinks), _array(seen),
             _unwritten(q.shape[0], self._sizes.num_heads, self._sizes.value_dim),

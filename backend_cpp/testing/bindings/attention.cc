@@ -104,7 +104,7 @@ class Cache {
 void bind_attention(py::module_& m) {
   py::class_<Cache>(m, "Cache", py::module_local())
       .def(py::init<TestDevice&, int, int, const CacheSizes&>(), py::keep_alive<1, 2>())
-      .def("attend", &Cache::compute_attention)
+      .def("attention", &Cache::compute_attention)
       .def("write", &Cache::write)
       .def("project", &Cache::project)
       .def("bytes", &Cache::bytes);

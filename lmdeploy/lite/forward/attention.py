@@ -33,7 +33,7 @@ def attention(
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     window = attn.windows[layer] if attn.windows else 0
-    found = _attend(attn, weights, q, k, v, 0 if window >= x.shape[1] else window)
+    found = _attention(attn, weights, q, k, v, 0 if window >= x.shape[1] else window)
     joined = found.transpose(1, 2).flatten(2)
     if gate is not None:
         joined = joined * (functional.softplus(gate) if attn.gates_by_softplus else gate.sigmoid())
@@ -110,7 +110,7 @@ def _latent_heads(
     return torch.cat((q_nope, _rotated(q_turned, rope)), -1), torch.cat((k_nope, key), -1), v
 
 
-def _attend(attn: AttentionSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+def _attention(attn: AttentionSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Return causal attention of each query, ``[batch, heads, tokens, value_dim]``."""
     sinks = weights.tensors.get("attention.sinks")
     if not (window or attn.softcap or attn.alibi_slopes or sinks is not None):

@@ -30,9 +30,11 @@ class LayerCache:
     cache: Any
     layer: int
 
-    def attend(self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attention(
+        self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Write the step's keys and values, and return what its queries see."""
-        output: torch.Tensor = self.cache.attend(self.layer, call, query, key, value)
+        output: torch.Tensor = self.cache.attention(self.layer, call, query, key, value)
         return output
 
 
@@ -111,7 +113,7 @@ class Attention(nn.Module):
         torch.Tensor
             ``[rows, heads, value head size]`` of the query's type.
         """
-        return k_cache.attend(self._call, query, key, value).to(query.dtype)
+        return k_cache.attention(self._call, query, key, value).to(query.dtype)
 
 
 def _slopes(num_heads: int, ranks: Ranks) -> torch.Tensor:

@@ -18,7 +18,7 @@ _IGNORED = {
 }  # fmt: skip
 
 
-def attend(
+def attention(
     module: torch.nn.Module,  # the layer; has ``layer_idx``
     # ``[1, heads, rows, size]``
     query: torch.Tensor,
@@ -70,5 +70,5 @@ def register() -> None:
     """Register this attention with ``transformers``."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, no_mask)

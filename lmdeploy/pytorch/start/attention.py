@@ -19,7 +19,7 @@ from lmdeploy.pytorch.step_context import StepContext
 # For each sequence: tokens of the step, and all with them. Prompts, the rest of one, and a token.
 _SPANS = ((20, 20), (5, 37), (1, 48))
 _BLOCK_LEN = 16
-Attend = Callable[[StepContext, AttentionCall, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+AttentionFn = Callable[[StepContext, AttentionCall, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def served_by(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> Se
     if flashinfer.is_installed() and flashinfer.takes(dtype):
         library = flashinfer.FlashInferPrompts(device)
         chosen = first_trusted(
-            "attention", checks | {"library": lambda: problem.wrong_with(library.attend)}, "attention"
+            "attention", checks | {"library": lambda: problem.wrong_with(library.attention)}, "attention"
         )
         if chosen == "library":
             return _with_tokens(library, problem, shape, checks, device)
@@ -68,7 +68,7 @@ def _with_tokens(
     if shape.key_dim != shape.value_dim:
         return Served(library, others == "own")
     tokens = flashinfer.FlashInferTokens(device)
-    more: dict[str, Check] = {"library": lambda: problem.wrong_with_graph(tokens.attend)}
+    more: dict[str, Check] = {"library": lambda: problem.wrong_with_graph(tokens.attention)}
     is_trusted = first_trusted("attention", checks | more, what) == "library"
     return Served(library, others == "own", tokens if is_trusted else None)
 
@@ -123,9 +123,9 @@ class _Problem:
         # Weights, values and results are rounded to the type.
         self._limit = 8 * torch.finfo(dtype).eps * float(v.abs().max())
 
-    def wrong_with(self, attend: Attend) -> str:
+    def wrong_with(self, attention: AttentionFn) -> str:
         """Return how a step with prompts differs."""
-        return self._difference(attend(self._step(), self._call, self._query, self._k, self._v), self._expected)
+        return self._difference(attention(self._step(), self._call, self._query, self._k, self._v), self._expected)
 
     def wrong_with_decoding(self) -> str:
         """Return how our kernel for decoding differs, for the last row of each sequence."""
@@ -138,7 +138,7 @@ class _Problem:
         )  # fmt: skip
         return self._difference(output, self._expected[last])
 
-    def wrong_with_graph(self, attend: Attend) -> str:
+    def wrong_with_graph(self, attention: AttentionFn) -> str:
         """Return how a graph of single tokens differs that was captured for shorter sequences."""
         last = self._lengths[:, 0].cumsum(0) - 1
         query = self._query[last.to(self._device)]
@@ -147,7 +147,7 @@ class _Problem:
         step.plans, step.host_spans, step.is_decoding = {}, (np.ones_like(lengths), table), True
 
         def run() -> Outputs:
-            return (output := attend(step, self._call, query, self._k, self._v)), output
+            return (output := attention(step, self._call, query, self._k, self._v)), output
 
         run()  # plans
         graph = cuda_capture()(run) if self._device.type == "cuda" else None

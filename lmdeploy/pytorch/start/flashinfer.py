@@ -32,7 +32,7 @@ def takes(dtype: torch.dtype) -> bool:
     return dtype in _TYPES
 
 
-def can_attend(call: AttentionCall, bits: int) -> bool:
+def supports(call: AttentionCall, bits: int) -> bool:
     """Return whether it knows such a layer: no codes in its cache, no sinks."""
     return bits == 16 and call.sinks is None
 
@@ -47,7 +47,7 @@ class FlashInferPrompts:
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._wrappers: dict[tuple[Any, ...], Any] = {}
 
-    def attend(
+    def attention(
         self, step: StepContext, call: AttentionCall, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> torch.Tensor:
         """Return attention of a step's queries ``[rows, heads, dim]``: ``[rows, heads, value dim]``."""
@@ -108,7 +108,7 @@ class FlashInferTokens:
     def __init__(self, device: torch.device) -> None:
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)  # one graph runs at a time
 
-    def attend(
+    def attention(
         self, step: StepContext, call: AttentionCall, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> torch.Tensor:
         """Return attention of the queries ``[rows, heads, dim]`` of a graph's step, of the same shape.

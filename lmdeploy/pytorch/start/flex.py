@@ -52,7 +52,7 @@ def flex_prompt_attention(
     values = values[..., :v_dim].masked_fill(~is_written[:, :, None, None], 0.0)  # whose weights are 0 times anything
     before = kv_seqlens - q_seqlens  # tokens of each sequence in earlier steps
 
-    def attend(begin: int, end: int) -> torch.Tensor:
+    def part(begin: int, end: int) -> torch.Tensor:
         """Return the results of these tokens of each sequence: ``[spans, end - begin, heads, v_dim]``."""
 
         def score(
@@ -73,7 +73,7 @@ def flex_prompt_attention(
             out = out * torch.sigmoid(more.lse - sinks.float()[:, None])[..., None].to(out.dtype)
         return out.transpose(1, 2)
 
-    parts = [attend(begin, min(begin + _TOKENS_AT_ONCE, max_q_len)) for begin in range(0, max_q_len, _TOKENS_AT_ONCE)]
+    parts = [part(begin, min(begin + _TOKENS_AT_ONCE, max_q_len)) for begin in range(0, max_q_len, _TOKENS_AT_ONCE)]
     token = torch.arange(tokens, device=query.device)
     span = torch.searchsorted(q_start_loc.contiguous(), token, right=True).sub(1).clamp(min=0)
     return torch.cat(parts, 1)[span, (token - q_start_loc[span]).clamp(max=max_q_len - 1)]

@@ -63,7 +63,7 @@ def test_chunks_and_tokens_see_all_that_came_before(
             torch.cat([x[slice(*span)] for x, span in zip(of, spans, strict=True)]) for of in (queries, keys, values)
         ]
         with get_step_ctx_manager().context(step):
-            got = cache.attend(3, call, *parts).cpu()
+            got = cache.attention(3, call, *parts).cpu()
         for number, (begin, end) in enumerate(spans):
             kept = [x[number][:end].cpu() for x in (keys, values)]
             kept = [round_heads(x, quant_policy) if quant_policy else x.double() for x in kept]

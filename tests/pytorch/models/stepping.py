@@ -14,7 +14,7 @@ class PlainCache:
         self.step: StepContext | None = None
         self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def attend(
+    def attention(
         self, layer: int, call: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Keep the step's keys and values, and attend."""
