@@ -101,7 +101,7 @@ def _warm_workers() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plain_workers() -> Iterator[None]:
+def installed_workers() -> Iterator[None]:
     """Workers are the processes that users have, which can be found by their command and killed."""
     from lmdeploy.turbomind import engine
 

@@ -111,7 +111,7 @@ void read_mixers(const Shard& shard, const WeightReader& read, const std::string
   const ModelSpec& spec = shard.spec;
   const BlockSpec& block = block_of(spec, index);
   const bool is_heads_first = spec.head && index == 0;
-  const bool is_wide = is_heads_first && spec.head->kind == HeadKind::kEagle3;
+  const bool is_doubled = is_heads_first && spec.head->kind == HeadKind::kEagle3;
   const bool skips_norm = block.skips_first_norm && index == 0;
   const bool has_norm = is_heads_first ? has_outer_norms(*spec.head) : block.has_input_norms && !skips_norm;
   if (has_norm) layer.attention_norm = read_norm(spec, read, prefix + "attention_norm");
@@ -120,7 +120,7 @@ void read_mixers(const Shard& shard, const WeightReader& read, const std::string
   }
   if (has_attention(spec, index)) {
     layer.attention =
-        AttentionWeights::load(shard, read, prefix + "attention.", index, (is_wide ? 2 : 1) * spec.hidden_size);
+        AttentionWeights::load(shard, read, prefix + "attention.", index, (is_doubled ? 2 : 1) * spec.hidden_size);
   }
   if (block.has_output_norms) layer.attention_output_norm = read_norm(spec, read, prefix + "attention_output_norm");
 }

@@ -267,10 +267,10 @@ std::string RequestReader::control_key() const {
 }
 
 std::vector<int32_t> RequestReader::input_ids() const {
-  const std::vector<uint32_t> wide = values<uint32_t>("input_ids", TRITONSERVER_TYPE_UINT32);
-  std::vector<int32_t> ids(wide.size());
+  const std::vector<uint32_t> raw_ids = values<uint32_t>("input_ids", TRITONSERVER_TYPE_UINT32);
+  std::vector<int32_t> ids(raw_ids.size());
   // Ids beyond int32 become negative and are refused with the other ids outside the vocabulary.
-  std::transform(wide.begin(), wide.end(), ids.begin(), [](uint32_t id) { return static_cast<int32_t>(id); });
+  std::transform(raw_ids.begin(), raw_ids.end(), ids.begin(), [](uint32_t id) { return static_cast<int32_t>(id); });
   if (const auto length = scalar<uint32_t>("input_lengths", TRITONSERVER_TYPE_UINT32)) {
     if (*length > ids.size()) {
       throw invalid_argument("input_lengths must be at most the length of input_ids, " + std::to_string(ids.size()) +

@@ -162,8 +162,8 @@ class TransformersModel:
                 "that this engine knows"
             )
         off = float((native - reference).abs().max() / reference.abs().max().clamp_min(1e-30))
-        is_wide = self._device.type == "cpu" or self.dtype == torch.float32
-        tolerance = _TOLERANCE if is_wide else _TOLERANCE_OF_16_BITS
+        is_float32 = self._device.type == "cpu" or self.dtype == torch.float32
+        tolerance = _TOLERANCE if is_float32 else _TOLERANCE_OF_16_BITS
         if not off <= tolerance:
             name = differing_module(self._model, lambda: packed(RecordingCache()), alone, _TRIED_NEIGHBOUR, tolerance)
             raise UnsupportedModelError(

@@ -96,7 +96,7 @@ def run_traffic(engine: Engine, seed: int, requests: int) -> None:
             by_prompt[key] = response
 
 
-@pytest.mark.usefixtures("plain_workers")  # their memory counts
+@pytest.mark.usefixtures("installed_workers")  # their memory counts
 @pytest.mark.parametrize(("backend", "requests"), [("turbomind", 2000), ("pytorch", 500)])
 def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, backend: str, requests: int) -> None:
     directory = make_tiny_llama(tmp_path / "model")

@@ -29,8 +29,8 @@ def test_layer_norm_agrees_with_float64_far_from_zero_too(device: Device, size: 
     torch.manual_seed(size)
     x = torch.randn(5, size) * 3 + torch.tensor([0.0, 1.0, -10.0, 100.0, 0.1])[:, None]
     weight, bias = torch.randn(size), torch.randn(size) if has_bias else None
-    wide_bias = None if bias is None else bias.double()
-    exact = torch.nn.functional.layer_norm(x.double(), (size,), weight.double(), wide_bias, 1e-5)
+    exact_bias = None if bias is None else bias.double()
+    exact = torch.nn.functional.layer_norm(x.double(), (size,), weight.double(), exact_bias, 1e-5)
     # The mean is off by a few roundings of the largest value, 100, with a spread of 3; by more where many are summed.
     out = device.layer_norm(x, weight, bias, 1e-5)
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=3e-5 if size <= 1001 else 6e-5)

@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_merged_model_also_alongside_rows_of_others(tmp_
     assert np.isfinite(in_chunks(driver, tokens_of(50))).all()
 
 
-@pytest.mark.usefixtures("plain_workers")
+@pytest.mark.usefixtures("installed_workers")
 def test_both_engines_answer_the_same_and_a_lost_worker_gets_its_adapters_back(tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model")
     adapters = {"own": str(make_adapter(tmp_path / "adapter", directory))}

@@ -22,7 +22,7 @@ from tests.support.tiny_models import make_tiny_llama
 from tests.support.token_engine import TokenEngine
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.usefixtures("plain_workers")
+pytestmark = pytest.mark.usefixtures("installed_workers")
 PROMPT = list(range(100, 140))
 RESTART = 180.0  # seconds; Python and PyTorch are loaded again
 TIMEOUT = 180.0

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
 from tests.support.glm_4v_reference import VISION, Glm4vReference, seeing_shapes
-from tests.support.plain_layers import PlainLayers, instead, split, tensors_below
+from tests.support.reference_layers import ReferenceLayers, instead, split, tensors_below
 
 _PREFIX = "model.vision."
 _QKV, _O = "query_key_value", "dense"
@@ -53,7 +53,7 @@ class CogVlmReference(Glm4vReference):
     """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:
-        PlainLayers.__init__(self, tensors_below(directory, _PREFIX))
+        ReferenceLayers.__init__(self, tensors_below(directory, _PREFIX))
         self._whole = load_file(directory / "model.safetensors")
         self.token = tiny.token_id(directory, "<unk>")
         self.text = LlamaForCausalLM.from_pretrained(directory.with_name("text"), dtype=torch.float64)

@@ -13,7 +13,7 @@ from transformers import GlmConfig, GlmForCausalLM
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention, patches, resized, shapes_of, tensors_below
+from tests.support.reference_layers import ReferenceLayers, attention, patches, resized, shapes_of, tensors_below
 
 _SIDE, _PATCH, _HIDDEN, _INNER = 28, 7, 32, 64
 _TOWER, _HEADS, _MLP, _LAYERS, _SCALE = 16, 2, 24, 2, 8
@@ -52,7 +52,7 @@ def make_tiny_glm_4v(directory: Path) -> Path:
     return directory
 
 
-class Glm4vReference(PlainLayers):
+class Glm4vReference(ReferenceLayers):
     """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:

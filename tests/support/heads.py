@@ -49,10 +49,10 @@ def write_head(directory: Path, tensors: Mapping[str, Tensor], **config: Any) ->
 
 
 def random_layer(
-    prefix: str, hidden: int, *, is_first_of_eagle: bool = False, is_wide: bool = False
+    prefix: str, hidden: int, *, is_first_of_eagle: bool = False, doubles_inputs: bool = False
 ) -> dict[str, Tensor]:
     """Return the tensors of a Llama layer with ``SIZES``."""
-    inputs, head_dim = hidden * (2 if is_wide else 1), hidden // 4
+    inputs, head_dim = hidden * (2 if doubles_inputs else 1), hidden // 4
     shapes = {
         "self_attn.q_proj": (4 * head_dim, inputs),
         "self_attn.k_proj": (2 * head_dim, inputs),
@@ -89,7 +89,7 @@ def eagle3_tensors(hidden: int, vocab: int, draft_vocab: int) -> dict[str, Tenso
         "lm_head.weight": 0.3 * torch.randn(draft_vocab, hidden),
         "d2t": tokens - torch.arange(draft_vocab),
         "t2d": is_drafted,
-    } | random_layer("midlayer.", hidden, is_wide=True)
+    } | random_layer("midlayer.", hidden, doubles_inputs=True)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention, patches, seeing_logits, shapes_of, tensors_below
+from tests.support.reference_layers import ReferenceLayers, attention, patches, seeing_logits, shapes_of, tensors_below
 
 _SIDE, _PATCH, _MAX_SLICES, _QUERIES, _TABLE = 28, 7, 4, 4, 10
 _HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _TOWER_MLP, _TOWER_LAYERS = 256, 2, 16, 2, 32, 2
@@ -84,7 +84,7 @@ def make_tiny_minicpmv(directory: Path, version: float = 2.6) -> Path:
     return directory
 
 
-class MiniCpmReference(PlainLayers):
+class MiniCpmReference(ReferenceLayers):
     """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:

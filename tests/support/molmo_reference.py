@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Olmo2ForCausalLM, OlmoeForCausalL
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import CLIP_MEAN, CLIP_STD, PlainLayers, attention, seeing_logits, tensors_below
+from tests.support.reference_layers import CLIP_MEAN, CLIP_STD, ReferenceLayers, attention, seeing_logits, tensors_below
 
 _PATCHES, _PATCH, _MARGIN, _MAX_CROPS = 6, 7, 2, 4
 _SIDE, _STEP = _PATCHES * _PATCH, (_PATCHES - 2 * _MARGIN) * _PATCH
@@ -63,7 +63,7 @@ def make_tiny_molmo(directory: Path, kind: str = "7B-D") -> Path:
     return directory
 
 
-class MolmoReference(PlainLayers):
+class MolmoReference(ReferenceLayers):
     """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:

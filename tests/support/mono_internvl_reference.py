@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoImageProcessor, InternVLForConditionalGeneration
 
 from tests.support import tiny_own_layouts as own
-from tests.support.plain_layers import instead, split
+from tests.support.reference_layers import instead, split
 from tests.support.tiny_vision_models import token_id
 
 _MLP = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}

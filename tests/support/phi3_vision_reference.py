@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPVisionConfig, CLIPVisionModel, Phi3Config, Phi3ForCausalLM
 
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import CLIP_MEAN, CLIP_STD, seeing_logits
+from tests.support.reference_layers import CLIP_MEAN, CLIP_STD, seeing_logits
 
 _SIDE, _PATCH, _MAX_TILES, _HIDDEN, _TOWER_HIDDEN = 28, 7, 4, 32, 16
 _PREFIX = "model.vision_embed_tokens."

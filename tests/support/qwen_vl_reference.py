@@ -13,7 +13,15 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention, patches, resized, seeing_logits, shapes_of, tensors_below
+from tests.support.reference_layers import (
+    ReferenceLayers,
+    attention,
+    patches,
+    resized,
+    seeing_logits,
+    shapes_of,
+    tensors_below,
+)
 
 _SIDE, _PATCH, _QUERIES, _TABLE = 28, 7, 4, 16
 _HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _RATIO, _LAYERS = 256, 2, 16, 2, 1.6, 2
@@ -50,7 +58,7 @@ def make_tiny_qwen_vl_chat(directory: Path) -> Path:
     return directory
 
 
-class QwenVlReference(PlainLayers):
+class QwenVlReference(ReferenceLayers):
     """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
 from tests.support.phi3_vision_reference import canvas, shrunk, tile_of, tower_config
-from tests.support.plain_layers import added, resized, seeing_logits, split
+from tests.support.reference_layers import added, resized, seeing_logits, split
 
 _HIDDEN, _TOWER, _SIDE, _PATCH, _RANK = 32, 128, 28, 7, 256
 _BEGIN = "vit.vision_tower.vision_model."

@@ -83,18 +83,18 @@ bool has_result(const GemmCall& call) {
 }
 
 void multiply_now(const GemmCall& call) {
-  const bool is_wide = call.result == DType::kFloat32;
+  const bool is_float32 = call.result == DType::kFloat32;
   switch (call.type) {
     case GemmType::kFloat32:
       return multiply_typed<float, float>(call);
     case GemmType::kBFloat16:
-      return is_wide ? multiply_typed<bf16, float>(call) : multiply_typed<bf16, float, bf16>(call);
+      return is_float32 ? multiply_typed<bf16, float>(call) : multiply_typed<bf16, float, bf16>(call);
     case GemmType::kFloat16:
-      return is_wide ? multiply_typed<half, float>(call) : multiply_typed<half, float, half>(call);
+      return is_float32 ? multiply_typed<half, float>(call) : multiply_typed<half, float, half>(call);
     case GemmType::kInt8:
       return multiply_typed<int8_t, int32_t>(call);
     case GemmType::kFloat8:
-      return is_wide ? multiply_typed<float8, float>(call) : multiply_typed<float8, float, bf16>(call);
+      return is_float32 ? multiply_typed<float8, float>(call) : multiply_typed<float8, float, bf16>(call);
   }
 }
 

@@ -155,8 +155,8 @@ def prompt_attention(
     kv_heads = k_cache.shape[2]
     if out is None:
         out = query.new_empty(tokens, heads, v_dim)
-    is_wide = max(k_dim, v_dim) > 128 or query.dtype == torch.float32
-    block_m = 16 if max_q_len <= 16 else 32 if is_wide else 64
+    is_large = max(k_dim, v_dim) > 128 or query.dtype == torch.float32
+    block_m = 16 if max_q_len <= 16 else 32 if is_large else 64
     _prompt_kernel[(triton.cdiv(max_q_len, block_m), heads, q_seqlens.shape[0])](
         query,
         k_cache,
@@ -190,7 +190,7 @@ def prompt_attention(
         HAS_SOFTCAP=softcap > 0.0,
         HAS_SINKS=sinks is not None,
         BLOCK_M=block_m,
-        BLOCK_N=32 if is_wide else 64,
+        BLOCK_N=32 if is_large else 64,
         num_warps=8 if bits < 16 and block_m == 64 else 4,  # codes take registers
         num_stages=2,
     )

@@ -7,7 +7,7 @@ import torch
 from lmdeploy.pytorch.step_context import StepContext
 
 
-class PlainCache:
+class ReferenceCache:
     """Keys and values of sequences, of each layer, one after the other; a sequence is known by its first block."""
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ def run_chunks(
     """Return the logits of every token of each prompt; a sequence has one block of the cache, that of its number.
 
     ``model``: with ``forward(step)``. ``prompts``: tokens of each sequence. ``chunks``: a step: how many tokens of each
-    sequence it has; 0 for none. ``cache``: where keys and values go; by default a `PlainCache`. ``device``: where the
+    sequence it has; 0 for none. ``cache``: where keys and values go; default: a `ReferenceCache`. ``device``: where the
     model is.
     """
-    cache = PlainCache() if cache is None else cache
+    cache = ReferenceCache() if cache is None else cache
     done = [0] * len(prompts)
     logits: list[list[torch.Tensor]] = [[] for _ in prompts]
     for counts in chunks:
@@ -74,7 +74,7 @@ def run_chunks(
             is_decoding=bool((q_lens == 1).all()),
             logits_indices=torch.arange(int(q_lens.sum()), device=device),
         )
-        if isinstance(cache, PlainCache):
+        if isinstance(cache, ReferenceCache):
             cache.step = step
         got, hidden = model.forward(step)
         assert got.shape[0] == hidden.shape[0] == int(q_lens.sum())

@@ -20,7 +20,7 @@ from lmdeploy.pytorch.models.patch import model_class_for, read_module_map
 from lmdeploy.pytorch.models.patched_model import PatchedModel
 from lmdeploy.pytorch.settings import engine_settings
 from lmdeploy.pytorch.step_context import StepContext
-from tests.pytorch.models.stepping import PlainCache, run_chunks
+from tests.pytorch.models.stepping import ReferenceCache, run_chunks
 from tests.pytorch.models.test_families import CHUNKS, PROMPTS, TOLERANCE, expected_logits
 from tests.support.tiny_models import make_tiny
 
@@ -64,7 +64,7 @@ def test_the_manuals_llama_gives_the_logits_of_transformers(llama: Path) -> None
 def whole_step(tokens: list[int], **fields: Any) -> StepContext:
     """Return a step of one sequence from its beginning."""
     rows = len(tokens)
-    cache = PlainCache()
+    cache = ReferenceCache()
     cache.step = StepContext(
         input_ids=torch.tensor([tokens]),
         position_ids=torch.arange(rows)[None],

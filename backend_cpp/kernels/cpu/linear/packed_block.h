@@ -377,10 +377,10 @@ inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, 
       PackedTile tiles = packed_tiles(weight, shape, tile, kPackedTiles);
       if constexpr (kMultiplied != kBits) {
         static thread_local AlignedBuffer unpacked;
-        auto* widened =
+        auto* unpacked_tiles =
             unpacked.reserve<uint8_t>(static_cast<size_t>(kPackedTiles) * shape.padded_features() * kTileOutputs);
-        unpack_tiles<kBits>(tiles.quantized, shape, kPackedTiles, widened);
-        tiles.quantized = widened;
+        unpack_tiles<kBits>(tiles.quantized, shape, kPackedTiles, unpacked_tiles);
+        tiles.quantized = unpacked_tiles;
       }
       for (int row = first_row; row < first_row + rows; row += kPackedTileRows<kMultiplied>) {
         packed_rows<kPackedTileRows<kMultiplied>, kPackedTiles, kMultiplied, kKind>(

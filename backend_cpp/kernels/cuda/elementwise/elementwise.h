@@ -27,9 +27,9 @@ void scatter_rows(cudaStream_t stream, const float* x, const int32_t* indices, i
                   bool accumulate);
 void copy_heads(cudaStream_t stream, const HeadsView& from, const HeadsView& to);
 
-// Rows of bfloat16 as float32: wide [rows, width]; width is a multiple of 4. Rows from *filled (the device's) on are
+// Rows of bfloat16 as float32: to [rows, width]; width is a multiple of 4. Rows from *filled (the device's) on are
 // not written; null: all are.
-void upcast_rows(cudaStream_t stream, const uint16_t* rounded, int rows, int width, const int32_t* filled, float* wide);
+void upcast_rows(cudaStream_t stream, const uint16_t* rounded, int rows, int width, const int32_t* filled, float* to);
 
 // Inputs of a step that the host has prepared, brought to the device by one launch, which reads the host's pinned
 // memory itself: many small copies, each of which waits for the one before, take longer than what they bring.

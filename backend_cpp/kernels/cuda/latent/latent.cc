@@ -84,8 +84,8 @@ LatentPiece make_piece(std::vector<DeviceSpan> spans, int padded_spans, int head
   piece.rows = filled + padding;
   piece.heads = heads;
   // Long sequences: neighbours share what the second-level cache holds of the keys.
-  const bool is_wide = int64_t{filled} * heads > int64_t{kLatentTile} * static_cast<int64_t>(spans.size());
-  piece.width = is_wide && multiprocessors > 1 ? 2 : 1;
+  const bool is_long = int64_t{filled} * heads > int64_t{kLatentTile} * static_cast<int64_t>(spans.size());
+  piece.width = is_long && multiprocessors > 1 ? 2 : 1;
   piece.teams = multiprocessors / piece.width;
   // A tile of `end` keys is divide_up(end, max_keys) items, and teams * max_keys are at least all keys.
   piece.max_items = piece.teams + padding * tiles_of(1, heads, piece.tile());

@@ -23,20 +23,20 @@ void launch_gemm(cudaStream_t stream, const GemmCall& call) {
 }  // namespace
 
 void reference_gemm(cudaStream_t stream, const GemmCall& call) {
-  const bool is_wide = call.result == DType::kFloat32;
+  const bool is_float32 = call.result == DType::kFloat32;
   switch (call.type) {
     case GemmType::kFloat32:
       return launch_gemm<float, float, float>(stream, call);
     case GemmType::kBFloat16:
-      if (is_wide) return launch_gemm<bf16, float, float>(stream, call);
+      if (is_float32) return launch_gemm<bf16, float, float>(stream, call);
       return launch_gemm<bf16, float, __nv_bfloat16>(stream, call);
     case GemmType::kFloat16:
-      if (is_wide) return launch_gemm<half, float, float>(stream, call);
+      if (is_float32) return launch_gemm<half, float, float>(stream, call);
       return launch_gemm<half, float, __half>(stream, call);
     case GemmType::kInt8:
       return launch_gemm<int8_t, int32_t, int32_t>(stream, call);
     case GemmType::kFloat8:
-      if (is_wide) return launch_gemm<float8, float, float>(stream, call);
+      if (is_float32) return launch_gemm<float8, float, float>(stream, call);
       return launch_gemm<float8, float, __nv_bfloat16>(stream, call);
   }
 }

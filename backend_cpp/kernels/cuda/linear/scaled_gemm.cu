@@ -27,8 +27,8 @@ GemmType gemm_type(const LinearWeight& weight, const Gemm& gemm) {
   if (weight.format == WeightFormat::kInt8 && weight.scales == nullptr && weight.zeros == nullptr) {
     return GemmType::kInt8;
   }
-  const bool is_plain_float8 = weight.format == WeightFormat::kFloat8 && weight.block_scales == nullptr;
-  return is_plain_float8 && gemm.has_float8() ? GemmType::kFloat8 : GemmType::kFloat16;
+  const bool has_row_scales = weight.format == WeightFormat::kFloat8 && weight.block_scales == nullptr;
+  return has_row_scales && gemm.has_float8() ? GemmType::kFloat8 : GemmType::kFloat16;
 }
 
 // y = sums times the scales of its row and output, plus bias. blockIdx.y is the row; `y` and `weight` begin at the

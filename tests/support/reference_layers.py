@@ -1,4 +1,4 @@
-"""Plain float64 layers for references of models that `transformers` lacks, and layers with other weights for images."""
+"""Float64 layers for references of models that `transformers` lacks, and layers with other weights for images."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
-class PlainLayers:
+class ReferenceLayers:
     """The layers of a checkpoint, by the names of its tensors."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
