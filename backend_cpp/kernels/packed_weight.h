@@ -45,7 +45,7 @@ struct PackedShape {
   size_t scale_bytes() const {
     return scale_count() / scale_groups * sizeof(half) + (scale_groups > 1 ? scale_count() : 0);
   }
-  int zero_code() const { return is_float8 ? 0 : 1 << (bits - 1); }
+  int zero_point() const { return is_float8 ? 0 : 1 << (bits - 1); }
   int high_bits() const { return bits == 8 ? 0 : bits - 4; }  // of a code, in a vector of their own
   // Inputs that share vectors.
   int unit() const { return bits == 8 ? 4 : bits == 4 ? 8 : 32 / high_bits(); }

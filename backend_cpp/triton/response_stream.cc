@@ -177,7 +177,7 @@ ResponseStream::ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACK
     : instance_(instance),
       request_(request),
       is_legacy_(is_legacy),
-      names_codes_(reports_error_codes(request)),
+      names_errors_(reports_error_codes(request)),
       start_ns_(now_ns()) {
   TRITONBACKEND_ResponseFactory* factory = nullptr;
   check(TRITONBACKEND_ResponseFactoryNew(&factory, request));
@@ -243,7 +243,7 @@ void ResponseStream::send_error(ErrorCode code, const std::string& message) noex
   std::string text = valid_utf8(message);
   if (is_legacy_) {
     text = "TurboMind execute failure: " + std::to_string(legacy_code(code)) + " (" + text + ")";
-  } else if (names_codes_) {
+  } else if (names_errors_) {
     text = std::string(code_name(code)) + ": " + text;
   }
   TRITONSERVER_Error* error =

@@ -40,7 +40,7 @@ class ResponseStream {
   TRITONBACKEND_Request* request_;
   FactoryHandle factory_;
   bool is_legacy_;
-  bool names_codes_;                    // the client asked for the names of error codes
+  bool names_errors_;                   // the client asked for the names of error codes
   std::vector<std::string> requested_;  // names of the outputs the client asked for
   bool returns_sequence_ = false;       // output_ids or sequence_length is among them
   std::vector<int32_t> sequence_;       // then: all tokens so far

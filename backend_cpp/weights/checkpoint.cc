@@ -46,7 +46,7 @@ CheckpointTensor decode_mxfp4(const CheckpointTensor& quantized, const Checkpoin
   for (size_t block = 0; block < scales.bytes; ++block) {
     const int scale = std::to_integer<int>(scales.data[block]);
     const float step = scale == kNoNumber ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, scale - 127);
-    for (int code = 0; code < 16; ++code) values[code] = to_bf16((code < 8 ? step : -step) * kMagnitudes[code % 8]);
+    for (int q = 0; q < 16; ++q) values[q] = to_bf16((q < 8 ? step : -step) * kMagnitudes[q % 8]);
     for (size_t i = block * kBlockBytes; i < (block + 1) * kBlockBytes; ++i) {
       const int pair = std::to_integer<int>(quantized.data[i]);
       *out++ = values[pair & 15];
@@ -74,7 +74,7 @@ CheckpointTensor constant(const Json& expression) {
 
 constexpr size_t kHeaderLimit = 100u << 20;
 constexpr int64_t kGroupLimit = 1 << 30;
-constexpr int kDecodedRows = 256;
+constexpr int kDequantizedRows = 256;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -306,9 +306,9 @@ void Checkpoint::read(const std::string& name, const std::vector<Slice>& shape, 
       // Codes are decoded some rows at a time, which takes less memory.
       const auto rows = static_cast<int>(part.shape()[0]);
       const auto width = static_cast<size_t>(element_count(part.shape()) / std::max(rows, 1));
-      loop((rows + kDecodedRows - 1) / kDecodedRows, [&](int block) {
-        const int first = block * kDecodedRows;
-        copy_values(part.rows({first, std::min(first + kDecodedRows, rows)}).numbers(),
+      loop((rows + kDequantizedRows - 1) / kDequantizedRows, [&](int block) {
+        const int first = block * kDequantizedRows;
+        copy_values(part.rows({first, std::min(first + kDequantizedRows, rows)}).numbers(),
                     destination + static_cast<size_t>(first) * width);
       });
       destination += static_cast<size_t>(rows) * width;

@@ -132,7 +132,7 @@ void W8A8Matrix::read_row(int output, uint8_t* quantized, float* groups, float& 
   std::copy_n(stored, in_features_, quantized);
   // Kernels know no codes that are not numbers; the scale says it for them.
   const auto checked = [&](float scale, int first, int last) {
-    const bool has_nan = std::any_of(stored + first, stored + last, [](uint8_t code) { return float8{code}.is_nan(); });
+    const bool has_nan = std::any_of(stored + first, stored + last, [](uint8_t one) { return float8{one}.is_nan(); });
     return has_nan ? std::numeric_limits<float>::quiet_NaN() : scale;
   };
   if (!has_blocks()) {

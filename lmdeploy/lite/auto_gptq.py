@@ -77,9 +77,9 @@ def round_compensated(weight: Tensor, second: Tensor, grid: Grid, *, by_importan
                 zeros.append(zero)
                 scales.append(scale)
             top = 2**grid.bits - 1
-            code = ((left[:, column] / scales[-1].float()).round() + zeros[-1]).clamp(0, top)
-            quantized[:, column] = code
-            error = (left[:, column] - (code - zeros[-1]) * scales[-1].float()) / factor[column, column]
+            nearest = ((left[:, column] / scales[-1].float()).round() + zeros[-1]).clamp(0, top)
+            quantized[:, column] = nearest
+            error = (left[:, column] - (nearest - zeros[-1]) * scales[-1].float()) / factor[column, column]
             left[:, column:end] -= error[:, None] * factor[column, column:end]
             errors[:, column - begin] = error
         left[:, end:] -= errors @ factor[begin:end, end:]

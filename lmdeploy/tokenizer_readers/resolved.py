@@ -92,7 +92,7 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
 
     Those are the classes that are not backed by that library, and the few that change texts by themselves.
     """
-    if not _has_no_own_code(tokenizer):
+    if not _has_no_custom_code(tokenizer):
         return
     settings = ResolvedSettings(
         tokenizer.bos_token_id,
@@ -131,7 +131,7 @@ def _quickly_read(content: dict[str, Any]) -> dict[str, Any]:
     return content | {"model": model | {"merges": [" ".join(pair) for pair in merges]}}
 
 
-def _has_no_own_code(tokenizer: Any) -> bool:
+def _has_no_custom_code(tokenizer: Any) -> bool:
     """Return whether a tokenizer hands every text to ``tokenizers`` as it is."""
     from transformers import PreTrainedTokenizerFast
 

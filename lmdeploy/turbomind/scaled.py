@@ -159,8 +159,8 @@ def with_scales(
             return scaled_part(expression, stack, stack.name + suffix, weights.block, index)
         if isinstance(expression, Load):
             found = index.tensors.get(expression.name)
-            is_code = found is not None and found.dtype in QUANTIZED_DTYPES and expression.name.endswith(".weight")
-            if not is_code or len(expression.shape) != 2:
+            is_quantized = found is not None and found.dtype in QUANTIZED_DTYPES and expression.name.endswith(".weight")
+            if not is_quantized or len(expression.shape) != 2:
                 return expression
             return _scaled(expression, weights, index)
         args: Any = tuple(map(replaced, expression.args))

@@ -16,7 +16,7 @@ from tests.kernels.reference import round_heads
 from tests.kernels.sequences import Chunk, Sequences, cached
 from tests.kernels.weights import weight_of_kind
 
-Codes = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
 
 SCALE = 0.125
 UNMODIFIED = AttentionRule(SCALE)
@@ -318,12 +318,12 @@ def test_long_contexts_of_one_decoding_sequence_agree_with_float64(
 @pytest.mark.parametrize(
     ("bits", "unpack"),
     [
-        (8, lambda codes: codes),
-        (4, lambda codes: np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:-1], -1)),
+        (8, lambda quantized: quantized),
+        (4, lambda quantized: np.stack([quantized & 15, quantized >> 4], -1).reshape(*quantized.shape[:-1], -1)),
     ],
 )
 def test_codes_lie_token_by_token_and_scales_and_zeros_after_them(
-    cuda: Device, bits: int, unpack: Callable[[Codes], Codes]
+    cuda: Device, bits: int, unpack: Callable[[Bytes], Bytes]
 ) -> None:
     torch.manual_seed(bits)
     dim, block_len = 24, 16
@@ -332,10 +332,10 @@ def test_codes_lie_token_by_token_and_scales_and_zeros_after_them(
     attention(q, k, v, [(0, 21, 0, [1, 0])])
     areas = attention.bytes().reshape(2, 2, -1)[[1, 0]]  # in the sequence's order: [block, key or value, bytes]
     for x, area in ((k, areas[:, 0]), (v, areas[:, 1])):
-        code_bytes = block_len * dim * bits // 8
-        quantized = unpack(area[:, :code_bytes].reshape(2 * block_len, -1))[:21].astype(np.float64)
-        scale = area[:, code_bytes : code_bytes + 2 * block_len].copy().view(np.float16).reshape(-1)[:21]
-        zero = area[:, code_bytes + 2 * block_len :].reshape(-1)[:21]
+        quantized_bytes = block_len * dim * bits // 8
+        quantized = unpack(area[:, :quantized_bytes].reshape(2 * block_len, -1))[:21].astype(np.float64)
+        scale = area[:, quantized_bytes : quantized_bytes + 2 * block_len].copy().view(np.float16).reshape(-1)[:21]
+        zero = area[:, quantized_bytes + 2 * block_len :].reshape(-1)[:21]
         values = (quantized - zero[:, None]) * scale[:, None].astype(np.float64)
         assert np.array_equal(values, round_heads(x[:, 0], bits).numpy())
 

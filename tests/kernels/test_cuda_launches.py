@@ -16,7 +16,7 @@ from tests.kernels.linear_bounds import check
 from tests.kernels.sequences import Sequences
 from tests.kernels.states import Recurrence, RecurrenceInputs, States, gate_heads, recurrence_gates
 from tests.kernels.test_moe import make_experts
-from tests.kernels.weights import group_codes_weight, make_weight, weight_of_kind
+from tests.kernels.weights import group_quantized_weight, make_weight, weight_of_kind
 
 ROWS = 65_537  # one more than y holds, and one past it
 PAIRS = 8_193  # of rows and the eight experts of each: 65,544 pairs
@@ -116,7 +116,7 @@ def test_long_heads_decode_on_devices_with_less_shared_memory(cuda: Device, shar
 @pytest.mark.parametrize("rows", [20, 64])
 def test_tiles_of_codes_fit_devices_with_less_shared_memory(cuda: Device, shared_memory: None, rows: int) -> None:
     torch.manual_seed(rows)
-    weight, x = group_codes_weight(cuda, (40, 1500), 4, 64, shuffles_inputs=False), torch.randn(rows, 1500)
+    weight, x = group_quantized_weight(cuda, (40, 1500), 4, 64, shuffles_inputs=False), torch.randn(rows, 1500)
     check(cuda, cuda.linear(weight, x), x, weight, "int4")
 
 

@@ -7,7 +7,7 @@ from tests.kernels.device import Device
 from tests.kernels.emulated_library import needs_emulation
 from tests.kernels.linear_bounds import EPS, STEPS, bound_of, check, check_broken_rows, check_rows_are_alone
 from tests.kernels.reference import round_activations, round_weight
-from tests.kernels.weights import Weight, group_codes_weight, group_minima_weight, make_weight, weight_of_kind
+from tests.kernels.weights import Weight, group_minima_weight, group_quantized_weight, make_weight, weight_of_kind
 
 KINDS = list(STEPS)
 FLOATS = ["float32", "bfloat16", "float16"]
@@ -57,7 +57,7 @@ def test_codes_with_zero_points_of_any_group_stand_for_their_numbers(
 ) -> None:
     torch.manual_seed(rows + group)
     x = torch.randn(rows, in_features)
-    weight = group_codes_weight(device, (out_features, in_features), bits, group, shuffles_inputs=False)
+    weight = group_quantized_weight(device, (out_features, in_features), bits, group, shuffles_inputs=False)
     check(device, device.linear(weight, x), x, weight, f"int{bits}")
 
 
@@ -69,7 +69,7 @@ def test_codes_of_a_product_that_is_split_stand_for_their_numbers(
 ) -> None:
     torch.manual_seed(group)
     x = torch.randn(rows, 2236)  # on CUDA in splits that begin and end within groups
-    weight = group_codes_weight(device, (37, 2236), bits, group, shuffles_inputs=False)
+    weight = group_quantized_weight(device, (37, 2236), bits, group, shuffles_inputs=False)
     check(device, device.linear(weight, x), x, weight, f"int{bits}")
 
 
@@ -78,7 +78,7 @@ def test_codes_of_a_product_that_is_split_stand_for_their_numbers(
 def test_codes_in_an_order_of_their_own_meet_their_inputs(device: Device, rows: int, bits: int) -> None:
     torch.manual_seed(rows)
     x = torch.randn(rows, 96)
-    weight = group_codes_weight(device, (24, 96), bits, 32, shuffles_inputs=True)
+    weight = group_quantized_weight(device, (24, 96), bits, 32, shuffles_inputs=True)
     check(device, device.linear(weight, x), x, weight, f"int{bits}")
 
 
@@ -145,7 +145,7 @@ def test_tiles_of_any_number_of_rows_meet_outputs_of_several_blocks(
     cuda: Device, rows: int, bits: int, group: int, *, shuffles_inputs: bool
 ) -> None:
     torch.manual_seed(rows + group)
-    weight = group_codes_weight(cuda, (300, 256), bits, group, shuffles_inputs=shuffles_inputs)
+    weight = group_quantized_weight(cuda, (300, 256), bits, group, shuffles_inputs=shuffles_inputs)
     x = torch.randn(rows, 256)
     check(cuda, cuda.linear(weight, x), x, weight, f"int{bits}")
 
@@ -153,7 +153,7 @@ def test_tiles_of_any_number_of_rows_meet_outputs_of_several_blocks(
 @pytest.mark.parametrize(("rows", "bits"), [(20, 4), (40, 4), (40, 8)])
 def test_tiles_of_few_outputs_and_many_inputs_are_put_together(cuda: Device, rows: int, bits: int) -> None:
     torch.manual_seed(rows)
-    weight = group_codes_weight(cuda, (24, 4096), bits, 64, shuffles_inputs=False)  # split, on any device
+    weight = group_quantized_weight(cuda, (24, 4096), bits, 64, shuffles_inputs=False)  # split, on any device
     x = torch.randn(rows, 4096)
     check(cuda, cuda.linear(weight, x), x, weight, f"int{bits}")
 
@@ -211,7 +211,7 @@ def test_a_row_of_codes_with_zeros_or_minima_is_bitwise_the_same_alone_and_among
     if "minima" in kind:
         weight, _ = group_minima_weight(cpu, shape, bits, group, scale_groups=2 if "shared" in kind else 1)
     else:
-        weight = group_codes_weight(cpu, shape, bits, group, shuffles_inputs=False)
+        weight = group_quantized_weight(cpu, shape, bits, group, shuffles_inputs=False)
     check_rows_are_alone(cpu, weight, torch.randn(61, shape[1]))
 
 
@@ -271,7 +271,7 @@ MADE = ["float32", "bfloat16", "int8", "codes, shuffled"]
 
 def _of_kind(device: Device, shape: tuple[int, int], kind: str) -> Weight:
     if kind == "codes, shuffled":
-        return group_codes_weight(device, shape, 4, 32, shuffles_inputs=True)
+        return group_quantized_weight(device, shape, 4, 32, shuffles_inputs=True)
     return weight_of_kind(device, torch.randn(shape), kind, 32)
 
 
@@ -415,7 +415,7 @@ def test_zero_points_and_orders_of_groups_of_128_inputs_count(
 ) -> None:
     torch.manual_seed(group + rows)
     x = torch.randn(rows, 900)
-    weight = group_codes_weight(device, (77, 900), bits, group, shuffles_inputs=shuffles)
+    weight = group_quantized_weight(device, (77, 900), bits, group, shuffles_inputs=shuffles)
     check(device, device.linear(weight, x), x, weight, f"int{bits}")
 
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.kernels.arguments import Router
 from tests.kernels.device import BF16_PRODUCTS, Device
-from tests.kernels.weights import SCALED, Weight, group_codes_weight, make_weight, scaled_weight
+from tests.kernels.weights import SCALED, Weight, group_quantized_weight, make_weight, scaled_weight
 
 EPS = 2.0**-24
 
@@ -132,7 +132,7 @@ def test_rows_go_where_the_cpu_sends_them(cuda: Device, name: str, step: float) 
 def make_experts(device: Device, kind: str, count: int, shape: tuple[int, int]) -> list[Weight]:
     if kind.startswith("codes"):
         is_shuffled = kind == "codes, shuffled"
-        return [group_codes_weight(device, shape, 4, 8, shuffles_inputs=is_shuffled) for _ in range(count)]
+        return [group_quantized_weight(device, shape, 4, 8, shuffles_inputs=is_shuffled) for _ in range(count)]
     made = []
     for _ in range(count):
         values, bias = torch.randn(shape) * shape[1] ** -0.5, torch.randn(shape[0]) * 0.1

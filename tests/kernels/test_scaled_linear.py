@@ -6,7 +6,7 @@ import torch
 from tests.kernels.device import Device
 from tests.kernels.linear_bounds import EPS, MANY_ROWS, check, check_broken_rows, check_rows_are_alone
 from tests.kernels.reference import round_activations, scaled_values
-from tests.kernels.weights import SCALED, codes_weight, scaled_weight
+from tests.kernels.weights import SCALED, quantized_weight, scaled_weight
 
 SHAPES = [
     (1, 7, 8),
@@ -41,7 +41,7 @@ def test_codes_over_the_whole_range_with_scales_of_several_magnitudes_are_multip
 ) -> None:
     torch.manual_seed(rows)
     x = torch.randn(rows, in_features)
-    weight = codes_weight(device, *spread_float8(out_features, in_features, block), block)
+    weight = quantized_weight(device, *spread_float8(out_features, in_features, block), block)
     check(device, device.linear(weight, x), x, weight, "float8 by block")
 
 
@@ -56,22 +56,22 @@ def spread_float8(out_features: int, in_features: int, block: tuple[int, int]) -
 def test_every_float8_code_is_widened_exactly(device: Device) -> None:
     quantized = torch.arange(256).to(torch.uint8).repeat(8, 1)
     quantized[:, (quantized[0] & 0x7F) == 0x7F] = 0
-    weight = codes_weight(
+    weight = quantized_weight(
         device, quantized.T.contiguous().view(torch.float8_e4m3fn), torch.full((256, 1), 0.25), (1, 8)
     )
     assert torch.equal(device.linear(weight, torch.eye(8)).double(), weight.exact.T)
 
 
-@pytest.mark.parametrize("code", [0x7F, 0xFF])
+@pytest.mark.parametrize("stored", [0x7F, 0xFF])
 @pytest.mark.parametrize("rows", [3, 40, 200])
 @pytest.mark.parametrize("block", [(1, 200), (16, 40)])
 def test_a_code_that_is_no_number_spoils_its_output_alone(
-    device: Device, rows: int, block: tuple[int, int], code: int
+    device: Device, rows: int, block: tuple[int, int], stored: int
 ) -> None:
     torch.manual_seed(1)
     quantized, scales = spread_float8(40, 200, block)
-    quantized.view(torch.uint8)[17, 111] = code
-    y = device.linear(codes_weight(device, quantized, scales, block), torch.randn(rows, 200))
+    quantized.view(torch.uint8)[17, 111] = stored
+    y = device.linear(quantized_weight(device, quantized, scales, block), torch.randn(rows, 200))
     assert y[:, 17].isnan().all()
     assert y[:, [n for n in range(40) if n != 17]].isfinite().all()
 
@@ -104,7 +104,7 @@ def test_not_a_number_stays_in_its_own_row(device: Device, rows: int, kind: str)
 
 def test_blocks_of_inputs_are_for_float8(device: Device) -> None:
     with pytest.raises(ValueError, match="blocks of 128 inputs are not supported for I8 codes"):
-        codes_weight(device, torch.ones(16, 256, dtype=torch.int8), torch.ones(1, 2), (16, 128))
+        quantized_weight(device, torch.ones(16, 256, dtype=torch.int8), torch.ones(1, 2), (16, 128))
 
 
 # ---- what the CPU promises beyond ----
@@ -122,7 +122,7 @@ def test_an_int8_linear_is_the_product_with_rounded_activations(
     x, bias = torch.randn(rows, in_features) * torch.rand(rows, 1), torch.randn(out_features)
     quantized = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8)
     scales = torch.rand(out_features if block[0] == 1 else 1, 1) * 1e-6  # less than half precision could hold
-    y = cpu.linear(codes_weight(cpu, quantized, scales, block, bias), x).double()
+    y = cpu.linear(quantized_weight(cpu, quantized, scales, block, bias), x).double()
     weight = scaled_values(quantized, scales, block)
     group = 32 if in_features == 32 else min(in_features, 64)
     rounded = round_activations(x, group)
@@ -138,7 +138,7 @@ def test_groups_of_activations_cost_no_more_than_a_scale_for_each_token(cpu: Dev
     torch.manual_seed(3)
     x, quantized = torch.randn(20, 1024), torch.randint(-127, 128, (200, 1024), dtype=torch.int8)
     x[:, 7] *= 30  # an outlier, as in a model
-    weight = codes_weight(cpu, quantized, torch.rand(200, 1) * 0.01, (1, 1024))
+    weight = quantized_weight(cpu, quantized, torch.rand(200, 1) * 0.01, (1, 1024))
     exact = x.double() @ weight.exact.T
     error = cpu.linear(weight, x).double() - exact
     groups = x.view(20, 8, 128).abs().amax(-1).double()
@@ -154,7 +154,7 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(cpu: Device, dtype: to
     quantized, scales = spread_float8(50, 200, (1, 200))
     if dtype == torch.int8:
         quantized = torch.randint(-128, 128, (50, 200), dtype=torch.int8)
-    check_rows_are_alone(cpu, codes_weight(cpu, quantized, scales, (1, 200)), torch.randn(70, 200))
+    check_rows_are_alone(cpu, quantized_weight(cpu, quantized, scales, (1, 200)), torch.randn(70, 200))
 
 
 # ---- what CUDA promises beyond ----

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.kernels.arguments import AttentionRule, HeadSizes
 from tests.kernels.device import BF16_TILES, Device, host_module, opened
 from tests.kernels.sequences import Sequences
-from tests.kernels.weights import Weight, codes_weight, group_codes_weight, group_minima_weight, make_weight
+from tests.kernels.weights import Weight, group_minima_weight, group_quantized_weight, make_weight, quantized_weight
 
 STEP = 32  # inputs that one product of bfloat16 takes
 
@@ -34,7 +34,7 @@ def tiles(request: pytest.FixtureRequest) -> str:
 
 MAKERS: dict[str, Callable[[Device, int, int, int, int], Weight]] = {
     "rounded": lambda device, bits, group, outs, ins: make_weight(device, torch.randn(outs, ins), f"int{bits}", group),
-    "zero points": lambda device, bits, group, outs, ins: group_codes_weight(
+    "zero points": lambda device, bits, group, outs, ins: group_quantized_weight(
         device, (outs, ins), bits, group, shuffles_inputs=False
     ),
     "minima": lambda device, bits, group, outs, ins: group_minima_weight(
@@ -47,7 +47,7 @@ MAKERS: dict[str, Callable[[Device, int, int, int, int], Weight]] = {
 
 
 # Kinds of codes, their bits and groups, which are made of whole vectors of codes; only 8 and 4 bits are rounded to.
-CODES = [
+FORMATS = [
     (kind, bits, group)
     for kind in sorted(MAKERS)
     for bits, unit in {8: 8, 4: 8, 6: 16, 5: 32}.items()
@@ -58,16 +58,16 @@ CODES = [
 
 @settings(deadline=None, max_examples=100)
 @given(
-    codes=st.sampled_from(CODES),
+    stored_format=st.sampled_from(FORMATS),
     rows=st.integers(1, 150),
     outs=st.integers(1, 70),
     ins=st.integers(1, 300),
     seed=st.integers(0, 2**16),
 )
 def test_rounded_products_are_bitwise_those_of_every_instruction_set(
-    codes: tuple[str, int, int], rows: int, outs: int, ins: int, seed: int
+    stored_format: tuple[str, int, int], rows: int, outs: int, ins: int, seed: int
 ) -> None:
-    kind, bits, group = codes
+    kind, bits, group = stored_format
     results = {}
     for isa in [name for name in host_module().supported_isas() if name != "scalar"]:  # which adds without fma
         with opened(f"cpu-{isa}") as device:
@@ -116,7 +116,7 @@ def test_float8_products_are_those_of_the_numbers_as_bfloat16(tiles: str, rows: 
     quantized[quantized % 128 == 127] = 0  # the two that are no numbers
     numbers = quantized.view(torch.float8_e4m3fn)
     with opened(f"cpu-{tiles}") as device:
-        y = device.linear(codes_weight(device, numbers, torch.ones(1, 1), (1 << 20, 1 << 20)), x.float())
+        y = device.linear(quantized_weight(device, numbers, torch.ones(1, 1), (1 << 20, 1 << 20)), x.float())
     assert np.array_equal(y.numpy(), multiplied_by_steps(x, numbers.to(torch.bfloat16)))
 
 

@@ -53,10 +53,10 @@ def make_weight(
         bits = stored.view(torch.int32 if kind == "float32" else torch.int16).numpy()
         native = device.native.weight(bits, FORMATS[kind], *weight.shape, bias=bias_array)
         return Weight(native, stored.double(), exact_bias)
-    bits_per_code = int(kind.removeprefix("int"))
-    quantized, scales = device.module.pack_quantized(weight.contiguous().numpy(), bits_per_code, group)
+    weight_bits = int(kind.removeprefix("int"))
+    quantized, scales = device.module.pack_quantized(weight.contiguous().numpy(), weight_bits, group)
     native = device.native.weight(quantized, FORMATS[kind], *weight.shape, bias=bias_array, group=group, scales=scales)
-    return Weight(native, round_weight(weight, bits_per_code, group), exact_bias, group)
+    return Weight(native, round_weight(weight, weight_bits, group), exact_bias, group)
 
 
 # How 8-bit weights of checkpoints are scaled: the type of their codes, and outputs and inputs that share a scale.
@@ -70,7 +70,7 @@ SCALED = {
 }
 
 
-def scaled_codes(weight: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_scaled(weight: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes of ``weight`` ``[out_features, in_features]`` as one of :data:`SCALED`, and their scales."""
     dtype, block = SCALED[kind]
     is_float8 = dtype == torch.float8_e4m3fn
@@ -82,28 +82,28 @@ def scaled_codes(weight: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.T
     return steps.float().to(dtype) if is_float8 else steps.round().clamp(-127, 127).to(dtype), scales
 
 
-def codes_weight(
+def quantized_weight(
     device: Device,
-    codes: torch.Tensor,
+    quantized: torch.Tensor,
     scales: torch.Tensor,
     block: tuple[int, int],
     bias: torch.Tensor | None = None,
 ) -> Weight:
     """Return codes ``[out_features, in_features]`` of int8 or float8 with a scale for each block, as a weight."""
-    is_float8 = codes.dtype == torch.float8_e4m3fn
+    is_float8 = quantized.dtype == torch.float8_e4m3fn
     packed, group, block_scales, output_scales = device.module.pack_scaled(
-        codes.contiguous().view(torch.uint8).numpy(), is_float8, scales.contiguous().numpy(), *block
+        quantized.contiguous().view(torch.uint8).numpy(), is_float8, scales.contiguous().numpy(), *block
     )
     native = device.native.weight(
-        packed, FORMATS["float8" if is_float8 else "int8"], *codes.shape, bias=None if bias is None else bias.numpy(),
-        group=group, block_scales=block_scales, output_scales=output_scales,
+        packed, FORMATS["float8" if is_float8 else "int8"], *quantized.shape, group=group, block_scales=block_scales,
+        output_scales=output_scales, bias=None if bias is None else bias.numpy(),
     )  # fmt: skip
-    return Weight(native, scaled_values(codes, scales, block), _exact_bias(bias, codes.shape[0]), group)
+    return Weight(native, scaled_values(quantized, scales, block), _exact_bias(bias, quantized.shape[0]), group)
 
 
 def scaled_weight(device: Device, weight: torch.Tensor, kind: str, bias: torch.Tensor | None = None) -> Weight:
     """Return ``weight`` ``[out_features, in_features]`` float32 rounded to codes as one of :data:`SCALED` says."""
-    return codes_weight(device, *scaled_codes(weight, kind), SCALED[kind][1], bias)
+    return quantized_weight(device, *quantize_scaled(weight, kind), SCALED[kind][1], bias)
 
 
 def weight_of_kind(
@@ -115,7 +115,7 @@ def weight_of_kind(
     )
 
 
-def group_codes_weight(
+def group_quantized_weight(
     device: Device, shape: tuple[int, int], bits: int, group: int, *, shuffles_inputs: bool
 ) -> Weight:
     """Return random codes with a scale and a zero point for each group, as AWQ and GPTQ checkpoints hold them."""
@@ -149,7 +149,7 @@ def group_minima_weight(
     shape: tuple[int, int],
     bits: int,
     group: int,
-    codes: torch.Tensor | None = None,
+    quantized: torch.Tensor | None = None,
     scale_groups: int = 1,
 ) -> tuple[Weight, torch.Tensor]:
     """Return codes, random ones unless given, with a scale and a minimum for each group, as GGUF files hold them.
@@ -159,8 +159,8 @@ def group_minima_weight(
     """
     out_features, in_features = shape
     groups, tiles = in_features // group, -(-out_features // 16)
-    if codes is None:
-        codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+    if quantized is None:
+        quantized = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
     scales = (torch.rand(tiles, groups, 16) * 0.02 + 0.001).half()
     mins = (-scales * 2 ** (bits - 1) * (0.5 + torch.rand(scales.shape))).half()
     stored = [scales, mins]
@@ -170,7 +170,7 @@ def group_minima_weight(
         stored = [torch.cat([one.reshape(-1), factors.reshape(-1).view(torch.half)]) for one in shared]
         scales, mins = (factors * one.double().repeat_interleave(scale_groups, dim=1) for one in shared)
     native = device.native.weight(
-        device.module.pack_values(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
+        device.module.pack_values(quantized.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
         scales=stored[0].view(torch.int16).numpy().view(np.uint16),
         mins=stored[1].view(torch.int16).numpy().view(np.uint16), scale_groups=scale_groups,
     )  # fmt: skip
@@ -179,5 +179,5 @@ def group_minima_weight(
         by_output = x.permute(0, 2, 1).reshape(tiles * 16, groups)[:out_features]
         return by_output.double().repeat_interleave(group, dim=1)
 
-    large, small = codes.double() * of_each_value(scales), of_each_value(mins)
+    large, small = quantized.double() * of_each_value(scales), of_each_value(mins)
     return Weight(native, large + small, torch.zeros(out_features).double(), group), large + small.abs()

@@ -44,23 +44,23 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Codes:
+class Quantized:
     """A matrix ``[out, in]`` as codes ``[in, out]``, zero points and scales ``[groups, out]``, groups ``[in]``."""
 
-    codes: np.ndarray
+    values: np.ndarray
     zeros: np.ndarray
     scales: torch.Tensor
     groups: np.ndarray
 
     def dequantized(self) -> torch.Tensor:
-        steps = torch.from_numpy(self.codes - self.zeros[self.groups]).float()
+        steps = torch.from_numpy(self.values - self.zeros[self.groups]).float()
         return (steps * self.scales.float()[self.groups]).T.contiguous()
 
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]  # of config.json's quantization_config, and of the tensors
 
 
-def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 0) -> Codes:
+def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 0) -> Quantized:
     """Round a matrix ``[out, in]`` to the nearest codes."""
     values = weight.double().numpy().T
     in_features, top = len(values), 2**scheme.bits - 1
@@ -80,7 +80,7 @@ def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 0) -> Codes:
     stored = torch.tensor(np.array(scales)).to(scheme.scales)
     zero = np.array(zeros).astype(np.int64)
     quantized = np.round(values / stored.double().numpy()[groups]) + zero[groups]
-    return Codes(quantized.clip(0, top).astype(np.int64), zero, stored, groups)
+    return Quantized(quantized.clip(0, top).astype(np.int64), zero, stored, groups)
 
 
 def pack(values: np.ndarray, bits: int, axis: int, order: tuple[int, ...] | None = None) -> np.ndarray:
@@ -93,21 +93,22 @@ def pack(values: np.ndarray, bits: int, axis: int, order: tuple[int, ...] | None
     return np.moveaxis(words.sum(-1).astype(np.uint32), -1, axis).copy()
 
 
-def tensors_of(codes: Codes, scheme: Scheme) -> dict[str, torch.Tensor]:
+def tensors_of(matrix: Quantized, scheme: Scheme) -> dict[str, torch.Tensor]:
     """Return a checkpoint's tensors of a layer: ``qweight``, ``qzeros``, ``scales`` and for GPTQ ``g_idx``."""
     if scheme.method == "awq":
-        words, zeros = pack(codes.codes, 4, 1, AWQ_ORDER), pack(codes.zeros, 4, 1, AWQ_ORDER)
+        words, zeros = pack(matrix.values, 4, 1, AWQ_ORDER), pack(matrix.zeros, 4, 1, AWQ_ORDER)
     else:
         is_first = scheme.checkpoint_format == "gptq"
-        zeros = (codes.zeros - 1) & 7 if is_first and scheme.bits == 3 else codes.zeros  # words do not end with values
-        words, zeros = pack(codes.codes, scheme.bits, 0), pack(zeros, scheme.bits, 1)
+        is_split = is_first and scheme.bits == 3  # words do not end with values
+        zeros = (matrix.zeros - 1) & 7 if is_split else matrix.zeros
+        words, zeros = pack(matrix.values, scheme.bits, 0), pack(zeros, scheme.bits, 1)
         if is_first and scheme.bits != 3:
             ones = sum(1 << shift for shift in range(0, 32, scheme.bits))
             zeros = (zeros.astype(np.int64) - ones).astype(np.uint32)
     made = {"qweight": words.view(np.int32), "qzeros": zeros.view(np.int32)}
-    tensors = {name: torch.from_numpy(value) for name, value in made.items()} | {"scales": codes.scales}
+    tensors = {name: torch.from_numpy(value) for name, value in made.items()} | {"scales": matrix.scales}
     if scheme.method == "gptq":
-        tensors["g_idx"] = torch.from_numpy(codes.groups.astype(np.int32))
+        tensors["g_idx"] = torch.from_numpy(matrix.groups.astype(np.int32))
     return tensors
 
 
@@ -164,7 +165,7 @@ def decode_awq(directory: Path, group_size: int) -> dict[str, torch.Tensor]:
     for layer in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
         quantized, zeros = (_unpack_awq(tensors.pop(f"{layer}.{part}").numpy()) for part in ("qweight", "qzeros"))
         groups = np.arange(len(quantized)) // (len(quantized) if group_size == -1 else group_size)
-        stored = Codes(quantized, zeros, tensors.pop(f"{layer}.scales"), groups)
+        stored = Quantized(quantized, zeros, tensors.pop(f"{layer}.scales"), groups)
         tensors[f"{layer}.weight"] = stored.dequantized()
     return tensors
 
@@ -185,7 +186,7 @@ def decode_gptq(directory: Path, bits: int = 4) -> dict[str, torch.Tensor]:
         zeros = _unpack_words(tensors.pop(f"{layer}.qzeros").numpy(), bits)
         if quantization["checkpoint_format"] == "gptq":
             zeros = zeros + 1
-        stored = Codes(quantized, zeros, tensors.pop(f"{layer}.scales"), tensors.pop(f"{layer}.g_idx").numpy())
+        stored = Quantized(quantized, zeros, tensors.pop(f"{layer}.scales"), tensors.pop(f"{layer}.g_idx").numpy())
         tensors[f"{layer}.weight"] = stored.dequantized()
     return tensors
 

@@ -95,7 +95,7 @@ def values_of(expression: Expression, numbers: dict[str, torch.Tensor]) -> torch
     return value
 
 
-def write_codes(directory: Path, scheme: Scheme, expression: Expression) -> dict[str, torch.Tensor]:
+def write_quantized(directory: Path, scheme: Scheme, expression: Expression) -> dict[str, torch.Tensor]:
     """Write two layers as codes and a manifest with one tensor, ``x``; return the numbers the codes stand for."""
     torch.manual_seed(7)
     tensors, numbers = {}, {}
@@ -132,7 +132,7 @@ def read_tensor(directory: Path, shape: torch.Size) -> torch.Tensor:
 def test_the_engine_reads_and_multiplies_the_numbers_that_codes_stand_for(
     scheme: str, name: str, tmp_path: Path
 ) -> None:
-    numbers = write_codes(tmp_path, SCHEMES[scheme], EXPRESSIONS[name])
+    numbers = write_quantized(tmp_path, SCHEMES[scheme], EXPRESSIONS[name])
     weight = values_of(EXPRESSIONS[name], numbers)
     assert torch.equal(read_tensor(tmp_path, weight.shape), weight)
     x = torch.randn(3, weight.shape[1])

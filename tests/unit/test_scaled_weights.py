@@ -41,7 +41,7 @@ EXPRESSIONS: dict[str, Expression] = {
 }
 
 
-def write_codes(directory: Path, form: Form, expression: Expression) -> dict[str, torch.Tensor]:
+def write_quantized(directory: Path, form: Form, expression: Expression) -> dict[str, torch.Tensor]:
     """Write two layers and a manifest with one tensor, ``x``; return the numbers the codes stand for."""
     torch.manual_seed(7)
     tensors, numbers = {}, {}
@@ -57,7 +57,7 @@ def write_codes(directory: Path, form: Form, expression: Expression) -> dict[str
 @pytest.mark.parametrize("name", EXPRESSIONS)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_engine_reads_and_multiplies_the_numbers_that_codes_stand_for(form: str, name: str, tmp_path: Path) -> None:
-    numbers = write_codes(tmp_path, FORMS[form], EXPRESSIONS[name])
+    numbers = write_quantized(tmp_path, FORMS[form], EXPRESSIONS[name])
     weight = values_of(EXPRESSIONS[name], numbers)
     assert torch.equal(read_tensor(tmp_path, weight.shape), weight)
     # Numbers of few bits are rounded to themselves: the sum of two inputs, each the whole of its group.

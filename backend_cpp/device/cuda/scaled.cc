@@ -25,7 +25,7 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
   const bool has_blocks = scales == cuda::GemmScales::kBlocks;
   const PackedShape shape{kOutputs, kInputs, 8, kBlock, true};
   std::vector<uint8_t> quantized(shape.quantized_bytes());  // in the order of tiles: any order is as random
-  for (uint8_t& code : quantized) code = random_float8(engine).bits;
+  for (uint8_t& q : quantized) q = random_float8(engine).bits;
   std::vector<float> x(size_t{kRows} * kInputs);
   for (size_t i = 0; i < x.size(); ++i)
     x[i] = to_float(i % kBlock == 5 ? float8{kLargestFloat8Bits} : random_float8(engine));
@@ -65,7 +65,7 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
   SelfCheck check;
   check.candidate = product(scales, result);
   check.native = product(cuda::GemmScales::kNone, DType::kFloat32);
-  for (uint8_t& code : quantized) code = static_cast<uint8_t>(code & ~kSign);
+  for (uint8_t& q : quantized) q = static_cast<uint8_t>(q & ~kSign);
   for (float& value : x) value = std::abs(value);
   check.magnitude = product(cuda::GemmScales::kNone, DType::kFloat32);
   // Both multiply exactly; tensor cores sum products of float8 in fewer bits than float32 has.

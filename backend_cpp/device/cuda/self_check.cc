@@ -57,8 +57,8 @@ std::vector<float> self_check_numbers(size_t count, float deviation, unsigned se
 float8 random_float8(std::mt19937& engine) {
   constexpr uint8_t kNotANumber = 0x7F;
   constexpr uint8_t kMinusZero = 0x80;
-  const auto code = static_cast<uint8_t>(engine() & 0xFF);
-  return float8{(code & kNotANumber) == kNotANumber ? kMinusZero : code};
+  const auto value = static_cast<uint8_t>(engine() & 0xFF);
+  return float8{(value & kNotANumber) == kNotANumber ? kMinusZero : value};
 }
 
 }  // namespace turbomind

@@ -218,8 +218,8 @@ void copy_quantized_value(const TokenSlot& from, const TokenSlot& to, size_t dim
   const auto* source = reinterpret_cast<const uint8_t*>(from.values) + from.slot / 2 * dim;
   auto* target = reinterpret_cast<uint8_t*>(to.values) + to.slot / 2 * dim;
   for (size_t d = 0; d < dim; ++d) {
-    const auto code = static_cast<uint8_t>(source[d] >> 4 * (from.slot % 2) & 0x0F);
-    target[d] = to.slot % 2 == 0 ? code : static_cast<uint8_t>((target[d] & 0x0F) | code << 4);
+    const auto rounded = static_cast<uint8_t>(source[d] >> 4 * (from.slot % 2) & 0x0F);
+    target[d] = to.slot % 2 == 0 ? rounded : static_cast<uint8_t>((target[d] & 0x0F) | rounded << 4);
   }
 }
 

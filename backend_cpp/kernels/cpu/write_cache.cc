@@ -52,25 +52,25 @@ void write_quantized(const CacheLayout& layout, const HeadSlot& to, const float*
     probe += x[d] * 0.0f;
   }
   const bool is_int8 = layout.type == CacheType::kInt8;
-  const float largest_code = is_int8 ? 255.0f : 15.0f;
-  const half scale = to_half((high - low) / largest_code + probe);
+  const float max_quantized = is_int8 ? 255.0f : 15.0f;
+  const half scale = to_half((high - low) / max_quantized + probe);
   const float step = to_float(scale);
   const float inverse = step > 0 ? 1.0f / step : 0.0f;
   // NaN becomes 0.
-  const auto to_code = [&](float value) {
-    return static_cast<uint8_t>(value > 0 ? std::min(std::nearbyint(value), largest_code) : 0.0f);
+  const auto quantize = [&](float value) {
+    return static_cast<uint8_t>(value > 0 ? std::min(std::nearbyint(value), max_quantized) : 0.0f);
   };
-  const uint8_t zero = to_code(-low * inverse);
+  const uint8_t zero = quantize(-low * inverse);
   auto* quantized = reinterpret_cast<uint8_t*>(to.head);
   for (int d = 0; d < to.dim; ++d) {
-    const uint8_t code = to_code(x[d] * inverse + static_cast<float>(zero));
+    const uint8_t rounded = quantize(x[d] * inverse + static_cast<float>(zero));
     const size_t index = to.at(d);
     if (is_int8) {
-      quantized[index] = code;
+      quantized[index] = rounded;
     } else if (index % 2 == 0) {
-      quantized[index / 2] = code;  // the neighbour comes after
+      quantized[index / 2] = rounded;  // the neighbour comes after
     } else {
-      quantized[index / 2] = static_cast<uint8_t>((quantized[index / 2] & 0x0F) | code << 4);
+      quantized[index / 2] = static_cast<uint8_t>((quantized[index / 2] & 0x0F) | rounded << 4);
     }
   }
   auto* scales = reinterpret_cast<half*>(to.head + layout.quantized_bytes(to.dim));

@@ -42,8 +42,8 @@ uint8_t all_signs(uint32_t seven) {
   return static_cast<uint8_t>(low | (std::popcount(low) & 1) << 7);
 }
 
-void set_signed(int magnitude, bool is_negative, uint8_t& code) {
-  code = static_cast<uint8_t>(kZero + (is_negative ? -magnitude : magnitude));
+void set_signed(int magnitude, bool is_negative, uint8_t& q) {
+  q = static_cast<uint8_t>(kZero + (is_negative ? -magnitude : magnitude));
 }
 
 // Eight numbers of a point of steps of two bits.
@@ -185,8 +185,8 @@ void mxfp4(const std::byte* block, uint8_t* quantized, float* scales, float*) {
   const uint32_t exponent = byte_at(block, 0);
   scales[0] = std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
   for (int i = 0; i < 32; ++i) {
-    const unsigned code = byte_at(block + 1, i % 16) >> (i / 16 * 4) & 15u;
-    set_signed(kHalves[code & 7u], code > 7, quantized[i]);
+    const unsigned q = byte_at(block + 1, i % 16) >> (i / 16 * 4) & 15u;
+    set_signed(kHalves[q & 7u], q > 7, quantized[i]);
   }
 }
 
@@ -198,8 +198,8 @@ void nvfp4(const std::byte* block, uint8_t* quantized, float* scales, float*) {
     const auto digits = static_cast<float>(exponent > 0 ? 8 + (stored & 7u) : stored & 7u);
     scales[g] = stored == 127 ? 0 : std::ldexp(digits, std::max(exponent, 1) - 11);
     for (int i = 0; i < 16; ++i) {
-      const unsigned code = byte_at(block + 4 + static_cast<std::ptrdiff_t>(8) * g, i % 8) >> (i / 8 * 4) & 15u;
-      set_signed(kHalves[code & 7u], code > 7, quantized[16 * g + i]);
+      const unsigned q = byte_at(block + 4 + static_cast<std::ptrdiff_t>(8) * g, i % 8) >> (i / 8 * 4) & 15u;
+      set_signed(kHalves[q & 7u], q > 7, quantized[16 * g + i]);
     }
   }
 }

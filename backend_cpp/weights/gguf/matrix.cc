@@ -63,11 +63,11 @@ CheckpointTensor affine_blocks(const Json& expression, const std::vector<Checkpo
       const size_t bit = (b * kBlock + i) * static_cast<size_t>(bits);
       uint64_t words = 0;
       std::memcpy(&words, args[0].data + bit / 32 * 4, std::min<size_t>(8, args[0].bytes - bit / 32 * 4));
-      const auto code = static_cast<std::byte>((words >> (bit % 32)) & mask);
+      const auto q = static_cast<std::byte>((words >> (bit % 32)) & mask);
       if (bits > 4) {
-        block[4 + i] = code;
+        block[4 + i] = q;
       } else {
-        block[4 + i % 16] |= i < 16 ? code : code << 4;
+        block[4 + i % 16] |= i < 16 ? q : q << 4;
       }
     }
   }
@@ -215,7 +215,7 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
       const Row row = matrix.decode(source.output);
       const int zero = matrix.format_->zero;
       // Without minima the code of 0 is the kernels' own.
-      const int shift = needs_mins ? 0 : shape.zero_code() - zero;
+      const int shift = needs_mins ? 0 : shape.zero_point() - zero;
       for (size_t i = 0; i < width; ++i) {
         quantized[static_cast<size_t>(r) * width + i] = static_cast<uint8_t>(row.quantized[i] + shift);
       }

@@ -105,21 +105,21 @@ void RowQuantizedMatrix::read_scales(const CheckpointTensor& scales, float facto
   set_scales(turned);
 }
 
-uint8_t RowQuantizedMatrix::code_of(std::byte stored) const {
+uint8_t RowQuantizedMatrix::value_of(std::byte stored) const {
   const int middle = 1 << (bits() - 1);
-  const int code = static_cast<int8_t>(stored) + middle;
-  if (code < 0 || code >= 2 * middle) {
+  const int q = static_cast<int8_t>(stored) + middle;
+  if (q < 0 || q >= 2 * middle) {
     throw invalid_argument("codes must be in " + std::to_string(-middle) + ".." + std::to_string(middle - 1) +
-                           ", found " + std::to_string(code - middle));
+                           ", found " + std::to_string(q - middle));
   }
-  return static_cast<uint8_t>(code);
+  return static_cast<uint8_t>(q);
 }
 
 uint8_t RowQuantizedMatrix::zero(int group, int output) const {
   const uint8_t middle = static_cast<uint8_t>(1 << (bits() - 1));
   if (zeros_.data == nullptr) return middle;
   const auto groups = static_cast<size_t>(group_count());
-  if (layout_ == Layout::kBytes) return code_of(zeros_.data[static_cast<size_t>(output) * groups + group]);
+  if (layout_ == Layout::kBytes) return value_of(zeros_.data[static_cast<size_t>(output) * groups + group]);
   const int n = values_per_word();
   const uint32_t all = word(zeros_, static_cast<size_t>(output / n) * groups + group);
   return static_cast<uint8_t>((all >> (output % n * bits())) & ((1u << bits()) - 1));
@@ -139,7 +139,7 @@ void RowQuantizedMatrix::read_stored(int first, int count, Slice::Range inputs, 
         }
         break;
       case Layout::kBytes:
-        for (int i = inputs.begin; i < inputs.end; ++i) *quantized++ = code_of(quantized_.data[row + i]);
+        for (int i = inputs.begin; i < inputs.end; ++i) *quantized++ = value_of(quantized_.data[row + i]);
         break;
       case Layout::kFloat4:
         for (int i = inputs.begin; i < inputs.end; i += 2) {

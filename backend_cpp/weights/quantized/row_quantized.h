@@ -35,7 +35,7 @@ class RowQuantizedMatrix final : public GroupedMatrix {
   void check_zeros() const;
   void read_scales(const CheckpointTensor& scales, float factor);
   // A byte as a code of this many bits; throws Error where it is none.
-  uint8_t code_of(std::byte stored) const;
+  uint8_t value_of(std::byte stored) const;
 
   Layout layout_;
   CheckpointTensor quantized_;

@@ -51,14 +51,14 @@ def _write(
         scale = ((high - low) / largest).to(tl.float16).to(tl.float32)
         inverse = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale, 1.0), 0.0)
         zero = tl.minimum(round_to_even(-low * inverse), largest)
-        code_a = tl.minimum(tl.maximum(round_to_even(a * inverse[:, None] + zero[:, None]), 0.0), largest)
-        code_b = tl.minimum(tl.maximum(round_to_even(b * inverse[:, None] + zero[:, None]), 0.0), largest)
+        value_a = tl.minimum(tl.maximum(round_to_even(a * inverse[:, None] + zero[:, None]), 0.0), largest)
+        value_b = tl.minimum(tl.maximum(round_to_even(b * inverse[:, None] + zero[:, None]), 0.0), largest)
         if BITS == 8:
             target = cache + index[:, None] * HEAD_DIM + channels[None, :]
-            tl.store(target, code_a.to(tl.uint8), mask)
-            tl.store(target + half, code_b.to(tl.uint8), mask)
+            tl.store(target, value_a.to(tl.uint8), mask)
+            tl.store(target + half, value_b.to(tl.uint8), mask)
         else:
-            byte = code_a.to(tl.int32) | (code_b.to(tl.int32) << 4)
+            byte = value_a.to(tl.int32) | (value_b.to(tl.int32) << 4)
             tl.store(cache + index[:, None] * half + channels[None, :], byte.to(tl.uint8), mask)
         tl.store(scales + index * 2, scale.to(tl.float16), heads < kv_heads)
         tl.store(scales + index * 2 + 1, zero.to(tl.float16), heads < kv_heads)

@@ -14,7 +14,7 @@ from tests.kernels.emulated_library import RIGHT, WRONG, library, needs_emulatio
 from tests.kernels.libraries.test_grouped_library import BLOCKS, make_layer, to_bfloat16
 from tests.kernels.linear_bounds import STEPS, check
 from tests.kernels.reference import round_to_float8
-from tests.kernels.weights import SCALED, codes_weight, weight_of_kind
+from tests.kernels.weights import SCALED, quantized_weight, weight_of_kind
 
 pytestmark = needs_emulation
 
@@ -63,7 +63,7 @@ def test_scales_of_float8_are_applied(block: tuple[int, int], rejected: Device) 
     scales = torch.exp(torch.randn(-(-48 // block[0]), -(-320 // block[1])) - 8)
     with library("scales", RIGHT) as device:
         device.module.set_library("products", WRONG)
-        weight = codes_weight(device, quantized, scales, block)
+        weight = quantized_weight(device, quantized, scales, block)
         y = device.linear(weight, x).double()
         assert device.module.library_launches("scales") == 0
     expected = round_to_float8(x, 128 if block[0] > 1 else 320) @ weight.exact.T

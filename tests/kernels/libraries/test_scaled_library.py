@@ -9,7 +9,7 @@ import torch
 from tests.kernels.device import Device
 from tests.kernels.emulated_library import NONE, RIGHT, WRONG, library, needs_emulation
 from tests.kernels.reference import LARGEST_FLOAT8, round_to_float8
-from tests.kernels.weights import Weight, codes_weight
+from tests.kernels.weights import Weight, quantized_weight
 
 ROWS, LAST = 211, 3  # the last are no multiple of 16, and ours
 OUTPUTS, INPUTS = 48, 320  # of blocks the last is not whole
@@ -18,14 +18,14 @@ BLOCKS, WHOLE = (128, 128), (1, 1 << 20)
 pytestmark = needs_emulation
 
 
-def make_codes(
+def make_scaled(
     device: Device, block: tuple[int, int], bias: torch.Tensor | None = None, shape: tuple[int, int] = (OUTPUTS, INPUTS)
 ) -> Weight:
     """Return float8 codes of all sizes with scales of several magnitudes."""
     size = torch.exp(2 * torch.randn(shape))
     quantized = (torch.randn(shape) * size).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
     scales = torch.exp(torch.randn(-(-shape[0] // block[0]), -(-shape[1] // block[1])) - 8)
-    return codes_weight(device, quantized, scales, block, bias)
+    return quantized_weight(device, quantized, scales, block, bias)
 
 
 @pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])
@@ -37,7 +37,7 @@ def test_a_librarys_product_is_that_of_rounded_inputs(
     x = torch.randn(ROWS, INPUTS) * torch.exp(2 * torch.randn(1, INPUTS))
     before = torch.randn(ROWS, OUTPUTS) if adds else None
     with library("scales", RIGHT) as device:
-        weight = make_codes(device, block)
+        weight = make_scaled(device, block)
         y = device.linear(weight, x, before)
         # the self-check, and, where nothing is added, two: the binding asks twice.
         assert device.module.library_launches("scales") == (2 if adds else 3)
@@ -59,7 +59,7 @@ def test_rows_made_while_they_are_rounded_come_to_the_bits_of_those_made_before(
     x, scale, bias = torch.randn(ROWS, 2 * size), torch.randn(size), torch.randn(size)
     rows = x[:, :size].contiguous()
     with library("scales", RIGHT) as device:
-        weight = make_codes(device, block, shape=(OUTPUTS, size))
+        weight = make_scaled(device, block, shape=(OUTPUTS, size))
         gated = device.linear(weight, device.activate(x, "gelu", is_gated=True))
         assert torch.equal(device.linear_of_gates(weight, x, "gelu"), gated)
         normed = device.linear(weight, device.layer_norm(rows, scale, bias, 1e-5))
@@ -75,7 +75,7 @@ def test_a_librarys_products_pass_through_a_gated_mlp_in_bfloat16(
     torch.manual_seed(5)
     x = torch.randn(ROWS, INPUTS)
     with library("scales", kernel) as device:
-        up, down = make_codes(device, block, shape=(512, INPUTS)), make_codes(device, block, shape=(OUTPUTS, 256))
+        up, down = make_scaled(device, block, shape=(512, INPUTS)), make_scaled(device, block, shape=(OUTPUTS, 256))
         y = device.gated_mlp(up, "silu", down, x)
         between = device.linear(up, x).bfloat16().float()
         expected = device.linear_of_gates(down, between, "silu")
@@ -88,7 +88,7 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
     torch.manual_seed(2)
     x = torch.randn(ROWS, INPUTS)
     with library("scales", RIGHT) as device:
-        weight = make_codes(device, BLOCKS)
+        weight = make_scaled(device, BLOCKS)
         clean = device.linear(weight, x)
         x[7, 200] = float("nan")
         x[9, 300] = float("inf")
@@ -106,7 +106,7 @@ def test_a_librarys_product_is_left_out(block: tuple[int, int], reason: str, mon
         monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "scales=own")
     x = torch.randn(100 if reason == "rows are few" else ROWS, INPUTS)
     with library("scales", WRONG if reason == "it is wrong" else RIGHT) as device:
-        weight = make_codes(device, block, torch.randn(OUTPUTS) if reason == "there is a bias" else None)
+        weight = make_scaled(device, block, torch.randn(OUTPUTS) if reason == "there is a bias" else None)
         reference = device.linear(weight, x)
         tried = device.module.library_launches("scales")
         device.module.set_library("scales", NONE)

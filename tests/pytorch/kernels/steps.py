@@ -101,7 +101,7 @@ class Step:
                 if scales is None:
                     stored.flatten(0, 1)[slots] = x
                     continue
-                quantized, scale_zero = round_to_codes(x, cache.bits)
+                quantized, scale_zero = round_to_cache(x, cache.bits)
                 scales.flatten(0, 1)[slots] = scale_zero
                 if cache.bits == 4:
                     low, high = quantized.chunk(2, -1)
@@ -115,7 +115,7 @@ class Step:
         return keys, values
 
 
-def round_to_codes(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+def round_to_cache(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return uint8 codes of heads ``[rows, heads, dim]`` and ``[rows, heads, 2]`` (scale, zero) in float16."""
     x = x.float()
     low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)

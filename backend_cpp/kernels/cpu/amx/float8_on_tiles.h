@@ -35,8 +35,8 @@ inline void upcast_float8_quads(const uint8_t* quantized, bf16* rows) {
 #else
 inline constexpr std::array<uint16_t, 256> kFloat8AsBf16 = [] {
   std::array<uint16_t, 256> table{};
-  for (unsigned code = 0; code < 256; ++code) {
-    table[code] = static_cast<uint16_t>((code & 128u) << 8 | float8_as_bf16(code & 127u));
+  for (unsigned value = 0; value < 256; ++value) {
+    table[value] = static_cast<uint16_t>((value & 128u) << 8 | float8_as_bf16(value & 127u));
   }
   return table;
 }();

@@ -31,7 +31,7 @@ inline void unpack_int4(const PackedTile& tile, const PackedShape& shape, int8_t
   for (int g = 0; g < shape.groups(); ++g) {
     uint8_t zeros[kVector];
     for (int i = 0; i < kVector; ++i) {
-      const int common = tile.mins.halves == nullptr ? shape.zero_code() : 0;
+      const int common = tile.mins.halves == nullptr ? shape.zero_point() : 0;
       zeros[i] = tile.zeros == nullptr ? static_cast<uint8_t>(common) : tile.zeros[g * kTileOutputs + i / 4];
     }
     for (int k = 0; k < shape.group; k += 8, quantized += kVector, unpacked += 2 * kVector) {
@@ -56,16 +56,16 @@ inline void packed_rows_on_tiles(const LinearWeight& weight, const PackedShape& 
   const int unit = x.layout.unit;
   const auto unit_bytes = static_cast<size_t>(unit) * kTileOutputs;
   const int8_t* input = x.row(static_cast<size_t>(first_row));
-  const auto* code = static_cast<const uint8_t*>(quantized);
+  const auto* values = static_cast<const uint8_t*>(quantized);
   const size_t first_entry = x.entry(static_cast<size_t>(first_row));
 
   Vec sums[kRows][1];
   for (auto& sum : sums) sum[0] = zero();
   for (int g = 0; g < x.groups; ++g) {
     tile_zero<0>();
-    for (int k = 0; k < shape.group; k += unit, code += unit_bytes, input += unit_bytes) {
+    for (int k = 0; k < shape.group; k += unit, values += unit_bytes, input += unit_bytes) {
       tile_load<1>(input, static_cast<size_t>(unit));
-      tile_load<2>(code, kTileBytes);
+      tile_load<2>(values, kTileBytes);
       if constexpr (kBits == 8) {
         tile_dot_unsigned<0, 1, 2>();
       } else {

@@ -35,7 +35,7 @@ bool has_same_gemms(const KernelTable& table, const KernelTable& reference) {
   std::vector<float> x(static_cast<size_t>(kRows) * kInputs);
   for (float& value : x) value = numbers.next_float();
   std::vector<uint8_t> quantized(static_cast<size_t>(kOutputs) * kInputs);
-  for (uint8_t& code : quantized) code = static_cast<uint8_t>(numbers.next());
+  for (uint8_t& q : quantized) q = static_cast<uint8_t>(numbers.next());
   std::vector<half> scales(static_cast<size_t>(kOutputs) * kInputs / kGroup);
   for (half& scale : scales) scale = to_half(0.02f + numbers.next_float() / 64.0f);
   std::vector<bf16> values(static_cast<size_t>(kOutputs) * kInputs);

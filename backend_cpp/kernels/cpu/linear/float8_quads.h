@@ -18,14 +18,14 @@ struct QuadSums {
 
 // The bfloat16 that a code without sign stands for, exactly; those that are no numbers count as 480, as their scale
 // says that they are none.
-constexpr unsigned float8_as_bf16(unsigned code) {
-  unsigned exponent = code >> 3;
-  unsigned mantissa = code & 7;
+constexpr unsigned float8_as_bf16(unsigned value) {
+  unsigned exponent = value >> 3;
+  unsigned mantissa = value & 7;
   if (exponent == 0 && mantissa != 0) {  // subnormal: shifted until its first bit is the implied one
     for (exponent = 1; mantissa < 8; --exponent) mantissa <<= 1;
     mantissa &= 7;
   }
-  return code == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
+  return value == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
 }
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
@@ -38,10 +38,10 @@ struct Float8Tables {
 
 inline constexpr Float8Tables kFloat8Tables = [] {
   Float8Tables tables{};
-  for (unsigned code = 0; code < 128; ++code) {
-    const unsigned bits = float8_as_bf16(code);
-    tables.high[code] = static_cast<uint8_t>(bits >> 8);
-    tables.low[code] = static_cast<uint8_t>(bits);
+  for (unsigned value = 0; value < 128; ++value) {
+    const unsigned bits = float8_as_bf16(value);
+    tables.high[value] = static_cast<uint8_t>(bits >> 8);
+    tables.low[value] = static_cast<uint8_t>(bits);
   }
   return tables;
 }();
@@ -145,8 +145,8 @@ inline Vec broadcast_pair(const float* p) {
 }
 inline void upcast_float8(IVec bytes, Vec (&even)[2], Vec (&odd)[2]) {
   const auto upcast = [&](int output, int byte) {
-    const auto code = static_cast<uint8_t>(static_cast<uint32_t>(bytes.lane[output]) >> 8 * byte);
-    return to_float(half{static_cast<uint16_t>((code & 0x80u) << 8 | (code & 0x7Fu) << 7)});
+    const auto value = static_cast<uint8_t>(static_cast<uint32_t>(bytes.lane[output]) >> 8 * byte);
+    return to_float(half{static_cast<uint16_t>((value & 0x80u) << 8 | (value & 0x7Fu) << 7)});
   };
   for (int v = 0; v < 2; ++v) {
     even[v] = map([&](int i) { return upcast(2 * v + i / 2, i % 2 * 2); });

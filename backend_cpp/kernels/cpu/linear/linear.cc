@@ -201,7 +201,7 @@ QuantizedRows LinearScratch::reserve_quantized(const LinearWeight& weight, const
   view.rows = rows;
   view.layout = layout;
   view.groups = shape.groups();
-  view.zero_factor = weight.zeros == nullptr && weight.mins == nullptr ? -shape.zero_code() : -1;
+  view.zero_factor = weight.zeros == nullptr && weight.mins == nullptr ? -shape.zero_point() : -1;
   const size_t quantized = layout.elements(rows) + kCacheLine;
   const size_t entries = layout.blocks(rows) * layout.interleave * view.groups;  // those of missing rows are read
   if (quantized_.size() < quantized) quantized_.resize(quantized);

@@ -46,16 +46,16 @@ void dequantize_output(const LinearWeight& weight, int output, float* values) {
     const size_t group = first_group + static_cast<size_t>(g);
     const float scale = group_value(shape, weight.scales, group, lane);
     const float min = weight.mins != nullptr ? group_value(shape, weight.mins, group, lane)
-                                             : scale * static_cast<float>(-shape.zero_code());
+                                             : scale * static_cast<float>(-shape.zero_point());
     for (int unit = 0; unit < shape.group; unit += shape.unit()) {
       const uint8_t* high = vector + shape.unit() / step * kVector;
       for (int k = 0; k < shape.unit(); ++k) {
         const int input = g * shape.group + unit + k;
         if (input == shape.in_features) return;
-        int code = vector[k / step * kVector + k % 4];
-        if (shape.bits < 8) code = k % 8 < 4 ? code & 15 : code >> 4;
-        if (high_bits != 0) code |= (high[k % 4] >> (high_bits * (k / 4)) & ((1 << high_bits) - 1)) << 4;
-        values[input] = scale * static_cast<float>(code) + min;
+        int value = vector[k / step * kVector + k % 4];
+        if (shape.bits < 8) value = k % 8 < 4 ? value & 15 : value >> 4;
+        if (high_bits != 0) value |= (high[k % 4] >> (high_bits * (k / 4)) & ((1 << high_bits) - 1)) << 4;
+        values[input] = scale * static_cast<float>(value) + min;
       }
       vector += (shape.unit() / step + (high_bits != 0 ? 1 : 0)) * kVector;
     }
@@ -91,7 +91,7 @@ void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_
       for (int row = 0; row < kTileOutputs; ++row, quantized += sizeof(uint32_t)) {
         const uint8_t* from = source + static_cast<size_t>(row) * shape.in_features + input;
         if (row >= rows || count < step) {
-          std::fill(inputs, inputs + step, static_cast<uint8_t>(shape.zero_code()));
+          std::fill(inputs, inputs + step, static_cast<uint8_t>(shape.zero_point()));
           if (row < rows) std::copy_n(from, count, inputs);
           from = inputs;
         }

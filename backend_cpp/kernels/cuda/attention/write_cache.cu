@@ -39,7 +39,7 @@ __device__ __forceinline__ void write_unquantized(std::byte* head, int slot, int
 }
 
 // The nearest code; NaN becomes 0.
-__device__ __forceinline__ unsigned to_code(float value, float largest) {
+__device__ __forceinline__ unsigned quantize(float value, float largest) {
   return value > 0 ? static_cast<unsigned>(fminf(rintf(value), largest)) : 0u;
 }
 
@@ -62,13 +62,13 @@ __device__ __forceinline__ void write_quantized(const CacheLayout& layout, std::
   const __half scale = __float2half_rn(__fadd_rn(__fdiv_rn(__fsub_rn(high, low), kLargest), probe));
   const float step = __half2float(scale);
   const float inverse = step > 0 ? __fdiv_rn(1.0f, step) : 0.0f;
-  const unsigned zero = to_code(__fmul_rn(-low, inverse), kLargest);
-  const auto code = [&](int d) {
-    return to_code(__fadd_rn(__fmul_rn(x[d], inverse), static_cast<float>(zero)), kLargest);
+  const unsigned zero = quantize(__fmul_rn(-low, inverse), kLargest);
+  const auto quantize_at = [&](int d) {
+    return quantize(__fadd_rn(__fmul_rn(x[d], inverse), static_cast<float>(zero)), kLargest);
   };
   auto* quantized = reinterpret_cast<uint8_t*>(head) + static_cast<size_t>(slot) * dim * kBits / 8;
   for (int b = lane; b < dim * kBits / 8; b += kWarp) {
-    quantized[b] = static_cast<uint8_t>(kBits == 8 ? code(b) : code(2 * b) | code(2 * b + 1) << 4);
+    quantized[b] = static_cast<uint8_t>(kBits == 8 ? quantize_at(b) : quantize_at(2 * b) | quantize_at(2 * b + 1) << 4);
   }
   if (lane == 0) {
     auto* scales = reinterpret_cast<__half*>(head + layout.quantized_bytes(dim));

@@ -72,7 +72,7 @@ class RowChunks {
       const float4 low = next_[u][n][0];
       const float4 high = next_[u][n][1];
       const float chunk[kChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-      x[n] = code_chunk<kFormat>(chunk);
+      x[n] = quantized_chunk<kFormat>(chunk);
     }
   }
 
@@ -216,7 +216,7 @@ void stream_steps(cudaStream_t stream, Scratch scratch, const LinearTask& task, 
   const int steps = QuantizedWalk<kUnit>::steps(slab_shape(task.weight, true));
   launch_gemv<kStripes, kRowTiles>(stream, scratch, task, expert_parts, steps / (kWays * kMinSteps),
                                    gemv_quantized_kernel<kFormat, kRowTiles, kUnit>,
-                                   Quantized<kFormat, kRowTiles, kUnit>::kSharedBytes, code_range_of(kFormat));
+                                   Quantized<kFormat, kRowTiles, kUnit>::kSharedBytes, max_quantized_of(kFormat));
 }
 
 template <WeightFormat kFormat, int kRowTiles>

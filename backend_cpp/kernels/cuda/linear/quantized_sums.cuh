@@ -14,7 +14,7 @@
 namespace turbomind::cuda {
 
 // Factor of sums of codes.
-inline float code_range_of(WeightFormat format) {
+inline float max_quantized_of(WeightFormat format) {
   constexpr float kSubnormal = 16777216.0f;
   return format == WeightFormat::kFloat8 ? range_of(format) : kHalfRange * kSubnormal;
 }
@@ -54,7 +54,7 @@ __device__ __forceinline__ void mask_quantized(const uint4 (&loads)[SlabFormat<k
 
 // Eight activations as the operand that fits mask_quantized: words x and y are step 0.
 template <WeightFormat kFormat>
-__device__ __forceinline__ uint4 code_chunk(const float (&x)[kChunk]) {
+__device__ __forceinline__ uint4 quantized_chunk(const float (&x)[kChunk]) {
   const uint4 rounded = round_chunk<kFormat>(x);
   // Of int4 0 2, 4 6, 1 3, 5 7.
   return kFormat == WeightFormat::kInt4 ? make_uint4(rounded.x, rounded.z, rounded.y, rounded.w) : rounded;

@@ -44,8 +44,8 @@ __device__ __forceinline__ QuantizedBlock round_block(const float (&values)[kBlo
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < kBlockWords; ++i) {
-    const uint32_t code = __nv_cvt_float_to_fp8(values[i] * inverse, __NV_SATFINITE, __NV_E4M3);
-    word |= code << 8 * i;
+    const uint32_t q = __nv_cvt_float_to_fp8(values[i] * inverse, __NV_SATFINITE, __NV_E4M3);
+    word |= q << 8 * i;
   }
   return {word, scale};
 }

@@ -131,14 +131,14 @@ __device__ __forceinline__ uint2 quantized_of(const float (&values)[kChunk], flo
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     const float value = values[i] * inverse;
-    uint32_t code;
+    uint32_t q;
     if constexpr (kIsFloat8) {
-      code = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+      q = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
     } else {
       constexpr float kLargest = kLargestValue<kIsFloat8>;
-      code = static_cast<uint8_t>(__float2int_rn(fminf(fmaxf(value, -kLargest), kLargest)));
+      q = static_cast<uint8_t>(__float2int_rn(fminf(fmaxf(value, -kLargest), kLargest)));
     }
-    words[i / 4] |= code << i % 4 * 8;
+    words[i / 4] |= q << i % 4 * 8;
   }
   return make_uint2(words[0], words[1]);
 }
