@@ -22,7 +22,7 @@ _KINDS = ("image_url", "video_url")  # type of a part, and the key of what it is
 DOCUMENT = "document"  # type of a part that stands for a file which nobody here reads
 PLACEHOLDER, REFUSE = "placeholder", "refuse"  # for media in tool results that a model cannot read
 # At these words of Anthropic's API, Claude Code sends the conversation again without the image or the PDF.
-_REFUSALS = {
+_UNSUPPORTED = {
     True: "The PDF specified was not valid: documents of this type are not read by this server; send their text.",
     False: "Could not process image: this model reads text only; leave images out.",
 }
@@ -107,7 +107,7 @@ def readable_messages(
                 is_document = part["type"] == DOCUMENT
                 if is_document or (is_text_only and part["type"] in _KINDS):
                     if not is_result or in_tool_results == REFUSE:
-                        raise ApiError(400, _REFUSALS[is_document], param="messages", code="unsupported_value")
+                        raise ApiError(400, _UNSUPPORTED[is_document], param="messages", code="unsupported_value")
                     why = "documents are not read here" if is_document else "this model reads text only"
                     part = {"type": "text", "text": f"[{part['type'].removesuffix('_url')} left out: {why}]"}
                 elif role == "tool" and part["type"] in _KINDS:

@@ -16,7 +16,7 @@ from webui.settings import Settings
 
 logger = logging.getLogger(__name__)
 _MAX_IMAGE_BYTES = 256 * 2**20
-_REFUSALS = {  # by HTTP status and gRPC code
+_ERRORS = {  # by HTTP status and gRPC code
     "401": "The model server wants an API key (--api-key of the page)",
     "403": "The API key of the page may not do this",
     "429": "The model server has too many requests; press Retry in a while",
@@ -117,5 +117,5 @@ def readable(error: Exception) -> str:
         return f"{error}."
     if not isinstance(error, TritonRequestError):
         return f"The model server failed: {error or type(error).__name__}"
-    begins = _REFUSALS.get(error.code, "The model server refused this" if error.code.startswith("4") else "")
+    begins = _ERRORS.get(error.code, "The model server refused this" if error.code.startswith("4") else "")
     return f"{begins or 'The model server failed'}: {error.message}"

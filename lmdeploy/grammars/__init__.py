@@ -19,7 +19,7 @@ from lmdeploy.json_schema.places import shown
 _TYPES = ("json_object", "json_schema", "regex_schema", "grammar", "lark", "structural_tag")
 
 
-class RefusedFormatError(ValueError):
+class InvalidFormatError(ValueError):
     """An invalid format, or one that the engine cannot enforce."""
 
 
@@ -37,27 +37,27 @@ class Translation:
 
 
 def translated(response_format: str) -> Translation:
-    """Return the user's format (JSON) for xgrammar; raise `RefusedFormatError` where it is invalid or not enforced."""
+    """Return the user's format (JSON) for xgrammar; raise `InvalidFormatError` where it is invalid or not enforced."""
     try:
-        given = json.loads(response_format, parse_constant=_refuse_constant)
+        given = json.loads(response_format, parse_constant=_reject_constant)
         json.dumps(given, ensure_ascii=False).encode()
         return _translated(given)
     except UnicodeEncodeError as error:
-        raise RefusedFormatError(f"it has half a surrogate pair, {shown(error.object[error.start])}") from None
-    except RefusedFormatError:
+        raise InvalidFormatError(f"it has half a surrogate pair, {shown(error.object[error.start])}") from None
+    except InvalidFormatError:
         raise
     except SchemaError as error:
-        raise RefusedFormatError(f"refused at {error}") from None
+        raise InvalidFormatError(f"refused at {error}") from None
     except GrammarError as error:
-        raise RefusedFormatError(str(error)) from None
+        raise InvalidFormatError(str(error)) from None
     except RecursionError:
-        raise RefusedFormatError("it is nested too deeply") from None
+        raise InvalidFormatError("it is nested too deeply") from None
     except ValueError as error:
-        raise RefusedFormatError(f"it is no JSON: {error}") from None
+        raise InvalidFormatError(f"it is no JSON: {error}") from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise RefusedFormatError(f"it is no JSON: {name} is no number")
+def _reject_constant(name: str) -> None:
+    raise InvalidFormatError(f"it is no JSON: {name} is no number")
 
 
 def _translated(given: Any) -> Translation:
@@ -81,9 +81,9 @@ def _translated(given: Any) -> Translation:
             tag = {"type": "structural_tag", "format": _part(tag)}
             return Translation("structural_tag", json.dumps(tag, ensure_ascii=False))
         case {"type": str(kind)} if kind in _TYPES:
-            raise RefusedFormatError(f"it lacks a member {kind}, or that is of another type")
+            raise InvalidFormatError(f"it lacks a member {kind}, or that is of another type")
     found = given.get("type") if isinstance(given, dict) else given
-    raise RefusedFormatError(f"its type must be {', '.join(_TYPES[:-1])} or {_TYPES[-1]}, got {shown(found)}")
+    raise InvalidFormatError(f"its type must be {', '.join(_TYPES[:-1])} or {_TYPES[-1]}, got {shown(found)}")
 
 
 def _of_schema(schema: Any, syntax: Syntax, holder: dict[str, Any]) -> str:
@@ -93,7 +93,7 @@ def _of_schema(schema: Any, syntax: Syntax, holder: dict[str, Any]) -> str:
 
 def _option(holder: dict[str, Any], name: str) -> Any:
     if (value := holder.get(name)) not in (None, "schema", "any"):
-        raise RefusedFormatError(f"{name} must be schema or any, got {shown(value)}")
+        raise InvalidFormatError(f"{name} must be schema or any, got {shown(value)}")
     return value
 
 
@@ -105,14 +105,14 @@ def _sized(text: str) -> str:
     """Return a text of a size that may be compiled."""
     if 1 <= (size := len(text.encode(errors="replace"))) <= MAX_BYTES:
         return text
-    raise RefusedFormatError(f"it must be 1 to {MAX_BYTES} bytes long, got {size}")
+    raise InvalidFormatError(f"it must be 1 to {MAX_BYTES} bytes long, got {size}")
 
 
 def _of_expression(pattern: str) -> str:
     try:
         return full_match(_sized(pattern))
     except PatternError as error:
-        raise RefusedFormatError(f"the expression {shown(pattern)} {error}") from None
+        raise InvalidFormatError(f"the expression {shown(pattern)} {error}") from None
 
 
 def _part(value: Any) -> Any:
@@ -121,15 +121,15 @@ def _part(value: Any) -> Any:
         case {"type": "json_schema", "json_schema": schema}:
             return _grammar(_of_schema(schema, LOOSE_JSON, value))
         case {"json_schema": _, "type": kind}:
-            raise RefusedFormatError(f"a part {shown(kind)} is not supported; its type may be json_schema")
+            raise InvalidFormatError(f"a part {shown(kind)} is not supported; its type may be json_schema")
         case {"type": "regex", "pattern": str(pattern)}:
             return _grammar(_of_expression(pattern))
         case {"type": "grammar", "grammar": str(grammar)}:
             return _grammar(ebnf_text(grammar).read)
         case {"type": "token", "token": str(text)}:
-            raise RefusedFormatError(f"the token {shown(text)} must be named by its number")
+            raise InvalidFormatError(f"the token {shown(text)} must be named by its number")
         case {"type": "token_dispatch" | "token_triggered_tags" as kind}:
-            raise RefusedFormatError(f"a part {kind} is not supported")
+            raise InvalidFormatError(f"a part {kind} is not supported")
         case dict():
             return {name: _part(each) for name, each in value.items()}
         case list():

@@ -18,7 +18,7 @@ from select import poll
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's affair
 
-from lmdeploy.grammars import RefusedFormatError, translated  # noqa: E402 - takes a moment
+from lmdeploy.grammars import InvalidFormatError, translated  # noqa: E402 - takes a moment
 
 _SOCKET = 3
 _LIBRARY = Path(__file__).parents[1] / "turbomind_grammar.so"
@@ -36,7 +36,7 @@ def _answer(read: Callable[..., int], response_format: bytes) -> tuple[str, byte
         payload = ctypes.string_at(found, size.value) if found else b""
         if kind == "R":
             payload = given.explain(payload.decode(errors="replace")).encode(errors="replace")
-    except RefusedFormatError as error:
+    except InvalidFormatError as error:
         kind, payload = "R", str(error).encode(errors="replace")
     except MemoryError:
         kind = "M"

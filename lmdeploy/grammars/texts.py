@@ -25,7 +25,7 @@ _LARK = re.compile(
     rf'|(?P<temperature>temperature)\s*=|(?P<special><(?!\[))|(?P<string>"(?:\\.|[^"\\\n])*")i\b|{_TOKENS}',
     re.ASCII | re.DOTALL,
 )
-_REFUSED = {
+_UNSUPPORTED = {
     "ahead": "looking ahead, (=, is not supported",
     "bracket": "the [ has no ] on its line",
     "regex": "Regex(...) is not supported; write a regular expression as a rule, or as response format",
@@ -138,7 +138,7 @@ def lark_text(grammar: str) -> GrammarText:
 
 
 def _check(text: GrammarText, found: re.Match[str]) -> None:
-    for name, message in _REFUSED.items():
+    for name, message in _UNSUPPORTED.items():
         if name in found.re.groupindex and found[name]:
             text.fail(found.start(), message)
 

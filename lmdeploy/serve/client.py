@@ -64,8 +64,8 @@ _READY_TIMEOUT = 2.0  # seconds
 _CANCEL_TIMEOUT = 5.0  # seconds
 _END_SECONDS = 5.0  # in which a stream ends whose request was stopped
 _CANCEL_RETRIES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before each
-_REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
-_RESPONSES = _REFUSALS | {"INTERNAL"}  # so are those without a code, of older engines
+_CLIENT_ERRORS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
+_RESPONSES = _CLIENT_ERRORS | {"INTERNAL"}  # so are those without a code, of older engines
 _TOKENIZE_TIMEOUT = 30.0  # seconds
 _LOAD_TIMEOUT = 3600.0  # seconds; a model is loaded, or waits for its open requests
 _UNTIL_CANCELLED = 60.0  # seconds that a call has left to end by itself when its caller has stopped waiting
@@ -183,7 +183,7 @@ class TritonClient:
                 raise TritonRequestError("INTERNAL", "the response ended without a finish reason")
         except TritonRequestError as error:
             # Refused, so it does not run. After any other error it may, although we no longer hear of it.
-            over = error.code in _REFUSALS
+            over = error.code in _CLIENT_ERRORS
             if trace is not None:
                 trace.fail(error)
             raise

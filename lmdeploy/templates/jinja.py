@@ -37,7 +37,7 @@ _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 # Names of a message's reasoning; templates read the first, gpt-oss's the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Errors of rendering.
-REFUSALS = (
+TEMPLATE_ERRORS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
     ValueError,
 )  # fmt: skip
@@ -146,7 +146,7 @@ class JinjaChatTemplate(ChatTemplate):
                 return self._written(template, given, tools, add_generation_prompt)
             except ProcessLimitError:
                 raise
-            except REFUSALS as error:
+            except TEMPLATE_ERRORS as error:
                 rejection = rejection or error
         raise ValueError(f"messages are refused by the model's chat template: {rejection}") from rejection
 
@@ -282,7 +282,7 @@ def _limited(template: UntrustedTemplate, variables: dict[str, Any] | None) -> s
 def render(template: str, variables: Mapping[str, Any]) -> str:
     """Render a template.
 
-    Raises whatever the template raises; of those in `REFUSALS` the template refuses its variables.
+    Raises whatever the template raises; with one of `TEMPLATE_ERRORS` the template rejects its variables.
     """
     return _compiled(template).render(variables)
 

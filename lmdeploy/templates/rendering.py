@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from lmdeploy.limited_process import Message, handle_requests
-from lmdeploy.templates.jinja import REFUSALS, render, require_compiled
+from lmdeploy.templates.jinja import TEMPLATE_ERRORS, render, require_compiled
 
 
 def _handled(header: dict[str, Any], content: bytes) -> Message:
@@ -16,7 +16,7 @@ def _handled(header: dict[str, Any], content: bytes) -> Message:
         return {}, render(request["template"], request["variables"]).encode(errors="surrogatepass")
     except MemoryError:
         raise
-    except REFUSALS as error:
+    except TEMPLATE_ERRORS as error:
         raise ValueError(str(error)) from error
 
 

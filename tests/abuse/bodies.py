@@ -17,13 +17,13 @@ HELLO = [{"role": "user", "content": "a"}]
 class Hostile:
     """One body.
 
-    ``path``: where it is sent. ``make``: returns its bytes. ``is_refused``: whether it has to be; if not it is merely
+    ``path``: where it is sent. ``make``: returns its bytes. ``is_rejected``: whether it has to be; if not it is merely
     large.
     """
 
     path: str
     make: Callable[[], bytes]
-    is_refused: bool = True
+    is_rejected: bool = True
 
 
 def filled(before: str, element: str, after: str, length: int = MAX_BYTES) -> bytes:
@@ -40,7 +40,7 @@ def _field(path: str, name: str, element: str, length: int = MAX_BYTES) -> Hosti
     return Hostile(path, lambda: filled(f'{fields[:-1]}, "{name}": [', element, "]}", length))
 
 
-def _text(path: str, fields: dict[str, Any], name: str, unit: str, *, is_refused: bool) -> Hostile:
+def _text(path: str, fields: dict[str, Any], name: str, unit: str, *, is_rejected: bool) -> Hostile:
     """Return a body of which one field is as long a text as fits."""
 
     def make() -> bytes:
@@ -49,7 +49,7 @@ def _text(path: str, fields: dict[str, Any], name: str, unit: str, *, is_refused
         times = (MAX_BYTES - len(empty)) // size
         return json.dumps({**fields, name: unit * times}, ensure_ascii=False).encode()
 
-    return Hostile(path, make, is_refused)
+    return Hostile(path, make, is_rejected)
 
 
 def _keys(path: str, name: str, value: str, length: int = MAX_BYTES) -> Hostile:
@@ -122,7 +122,7 @@ BODIES: dict[str, Hostile] = {
     ),
     "stop words": _field(CHAT, "stop", '"ab"'),
     "wrong stop words": _field(CHAT, "stop", "[]"),
-    "a long stop word": _text(CHAT, _CHAT_FIELDS | {"n": 128}, "stop", "ab", is_refused=True),
+    "a long stop word": _text(CHAT, _CHAT_FIELDS | {"n": 128}, "stop", "ab", is_rejected=True),
     "bad words": _field(CHAT, "bad_words", '"ab"'),
     "long bad words": _field(CHAT, "bad_words", '"' + "ab" * 65536 + '"'),
     "stop tokens": _field(CHAT, "stop_token_ids", "7"),
@@ -130,7 +130,7 @@ BODIES: dict[str, Hostile] = {
     "a bias for everything": _keys(CHAT, "logit_bias", "1"),
     "wrong biases": _keys(CHAT, "logit_bias", '"a"'),
     "metadata": _keys(RESPONSES, "metadata", "1"),
-    "a long model name": _text(CHAT, {"messages": HELLO}, "model", "ab", is_refused=True),
+    "a long model name": _text(CHAT, {"messages": HELLO}, "model", "ab", is_rejected=True),
     "a long key": Hostile(
         RESPONSES, lambda: json.dumps({"input": "a", "metadata": {"a" * (MAX_BYTES - 99): 1}}).encode()
     ),
@@ -145,7 +145,7 @@ BODIES: dict[str, Hostile] = {
         COMPLETIONS, lambda: filled(f'{{"model":"{MODEL}","prompt":[', "1", ',"a"]}', 1_900_000)
     ),
     "a prompt reported 128 times": _text(
-        COMPLETIONS, {"model": MODEL, "echo": True, "n": 128, "max_tokens": 1}, "prompt", "ab", is_refused=True
+        COMPLETIONS, {"model": MODEL, "echo": True, "n": 128, "max_tokens": 1}, "prompt", "ab", is_rejected=True
     ),
     "scores reported 128 times": Hostile(
         COMPLETIONS,
@@ -164,15 +164,15 @@ BODIES: dict[str, Hostile] = {
     "nothing but zeros": Hostile(CHAT, lambda: _half(b"\x00")),
     "nothing but half characters": Hostile(CHAT, lambda: b'"' + _half(b"\xf0")[:-2] + b'"'),
     "a number of eight million digits": Hostile(CHAT, lambda: b'{"a":' + _half(b"9")[:-6] + b"}"),
-    "prose": _text(COMPLETIONS, {"model": MODEL}, "prompt", "All work, and no play. ", is_refused=False),
-    "a table": _text(COMPLETIONS, {"model": MODEL}, "prompt", '{"a":[1,2]},\n', is_refused=False),
-    "wide prose": _text(COMPLETIONS, {"model": MODEL}, "prompt", "只工作不玩耍，", is_refused=False),
+    "prose": _text(COMPLETIONS, {"model": MODEL}, "prompt", "All work, and no play. ", is_rejected=False),
+    "a table": _text(COMPLETIONS, {"model": MODEL}, "prompt", '{"a":[1,2]},\n', is_rejected=False),
+    "wide prose": _text(COMPLETIONS, {"model": MODEL}, "prompt", "只工作不玩耍，", is_rejected=False),
     "prose with a parrot": Hostile(
         COMPLETIONS,
         lambda: json.dumps({"model": MODEL, "prompt": "a" * (MAX_BYTES - 999) + "🦜"}, ensure_ascii=False).encode(),
-        is_refused=False,
+        is_rejected=False,
     ),
     "as many tokens as may be": Hostile(
-        COMPLETIONS, lambda: filled(f'{{"model":"{MODEL}","prompt":[', "151643", "]}", 6_999_000), is_refused=False
+        COMPLETIONS, lambda: filled(f'{{"model":"{MODEL}","prompt":[', "151643", "]}", 6_999_000), is_rejected=False
     ),
 }

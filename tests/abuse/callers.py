@@ -115,7 +115,7 @@ class Caller:
             session.post(self.url + request.path, data=self._body(request)) as response,
         ):
             if response.status != 200:
-                outcome.end = _refusal(response.status)
+                outcome.end = _rejection(response.status)
                 outcome.detail = (await response.text())[:300]
                 return
             if not request.body.get("stream"):
@@ -150,7 +150,7 @@ class Caller:
             writer.close()
 
 
-def _refusal(status: int) -> str:
+def _rejection(status: int) -> str:
     if status in (429, 503):
         return "overloaded"
     return "refused" if status < 500 else "failed"

@@ -70,7 +70,7 @@ class Report:
     response. ``unanswered``: proper requests without an end. ``left``: requests that the engine still runs or keeps
     waiting after all have ended. ``health``: seconds that ``/health`` took, by server. ``texts``: seconds that a short
     text of a caller with another key took, by server and attack; `ALONE` is none, and `TOGETHER` all of them in random
-    order. ``refused``: such requests without a text. ``peak``: MiB that each process had at most, by name. ``cold``:
+    order. ``rejected``: such requests without a text. ``peak``: MiB that each process had at most, by name. ``cold``:
     MiB of each process of the server with everything on, after ordinary use alone. ``before``, ``after``: the same
     after the first `FIRST_SECONDS` of a long campaign, and after all of it.
     """
@@ -83,7 +83,7 @@ class Report:
     left: int = 0
     health: dict[str, list[float]] = field(default_factory=dict)
     texts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
     peak: dict[str, float] = field(default_factory=dict)
     cold: dict[str, float] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Report:
         """Return the findings."""
         found = [f"served without right: {finding}" for finding in self.without_right]
         found += [f"5xx: {finding}" for finding in self.errors]
-        found += [f"another key's short text: {finding}" for finding in self.refused]
+        found += [f"another key's short text: {finding}" for finding in self.rejected]
         if self.unanswered:
             found.append(f"{self.unanswered} proper requests had no end")
         if self.left:
@@ -163,7 +163,7 @@ class Report:
                 }
                 for server, by_attack in self.texts.items()
             },
-            "short_texts_refused": self.refused,
+            "short_texts_refused": self.rejected,
             "peak_mib": self.peak,
             "cold_mib": self.cold,
             "before_mib": self.before,
@@ -357,7 +357,7 @@ def _asking_texts(target: Target, servers: Servers, report: Report, attack: str)
             status, seconds = line.split()
             times.append(float(seconds))
             if status != "200":
-                report.refused.append(f"beside {attack!r} on the {target.name}: {status}")
+                report.rejected.append(f"beside {attack!r} on the {target.name}: {status}")
 
 
 def _probe_health(target: Target, report: Report) -> None:

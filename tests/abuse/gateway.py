@@ -89,7 +89,7 @@ def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
     who means harm, see `write_hostile_adapter`.
     """
     for name, hostile in BODIES.items():
-        yield ApiRequest(f"a body: {name}", "POST", hostile.path, hostile.make, JSON, not hostile.is_refused)
+        yield ApiRequest(f"a body: {name}", "POST", hostile.path, hostile.make, JSON, not hostile.is_rejected)
     for path in SAMPLES:
         for body in broken_texts(path):
             yield ApiRequest(f"no text for {path}", "POST", path, lambda body=body: body, JSON, False)  # type: ignore[misc]

@@ -105,7 +105,7 @@ async def test_a_body_costs_bounded_memory_and_time(app: FastAPI, name: str) -> 
 
 
 def _check(hostile: Hostile, answer: Answer) -> None:
-    if not hostile.is_refused:
+    if not hostile.is_rejected:
         assert answer.status == 200, answer.body[:500]
         return
     assert answer.status in (400, 404, 422), answer.body[:500]

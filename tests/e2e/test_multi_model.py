@@ -180,7 +180,7 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason_and_disturbs_nobody(
 ) -> None:
     triton = server.triton_pid()
     before = len(children(triton))
-    refusals = {
+    rejections = {
         "no model": (load(http, "broken", tmp_path), "config.json is missing"),
         "refused by the engine": (
             load(http, "broken", folders["small"], model_format="awq"),
@@ -188,7 +188,7 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason_and_disturbs_nobody(
         ),
         "too large": (load(http, "broken", folders["small"], cache_max_entry_count=10**8), "does not fit into the"),
     }
-    for response, reason in refusals.values():
+    for response, reason in rejections.values():
         assert response.status_code == 400, (response.text, server.output)
         assert reason in response.json()["error"]["message"]
     assert names(http) == ["small", "chat@1", "chat"]

@@ -132,7 +132,7 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "gemma-2b-it": ("GemmaForCausalLM", WIDE | EPS, {}),
 }  # fmt: skip
-REFUSED = {
+REJECTED = {
     # The listing has no numbers of heads, which differ from layer to layer.
     "Llama-3_1-Nemotron-Ultra-253B-v1-UD-Q4_K_XL": "its metadata lack deci.attention.head_count",
     "ggml-model-i2_s": "GGUF files of architecture bitnet-b1.58 are not read",
@@ -170,18 +170,18 @@ def test_a_file_with_the_keys_of_a_published_one_answers_as_transformers(name: s
     assert relative_error(logits, logits_of_transformers(source, PROMPT + response[:-1])) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_a_published_file_that_is_not_read_is_refused_by_name(name: str, tmp_path: Path) -> None:
     architecture, listed, whole = keys_of(name)
     tokens = {"tokenizer.ggml.tokens": ["<unk>", "\u2581", "\u2581t"], "tokenizer.ggml.merges": ["\u2581 t"]}
     keys = {f"{architecture}.{key}": value for key, value in listed.items() if value != "list"}
     path = write_metadata(tmp_path / "model.gguf", architecture, keys | whole | tokens)
-    with pytest.raises((CheckpointError, UnsupportedModelError), match=REFUSED[name]):
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=REJECTED[name]):
         resolve(path)
 
 
 def test_every_listing_is_tried() -> None:
-    assert set(SERVED) | set(REFUSED) | ELSEWHERE == set(LISTINGS)
+    assert set(SERVED) | set(REJECTED) | ELSEWHERE == set(LISTINGS)
 
 
 def metadata_of(name: str, **lists: list[Any]) -> Metadata:

@@ -165,7 +165,7 @@ OWN_WEIGHTS: dict[str, Callable[[Path], Path]] = {
 }
 SHOWN_ELSEWHERE = {*OWN_WEIGHTS, "MolmoForCausalLM", "OLMoForCausalLM", "MllamaForConditionalGeneration"}
 STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weight-bits"
-REFUSED = {
+REJECTED = {
     "DbrxForCausalLM": ("DBRX", STACKED),
     "Gemma3nForCausalLM": ("Gemma 3n", r"has several residual streams: serve it with --weight-bits"),
     "NanoChatForCausalLM": ("NanoChat", r"attention_norm.weight is no tensor of the checkpoint, .* --weight-bits"),
@@ -298,9 +298,9 @@ def test_the_text_part_of_a_model_that_sees_is_made_smaller(name: str, tmp_path:
     check(source, awq, 0.8, tmp_path)
 
 
-@pytest.mark.parametrize("architecture", REFUSED)
+@pytest.mark.parametrize("architecture", REJECTED)
 def test_a_family_that_no_file_has_a_form_for_is_refused_with_the_reason(architecture: str, tmp_path: Path) -> None:
-    name, reason = REFUSED[architecture]
+    name, reason = REJECTED[architecture]
     source = make_case(tmp_path / "model", name, CASES[name])
     for method in (awq, int8):
         with pytest.raises(UnsupportedModelError, match=reason):
@@ -336,4 +336,4 @@ def test_encoders_are_refused(tmp_path: Path) -> None:
 def test_every_family_is_shown() -> None:
     encoders = {name for family in (*ENCODERS, "New") for name in names_of(family)} & families().keys()
     elsewhere = OTHER_NAMES | SHOWN_ELSEWHERE | {"Qwen3VLMoeTextModel", "HF_ColBERT"} | encoders
-    assert SHOWN.keys() | REFUSED.keys() | elsewhere == families().keys()
+    assert SHOWN.keys() | REJECTED.keys() | elsewhere == families().keys()

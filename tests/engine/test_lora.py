@@ -273,7 +273,7 @@ def engine(directory: Path) -> Iterator[Engine]:
         yield engine.engine
 
 
-REFUSED_FIELDS = {
+REJECTED_FIELDS = {
     "modules_to_save": (["lm_head"], "modules_to_save is .* whole layers"),
     "use_dora": (True, "use_dora .* DoRA"),
     "bias": ("all", "bias is .*only none"),
@@ -288,11 +288,11 @@ REFUSED_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("field", REFUSED_FIELDS)
+@pytest.mark.parametrize("field", REJECTED_FIELDS)
 def test_what_is_no_plain_adapter_is_refused_by_name(
     field: str, directory: Path, engine: Engine, tmp_path: Path
 ) -> None:
-    value, message = REFUSED_FIELDS[field]
+    value, message = REJECTED_FIELDS[field]
     adapter = make_adapter(tmp_path / "adapter", directory, **{field: value})
     with pytest.raises(ValueError, match=f"adapter own: .*{message}"):
         engine.load_adapter("own", str(adapter))

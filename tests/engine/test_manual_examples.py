@@ -263,7 +263,7 @@ async def test_generate_takes_either_messages_or_ids(pipe: AsyncEngine) -> None:
         await anext(pipe.generate(None, 3))
 
 
-REFUSED_CALLS = {
+REJECTED_CALLS = {
     "image": (lambda pipe: pipe(("describe this image", "tiger.jpeg")), ValueError, "this model reads text only"),
     "images": (lambda pipe: pipe([("describe this image", "a.png")] * 2), ValueError, "this model reads text only"),
     "adapter": (lambda pipe: pipe("Hi", adapter_name="lora"), ValueError, r"one of adapters \(none\), got 'lora'"),
@@ -274,14 +274,14 @@ REFUSED_CALLS = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED_CALLS)
+@pytest.mark.parametrize("case", REJECTED_CALLS)
 def test_a_call_that_cannot_be_served_is_refused_with_the_reason(pipe: AsyncEngine, case: str) -> None:
-    call, error, reason = REFUSED_CALLS[case]
+    call, error, reason = REJECTED_CALLS[case]
     with pytest.raises(error, match=reason):
         call(pipe)
 
 
-REFUSED_PIPELINES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+REJECTED_PIPELINES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "device": ({"backend": "pytorch", "backend_config": PytorchSettings(device_type="maca")}, ValueError, "MetaX"),
     "unknown backend": ({"backend": "magic"}, ValueError, "backend must be one of"),
     "two backends": (
@@ -300,8 +300,8 @@ REFUSED_PIPELINES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED_PIPELINES)
+@pytest.mark.parametrize("case", REJECTED_PIPELINES)
 def test_a_pipeline_that_cannot_be_had_is_refused_with_the_reason(case: str) -> None:
-    keywords, error, reason = REFUSED_PIPELINES[case]
+    keywords, error, reason = REJECTED_PIPELINES[case]
     with pytest.raises(error, match=reason):
         pipeline("", **keywords)

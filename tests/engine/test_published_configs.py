@@ -253,7 +253,7 @@ PROMPT = [(37 * i * i + 11 * i) % 900 + 100 for i in range(45)]
 TOLERANCE = 1e-4
 
 # Architectures that are not served: a part of the reason, and the names. Support deletes a line.
-REFUSED: dict[str, tuple[str, ...]] = {
+REJECTED: dict[str, tuple[str, ...]] = {
     "DFlash drafts": ("DFlash--27b-draft",),
     "EAGLE-3 heads": ("SpecForge--deepseek-v3-671b-eagle3",),
     "is not supported: no family describes it": (
@@ -303,12 +303,12 @@ def reading_of(directory: Path, raw: Config) -> str:
 
 def test_every_config_is_read_or_refused_by_name(tmp_path: Path) -> None:
     found = {name: reading_of(tmp_path, raw) for name, raw in CONFIGS.items()}
-    rejected = {name: part for part, names in REFUSED.items() for name in names}
+    rejected = {name: part for part, names in REJECTED.items() for name in names}
     assert {name for name, reason in found.items() if reason} == rejected.keys()
     assert [(name, found[name]) for name, part in rejected.items() if part not in found[name]] == []
 
 
-READ = CONFIGS.keys() - {name for names in REFUSED.values() for name in names}
+READ = CONFIGS.keys() - {name for names in REJECTED.values() for name in names}
 COMPARED = [name for name in CONFIGS if name in READ and name not in NOT_COMPARED]
 
 

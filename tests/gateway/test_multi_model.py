@@ -199,7 +199,7 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
     assert chat(gateway, "small").status_code == 200
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "a name that is taken": ({"model_name": "small"}, "two models are called small"),
     "a name that has versions": ({"model_name": "big"}, "big is served with versions and without"),
     "no version": ({"model_name": "small@x"}, "NAME@VERSION"),
@@ -209,9 +209,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REJECTED)
 def test_a_bad_wish_is_refused_in_a_sentence(triton: FakeTriton, gateway: TestClient, case: str) -> None:
-    body, sentence = REFUSED[case]
+    body, sentence = REJECTED[case]
     rejected = load(gateway, "new", **body)
     assert rejected.status_code == 400
     assert sentence in rejected.json()["error"]["message"]

@@ -260,18 +260,18 @@ def test_serve_hands_what_it_is_reported_to_the_command(monkeypatch: pytest.Monk
     assert "Be brief." in template.render([{"role": "user", "content": "Hi"}])
 
 
-REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+REJECTED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pytorch": ({"backend_config": PytorchEngineConfig(device_type="maca")}, ValueError, "MetaX"),
     "typo": ({"sesion_len": 5}, TypeError, "did you mean 'session_len'"),
     "vision": ({"vision_config": object()}, ValueError, "vision_config must be a VisionConfig"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REJECTED)
 def test_serve_refuses_what_it_cannot_honour(case: str) -> None:
     import lmdeploy
 
-    keywords, error, reason = REFUSED[case]
+    keywords, error, reason = REJECTED[case]
     with pytest.raises(error, match=reason):
         lmdeploy.serve("no-such-model", **keywords)
 

@@ -96,15 +96,15 @@ def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
             found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
             content = hub.files.get(found[1], {}).get(found[3]) if found and found[2] == hub.commit else None
             if found is None or content is None:
-                self.refuse("EntryNotFound")
+                self.respond_error("EntryNotFound")
                 return
             self.send_file(found[3], content, with_body=with_body)
 
         def describe(self, repository: str, revision: str | None) -> None:
             if repository not in hub.files:
-                self.refuse("RepoNotFound")
+                self.respond_error("RepoNotFound")
             elif revision not in (None, "main", hub.commit):
-                self.refuse("RevisionNotFound")
+                self.respond_error("RevisionNotFound")
             else:
                 self.respond(json.dumps(hub.described(repository)).encode(), {"Content-Type": "application/json"})
 
@@ -148,7 +148,7 @@ def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
                 self.wfile.flush()
                 self.close_connection = True
 
-        def refuse(self, code: str) -> None:
+        def respond_error(self, code: str) -> None:
             self.respond(b"{}", {"X-Error-Code": code}, 404)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -19,7 +19,7 @@ from lmdeploy.turbomind.gguf.architectures import (
 )
 from lmdeploy.turbomind.text_part import ARCHITECTURES as SEEING
 from tests.engine import test_gguf_architectures as gguf
-from tests.engine.test_lite_families import REFUSED, SHOWN
+from tests.engine.test_lite_families import REJECTED, SHOWN
 from tests.engine.test_model_families import CASES, reference_forward
 from tests.engine.test_vision_models import CASES as VISION_CASES
 from tests.support.tiny_encoders import ENCODERS
@@ -40,7 +40,7 @@ def tested_lines() -> dict[str, str]:
 
 
 def _texts() -> dict[str, str]:
-    shown = SHOWN | {architecture: name for architecture, (name, _) in REFUSED.items()}
+    shown = SHOWN | {architecture: name for architecture, (name, _) in REJECTED.items()}
     found = {
         architecture: TRANSFORMERS if CASES[name].forward is reference_forward else FORMULAS
         for architecture, name in shown.items()

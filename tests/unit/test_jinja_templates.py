@@ -48,7 +48,7 @@ CONSTRUCTS = {
     "clock": "{{ strftime_now('%Y-%m-%d %H:%M') }}",
     "special tokens": "{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}",
 }
-REFUSED = {
+REJECTED = {
     "raised": "{{ raise_exception('no') }}",
     "private attribute of a namespace": "{% set ns = namespace(a=1) %}{% set ns.__class__ = 2 %}",
     "private attribute given": "{{ namespace(_x=1) }}",
@@ -113,11 +113,11 @@ def test_the_language_of_templates_is_that_of_transformers(construct: str) -> No
     assert rendered(CONSTRUCTS[construct], messages, None, True) == expected
 
 
-@pytest.mark.parametrize("construct", REFUSED)
+@pytest.mark.parametrize("construct", REJECTED)
 def test_a_template_is_kept_from_what_is_not_its_own(construct: str) -> None:
-    assert by_transformers(REFUSED[construct], [USER], None, True) is ValueError
+    assert by_transformers(REJECTED[construct], [USER], None, True) is ValueError
     with pytest.raises(ValueError, match="refused by the model's chat template"):
-        JinjaChatTemplate(REFUSED[construct], SPECIAL).render([USER])
+        JinjaChatTemplate(REJECTED[construct], SPECIAL).render([USER])
 
 
 def test_of_several_templates_the_one_for_tools_is_for_tools() -> None:

@@ -274,12 +274,12 @@ def test_where_special_tokens_are_cut_does_not_count(model: Any, default_model_d
 
 
 def test_prompts_are_as_long_as_the_session_length_allows(model: Any, default_model_dir: Path) -> None:
-    for session_len, is_refused in ((100, True), (100_000, False)):
+    for session_len, is_rejected in ((100, True), (100_000, False)):
         other = type(model)()
         config = json.dumps({"session_len": session_len})
         other.initialize(arguments(model_path=str(default_model_dir), engine_config=config))
         [response] = other.execute([Request(text_input="🙂x" * 1000)])
-        assert ("session length of 100 tokens" in str(response.error)) == is_refused
+        assert ("session length of 100 tokens" in str(response.error)) == is_rejected
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,8 @@ def test_who_comes_meanwhile_waits_and_makes_it_only_if_the_first_could_not(
 
 
 def test_one_that_is_there_is_taken_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def reject(*_: object) -> None:
         raise AssertionError("nothing is to be made")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    assert made_once(tmp_path, refuse) == tmp_path
+    monkeypatch.setattr(fcntl, "flock", reject)
+    assert made_once(tmp_path, reject) == tmp_path

@@ -176,7 +176,7 @@ def described(decoder: object, pieces: list[str]) -> RustTokenizer:
     return tokenizer
 
 
-REFUSED = {
+REJECTED = {
     "CTC": (decoders.CTC(), None, "decoder step CTC is not supported; supported: BPEDecoder, "),
     "replaced across pieces": (
         decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "c")]),
@@ -191,9 +191,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_a_decoder_that_works_on_more_than_a_piece_is_refused_by_name(name: str) -> None:
-    decoder, words, reason = REFUSED[name]
+    decoder, words, reason = REJECTED[name]
     tokenizer = described(decoder, BYTE_LEVEL)
     if words is not None:
         tokenizer.pre_tokenizer = words

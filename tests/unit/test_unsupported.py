@@ -76,7 +76,7 @@ SEEN = (
     "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM",
     "MllamaForConditionalGeneration",
 )  # fmt: skip
-REFUSED = (
+REJECTED = (
     "MiniCPMV4_6ForConditionalGeneration", "Phi4MultimodalForCausalLM",
     "Molmo2ForConditionalGeneration", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
@@ -88,7 +88,7 @@ def test_every_model_that_sees_is_served_or_refused_by_name() -> None:
     served = {architecture for architecture, _ in vision_families()}
     assert served == set(SEEN)
     assert {name for row in UNSUPPORTED for name in row.architectures} - served == {
-        *(*REFUSED, "LlavaQwenForCausalLM", "LongcatFlashForCausalLM", "LongcatCausalLM"),
+        *(*REJECTED, "LlavaQwenForCausalLM", "LongcatFlashForCausalLM", "LongcatCausalLM"),
         *("LlamaForCausalLMEagle3", "DFlashDraftModel"),
         *("DeepseekV4ForCausalLM", "MiniMaxM3ForCausalLM", "KimiK3ForConditionalGeneration", "Phi3SmallForCausalLM"),
         *ENCODERS,

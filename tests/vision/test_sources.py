@@ -227,9 +227,9 @@ def test_files_are_read_from_an_allowed_folder_alone(tmp_path: Path) -> None:
     rules = SourceRules(folder=folder, limits=Limits(max_bytes=10_000))
     assert load(str(folder / "a.png"), rules).size == (20, 10)
     assert load(f"file://{folder}/a.png", rules).size == (20, 10)
-    refusals = set()
+    reasons = set()
     for name in ("../b.png", "link.png", "none.png", "."):
         with pytest.raises(ValueError, match="folder of --allowed-local-media-path") as rejected:
             load(f"{folder}/{name}", rules)
-        refusals.add(str(rejected.value))
-    assert len(refusals) == 1, "what is there and what is not is distinguished"
+        reasons.add(str(rejected.value))
+    assert len(reasons) == 1, "what is there and what is not is distinguished"

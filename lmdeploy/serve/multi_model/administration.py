@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _POLL = 0.1  # seconds
 _UNLOAD_MARGIN = 60.0  # seconds beyond those that open requests get
-_BUSY, _REFUSED, _UNKNOWN = "ABORTED", "INVALID_ARGUMENT", "NOT_FOUND"
+_BUSY, _INVALID, _UNKNOWN = "ABORTED", "INVALID_ARGUMENT", "NOT_FOUND"
 # How Triton begins to say why a model could not be loaded.
 _LOAD_FAILURE = re.compile(
     r"load failed for model '[^']*': (?:version \d+ is at \w+ state: )?(?P<reason>.*?);?\s*", re.S
@@ -60,7 +60,7 @@ class Administration:
                 prepared = await _prepared(requested)
                 entry = await asyncio.to_thread(place_another, self._registry, prepared, self._unload_seconds)
             except (ValueError, OSError) as error:
-                raise TritonRequestError(_REFUSED, str(error)) from None
+                raise TritonRequestError(_INVALID, str(error)) from None
             try:
                 await self._load(entry)
             except BaseException:
@@ -139,7 +139,7 @@ class Administration:
     def _error(self, name: str, error: grpc.aio.AioRpcError) -> TritonUnavailable | TritonRequestError:
         details = error.details() or "no details given"
         if failure := _LOAD_FAILURE.fullmatch(details):
-            return TritonRequestError(_REFUSED, f"model {name} could not be loaded: {failure['reason']}")
+            return TritonRequestError(_INVALID, f"model {name} could not be loaded: {failure['reason']}")
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return TritonUnavailable(f"Triton at {self._address} is not available: {details}")
         return TritonRequestError("INTERNAL", details)

@@ -144,7 +144,7 @@ def of_ollama(**fields: Any) -> tuple[str, dict[str, Any]]:
 USED = {"type": "tool_use", "id": "c", "name": "f"}
 CALLED = {"type": "function_call", "call_id": "c", "name": "f"}
 NO_CONTENT: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
-REFUSED = {"type": "refusal", "refusal": "No."}
+REFUSAL = {"type": "refusal", "refusal": "No."}
 
 
 def calls(**function: Any) -> dict[str, Any]:
@@ -154,8 +154,8 @@ def calls(**function: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("requested", "content", "arguments"),
     [
-        (of_chat({"content": [REFUSED]}), "No.", None),
-        (of_chat({"content": [{"type": "text", "text": "Well. "}, REFUSED]}), "Well. No.", None),
+        (of_chat({"content": [REFUSAL]}), "No.", None),
+        (of_chat({"content": [{"type": "text", "text": "Well. "}, REFUSAL]}), "Well. No.", None),
         (of_chat({"content": [], "refusal": "No."}), "No.", None),
         (of_chat(calls()), "", {}),
         (of_chat(calls(arguments=None)), "", {}),
@@ -167,7 +167,7 @@ def calls(**function: Any) -> dict[str, Any]:
         (of_messages([]), None, None),
         (of_responses(NO_CONTENT, CALLED), "", {}),
         (of_responses(CALLED | {"arguments": None}), "", {}),
-        (of_responses({"role": "assistant", "content": [REFUSED]}), "No.", None),
+        (of_responses({"role": "assistant", "content": [REFUSAL]}), "No.", None),
         (of_ollama(content=None, tool_calls=[{"function": {"name": "f"}}]), "", {}),
         (of_ollama(tool_calls=[{"function": {"name": "f", "arguments": None}}]), "", {}),
     ],
@@ -191,7 +191,7 @@ def test_what_the_assistant_said_may_have_any_api_s_empty_form(
     ("path", "content"),
     [
         ("/v1/chat/completions", []),
-        ("/v1/chat/completions", [REFUSED]),
+        ("/v1/chat/completions", [REFUSAL]),
         ("/v1/messages", []),
         ("/v1/responses", []),
     ],

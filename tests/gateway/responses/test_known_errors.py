@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def refusing(triton: FakeTriton, words: str) -> None:
+def rejecting(triton: FakeTriton, words: str) -> None:
     triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
 
 
@@ -41,7 +41,7 @@ def refusing(triton: FakeTriton, words: str) -> None:
 def test_a_prompt_that_is_too_long_has_openai_s_code_and_words(
     http: httpx.Client, triton: FakeTriton, path: str, param: str, stream: bool
 ) -> None:
-    refusing(triton, TOO_LONG)
+    rejecting(triton, TOO_LONG)
     response = http.post(path, json={"model": MODEL, "stream": stream} | BODIES[path])
     error = response.json()["error"]
     assert response.status_code == 400
@@ -59,7 +59,7 @@ def test_a_prompt_that_is_too_long_has_openai_s_code_and_words(
 def test_a_prompt_that_is_too_long_has_anthropic_s_words(
     triton: FakeTriton, url: str, words: str, tokens: str, stream: bool
 ) -> None:
-    refusing(triton, words)
+    rejecting(triton, words)
     with (
         anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
         pytest.raises(anthropic.BadRequestError) as rejected,
@@ -78,7 +78,7 @@ def test_a_text_may_fill_the_context_where_nothing_answers_it() -> None:
 
 
 def test_a_prompt_that_is_too_long_is_one_of_ollama_s_errors(triton: FakeTriton, url: str) -> None:
-    refusing(triton, TOO_LONG)
+    rejecting(triton, TOO_LONG)
     with pytest.raises(ollama.ResponseError, match="exceeds the context length: 5000 tokens, at most 4095") as rejected:
         ollama.Client(url, trust_env=False).chat(MODEL, HELLO)
     assert rejected.value.status_code == 400
@@ -97,7 +97,7 @@ def test_a_prompt_that_is_too_long_is_one_of_ollama_s_errors(triton: FakeTriton,
 def test_a_limit_that_no_context_holds_is_called_what_its_caller_calls_it(
     http: httpx.Client, triton: FakeTriton, path: str, name: str
 ) -> None:
-    refusing(triton, TOO_MUCH)
+    rejecting(triton, TOO_MUCH)
     body = {"model": MODEL} | BODIES.get(path, {"prompt": "a"}) | {name: 9000}
     error = http.post(path, json=body).json()["error"]
     assert error["param"] == name

@@ -409,11 +409,11 @@ def assert_arguments_are_whole_only_if_the_call_is(pieces: list[str], names: fro
 
 
 def is_json(text: str) -> bool:
-    def refuse(constant: str) -> None:
+    def reject(constant: str) -> None:
         raise ValueError(constant)
 
     try:
-        json.loads(text, parse_constant=refuse)
+        json.loads(text, parse_constant=reject)
     except ValueError:
         return False
     return True
