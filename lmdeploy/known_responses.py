@@ -75,11 +75,11 @@ def find_responses(
     if not written:
         return []
     # No characters, so that no text has a reason to hold them.
-    marks = {number: f"\U0010ffff{number}\U0010ffff" for number in written}
-    rest = render([{**message, "content": marks.get(n, message.get("content"))} for n, message in enumerate(messages)])
+    tags = {number: f"\U0010ffff{number}\U0010ffff" for number in written}
+    rest = render([{**message, "content": tags.get(n, message.get("content"))} for n, message in enumerate(messages)])
     found, rebuilt = [], ""
-    for number, mark in marks.items():
-        before, _, rest = rest.partition(mark)
+    for number, tag in tags.items():
+        before, _, rest = rest.partition(tag)
         content = messages[number]["content"]
         begin = len(rebuilt) + len(before)
         found.append(KnownResponse(begin, begin + len(content), written[number]))

@@ -21,7 +21,7 @@ MAGIC = b"TMTOK001"
 SPECIAL = 1
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _DECODER_STEPS = ("BPEDecoder", "ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
-_MARK = "\U0010fffd"  # of the private use area: no decoder changes it
+_SEPARATOR = "\U0010fffd"  # of the private use area: no decoder changes it
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ def _decoded(content: Mapping[str, Any], pieces: Sequence[str]) -> list[bytes]:
         decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, decoder]}
     described = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, "decoder": decoder}
     decode = Tokenizer.from_str(json.dumps(described)).decoder.decode
-    between = decode([_MARK, _MARK]).removeprefix(_MARK)
-    whole: str = decode([_MARK, *(part for piece in pieces for part in (piece, _MARK))])
-    *texts, _ = whole.removeprefix(_MARK).split(between)
+    between = decode([_SEPARATOR, _SEPARATOR]).removeprefix(_SEPARATOR)
+    whole: str = decode([_SEPARATOR, *(part for piece in pieces for part in (piece, _SEPARATOR))])
+    *texts, _ = whole.removeprefix(_SEPARATOR).split(between)
     # A piece that is no whole character by itself came out as U+FFFD.
     return [
         _bytes_alone(piece, kinds) if "\ufffd" in text and "\ufffd" not in piece else text.encode()

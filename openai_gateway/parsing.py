@@ -123,10 +123,10 @@ def check_size(body: bytes) -> None:
         raise ApiError(400, problem, code="too_many_values")
 
 
-def _problem(marks: bytes, strings: int) -> str | None:
-    """Return the error of a body of these marks, each of which is before a value, and strings."""
-    containers = marks.count(b"[") + marks.count(b"{")
-    values = containers + marks.count(b",") + marks.count(b":")
+def _problem(outside: bytes, strings: int) -> str | None:
+    """Return the error of a body with this text outside of strings, and so many strings."""
+    containers = outside.count(b"[") + outside.count(b"{")
+    values = containers + outside.count(b",") + outside.count(b":")
     for count, maximum, what in (
         (containers, MAX_CONTAINERS, "lists and objects"),
         (strings, MAX_STRINGS, "strings"),

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lmdeploy.templates.thinking import ThinkingMarks
-from openai_gateway.text_marks import beginning_at_end, marks_of
+from lmdeploy.templates.thinking import ThinkingTags
+from openai_gateway.delimiters import beginning_at_end, delimiters_of
 from openai_gateway.tools.events import Body, CallBroken, TextFound
 from openai_gateway.tools.parser import ToolCallParser
 
@@ -22,26 +22,26 @@ class ReasoningDelta(NamedTuple):
 class ReasoningParser:
     """Splits an answer. However it is cut, the parts add up to the same; blanks around the reasoning are left out.
 
-    Reasoning is at the beginning alone: marks in the answer are text. A call in reasoning that is closed after it is a
-    draft, and stays there; in reasoning that is never closed it is a call. So from the mark of a call on all waits.
+    Reasoning is at the beginning alone: tags in the answer are text. A call in reasoning that is closed after it is a
+    draft, and stays there; in reasoning that is never closed it is a call. So from the tag of a call on all waits.
     """
 
     def __init__(
         self,
-        marks: ThinkingMarks,
+        tags: ThinkingTags,
         *,
-        begins_inside: bool,  # the prompt ended with the opening mark
+        begins_inside: bool,  # the prompt ended with the opening tag
         new_calls: Callable[[], ToolCallParser] | None = None,  # makes a parser of calls; None: there are none
         # Tokens after which the engine ends the reasoning, wherever that is. None: the model alone ends it
         budget: int | None = None,
     ) -> None:
-        self._marks = marks
+        self._tags = tags
         self._begins_inside = begins_inside
         self._new_calls = new_calls
         self._calls = None if new_calls is None else new_calls()
         self._budget = math.inf if budget is None else budget
         self._tokens = 0
-        self._stops = marks_of((marks.end, *(() if self._calls is None else self._calls.tags)))
+        self._stops = delimiters_of((tags.end, *(() if self._calls is None else self._calls.tags)))
         self._text = ""  # not given yet
         self._read = self._checked = 0  # characters of it that went to the parser; that are no end of the reasoning
         self._call: tuple[Body | None, int] = (None, 0)  # around an end of the reasoning, and how many before it
@@ -49,7 +49,7 @@ class ReasoningParser:
         self._is_cut = False
         self._has_reported = False  # reasoning
         self._begun = self._ended = False  # the reasoning
-        self.token_count = 0  # tokens of the reasoning and its marks: exact where each piece of text has one token
+        self.token_count = 0  # tokens of the reasoning and its tags: exact where each piece of text has one token
         # Once the response is over: its end from the first call on, in reasoning that was not closed
         self.unclosed = ""
 
@@ -75,13 +75,13 @@ class ReasoningParser:
 
     def _at_start(self, is_over: bool) -> ReasoningDelta:
         stripped = self._text.lstrip()
-        openings = (self._marks.begin, *self._marks.before_answer_alone)
-        if not is_over and any(len(stripped) < len(mark) and mark.startswith(stripped) for mark in openings):
+        openings = (self._tags.begin, *self._tags.before_answer_alone)
+        if not is_over and any(len(stripped) < len(opening) and opening.startswith(stripped) for opening in openings):
             return ReasoningDelta()
-        if stripped.startswith(self._marks.begin):
-            self._text = stripped.removeprefix(self._marks.begin)
+        if stripped.startswith(self._tags.begin):
+            self._text = stripped.removeprefix(self._tags.begin)
             self._advance = self._in_reasoning
-        elif header := next((mark for mark in openings if stripped.startswith(mark)), ""):
+        elif header := next((opening for opening in openings if stripped.startswith(opening)), ""):
             self._text = stripped.removeprefix(header)
             self._advance = self._in_answer
         else:
@@ -93,7 +93,7 @@ class ReasoningParser:
         if not self._has_reported:
             self._text = self._text.lstrip()
         found = self._stops.find(self._text)
-        if found is not None and found[0] == self._marks.end:
+        if found is not None and found[0] == self._tags.end:
             return self._close(found.start(), is_over)
         size = found.start() if found is not None else len(self._text) if is_over else None
         thought = self._text[: self._stops.may_begin_at(self._text) if size is None else size].rstrip()
@@ -106,14 +106,14 @@ class ReasoningParser:
         return ReasoningDelta(thought + after.reasoning, after.content)
 
     def _close(self, index: int, is_over: bool) -> ReasoningDelta:
-        reasoning, self._text = self._text[:index].rstrip(), self._text[index + len(self._marks.end) :]
+        reasoning, self._text = self._text[:index].rstrip(), self._text[index + len(self._tags.end) :]
         self._ended = True
         self._advance = self._before_answer
         return ReasoningDelta(reasoning, self._advance(is_over).content)
 
     def _in_call(self, is_over: bool) -> ReasoningDelta:
         """Look for the end of the reasoning, which an argument of a call may hold as well."""
-        end = self._marks.end
+        end = self._tags.end
         while (index := self._text.find(end, self._checked)) >= 0:
             is_argument = self._is_argument(index)
             if is_argument is None and not is_over:
@@ -148,7 +148,7 @@ class ReasoningParser:
         assert self._calls is not None
         assert self._new_calls is not None
         begin = max(self._text.rfind(tag, 0, index) for tag in self._calls.tags)
-        after = self._text[index + len(self._marks.end) :].lstrip().removeprefix(self._marks.before_answer)
+        after = self._text[index + len(self._tags.end) :].lstrip().removeprefix(self._tags.before_answer)
         joined, reader = self._text[begin:index].rstrip("\n") + after, self._new_calls()
         found = reader.feed(joined)
         if any(isinstance(event, CallBroken) for event in found) or isinstance(next(iter(found), None), TextFound):
@@ -162,7 +162,7 @@ class ReasoningParser:
 
     def _before_answer(self, is_over: bool) -> ReasoningDelta:
         self._text = self._text.lstrip()
-        header = self._marks.before_answer
+        header = self._tags.before_answer
         if not is_over and (not self._text or (len(self._text) < len(header) and header.startswith(self._text))):
             return ReasoningDelta()
         if header and self._text.startswith(header):
@@ -171,7 +171,7 @@ class ReasoningParser:
         return self._advance(is_over)
 
     def _in_answer(self, is_over: bool) -> ReasoningDelta:
-        footer = self._marks.after_answer
+        footer = self._tags.after_answer
         if not footer:
             reported, self._text = self._text, ""
             return ReasoningDelta(content=reported)
@@ -179,7 +179,7 @@ class ReasoningParser:
             reported, self._text = self._text, ""
             ended = reported.rstrip().removesuffix(footer)
             return ReasoningDelta(content=ended.rstrip() if ended != reported.rstrip() else reported)
-        # A text that may be the mark after the answer waits, with the blanks around it.
+        # A text that may be the tag after the answer waits, with the blanks around it.
         kept = self._text.rstrip()
         kept = kept[: len(kept) - (len(footer) if kept.endswith(footer) else beginning_at_end(kept, footer))].rstrip()
         self._text = self._text[len(kept) :]
@@ -187,7 +187,7 @@ class ReasoningParser:
 
 
 class InlineReasoning(ReasoningParser):
-    """Leaves reasoning in the content, after the opening mark that the prompt ended with.
+    """Leaves reasoning in the content, after the opening tag that the prompt ended with.
 
     MiniMax M2 is given its reasoning back as it wrote it, so vLLM's ``minimax_m2_append_think`` does this.
     """
@@ -196,6 +196,6 @@ class InlineReasoning(ReasoningParser):
         if not self._text and not is_over:
             return ReasoningDelta()
         if self._begins_inside:
-            self._text = self._marks.begin + self._text
+            self._text = self._tags.begin + self._text
         self._advance = self._in_answer
         return self._advance(is_over)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmdeploy.templates.thinking import ThinkingMarks
+from lmdeploy.templates.thinking import ThinkingTags
 from lmdeploy.templates.tool_call_formats.grammar import Grammar, any_of, constant, json_value, sequence, tag
 from openai_gateway.errors import ApiError
 
@@ -15,9 +15,9 @@ _BLANKS: Grammar = {"type": "regex", "pattern": r"[ \n]{0,2}"}
 
 def after_reasoning(
     response_format: Mapping[str, Any],  # the engine's, of what comes after
-    marks: ThinkingMarks,  # around the reasoning
+    tags: ThinkingTags,  # around the reasoning
     *,
-    begins_inside: bool,  # the prompt ended with the opening mark: there is reasoning. Else there may be
+    begins_inside: bool,  # the prompt ended with the opening tag: there is reasoning. Else there may be
     is_call: bool,  # what comes after is a call, not an answer
     budget: int | None = None,  # tokens that reasoning may take; None: any number
 ) -> dict[str, Any]:
@@ -25,10 +25,10 @@ def after_reasoning(
 
     Raises `ApiError` if the format is a Lark grammar.
     """
-    thought = {"type": "any_text", "excludes": [marks.end]} | ({} if budget is None else {"max_tokens": budget})
-    reasoning = tag("" if begins_inside else marks.begin, thought, marks.end)
-    before = marks.before_call if is_call else marks.before_answer
-    alone = "" if is_call else next(iter(marks.before_answer_alone), "")
+    thought = {"type": "any_text", "excludes": [tags.end]} | ({} if budget is None else {"max_tokens": budget})
+    reasoning = tag("" if begins_inside else tags.begin, thought, tags.end)
+    before = tags.before_call if is_call else tags.before_answer
+    alone = "" if is_call else next(iter(tags.before_answer_alone), "")
     opening = sequence([reasoning, _BLANKS, constant(before)])
     if not begins_inside:
         without = constant(alone)
@@ -36,17 +36,17 @@ def after_reasoning(
             {"type": "or", "elements": [opening, without]} if without else {"type": "optional", "content": opening}
         )
     content = _as_tag(response_format)
-    after = None if is_call else constant(marks.after_answer)
+    after = None if is_call else constant(tags.after_answer)
     return {"type": "structural_tag", "structural_tag": sequence([opening, content, after])}
 
 
-def or_calls(response_format: Mapping[str, Any], calls: Grammar, marks: ThinkingMarks | None) -> dict[str, Any] | None:
+def or_calls(response_format: Mapping[str, Any], calls: Grammar, tags: ThinkingTags | None) -> dict[str, Any] | None:
     """Return a ``response_format`` of a text that it describes, or of calls; None: there is no grammar of both.
 
-    ``response_format``: the engine's, of the text. ``calls``: the grammar of the calls. ``marks``: around the model's
-    reasoning. Where a text and a call begin or end with different marks, there is none of both.
+    ``response_format``: the engine's, of the text. ``calls``: the grammar of the calls. ``tags``: around
+    the reasoning. Where a text and a call begin or end with different tags, there is none of both.
     """
-    if response_format["type"] == "lark" or (marks and any(getattr(marks, end) for end in _ENDS)):
+    if response_format["type"] == "lark" or (tags and any(getattr(tags, end) for end in _ENDS)):
         return None
     return {"type": "structural_tag", "structural_tag": any_of([_as_tag(response_format), calls])}
 

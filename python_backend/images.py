@@ -36,7 +36,7 @@ def unpacked(tensors: Mapping[str, np.ndarray[Any, Any] | None], options: Sequen
     if pixels is None or sizes is None or digests is None or runs is None:
         raise ValueError(f"{', '.join(NAMES)} and IMAGE_OPTIONS must come together")
     content = memoryview(np.ascontiguousarray(pixels).reshape(-1).data)
-    marks = digests.reshape(-1).tobytes()
+    joined = digests.reshape(-1).tobytes()
     pairs, triples = sizes.reshape(-1, 2).tolist(), runs.reshape(-1, 3).tolist()
     if sum(3 * width * height for width, height in pairs) != len(content) or len(options) != len(pairs):
         raise ValueError("IMAGES must have as many bytes as IMAGE_SIZES say, and IMAGE_OPTIONS a text for each")
@@ -45,7 +45,7 @@ def unpacked(tensors: Mapping[str, np.ndarray[Any, Any] | None], options: Sequen
         end = begin + 3 * width * height
         image = Image.frombytes("RGB", (width, height), content[begin:end])
         spans = tuple((first, count) for which, first, count in triples if which == number)
-        digest = marks[number * _DIGEST : (number + 1) * _DIGEST]
+        digest = joined[number * _DIGEST : (number + 1) * _DIGEST]
         result.append(PromptImage(image, json.loads(option), digest, spans))
         begin = end
     return result

@@ -9,7 +9,7 @@ class ReasoningSplitter:
     """Splits ``<think>reasoning</think>answer``, which comes in pieces, as Qwen3, DeepSeek-R1 and others write it."""
 
     def __init__(self) -> None:
-        self._pending = ""  # may be the beginning of a mark
+        self._pending = ""  # may be the beginning of a tag
         self._advance = self._at_start
 
     def feed(self, text: str, is_over: bool = False) -> tuple[str, str]:
@@ -34,8 +34,8 @@ class ReasoningSplitter:
         return self._advance(is_over)
 
     def _in_reasoning(self, is_over: bool) -> tuple[str, str]:
-        reasoning, mark, rest = self._pending.partition(END)
-        if mark:
+        reasoning, tag, rest = self._pending.partition(END)
+        if tag:
             self._pending, self._advance = rest, self._before_answer
             return reasoning, self._advance(is_over)[1]
         kept = 0 if is_over else max(size for size in range(len(END)) if reasoning.endswith(END[:size]))

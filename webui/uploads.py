@@ -17,7 +17,7 @@ MAX_FILE_BYTES = 16 * 2**20  # of an image, or of a conversation to import
 MAX_FOLDER_BYTES = 2**30
 MAX_FILES = 4096
 _MAX_STEM_LEN, _MAX_SUFFIX_LEN = 50, 10  # characters, of up to four bytes: file systems take 255 bytes
-_MARKS = "-_. "
+_PUNCTUATION = "-_. "
 _saving = threading.Lock()
 
 
@@ -61,8 +61,8 @@ def find(path: object, below: Path | None = None) -> Path | None:
 
 
 def _safe(name: str) -> str:
-    kept = Path("".join(char if char.isalnum() or char in _MARKS else "_" for char in Path(name).name))
-    return f"{kept.stem[:_MAX_STEM_LEN].strip(_MARKS) or 'file'}{kept.suffix[:_MAX_SUFFIX_LEN]}"
+    kept = Path("".join(char if char.isalnum() or char in _PUNCTUATION else "_" for char in Path(name).name))
+    return f"{kept.stem[:_MAX_STEM_LEN].strip(_PUNCTUATION) or 'file'}{kept.suffix[:_MAX_SUFFIX_LEN]}"
 
 
 def _make_room(size: int) -> None:

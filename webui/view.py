@@ -96,9 +96,9 @@ def _under(turn: Turn, number: int) -> str:
     return f'<small><span class="place">{steps[0]}{position}{steps[1]}{all_of_them}</span>{metrics}</small>'
 
 
-def _button(number: int, step: int, mark: str, label: str) -> str:
+def _button(number: int, step: int, symbol: str, label: str) -> str:
     """Return a button that shows the response this many after the shown one; 0: all of them, or the shown one alone."""
-    return f'<button class="turn-{number} by{step}" title="{label}">{mark}</button>'  # Gradio leaves few attributes
+    return f'<button class="turn-{number} by{step}" title="{label}">{symbol}</button>'  # Gradio leaves few attributes
 
 
 def _alongside(turn: Turn, number: int) -> str:

@@ -73,8 +73,8 @@ def read_message() -> str | None:
             return None
         if not lines and line.startswith(_QUOTES):
             is_quoted, line = True, line.removeprefix(_QUOTES)
-        mark = _QUOTES if is_quoted else "\\"
-        is_marked = line.endswith(mark)
-        lines.append(line.removesuffix(mark))
+        ending = _QUOTES if is_quoted else "\\"
+        is_marked = line.endswith(ending)
+        lines.append(line.removesuffix(ending))
         if is_marked == is_quoted:
             return "\n".join(lines).strip()

@@ -16,7 +16,7 @@ _GOES_ON = "<the response continues here>"
 
 
 def _marked(message: Message) -> Message:
-    """Return a message whose content is to be continued, with a mark where."""
+    """Return a message whose content is to be continued, with a tag where."""
     content = message.get("content")
     if message["role"] != "assistant" or message.get("tool_calls") or not isinstance(content, str) or not content:
         raise ValueError("the last message must be the assistant's, with content and without calls, to be continued")
@@ -119,8 +119,8 @@ class ChatTemplate(ABC):
         if continue_final_message:
             read[-1] = _marked(read[-1])
             rendered = self._render(*self._with_tools_declared(read, read_tools(tools)), False)
-            begun, mark, _ = rendered.rpartition(_GOES_ON)
-            if not mark:
+            begun, found, _ = rendered.rpartition(_GOES_ON)
+            if not found:
                 raise ValueError("the last message cannot be continued: the chat template leaves its content out")
             return begun
         return self._render(*self._with_tools_declared(read, read_tools(tools)), add_generation_prompt)

@@ -25,7 +25,7 @@ def as_json(value: object, indent: int | None = None) -> str:
 
 
 def results_as_user_turns(messages: list[Message]) -> list[Message]:
-    """Return messages with what tools returned, each between marks, as turns of the user.
+    """Return messages with what tools returned, each between tags, as turns of the user.
 
     Several results in a row make one turn. Such turns have ``is_response``.
     """

@@ -1,6 +1,6 @@
-"""Fill-in-the-middle prompts: the text before the gap and after it, between marks of its own.
+"""Fill-in-the-middle prompts: the text before the gap and after it, between tags of its own.
 
-The form was trained by moving middles of texts to their end (Bavarian et al., 2022, arXiv 2207.14255); the marks are
+The form was trained by moving middles of texts to their end (Bavarian et al., 2022, arXiv 2207.14255); the tags are
 those of the models' cards.
 """
 
@@ -35,8 +35,8 @@ def infilling_of(template: ChatTemplate, added_tokens: Collection[str]) -> Infil
     layout = template.layout if isinstance(template, BaseChatTemplate) else None
     if layout is not None and layout.infilling is not None:
         return Infilling(layout.infilling, layout.infilling_stop_words)
-    return next((Infilling(form) for form in _FORMS if all(mark in added_tokens for mark in _marks(form))), None)
+    return next((Infilling(form) for form in _FORMS if all(token in added_tokens for token in _tokens(form))), None)
 
 
-def _marks(form: str) -> list[str]:
-    return [mark for mark in form.replace("{suffix}", "{prefix}").split("{prefix}") if mark]
+def _tokens(form: str) -> list[str]:
+    return [token for token in form.replace("{suffix}", "{prefix}").split("{prefix}") if token]

@@ -11,8 +11,8 @@ from lmdeploy.templates.base import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingMarks:
-    """Marks around a model's reasoning, which comes before its answer."""
+class ThinkingTags:
+    """Tags around a model's reasoning, which comes before its answer."""
 
     begin: str
     end: str
@@ -20,21 +20,21 @@ class ThinkingMarks:
     before_answer_alone: tuple[str, ...] = ()  # written before an answer without reasoning, and no part of it
     before_call: str = ""  # written between the end of the reasoning and a call
     after_answer: str = ""  # written after an answer, and no part of it
-    are_special: bool = False  # the marks are special tokens, which are left out of texts unless they are asked for
+    are_special: bool = False  # the tags are special tokens, which are left out of texts unless they are asked for
 
 
 # DeepSeek R1 and V3.1, Qwen3, GLM-4.5, MiniMax M2, OLMo 3 and others: their published templates.
-THINK = ThinkingMarks("<think>", "</think>")
+THINK = ThinkingTags("<think>", "</think>")
 # Hunyuan A13B's published template; vLLM's parser ernie45, and Granite 3.3's published template.
 HUNYUAN = replace(THINK, before_answer="<answer>", before_answer_alone=("<answer>",), after_answer="</answer>")
 ERNIE45 = replace(THINK, before_answer="<response>", before_answer_alone=("<response>",), after_answer="</response>")
 # Magistral and Ministral 3: their published templates.
-MAGISTRAL = ThinkingMarks("[THINK]", "[/THINK]", are_special=True)
+MAGISTRAL = ThinkingTags("[THINK]", "[/THINK]", are_special=True)
 # Gemma 4's and Seed-OSS's published templates.
-GEMMA4 = ThinkingMarks("<|channel>thought\n", "<channel|>", are_special=True)
-SEED_OSS = ThinkingMarks("<seed:think>", "</seed:think>", are_special=True)
+GEMMA4 = ThinkingTags("<|channel>thought\n", "<channel|>", are_special=True)
+SEED_OSS = ThinkingTags("<seed:think>", "</seed:think>", are_special=True)
 # Command A Reasoning's published template.
-COHERE = ThinkingMarks(
+COHERE = ThinkingTags(
     "<|START_THINKING|>",
     "<|END_THINKING|>",
     "<|START_RESPONSE|>",
@@ -43,10 +43,10 @@ COHERE = ThinkingMarks(
     are_special=True,
 )
 # Granite 3.2's model card.
-GRANITE = ThinkingMarks("Here is my thought process:", "Here is my response:")
+GRANITE = ThinkingTags("Here is my thought process:", "Here is my response:")
 # gpt-oss: OpenAI's description of harmony.
 _FINAL = "<|channel|>final<|message|>"
-HARMONY = ThinkingMarks(
+HARMONY = ThinkingTags(
     "<|channel|>analysis<|message|>",
     "<|end|>",
     f"<|start|>assistant{_FINAL}",
@@ -60,10 +60,10 @@ HARMONY = ThinkingMarks(
 class NamedThinking:
     """A named reasoning format."""
 
-    marks: ThinkingMarks
-    begins: bool = False  # where there is no template at hand: prompts end with the opening mark, and responses lack it
+    tags: ThinkingTags
+    begins: bool = False  # where there is no template at hand: prompts end with the opening tag, and responses lack it
     only_if_requested: bool = False  # where there is no template at hand: only with ``thinking`` or ``enable_thinking``
-    in_content: bool = False  # responses keep their reasoning in the content, with both marks
+    in_content: bool = False  # responses keep their reasoning in the content, with both tags
 
 
 # The names of vLLM's and SGLang's parsers, and some of our own.
@@ -121,8 +121,8 @@ _RETURNED: list[dict[str, Any]] = [
 class Thinking:
     """Where the reasoning of a served model is."""
 
-    marks: ThinkingMarks  # around it
-    named: NamedThinking | None = None  # says, where there is no template, whether prompts end with the opening mark
+    tags: ThinkingTags  # around it
+    named: NamedThinking | None = None  # says, where there is no template, whether prompts end with the opening tag
     template: ChatTemplate | None = None  # knows whether prompts end so
     end_ids: tuple[int, ...] = ()  # the tokens of `closing`; empty: they are not known
 
@@ -134,8 +134,8 @@ class Thinking:
     @property
     def closing(self) -> str:
         """Text that ends reasoning at its token budget."""
-        blank = "" if self.marks.are_special else "\n"
-        return f"{blank}{self.marks.end}{self.marks.before_answer or 2 * blank}"
+        blank = "" if self.tags.are_special else "\n"
+        return f"{blank}{self.tags.end}{self.tags.before_answer or 2 * blank}"
 
     def begins_inside(self, options: Mapping[str, Any], *, after_tool: bool = False) -> bool:
         """Return whether a response begins with reasoning, its prompt made with these ``chat_template_kwargs``.
@@ -143,7 +143,7 @@ class Thinking:
         ``after_tool``: the prompt ends with what a tool returned.
         """
         if self.template is not None:
-            return _ends_open(self.template, self.marks.begin, json.dumps(options, sort_keys=True), after_tool)
+            return _ends_open(self.template, self.tags.begin, json.dumps(options, sort_keys=True), after_tool)
         requested = [options[name] for name in ("thinking", "enable_thinking") if name in options]
         if self.named is None or False in requested:
             return False
@@ -160,15 +160,15 @@ def thinking_of(name: str, template: ChatTemplate | None) -> Thinking | None:
     if name == "none":
         return None
     if name != "auto":
-        marks = _NAMED[name].marks
-        knows = template is not None and template.mentions(marks.begin.strip())
-        return Thinking(marks, _NAMED[name], template if knows else None)
+        tags = _NAMED[name].tags
+        knows = template is not None and template.mentions(tags.begin.strip())
+        return Thinking(tags, _NAMED[name], template if knows else None)
     if template is None:
         return None
-    for marks in (HARMONY, MAGISTRAL, GEMMA4, SEED_OSS, COHERE, HUNYUAN, THINK, GRANITE):
-        texts = (marks.begin.strip(), marks.end, marks.after_answer)
+    for tags in (HARMONY, MAGISTRAL, GEMMA4, SEED_OSS, COHERE, HUNYUAN, THINK, GRANITE):
+        texts = (tags.begin.strip(), tags.end, tags.after_answer)
         if all(template.mentions(text) for text in texts if text):
-            return Thinking(marks, template=template)
+            return Thinking(tags, template=template)
     return None
 
 

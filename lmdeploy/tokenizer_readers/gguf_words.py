@@ -16,7 +16,7 @@ _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _CL100K = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ONE_DIGIT = _CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
 # Marks are parts of words.
-_WITH_MARKS = _ONE_DIGIT.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_WITH_COMBINING = _ONE_DIGIT.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _SEED = _ONE_DIGIT.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 _LING = _ONE_DIGIT.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _BEGINNING = r"[^\r\n\p{L}\p{N}]?"
@@ -84,7 +84,7 @@ _NAMES: Sequence[tuple[Words, str]] = (
     (_LLAMA3, "llama3 llama-v3 llama-bpe falcon3 falcon-h1 lfm2 pixtral midm-2.0"),
     (Words(_CL100K), "dbrx smaug-bpe chatglm-bpe"),
     (Words(_CL100K, keeps_whole=True), "glm4 glm5"),
-    (Words(_WITH_MARKS, is_composed=True), "qwen35"),
+    (Words(_WITH_COMBINING, is_composed=True), "qwen35"),
     (_QWEN2, "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo"),
     (_FALCON, "falcon"),
     (Words(_TEKKEN, keeps_whole=True, adds_bos=True), "tekken"),

@@ -11,22 +11,22 @@ from transformers import PreTrainedTokenizer
 
 
 class PieceTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
-    """Encodes each part of a text between marks by itself, with the SentencePiece model."""
+    """Encodes each part of a text between tags by itself, with the SentencePiece model."""
 
     def __init__(
         self,
         model: SentencePieceProcessor,  # the SentencePiece model
         added: Mapping[int, AddedToken],  # tokens alongside its pieces, or in their place, by id
-        marks: Mapping[str, Sequence[int]],  # what stands for tokens where it is written in a text, and for which
+        written: Mapping[str, Sequence[int]],  # what stands for tokens where it is written in a text, and for which
         prefix: Sequence[int],  # tokens put before every text that is encoded with special tokens
         **settings: Any,  # of ``transformers``: ``bos_token``, ``eos_token``, ``chat_template``
     ) -> None:
         self.sp_model = model
         self._added = dict(added)
-        self._marks = {mark: list(ids) for mark, ids in marks.items()}
+        self._ids = {text: list(ids) for text, ids in written.items()}
         self._prefix = list(prefix)
-        longest_first = sorted(marks, key=len, reverse=True)
-        self._written = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if marks else None
+        longest_first = sorted(written, key=len, reverse=True)
+        self._written = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if written else None
         super().__init__(added_tokens_decoder=dict(added), **settings)
 
     @property
@@ -43,7 +43,7 @@ class PieceTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
         parts = self._written.split(text) if self._written else [text]
-        ids = [token for part in parts if part for token in self._marks.get(part) or self.sp_model.encode(part)]
+        ids = [token for part in parts if part for token in self._ids.get(part) or self.sp_model.encode(part)]
         return self.build_inputs_with_special_tokens(ids) if add_special_tokens else ids
 
     def build_inputs_with_special_tokens(self, token_ids: list[int], other_ids: list[int] | None = None) -> list[int]:

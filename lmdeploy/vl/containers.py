@@ -17,10 +17,10 @@ _MAX_DECODED = 4096  # frames; each that is looked at needs those since the key 
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of file: where its mark begins, the mark, its name, and what FFmpeg calls it."""
+    """A kind of file: where its magic bytes begin, those, its name, and what FFmpeg calls it."""
 
     begin: int
-    mark: bytes
+    magic: bytes
     name: str
     format: str
 
@@ -38,7 +38,7 @@ _CONTAINERS = (
 
 def container_of(content: bytes) -> Container | None:
     """Return the kind of container that a file begins as; None: none of these."""
-    return next((kind for kind in _CONTAINERS if content[kind.begin :].startswith(kind.mark)), None)
+    return next((kind for kind in _CONTAINERS if content[kind.begin :].startswith(kind.magic)), None)
 
 
 def read_container(

@@ -121,7 +121,7 @@ def cut(
     result, first = [], 0
     for begin, length in image.runs:
         pieces = [(length, grid, frame_step)]
-        if shares_position:  # as frames that are shown at once; the last is a mark that follows the image
+        if shares_position:  # as frames that are shown at once; the last is a tag that follows the image
             pieces = [(1, (1, 1, 1), 1.0), (length - 2, (length - 2, 1, 1), 0.0), (1, _NO_GRID, 1.0)]
         for tokens, piece_grid, step in pieces:
             digest = hashlib.sha256(image.digest + first.to_bytes(4, "little")).digest()

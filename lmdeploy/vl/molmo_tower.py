@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import LlavaConfig, PreTrainedModel
 
 _SEEN = (-2, -9)  # layers
-_MARKS = 4  # embeddings that images are written with
+_SPECIAL = 4  # embeddings that images are written with
 
 
 class MolmoTower(PreTrainedModel):  # type: ignore[misc]
@@ -27,7 +27,7 @@ class MolmoTower(PreTrainedModel):  # type: ignore[misc]
         self.pad_embed = nn.Parameter(torch.zeros(2, seen))
         self.image_pooling_2d = _Attention(seen, width, vision.num_attention_heads)
         self.image_projector = _Projector(width, text.intermediate_size, text.hidden_size)
-        self.marks = nn.Parameter(torch.zeros(_MARKS, text.hidden_size))
+        self.special = nn.Parameter(torch.zeros(_SPECIAL, text.hidden_size))
         self.post_init()
 
     def forward(self, crops: Tensor, masks: Tensor) -> Tensor:

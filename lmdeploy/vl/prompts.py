@@ -40,8 +40,8 @@ class _Image:
     form: VisionFamily | VideoForm
 
     @property
-    def mark(self) -> str:
-        return self.form.mark or self.form.token
+    def placeholder(self) -> str:
+        return self.form.placeholder or self.form.token
 
     def expansion(self, part: VisionPart) -> str:
         return self.form.expansion(part, frame_size(self.image.size, self.options), self.options)
@@ -73,17 +73,17 @@ class ImageWriter:
             word: tokenizer.encode(word[0], add_bos=False) + tokenizer.encode(word[1:], add_bos=False)
             for word in self.token_ids
         }
-        self._writes_images = _writes(template, "image", family.mark or family.token)
+        self._writes_images = _writes(template, "image", family.placeholder or family.token)
         self._writes_videos = self._video is not None and _writes(
-            template, "video", self._video.mark or self._video.token
+            template, "video", self._video.placeholder or self._video.token
         )
         # Characters of the private use area, and what nobody can predict.
         nonce = secrets.token_hex(8)
-        texts = list(dict.fromkeys([*self.token_ids, *(form.mark for form in forms if form.mark)]))
+        texts = list(dict.fromkeys([*self.token_ids, *(form.placeholder for form in forms if form.placeholder)]))
         self._any_text = _any_of(texts)
         self._guards = {text: f"\ue0f0{nonce}.{i}\ue0f1" for i, text in enumerate(texts)}
         self.guarded = {guard: text for text, guard in self._guards.items()}
-        self.any_mark = re.compile(f"{self._any_text.pattern}|\ue0f0{nonce}\\.\\d+\ue0f1")
+        self.any_placeholder = re.compile(f"{self._any_text.pattern}|\ue0f0{nonce}\\.\\d+\ue0f1")
 
     def read(self, messages: list[Message], raise_if_cancelled: Callable[[], None] = lambda: None) -> "Conversation":
         """Return a conversation without its images, and these.
@@ -180,12 +180,12 @@ class ImageWriter:
             return {"type": "image"}
         return {"type": "video"} if self._writes_videos else {"type": "text", "text": image.form.written}
 
-    def with_marks_first(self, rendered: str) -> str:
+    def with_images_first(self, rendered: str) -> str:
         """Return a rendered prompt with what stands for images in front, after the token that begins a text."""
-        marks = [match[0] for match in self.any_mark.finditer(rendered) if match[0] not in self.guarded]
-        rest = self.any_mark.sub(lambda match: match[0] if match[0] in self.guarded else "", rendered)
+        placeholders = [match[0] for match in self.any_placeholder.finditer(rendered) if match[0] not in self.guarded]
+        rest = self.any_placeholder.sub(lambda match: match[0] if match[0] in self.guarded else "", rendered)
         begin = len(self._bos) if self._bos and rest.startswith(self._bos) else 0
-        return rest[:begin] + "".join(marks) + rest[begin:]
+        return rest[:begin] + "".join(placeholders) + rest[begin:]
 
     def _guard(self, text: str) -> str:
         return self._any_text.sub(lambda match: self._guards[match[0]], text)
@@ -212,15 +212,15 @@ class Conversation:
         """
         writer, left = self._writer, list(range(len(self._images)))
         if writer.family.leads_prompt and self._images:
-            rendered = writer.with_marks_first(rendered)
+            rendered = writer.with_images_first(rendered)
         pieces: list[str] = []
         end = 0
-        for match in writer.any_mark.finditer(rendered):
+        for match in writer.any_placeholder.finditer(rendered):
             pieces.append(rendered[end : match.start()])
             end = match.end()
             piece, whose = writer.guarded.get(match[0]), _USERS
             if piece is None:
-                whose = next((index for index in left if self._images[index].mark == match[0]), _TEMPLATES)
+                whose = next((index for index in left if self._images[index].placeholder == match[0]), _TEMPLATES)
                 piece = match[0] if whose == _TEMPLATES else self._expansion(whose, rendered[: match.start()])
             if whose >= 0:
                 left.remove(whose)
@@ -288,11 +288,11 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
-def _writes(template: ChatTemplate, kind: str, mark: str) -> bool:
-    """Return whether a template writes images, or videos, itself, each as one mark."""
+def _writes(template: ChatTemplate, kind: str, placeholder: str) -> bool:
+    """Return whether a template writes images, or videos, itself, each as one placeholder."""
     turn = {"role": "user", "content": Parts([{"type": kind}, {"type": "text", "text": "-"}])}
     try:
-        return template.render([turn]).count(mark) == 1
+        return template.render([turn]).count(placeholder) == 1
     except (ValueError, TypeError):
         return False
 

@@ -63,7 +63,7 @@ class Conversation:
             parser = InlineReasoning if self._thinking.in_content else ReasoningParser
             # The parser of calls within reasoning is its own: its calls are no one's.
             reasoning = parser(
-                self._thinking.marks,
+                self._thinking.tags,
                 begins_inside=self._begins_inside,
                 new_calls=new_calls,
                 budget=self._body.reasoning_budget,
@@ -95,21 +95,21 @@ class Conversation:
 
         ``is_call``: the response format among them is that of calls.
         """
-        marks, budget, begins_inside = thinking.marks, self._body.reasoning_budget, self._begins_inside
+        tags, budget, begins_inside = thinking.tags, self._body.reasoning_budget, self._begins_inside
         fields: dict[str, Any] = {}
-        if marks.are_special and inputs["skip_special_tokens"] is None:
+        if tags.are_special and inputs["skip_special_tokens"] is None:
             fields["skip_special_tokens"] = False
         if counts or budget is not None:
             fields["stream"] = True  # a whole answer does not say how many tokens a part has
         if (response_format := inputs.get("response_format")) is not None:
             fields["response_format"] = after_reasoning(
-                response_format, marks, begins_inside=begins_inside, is_call=is_call, budget=budget
+                response_format, tags, begins_inside=begins_inside, is_call=is_call, budget=budget
             )
         elif thinking.end_ids and (budget is not None or inputs.get("repetition_detection") != "off"):
             fields |= {
                 "thinking_budget": budget,
-                "thinking_begin": None if begins_inside else marks.begin,
-                "thinking_end": marks.end,
+                "thinking_begin": None if begins_inside else tags.begin,
+                "thinking_end": tags.end,
                 "thinking_end_ids": thinking.end_ids,
             }
         return fields
@@ -133,14 +133,14 @@ def tool_inputs(
     inputs: dict[str, Any] = {}
     if usable:
         inputs["tools"] = [tool.for_template() for tool in usable]
-        if given["skip_special_tokens"] is None:  # in many families the marks around calls are special tokens
+        if given["skip_special_tokens"] is None:  # in many families the tags around calls are special tokens
             inputs["skip_special_tokens"] = False
     grammar = None
     if forced:
         grammar = _grammar_of(form or GENERIC, forced).calls(several=several)
     elif form and usable and (response_format := given.get("response_format")) is not None:
         calls = _grammar_of(form, _loosened(usable)).calls(several=several)
-        if union := or_calls(response_format, calls, thinking.marks if thinking else None):
+        if union := or_calls(response_format, calls, thinking.tags if thinking else None):
             inputs["response_format"] = union
     elif form and any(tool.function.strict for tool in usable):
         grammar = _grammar_of(form, _loosened(usable)).text(several=several)

@@ -29,7 +29,7 @@ def base_url(url: str, peer: str = THIS_MACHINE) -> str:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise _rejection(_EXPECTED) from None
-    is_bare = parts.path in ("", "/") and not any(mark in url for mark in "?#@\\")
+    is_bare = parts.path in ("", "/") and not any(char in url for char in "?#@\\")
     if parts.scheme not in ("http", "https") or not host or not is_bare or port == 0 or not url.isprintable():
         raise _rejection(_EXPECTED)
     address = ip_address(host)

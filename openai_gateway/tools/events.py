@@ -89,7 +89,7 @@ class Progress:
 
 
 class Body(Protocol):
-    """Reads one call, from after its opening mark to its end."""
+    """Reads one call, from after its opening tag to its end."""
 
     def feed(self, text: str) -> Progress:
         """Take more text."""

@@ -19,9 +19,9 @@ from openai_gateway.tools.tagged_call import TaggedCall
 Schemas = Mapping[str, Mapping[str, Any]]
 
 
-def is_tag(mark: str) -> bool:
-    """Return whether a mark is one that stands for nothing else, such as ``<tool_call>``."""
-    return mark[:1] in ("<", "[")
+def is_tag(tag: str) -> bool:
+    """Return whether a tag is one that stands for nothing else, such as ``<tool_call>``."""
+    return tag[:1] in ("<", "[")
 
 
 class AnyFunction(dict[str, Mapping[str, Any]]):
@@ -36,9 +36,9 @@ class AnyFunction(dict[str, Mapping[str, Any]]):
 
 @dataclass(slots=True)
 class Opening:
-    """Readers that a mark opens."""
+    """Readers that a tag opens."""
 
-    # Each makes a reader for what may follow the mark; formats share some
+    # Each makes a reader for what may follow the tag; formats share some
     bodies: list[Callable[[], Body]] = field(default_factory=list)
     # Text that may follow the last of several calls and is not shown
     group_ends: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Readers:
         self._described = formats.tool_call_formats_of(parser)
         # Calls are also read that are not quite as one of its formats has them
         self._recovers = recovers and parser != "none"
-        self.openings: dict[str, Opening] = {}  # by the mark before a call
+        self.openings: dict[str, Opening] = {}  # by the tag before a call
         for described in self._described:
             self._add(described, self._any)
         if self._recovers:
@@ -69,15 +69,15 @@ class Readers:
                     self._add(described, self._functions, is_other=True)
 
     def _add(self, described: formats.ToolCallFormat, functions: Schemas, *, is_other: bool = False) -> None:
-        for mark, body, group_ends in self._openings(described, functions):
-            if is_other and not is_tag(mark):
+        for tag, body, group_ends in self._openings(described, functions):
+            if is_other and not is_tag(tag):
                 continue
-            opening = self.openings.setdefault(mark, Opening())
+            opening = self.openings.setdefault(tag, Opening())
             opening.bodies.append(partial(_other_format, body) if is_other else body)
             opening.group_ends += (end for end in group_ends if end and end not in opening.group_ends)
 
     def bare(self, text: str, *, is_first: bool = False) -> Body | None:
-        """Return a reader for what may be the beginning of a call without a mark; None: it is none.
+        """Return a reader for what may be the beginning of a call without a tag; None: it is none.
 
         ``is_first``: nothing is before it in the response.
         """
@@ -97,24 +97,24 @@ class Readers:
         return _one_of(bodies) if bodies else None
 
     def _may_begin_named(self, text: str, ending: str) -> bool:
-        """Return whether `text` may begin a call without its mark, which the prompt ends with."""
+        """Return whether `text` may begin a call without its tag, which the prompt ends with."""
         heads = (name + ending for name in self._functions)
         return any(head.startswith(text) or text.startswith(head) for head in heads)
 
     def _openings(
         self, described: formats.ToolCallFormat, functions: Schemas
     ) -> Iterator[tuple[str, Callable[[], Body], Sequence[str]]]:
-        """Yield the marks of a format, with what makes a reader, and what may end a group of calls."""
+        """Yield the tags of a format, with what makes a reader, and what may end a group of calls."""
         match described:
             case formats.MarkedObjects():
-                for mark in (described.opening, *described.other_openings):
-                    yield mark, partial(GroupedCall, partial(JsonCall, functions), described.closing), ()
+                for tag in (described.opening, *described.other_openings):
+                    yield tag, partial(GroupedCall, partial(JsonCall, functions), described.closing), ()
                     if self._recovers:
-                        yield mark, partial(PythonObjects, described.closing, functions), ()
+                        yield tag, partial(PythonObjects, described.closing, functions), ()
             case formats.ObjectList():
-                for mark in (described.opening, *described.other_openings):
-                    known = functions if is_tag(mark) else self._functions
-                    yield mark, partial(_object_list, known), (described.closing,)
+                for tag in (described.opening, *described.other_openings):
+                    known = functions if is_tag(tag) else self._functions
+                    yield tag, partial(_object_list, known), (described.closing,)
             case formats.PythonList():
                 yield described.opening, partial(_python_list, functions), (described.closing,)
                 if described.is_marked:  # as SGLang's parser for LFM2: the list may be JSON
@@ -127,13 +127,13 @@ class Readers:
             case formats.NamedArguments():
                 yield described.opening, partial(NamedCall, described.ending, described.closing, functions), ()
             case formats.HeadedArguments():
-                for mark in described.openings:
-                    known = functions if is_tag(mark) else self._functions
+                for tag in described.openings:
+                    known = functions if is_tag(tag) else self._functions
                     body = partial(HeadedCall, described.pattern, described.closings, known)
-                    yield mark, body, (described.after, *described.other_afters)
+                    yield tag, body, (described.after, *described.other_afters)
             case formats.TaggedArguments():
-                for mark in described.openings:
-                    yield mark, partial(TaggedCall, described, mark, functions), (described.section[1].strip(),)
+                for tag in described.openings:
+                    yield tag, partial(TaggedCall, described, tag, functions), (described.section[1].strip(),)
             case formats.QuotedArguments():
                 yield described.opening, partial(QuotedCall, described, functions), ()
             case formats.EnvironmentCode():

@@ -28,7 +28,7 @@ class JsonCall:
 
     def __init__(self, names: Collection[str], *, is_bare: bool = False) -> None:
         self._names = names  # the functions it may be; others are no call
-        self._is_bare = is_bare  # without a mark, an object without arguments is none
+        self._is_bare = is_bare  # without a tag, an object without arguments is none
         self._text = ""
         self._object = JsonObjectReader(skips_commas=True)
         self._arguments: JsonObjectReader | None = None  # in them

@@ -12,7 +12,7 @@ from openai_gateway.tools.json_prefix import JsonObjectReader
 
 _BETWEEN = re.compile(r"(?:\s|```\w*|[\[\],;])*")  # objects
 _PYTHON = re.compile(r"\s*(?:\[\s*)?(?:\{\s*(?:'|$)|$)")  # how a dictionary begins that is no JSON
-_MAX_TRIES = 8  # a closing mark may be within a string
+_MAX_TRIES = 8  # a closing tag may be within a string
 _CALLS = list[tuple[str, str]]  # names and arguments
 
 
@@ -81,7 +81,7 @@ class PythonObjects:
     """Reads a call, or a list of calls, written as Python writes dictionaries."""
 
     def __init__(self, closing: str, names: Collection[str]) -> None:
-        self._closing = closing  # the mark after them
+        self._closing = closing  # the tag after them
         self._names = names  # the functions they may be of
         self._text = ""
         self._searched = self._tries = 0

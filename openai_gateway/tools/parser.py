@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from openai_gateway.text_marks import marks_of
+from openai_gateway.delimiters import delimiters_of
 from openai_gateway.tools.events import (
     ArgumentsFound,
     Body,
@@ -23,10 +23,10 @@ _SEPARATORS = " \t\r\n;"
 class ToolCallParser:
     """Turns pieces of text into events. However the text is cut, the calls are the same.
 
-    A call is recognised by its mark, whichever family the model is of, unless `parser` names one. A response (or what
+    A call is recognised by its tag, whichever family the model is of, unless `parser` names one. A response (or what
     follows a call) is a call, too, that begins with a JSON object that names one of the functions; with a function's
     name on a line of its own when a JSON object follows; or with a Python list of calls of the functions. A whole call
-    between marks that nothing else has is one, too, where it names another function, for the client to answer.
+    between tags that nothing else has is one, too, where it names another function, for the client to answer.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class ToolCallParser:
         self._recovers = recovers
         self._kind = ""  # of the call we are in, how it is not quite as its format has it
         self.recovered: list[str] = []  # how the calls were written that were not quite so
-        self._marks = marks_of(tuple(self._readers.openings))
+        self._delimiters = delimiters_of(tuple(self._readers.openings))
         self._group_ends: tuple[str, ...] = ()  # each may follow the last call
-        self._text = ""  # not given yet: blanks, or what may become a mark
+        self._text = ""  # not given yet: blanks, or what may become a tag
         self.body: Body | None = None  # reads the call we are in
-        self._mark = ""  # of the call we are in, with blanks before a bare one
-        self._raw = ""  # of the call we are in, after its mark
+        self._tag = ""  # of the call we are in, with blanks before a bare one
+        self._raw = ""  # of the call we are in, after its tag
         self._name: str | None = None  # of the call we are in
         self._arguments = ""  # of it
         self._pending = ""  # the end of them
@@ -69,7 +69,7 @@ class ToolCallParser:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The marks before calls that no prose has."""
+        """The tags before calls that no prose has."""
         return tuple(filter(is_tag, self._readers.openings))
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
@@ -80,7 +80,7 @@ class ToolCallParser:
             if (
                 is_cut
                 and (progress.is_broken or progress.recovered == "unclosed")
-                and (self._is_reported or is_tag(self._mark.lstrip()))
+                and (self._is_reported or is_tag(self._tag.lstrip()))
             ):
                 self.body = None
                 return events
@@ -92,7 +92,7 @@ class ToolCallParser:
         return events
 
     def _in_text(self, text: str, events: list[Event]) -> str | None:
-        """Look for a call; return what follows its mark, or None when there is none yet."""
+        """Look for a call; return what follows its tag, or None when there is none yet."""
         self._text += text
         if self._group_ends or self._at_start:
             stripped = self._text.lstrip(self._blanks)
@@ -107,17 +107,17 @@ class ToolCallParser:
             if self._at_start and stripped and (body := self._bare_call(stripped)) is not None:
                 self._open(self._text[: -len(stripped)], body)
                 return stripped
-        if match := self._marks.find(self._text):
-            mark, before, after = match[0], self._text[: match.start()], self._text[match.end() :]
+        if match := self._delimiters.find(self._text):
+            tag, before, after = match[0], self._text[: match.start()], self._text[match.end() :]
             shown = before.rstrip(self._blanks)
             if shown:
                 events.append(TextFound(shown))
-            opening = self._readers.openings[mark]
+            opening = self._readers.openings[tag]
             self._group_ends = tuple(opening.group_ends)
-            self._open(before[len(shown) :] + mark, opening.body())
+            self._open(before[len(shown) :] + tag, opening.body())
             return after
         text = self._text
-        reported = text[: self._marks.may_begin_at(text)].rstrip(self._blanks)
+        reported = text[: self._delimiters.may_begin_at(text)].rstrip(self._blanks)
         if reported:
             events.append(TextFound(reported))
             self._text = text[len(reported) :]
@@ -125,9 +125,9 @@ class ToolCallParser:
         return None
 
     def _bare_call(self, text: str) -> Body | None:
-        """Return a reader for what may be a call without a mark; None: it is none, or begins as a mark does."""
+        """Return a reader for what may be a call without a tag; None: it is none, or begins as a tag does."""
         body = self._readers.bare(text, is_first=not self._calls)
-        if body is None or any(mark.startswith(text) or text.startswith(mark) for mark in self._readers.openings):
+        if body is None or any(tag.startswith(text) or text.startswith(tag) for tag in self._readers.openings):
             return None
         return body
 
@@ -136,8 +136,8 @@ class ToolCallParser:
         """Text that may surround calls; None: white space."""
         return _SEPARATORS if self.complete else None
 
-    def _open(self, mark: str, body: Body) -> None:
-        self._text, self._mark, self.body, self._raw, self._kind = "", mark, body, "", ""
+    def _open(self, tag: str, body: Body) -> None:
+        self._text, self._tag, self.body, self._raw, self._kind = "", tag, body, "", ""
         self._name, self._arguments, self._pending, self._is_reported = None, "", "", False
         self._at_start = False
 
@@ -191,13 +191,13 @@ class ToolCallParser:
         self.body, self._group_ends = None, ()
         if self._name is None:
             rest = self._raw
-            if not self._mark.strip(_SEPARATORS):  # a bare call must not be tried again
-                self._mark, rest = self._mark + rest[:1], rest[1:]
-            events.append(TextFound(self._mark))
+            if not self._tag.strip(_SEPARATORS):  # a bare call must not be tried again
+                self._tag, rest = self._tag + rest[:1], rest[1:]
+            events.append(TextFound(self._tag))
             return rest
         if unread is None:  # the arguments were reported as they are written
             unread = self._raw[max(0, self._raw.find(self._arguments)) + len(self._arguments) :]
-        text = self._mark + self._raw[: len(self._raw) - len(unread)]
+        text = self._tag + self._raw[: len(self._raw) - len(unread)]
         if self._is_reported:
             events.append(CallBroken(self._calls, text))
             self._calls += 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.templates.tool_call_formats import QuotedArguments
-from openai_gateway.text_marks import beginning_at_end
+from openai_gateway.delimiters import beginning_at_end
 from openai_gateway.tools.events import NAME, Progress, may_begin_name
 from openai_gateway.tools.json_prefix import MAX_DEPTH
 

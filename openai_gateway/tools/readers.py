@@ -1,4 +1,4 @@
-"""Readers of tool calls by format: in groups between marks, in several ways, or after a head with the name."""
+"""Readers of tool calls by format: in groups between tags, in several ways, or after a head with the name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MAX_HEAD_LEN = 200  # characters
 
 
 class ArgumentsBehindHead(ABC):
-    """Reads a head, the arguments, and the mark that closes the call, which may be missing at the end."""
+    """Reads a head, the arguments, and the tag that closes the call, which may be missing at the end."""
 
     def __init__(self, closings: tuple[str, ...]) -> None:
-        self._closings = closings  # each may be the mark after the arguments; none: there is none
+        self._closings = closings  # each may be the tag after the arguments; none: there is none
         self._text = ""
         self._arguments: JsonObjectReader | None = None
         self._reported = 0  # up to where in the text
 
     def _end_without_arguments(self, name: str, after: str, progress: Progress) -> bool:
-        """Report a call whose closing mark follows its head; return whether it does."""
-        closing = next((mark for mark in self._closings if after.startswith(mark)), None)
+        """Report a call whose closing tag follows its head; return whether it does."""
+        closing = next((tag for tag in self._closings if after.startswith(tag)), None)
         if closing is None:
             return False
         progress.name, progress.arguments, progress.rest = name, "{}", after[len(closing) :]
@@ -62,19 +62,19 @@ class ArgumentsBehindHead(ABC):
     def _close(self, progress: Progress) -> None:
         after = self._text[self._reported :]
         stripped = after.lstrip()
-        closing = next((mark for mark in self._closings if stripped.startswith(mark)), None)
+        closing = next((tag for tag in self._closings if stripped.startswith(tag)), None)
         if not self._closings:
             progress.rest = after
         elif closing is not None:
             progress.rest = stripped[len(closing) :]
-        elif not any(mark.startswith(stripped) for mark in self._closings):
+        elif not any(tag.startswith(stripped) for tag in self._closings):
             progress.is_broken = True
 
 
 class NamedCall(ArgumentsBehindHead):
-    """Reads a name, what ends it, the arguments, and the mark that closes the call.
+    """Reads a name, what ends it, the arguments, and the tag that closes the call.
 
-    ``closing``: the mark after the arguments; empty: there is none.
+    ``closing``: the tag after the arguments; empty: there is none.
     """
 
     def __init__(self, ending: str, closing: str, names: Collection[str]) -> None:
@@ -97,9 +97,9 @@ class NamedCall(ArgumentsBehindHead):
 
 
 class HeadedCall(ArgumentsBehindHead):
-    """Reads a head that an expression describes, the arguments, and one of the marks that close the call.
+    """Reads a head that an expression describes, the arguments, and one of the tags that close the call.
 
-    ``pattern``: matches what is before the arguments. One of its groups is the name. ``closings``: the marks; none: the
+    ``pattern``: matches what is before the arguments. One of its groups is the name. ``closings``: the tags; none: the
     arguments end the call.
     """
 
@@ -111,8 +111,8 @@ class HeadedCall(ArgumentsBehindHead):
     def _read_head(self, text: str, progress: Progress) -> None:
         head, opening, _ = text.partition("{")
         for closing in self._closings:
-            before, mark, _ = head.partition(closing)
-            if mark and (match := self._pattern.fullmatch(before)) and (name := _name_of(match)) in self._names:
+            before, tag, _ = head.partition(closing)
+            if tag and (match := self._pattern.fullmatch(before)) and (name := _name_of(match)) in self._names:
                 self._end_without_arguments(name, text[len(before) :], progress)
                 return
         match = self._pattern.fullmatch(head) if opening else None
@@ -129,7 +129,7 @@ def _name_of(match: re.Match[str]) -> str:
 
 
 class GroupedCall:
-    """Reads one call of a group and the mark that closes the group, which may be missing at the end of a response."""
+    """Reads one call of a group and the tag that closes the group, which may be missing at the end of a response."""
 
     def __init__(
         self, new_call: Callable[[], Body], closing: str, opening: str = "", separator: str | None = None
@@ -162,7 +162,7 @@ class GroupedCall:
         if after.startswith(self._closing):
             progress.rest = after[len(self._closing) :]
         elif self._closing.startswith(after):
-            pass  # the mark may yet come
+            pass  # the tag may yet come
         elif self._separator is not None and after.startswith(self._separator):
             separated = GroupedCall(self._new_call, self._closing, self._separator, self._separator)
             progress.rest, progress.following = after, separated

@@ -8,28 +8,28 @@ from typing import Any
 
 from lmdeploy.templates.schema_types import argument_types
 from lmdeploy.templates.tool_call_formats import TaggedArguments
-from openai_gateway.text_marks import beginning_at_end
+from openai_gateway.delimiters import beginning_at_end
 from openai_gateway.tools.events import NAME, Progress, may_begin_name
 from openai_gateway.tools.value_types import value_text
 
-_MAX_KEY_LEN = 400  # characters, with the marks around it
+_MAX_KEY_LEN = 400  # characters, with the tags around it
 _BLANKS = " \t\r\n"
 _TEXT = ("string",)
 
 
 class TaggedCall:
-    """Reads a call up to the mark that closes it. Texts stream, other values come when they are whole.
+    """Reads a call up to the tag that closes it. Texts stream, other values come when they are whole.
 
-    An argument ends at its closing mark where the next argument or the end of the call follows, so that the mark may
-    are in its text; vLLM's parser for Qwen3-Coder does the same. ``mark``: what was found of it: the mark before
+    An argument ends at its closing tag where the next argument or the end of the call follows, so that the tag may
+    are in its text; vLLM's parser for Qwen3-Coder does the same. ``tag``: what was found of it: the tag before
     several calls, or that before the name.
     """
 
-    def __init__(self, form: TaggedArguments, mark: str, functions: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, form: TaggedArguments, tag: str, functions: Mapping[str, Mapping[str, Any]]) -> None:
         self._form = form
         # The schemas of the functions' arguments by the functions' names; others are no call
         self._functions = functions
-        self._before_name = "" if form.call == mark else form.call
+        self._before_name = "" if form.call == tag else form.call
         self._text = ""  # not read yet
         self._name = ""  # once it is known
         self._is_reported = False  # the name
@@ -53,7 +53,7 @@ class TaggedCall:
     def finish(self) -> Progress:
         """The response is over before the call is."""
         left, progress = self._text.strip(_BLANKS), Progress(rest="", recovered="unclosed")
-        if self._types is not None and left == self._form.value_mark:  # it waited for what comes after
+        if self._types is not None and left == self._form.value_tag:  # it waited for what comes after
             self._end_value(self._types, progress)
             left = ""
         if left or self._types is not None or not self._is_reported:
@@ -81,10 +81,10 @@ class TaggedCall:
     def _read_key(self, progress: Progress) -> bool:
         """Read up to the next argument's value, or the end of the call; return whether it was there."""
         text, form = self._text.lstrip(_BLANKS), self._form
-        ending = next((mark for mark in form.endings if text.startswith(mark)), None)
+        ending = next((tag for tag in form.endings if text.startswith(tag)), None)
         match = form.key_pattern.match(text)
         if ending is None and match is None:
-            begun = any(text.startswith(mark) or mark.startswith(text) for mark in (form.key, *form.endings))
+            begun = any(text.startswith(tag) or tag.startswith(text) for tag in (form.key, *form.endings))
             if not begun or len(text) > _MAX_KEY_LEN:
                 progress.is_broken, progress.rest = True, text
             return False
@@ -134,17 +134,17 @@ class TaggedCall:
 
     def _find_end(self) -> tuple[int, int | None]:
         """Return how many characters belong to the value, and how many are its end; None: that has not come."""
-        mark, text, begin = self._form.value_mark, self._text, 0
+        tag, text, begin = self._form.value_tag, self._text, 0
         followers = (self._form.key, *self._form.endings)
-        while (index := text.find(mark, begin)) >= 0:
-            follows = text[index + len(mark) :].lstrip(_BLANKS)
+        while (index := text.find(tag, begin)) >= 0:
+            follows = text[index + len(tag) :].lstrip(_BLANKS)
             size = self._without_padding(index)
             if follows.startswith(followers):
-                return size, index + len(mark) - size
+                return size, index + len(tag) - size
             if any(follower.startswith(follows) for follower in followers):
                 return size, None  # it depends on what comes
             begin = index + 1
-        return self._without_padding(len(text) - beginning_at_end(text, mark)), None
+        return self._without_padding(len(text) - beginning_at_end(text, tag)), None
 
     def _without_padding(self, size: int) -> int:
         return size - (self._form.pads and self._text[:size].endswith("\n"))

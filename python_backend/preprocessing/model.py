@@ -91,7 +91,7 @@ class TritonPythonModel:
         given = [array(request, name) for name in ("messages", "text_input", "tools", "QUERY")]
         contents = [item for items in given if items is not None for item in items.reshape(-1)]
         size = sum(map(len, contents))
-        if self._has_images and any(mark in content for mark in _MEDIA for content in contents):
+        if self._has_images and any(tag in content for tag in _MEDIA for content in contents):
             return size, "media"
         if has(request, "lora_control") or (not self._adapters.is_empty and self._adapters.get(adapter_of(request))):
             return size, "adapters"

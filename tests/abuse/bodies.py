@@ -74,8 +74,8 @@ def _tools(tools: int, values: int) -> bytes:
     return json.dumps({"model": MODEL, "messages": HELLO, "tools": made, "tool_choice": "required"}).encode()
 
 
-def _half(marks: bytes) -> bytes:
-    return marks * (MAX_BYTES // len(marks))
+def _half(piece: bytes) -> bytes:
+    return piece * (MAX_BYTES // len(piece))
 
 
 _CHAT_FIELDS: dict[str, Any] = {"model": MODEL, "messages": HELLO}

@@ -10,7 +10,7 @@ from tests.abuse.bodies import CHAT, COMPLETIONS, MODEL, RESPONSES
 
 ESCAPES = (rb"a\ud800", rb"\udfff")  # as JSON spells them
 BYTES = (b"a\xf0\x9f", b"\xed\xa0\x80", b"\xff", b"\xc3")
-_MARK = "here it is"
+_TARGET = "here it is"
 _TOOL = {
     "type": "function",
     "function": {
@@ -133,19 +133,19 @@ def broken_texts(path: str) -> Iterator[bytes]:
     marked = [json.dumps(text).encode() for text in _marked(SAMPLES[path])]
     for number, body in enumerate(marked):
         for broken in (ESCAPES[number % len(ESCAPES)], BYTES[number % len(BYTES)]):
-            yield body.replace(_MARK.encode(), broken)
+            yield body.replace(_TARGET.encode(), broken)
 
 
 def _marked(value: Any) -> Iterator[Any]:
     """Yield a JSON value with another one of its texts and keys exchanged for the mark each time."""
     if isinstance(value, str):
-        yield _MARK
+        yield _TARGET
     elif isinstance(value, list):
         for index, item in enumerate(value):
             for changed in _marked(item):
                 yield [*value[:index], changed, *value[index + 1 :]]
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield {_MARK if name == key else name: value[name] for name in value}
+            yield {_TARGET if name == key else name: value[name] for name in value}
             for changed in _marked(item):
                 yield value | {key: changed}

@@ -56,12 +56,12 @@ def blocks(document: Path, language: str) -> list[str]:
 def steps(document: Path) -> list[Step]:
     """Return the commands, the Python and the files of a page, in their order."""
     found = []
-    for number, (marks, language, text) in enumerate(_BLOCK.findall(document.read_text(encoding="utf-8"))):
-        found += [Step(name_of(document), "bash", number, command) for command in _RUN.findall(marks)]
-        found += [Step(name_of(document), f"file {name}", number, text) for name in _FILE.findall(marks)]
-        if language not in ("bash", "python") or _FILE.search(marks):
+    for number, (before, language, text) in enumerate(_BLOCK.findall(document.read_text(encoding="utf-8"))):
+        found += [Step(name_of(document), "bash", number, command) for command in _RUN.findall(before)]
+        found += [Step(name_of(document), f"file {name}", number, text) for name in _FILE.findall(before)]
+        if language not in ("bash", "python") or _FILE.search(before):
             continue
-        reasons = _NOT_RUN.findall(marks)
+        reasons = _NOT_RUN.findall(before)
         for part in _commands(text) if language == "bash" else [text]:
             not_run = next((reason for beginning, reason in reasons if part.startswith(beginning)), "")
             found.append(Step(name_of(document), language, number, part, not_run))

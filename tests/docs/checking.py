@@ -126,8 +126,8 @@ def rejection(words: list[str]) -> str | None:
     """Return why a command would be refused, empty if it would not; None: it is no program of ours."""
     while words and _VARIABLE.match(words[0]):
         words = words[1:]
-    for mark in ("|", "&&", ">", "&"):
-        if mark in words:
-            words = words[: words.index(mark)]
+    for separator in ("|", "&&", ">", "&"):
+        if separator in words:
+            words = words[: words.index(separator)]
     check = _PROGRAMS.get(program(words[0])) if words else None
     return None if check is None else check(words[1:])

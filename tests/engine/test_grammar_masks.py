@@ -130,16 +130,16 @@ class Reference:
     def __init__(self, directory: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(directory)
         self.vocabulary = list(xgrammar.TokenizerInfo.from_huggingface(tokenizer).decoded_vocab)
-        self.marks = {token: self.vocabulary[token] for token in tokenizer.all_special_ids}
-        for token in self.marks:
+        self.special = {token: self.vocabulary[token] for token in tokenizer.all_special_ids}
+        for token in self.special:
             self.vocabulary[token] = b""
         self.end = tokenizer.eos_token_id
 
     def compiler(self, text: str) -> xgrammar.GrammarCompiler:
         vocabulary = list(self.vocabulary)
-        for token, mark in self.marks.items():
-            if token != self.end and mark.decode() in text:
-                vocabulary[token] = mark
+        for token, content in self.special.items():
+            if token != self.end and content.decode() in text:
+                vocabulary[token] = content
         info = xgrammar.TokenizerInfo(
             vocabulary, vocab_type=xgrammar.VocabType.RAW, vocab_size=VOCABULARY, stop_token_ids=[self.end]
         )

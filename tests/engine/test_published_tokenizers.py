@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], int, str, str, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_with_such_a_tokenizer_is_served(kind: str, tmp_path: Path) -> None:
-    write, rows, template, prompt, mark = KINDS[kind]
+    write, rows, template, prompt, ending = KINDS[kind]
     model = make_tiny_llama(tmp_path / "model", vocab_size=rows)
     for name in TOKENIZER_FILES:
         (model / name).unlink()
@@ -62,7 +62,7 @@ def test_a_model_with_such_a_tokenizer_is_served(kind: str, tmp_path: Path) -> N
             )
             response = pipe(QUESTION, gen_config=sampled)
             assert response.text == table.text(response.token_ids, skips)
-        (end,) = tokenizer.encode(mark, add_bos=False)
+        (end,) = tokenizer.encode(ending, add_bos=False)
         ended = pipe(QUESTION, gen_config=GenerationConfig(max_new_tokens=5, logit_bias={end: 100.0}))
         assert (ended.text, ended.finish_reason) == ("", "stop")
 

@@ -477,8 +477,8 @@ def test_a_format_that_cannot_be_compiled_fails_its_request_alone(
 
 
 def test_a_special_token_comes_in_a_structural_tag_that_names_its_text_and_in_no_other(model: AsyncEngine) -> None:
-    mark = "<file_sep>"
-    (token,) = model.tokenizer.encode(mark, add_bos=False)
+    content = "<file_sep>"
+    (token,) = model.tokenizer.encode(content, add_bos=False)
     assert model.tokenizer.decode([token]) == ""  # it is special
 
     def respond(begin: str) -> Any:
@@ -491,6 +491,6 @@ def test_a_special_token_comes_in_a_structural_tag_that_names_its_text_and_in_no
         )
         return model("Go on", config)
 
-    named = respond(f"call{mark}")
-    assert (named.token_ids.count(token) > 0, named.text.startswith(f"call{mark}")) == (True, True)
+    named = respond(f"call{content}")
+    assert (named.token_ids.count(token) > 0, named.text.startswith(f"call{content}")) == (True, True)
     assert token not in respond("call").token_ids

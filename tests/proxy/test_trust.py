@@ -242,13 +242,13 @@ def test_callers_of_a_proxy_stay_apart_at_its_nodes(stack: ExitStack) -> None:
         headers = {"authorization": f"Bearer {key}"} | ({} if named is None else {CALLER: named})
         response = httpx.post(f"{url.rstrip('/')}/v1/responses", json=request, headers=headers, trust_env=False)
         assert response.status_code == status, (url, key, named, response.text)
-    marks = {}
+    identities = {}
     for key in ("alice", "bob"):
         proxy.post("/v1/chat/completions", json=BODY, headers={"authorization": f"Bearer {key}"})
-        marks[key] = {name: fake.requests[-1].inputs[name] for name in ("cache_salt", "caller")}
+        identities[key] = {name: fake.requests[-1].inputs[name] for name in ("cache_salt", "caller")}
     httpx.post(f"{node}/v1/chat/completions", json=BODY, headers=alice, trust_env=False)
-    assert {name: fake.requests[-1].inputs[name] for name in ("cache_salt", "caller")} == marks["alice"]
-    assert not set(marks["alice"].values()) & set(marks["bob"].values())
+    assert {name: fake.requests[-1].inputs[name] for name in ("cache_salt", "caller")} == identities["alice"]
+    assert not set(identities["alice"].values()) & set(identities["bob"].values())
 
 
 async def test_callers_of_a_proxy_fill_no_memory_however_many_they_are() -> None:

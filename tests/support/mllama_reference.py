@@ -20,7 +20,7 @@ from transformers.models.mllama.processing_mllama import (
 from tests.support import tiny_vision_models as tiny
 
 RESERVED = "<|reserved_special_token_0|>"
-_MARK = "<|image|>"
+_PLACEHOLDER = "<|image|>"
 _VOCABULARY, _MAX_TILES = 320, 4
 _RATIOS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
 
@@ -28,8 +28,8 @@ _RATIOS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
 def make_tiny_mllama(directory: Path, *, looking: Sequence[int] = (1, 4), layers: int = 6, seed: int = 0) -> Path:
     """Make one whose layers number ``looking`` look at images, of tiles of 5 rows, up to 4."""
     fill = [RESERVED, *(f"<|fill_{i}|>" for i in range(_VOCABULARY - 259))]
-    tiny.write_tokenizer(directory, [*fill, _MARK], tiny.TEMPLATE.replace("IMAGE\n", _MARK))
-    assert tiny.token_id(directory, _MARK) == _VOCABULARY
+    tiny.write_tokenizer(directory, [*fill, _PLACEHOLDER], tiny.TEMPLATE.replace("IMAGE\n", _PLACEHOLDER))
+    assert tiny.token_id(directory, _PLACEHOLDER) == _VOCABULARY
     config = MllamaConfig(
         vision_config={
             "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_global_layers": 1,

@@ -20,7 +20,7 @@ _HIDDEN, _TOWER, _HEADS, _MLP, _LAYERS, _INNER = 32, 128, 2, 48, 9, 40
 _PREFIX = "model.vision_backbone."
 _TABLE = "model.transformer.wte."
 _UNUSED = "|<EXTRA_TOKENS_0>|"
-_MARKS = ["<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>"]
+_SPECIAL = ["<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>"]
 _VOCABULARY = 320
 
 
@@ -42,7 +42,7 @@ def make_tiny_molmo(directory: Path, kind: str = "7B-D") -> Path:
     """
     decoder, sizes, publish = _DECODERS[kind]
     fill = [f"|<EXTRA_TOKENS_{i}>|" for i in range(_VOCABULARY - 258)] if kind == "7B-D" else []
-    tiny.write_tokenizer(directory, [*fill, *_MARKS], tiny.TEXT_TEMPLATE)
+    tiny.write_tokenizer(directory, [*fill, *_SPECIAL], tiny.TEXT_TEMPLATE)
     assert (tiny.token_id(directory, "<im_start>") == _VOCABULARY) == (kind == "7B-D")
     config = decoder.config_class(**(tiny.TEXT | {"vocab_size": _VOCABULARY} | sizes))
     tiny.save_random(decoder, config, directory.with_name("text"), 0)
@@ -70,9 +70,9 @@ class MolmoReference(ReferenceLayers):
         tables = tensors_below(directory, _TABLE)
         table = torch.cat([tables["embedding"], tables["new_embedding"]])
         super().__init__(tensors_below(directory, _PREFIX) | {"table": table})
-        self.marks = {mark: tiny.token_id(directory, mark) for mark in _MARKS}
-        is_full = self.marks["<im_patch>"] >= _VOCABULARY
-        self.token = tiny.token_id(directory, _UNUSED) if is_full else self.marks["<im_patch>"]
+        self.token_ids = {token: tiny.token_id(directory, token) for token in _SPECIAL}
+        is_full = self.token_ids["<im_patch>"] >= _VOCABULARY
+        self.token = tiny.token_id(directory, _UNUSED) if is_full else self.token_ids["<im_patch>"]
         text = directory.with_name("text")
         self.text = AutoModelForCausalLM.from_pretrained(text, dtype=torch.float64, experts_implementation="eager")
 
@@ -102,11 +102,11 @@ class MolmoReference(ReferenceLayers):
         return self._written(small) + self._written(lines)
 
     def _written(self, lines: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-        mark = {name: self["table"][row] for name, row in self.marks.items()}
-        shown = [mark["<im_start>"]]
+        rows = {name: self["table"][row] for name, row in self.token_ids.items()}
+        shown = [rows["<im_start>"]]
         for line in lines:
-            shown += [mark["<im_patch>"] + row for row in line] + [mark["<im_col>"]]
-        return [*shown, mark["<im_end>"]]
+            shown += [rows["<im_patch>"] + row for row in line] + [rows["<im_col>"]]
+        return [*shown, rows["<im_end>"]]
 
     def _pooled(self, crop: np.ndarray, mask: np.ndarray) -> list[torch.Tensor]:
         """Return the rows of a crop."""

@@ -284,8 +284,8 @@ def make_tiny_qwen_vl(
     """
     import transformers
 
-    marks = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
-    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
+    tokens = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
     is_hybrid = kind.startswith("Qwen3_5")
     is_third = kind.startswith("Qwen3VL") or is_hybrid
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True} if is_third else {"mrope_section": [1, 1, 2]}
@@ -347,9 +347,9 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0, kind: str = "Glm4v") -> P
     """
     import transformers
 
-    marks = ["<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"]
-    marks += ["<|begin_of_video|>", "<|end_of_video|>"]
-    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|begin_of_image|><|image|><|end_of_image|>"))
+    tokens = ["<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"]
+    tokens += ["<|begin_of_video|>", "<|end_of_video|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<|begin_of_image|><|image|><|end_of_image|>"))
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
     experts = {
         "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
@@ -383,8 +383,8 @@ def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16, layers
     """Make a Gemma 3 whose images are 16 tokens; all layers but the last look back ``window`` tokens."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
 
-    marks = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
-    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<start_of_image>"))
+    tokens = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<start_of_image>"))
     text = {"head_dim": 16, "sliding_window": window, "query_pre_attn_scalar": 16}
     config = Gemma3Config(
         vision_config={"model_type": "siglip_vision_model", **_VISION, "image_size": 56, "vision_use_head": False},
@@ -411,8 +411,8 @@ def make_tiny_gemma4(directory: Path, *, seed: int = 0, kind: str = "E2B") -> Pa
 
     from tests.support.layered_models import MODELS
 
-    marks = ["<|image|>", "<|image>", "<image|>"]
-    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|image|>"))
+    tokens = ["<|image|>", "<|image>", "<image|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<|image|>"))
     vision = {name: value for name, value in _VISION.items() if name != "image_size"}
     vision |= {"head_dim": 8, "num_key_value_heads": 2, "patch_size": 4, "pooling_kernel_size": 2}
     config = Gemma4Config(
@@ -439,9 +439,9 @@ def make_tiny_llama4(directory: Path, *, seed: int = 0) -> Path:
 
     from tests.support.expert_models import LLAMA4
 
-    marks = ["<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"]
-    marks += ["<|tile_x_separator|>", "<|tile_y_separator|>"]
-    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|image|>"))
+    tokens = ["<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"]
+    tokens += ["<|tile_x_separator|>", "<|tile_y_separator|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<|image|>"))
     vision = {**_VISION, "patch_size": 7, "intermediate_size": 64}
     vision |= {"projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40}
     config = Llama4Config(

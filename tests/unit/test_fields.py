@@ -55,8 +55,8 @@ def test_what_is_made_from_the_tables_is_as_they_say() -> None:
 @pytest.mark.parametrize("name", tracked())
 def test_lines_that_are_missing_are_written_again(name: str) -> None:
     written = (ROOT / name).read_text(encoding="utf-8")
-    marks = ('"top_p"', "`top_p`", "`--top-p`", '"tp"')
-    damaged = "".join(line for line in written.splitlines(keepends=True) if not any(mark in line for mark in marks))
+    forms = ('"top_p"', "`top_p`", "`--top-p`", '"tp"')
+    damaged = "".join(line for line in written.splitlines(keepends=True) if not any(form in line for form in forms))
     assert damaged != written
     assert tracked()[name](damaged) == written
 

@@ -23,11 +23,11 @@ from tests.support.published_tokenizers import (
     write_tokenizer,
 )
 
-MARKS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<unk>", "<|endoftext|>", "[gMASK]", "<|user|>", "<FILL_ME>"]
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<unk>", "<|endoftext|>", "[gMASK]", "<|user|>", "<FILL_ME>"]
 TEXTS = st.one_of(
     st.text(max_size=60),
     st.text(alphabet="ab 1'\n▁", max_size=40),
-    st.lists(st.sampled_from([*SAMPLES, *MARKS, " ", "\n"]), max_size=6).map("".join),
+    st.lists(st.sampled_from([*SAMPLES, *SPECIAL, " ", "\n"]), max_size=6).map("".join),
 )
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json")
 

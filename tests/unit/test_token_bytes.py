@@ -104,7 +104,7 @@ def test_byte_level_tokens_concatenate_to_the_text(default_tokenizer: Tokenizer,
 @settings(max_examples=800)
 @given(text=TEXTS)
 def test_byte_fallback_tokens_concatenate_to_the_text(llama_like_tokenizer: Tokenizer, text: str) -> None:
-    assume(not any(mark in text for mark in ("<s>", "</s>", "<unk>", "<tool>")))
+    assume(not any(token in text for token in ("<s>", "</s>", "<unk>", "<tool>")))
     text = text.replace(SPACE_MARKER, "")
     table = _table(llama_like_tokenizer)
     joined = table.join(llama_like_tokenizer.encode(text, add_bos=False))

@@ -46,9 +46,9 @@ QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 GLM4_WORDS = QWEN_WORDS.replace(r"\p{N}| ", r"\p{N}{1,3}| ")
-MARKS = [text for text in [*GLM4_SPECIAL, *CHATGLM3_SPECIAL] if not text.isalpha()]
-INTERNLM_MARKS = ["[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]"]
-MARKS += ["<|im_start|>", "<|im_end|>", "<s>", "</s>", *INTERNLM_MARKS]
+SPECIAL_TOKENS = [text for text in [*GLM4_SPECIAL, *CHATGLM3_SPECIAL] if not text.isalpha()]
+INTERNLM_UNUSED = ["[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]"]
+SPECIAL_TOKENS += ["<|im_start|>", "<|im_end|>", "<s>", "</s>", *INTERNLM_UNUSED]
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,10 @@ def internlm2(directory: Path, *, begins_with_space: bool) -> Tokenizer:
     train_pieces(
         directory,
         add_dummy_prefix=begins_with_space,
-        control_symbols=INTERNLM_MARKS,
+        control_symbols=INTERNLM_UNUSED,
     )
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
-    first = pieces.piece_to_id(INTERNLM_MARKS[0])
+    first = pieces.piece_to_id(INTERNLM_UNUSED[0])
     write_tokenizer(
         directory,
         "InternLM2Tokenizer",
@@ -206,7 +206,7 @@ def test_chatglm_encodes_as_sentencepiece_does_after_its_prefix(
     @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
-        assume(not any(mark in text for mark in MARKS))  # which SentencePiece does not know
+        assume(not any(content in text for content in SPECIAL_TOKENS))  # which SentencePiece does not know
         assert tokenizer.encode(text) == [size + 1, size + 3, *reference.encode(text)]
 
     check()
@@ -217,17 +217,17 @@ def test_chatglm_encodes_as_sentencepiece_does_after_its_prefix(
 def test_internlm_encodes_as_sentencepiece_does_after_bos(request: pytest.FixtureRequest, kind: str) -> None:
     internlm: Tokenizer = request.getfixturevalue(kind)
     reference = pieces_of(internlm)
-    marks = [*INTERNLM_ADDED, "<s>", "</s>"]
+    contents = [*INTERNLM_ADDED, "<s>", "</s>"]
 
     @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
-        assume(not any(mark in text for mark in [*marks, "[UNUSED"]))
+        assume(not any(content in text for content in [*contents, "[UNUSED"]))
         assert internlm.encode(text) == [1, *reference.encode(text)]
 
     check()
-    start, end = (internlm.encode(mark, add_bos=False)[0] for mark in INTERNLM_ADDED)
-    assert (start, end) == tuple(reference.piece_to_id(mark) for mark in INTERNLM_MARKS)
+    start, end = (internlm.encode(content, add_bos=False)[0] for content in INTERNLM_ADDED)
+    assert (start, end) == tuple(reference.piece_to_id(content) for content in INTERNLM_UNUSED)
     expected = [1, start, *reference.encode("user\nHi"), end, *reference.encode("\n"), 2]
     assert internlm.encode("<s><|im_start|>user\nHi<|im_end|>\n</s>") == expected
     assert internlm.vocab_size == reference.get_piece_size()
@@ -275,7 +275,7 @@ def test_the_bytes_of_the_tokens_are_the_texts(request: pytest.FixtureRequest, k
     @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
-        assume(not any(mark in text for mark in MARKS))
+        assume(not any(content in text for content in SPECIAL_TOKENS))
         space = ""
         if kind not in ("qwen", "glm4"):
             text = text.replace("▁", "").replace("\0", "")  # SentencePiece writes spaces so, and has no token for NUL
@@ -290,7 +290,7 @@ def test_the_bytes_of_the_tokens_are_the_texts(request: pytest.FixtureRequest, k
 
 
 @pytest.mark.parametrize(
-    ("kind", "marks"),
+    ("kind", "contents"),
     [
         ("qwen", ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|extra_0|>"]),
         ("glm4", ["<|user|>", "<|observation|>", "<|endoftext|>"]),
@@ -300,14 +300,14 @@ def test_the_bytes_of_the_tokens_are_the_texts(request: pytest.FixtureRequest, k
     ],
 )
 def test_marks_of_chat_templates_are_single_special_tokens(
-    request: pytest.FixtureRequest, kind: str, marks: list[str]
+    request: pytest.FixtureRequest, kind: str, contents: list[str]
 ) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     table = tokenizer.token_bytes()
-    for mark in marks:
-        (token,) = tokenizer.encode(mark, add_bos=False)
-        assert (table.tokens[token], table.special[token]) == (mark.encode(), True)
-        assert (tokenizer.decode([token]), tokenizer.decode([token], skip_special_tokens=False)) == ("", mark)
+    for content in contents:
+        (token,) = tokenizer.encode(content, add_bos=False)
+        assert (table.tokens[token], table.special[token]) == (content.encode(), True)
+        assert (tokenizer.decode([token]), tokenizer.decode([token], skip_special_tokens=False)) == ("", content)
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def _struct(part: type) -> str:
 
 
 def _comment(text: str, indent: str) -> list[str]:
-    mark = f"{indent}// "
-    return textwrap.wrap(text.replace("``", "`"), width=118, initial_indent=mark, subsequent_indent=mark)
+    prefix = f"{indent}// "
+    return textwrap.wrap(text.replace("``", "`"), width=118, initial_indent=prefix, subsequent_indent=prefix)
 
 
 def _scalar_type(field: Field) -> str:

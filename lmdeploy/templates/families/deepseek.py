@@ -15,12 +15,12 @@ _END = "<｜end▁of▁sentence｜>"
 class DeepSeekV3ChatTemplate(BaseChatTemplate):
     """DeepSeek V2.5, V3 and R1: responses are written without their reasoning.
 
-    Calls and what tools returned have their own marks, from which the response continues without another opening. The
+    Calls and what tools returned have their own tags, from which the response continues without another opening. The
     published template has no place for tools.
     """
 
     def mentions(self, text: str) -> bool:
-        """Return whether it is one of the marks around reasoning."""
+        """Return whether it is one of the tags around reasoning."""
         return text in ("<think>", "</think>")
 
     def writes_calls(self) -> bool:

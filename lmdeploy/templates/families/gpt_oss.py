@@ -23,7 +23,7 @@ class GptOssChatTemplate(ToolChatTemplate):
     calls = GPT_OSS
 
     def mentions(self, text: str) -> bool:
-        """Return whether it is one of the marks around reasoning."""
+        """Return whether it is one of the tags around reasoning."""
         return text in (HARMONY.begin, HARMONY.end)
 
     @property

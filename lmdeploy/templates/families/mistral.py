@@ -1,4 +1,4 @@
-"""Mistral and Mixtral: three generations of marks.
+"""Mistral and Mixtral: three generations of tags.
 
 The system prompt begins the first user turn. The later published templates put it, and the tools, into the last one,
 which would change what an engine already holds of a conversation.
@@ -16,13 +16,13 @@ from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
 class MistralV3ChatTemplate(ToolChatTemplate):
-    """The formats whose vocabulary has marks for tools, calls and what they return."""
+    """The formats whose vocabulary has tags for tools, calls and what they return."""
 
     calls = MISTRAL
 
     def __init__(self, gap: str, **strings: Any) -> None:
         super().__init__(**strings)
-        self._gap = gap  # what stands between a mark and its text
+        self._gap = gap  # what stands between a tag and its text
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         listed = as_json([{"type": "function", "function": function} for function in functions])

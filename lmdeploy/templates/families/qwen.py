@@ -61,7 +61,7 @@ class Qwen3ChatTemplate(Qwen25ChatTemplate):
         return other
 
     def mentions(self, text: str) -> bool:
-        """Return whether it is one of the marks around reasoning."""
+        """Return whether it is one of the tags around reasoning."""
         return text in (_BEGIN_OF_REASONING, _END_OF_REASONING)
 
     def _render(self, messages: list[Message], tools: list[Tool] | None, add_generation_prompt: bool) -> str:

@@ -45,11 +45,11 @@ INTERNLM2 = MarkedObjects(
 )
 # Mistral's published templates up to the third version of its tokenizer.
 MISTRAL = ObjectList("[TOOL_CALLS]", identity="id")
-# Granite 3's published template; the second mark is what vLLM's parser reads besides.
+# Granite 3's published template; the second tag is what vLLM's parser reads besides.
 GRANITE = ObjectList("<|tool_call|>")
 # As Phi-4-mini's model card has it, and as it also answers (vLLM's phi4_mini_json).
 PHI4 = ObjectList("<|tool_call|>", "<|/tool_call|>", other_openings=("functools",))
-# Command R and R+; and Command R7B and A, whose marks are tokens. Cohere's published templates for tools.
+# Command R and R+; and Command R7B and A, whose tags are tokens. Cohere's published templates for tools.
 COMMAND_R = ObjectList("Action: ```json", "```", name="tool_name", arguments="parameters", indent=4)
 COMMAND_R7B = ObjectList(
     "<|START_ACTION|>", "<|END_ACTION|>", name="tool_name", arguments="parameters", identity="tool_call_id"
@@ -91,7 +91,7 @@ DEEPSEEK_V31 = HeadedArguments(
     before="<｜tool▁calls▁begin｜>",
     after="<｜tool▁calls▁end｜>",
 )
-# Kimi K2's published templates; the second spelling of the section's mark is read by vLLM's parser.
+# Kimi K2's published templates; the second spelling of the section's tag is read by vLLM's parser.
 KIMI_K2 = HeadedArguments(
     head="<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>",
     closing="<|tool_call_end|>",
@@ -128,7 +128,7 @@ GPT_OSS = HeadedArguments(
     response_head="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
 )
 
-# ---- arguments between marks of their own ----
+# ---- arguments between tags of their own ----
 
 # Qwen3-Coder's and Qwen3.5's published templates.
 QWEN3_CODER = TaggedArguments(
@@ -205,7 +205,7 @@ DEEPSEEK_V4 = replace(DEEPSEEK_V32, section=("<｜DSML｜tool_calls>\n", "</｜D
 # Gemma 4's published template; and FunctionGemma's description of its format.
 GEMMA4 = QuotedArguments("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = QuotedArguments("<start_function_call>", "<end_function_call>", "<escape>")
-# Llama 3.2 where its prompt says so, and Llama 4, which has the marks (Meta's prompt formats).
+# Llama 3.2 where its prompt says so, and Llama 4, which has the tags (Meta's prompt formats).
 PYTHONIC = PythonList("<|python_start|>", "<|python_end|>")
 # LFM2's published template.
 LFM2 = PythonList("<|tool_call_start|>", "<|tool_call_end|>", is_marked=True, has_json=True)
@@ -219,7 +219,7 @@ class NamedFormat:
 
     formats: tuple[ToolCallFormat, ...]  # the one that is written first; all are read
     signs: tuple[tuple[str, ...], ...] = ()  # a template that holds all texts of one of them writes calls so
-    in_auto: bool = True  # whether it is read, too, where no format is known: not where it has no mark, or a common one
+    in_auto: bool = True  # whether it is read, too, where no format is known: not where it has no tag, or a common one
 
 
 _NAMED = {
@@ -283,7 +283,7 @@ PARSERS = ("auto", "none", *sorted(TOOL_CALL_FORMATS))
 def tool_call_formats_of(name: str) -> tuple[ToolCallFormat, ...]:
     """Return the formats in which calls are parsed; raise `ValueError` if there is no such parser; lists them.
 
-    ``name``: one of `PARSERS`. ``auto``: all that have marks, which distinguish them; ``none``: nothing.
+    ``name``: one of `PARSERS`. ``auto``: all that have tags, which distinguish them; ``none``: nothing.
     """
     name = parser_name("tool_call_parser", name, PARSERS)
     if name == "none":

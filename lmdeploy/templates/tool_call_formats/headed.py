@@ -19,9 +19,9 @@ from lmdeploy.templates.tool_call_formats.grammar import (
 class NamedArguments:
     """Each call is the function's name and then its arguments, a JSON object."""
 
-    opening: str  # the mark before the name
+    opening: str  # the tag before the name
     ending: str  # what ends the name
-    closing: str = ""  # the mark after the arguments; empty: there is none
+    closing: str = ""  # the tag after the arguments; empty: there is none
 
     def write(self, calls: Sequence[Call]) -> str:
         """Return the calls as the model writes them."""
@@ -32,7 +32,7 @@ class NamedArguments:
         )
 
     def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
-        """Return the grammar of calls of `functions`; without a closing mark, the first opening is in the prompt."""
+        """Return the grammar of calls of `functions`; without a closing tag, the first opening is in the prompt."""
         opening = self.opening if self.closing else ""
         tags = [
             tag(f"{opening}{function.name}{self.ending}", json_value(function.enforced), self.closing)
@@ -46,8 +46,8 @@ class HeadedArguments:
     """Each call is a head that holds the function's name, and then its arguments, a JSON object."""
 
     head: str  # as written, with ``{name}``, and ``{number}`` or ``{id}`` of the call
-    closing: str  # the mark after the arguments as written
-    openings: tuple[str, ...]  # the marks that heads begin with
+    closing: str  # the tag after the arguments as written
+    openings: tuple[str, ...]  # the tags that heads begin with
     pattern: str  # regular expression of what is between one of them and the arguments; its group ``name`` is the name
     closings: tuple[str, ...]  # each may end a call
     # Around all calls, and between two, as written
@@ -74,7 +74,7 @@ class HeadedArguments:
         head = self.response_head or self.head
         tags = [self._tag(head, function) for function in functions]
         trigger = self.before or head.partition("{name}")[0]
-        if self.response_head:  # the mark after the arguments is a token that ends the response
+        if self.response_head:  # the tag after the arguments is a token that ends the response
             return CallGrammar(tags, trigger=trigger, is_alone=True)
         return CallGrammar(tags, self.before, self.separator, self.after, trigger)
 
@@ -91,7 +91,7 @@ class HeadedArguments:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCode:
-    """Code after the mark, which the environment runs; it is only read."""
+    """Code after the tag, which the environment runs; it is only read."""
 
     opening: str
 

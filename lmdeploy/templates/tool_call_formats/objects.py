@@ -1,4 +1,4 @@
-"""Calls that are JSON objects: between marks, alone, or in a list."""
+"""Calls that are JSON objects: between tags, alone, or in a list."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from lmdeploy.templates.tool_call_formats.grammar import CallGrammar, FunctionSc
 
 @dataclass(frozen=True, slots=True)
 class MarkedObjects:
-    """Each call is a JSON object between two marks."""
+    """Each call is a JSON object between two tags."""
 
     opening: str
     closing: str
-    # Separator of the marks and the object as written; any white space is read
+    # Separator of the tags and the object as written; any white space is read
     before: str = "\n"
     after: str = "\n"
     separator: str = "\n"  # between two calls as written
@@ -35,7 +35,7 @@ class MarkedObjects:
 
 @dataclass(frozen=True, slots=True)
 class BareObjects:
-    """Each call is a JSON object without marks."""
+    """Each call is a JSON object without tags."""
 
     separator: str = "; "  # between two calls
     arguments: str = "parameters"  # name of the object's member with the arguments as written
@@ -52,9 +52,9 @@ class BareObjects:
 
 @dataclass(frozen=True, slots=True)
 class ObjectList:
-    """The calls are a JSON list after a mark."""
+    """The calls are a JSON list after a tag."""
 
-    opening: str  # the mark
+    opening: str  # the tag
     closing: str = ""  # after the list; empty: nothing
     # Names of an object's members with the function, its arguments and the call's id, as written; empty: calls have no
     # ids. Any of the usual names is read
@@ -63,10 +63,10 @@ class ObjectList:
     identity: str = ""
     indent: int | None = None  # of the list as written
     other_openings: tuple[str, ...] = ()  # read like `opening`
-    is_bare: bool = False  # the list is written without marks, and read where a response begins with it
+    is_bare: bool = False  # the list is written without tags, and read where a response begins with it
 
     def write(self, calls: Sequence[Call], gap: str = "") -> str:
-        """Return the calls as the model writes them, with `gap` after the mark."""
+        """Return the calls as the model writes them, with `gap` after the tag."""
         if self.is_bare:
             return as_json([self._object(call) for call in calls], self.indent)
         return f"{self.opening}{gap}{as_json([self._object(call) for call in calls], self.indent)}{self.closing}"

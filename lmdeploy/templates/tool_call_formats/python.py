@@ -24,7 +24,7 @@ from lmdeploy.templates.tool_call_formats.grammar import (
 class PythonList:
     """The calls are a Python list of calls with keywords: ``[add(a=1, b=2), today()]``."""
 
-    # Marks that may be around the list
+    # Tags that may be around the list
     opening: str
     closing: str
     is_marked: bool = False  # they are written
@@ -44,7 +44,7 @@ class PythonList:
 
 @dataclass(frozen=True, slots=True)
 class PythonLines:
-    """The calls are Python calls with keywords, a line each, between two marks."""
+    """The calls are Python calls with keywords, a line each, between two tags."""
 
     opening: str
     closing: str

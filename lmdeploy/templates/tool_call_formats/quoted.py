@@ -21,7 +21,7 @@ from lmdeploy.templates.tool_call_formats.grammar import (
 
 @dataclass(frozen=True, slots=True)
 class QuotedArguments:
-    """Each call is ``NAME{key:<quote>text<quote>,other:42,list:[1,{a:true}]}`` between two marks."""
+    """Each call is ``NAME{key:<quote>text<quote>,other:42,list:[1,{a:true}]}`` between two tags."""
 
     opening: str
     closing: str
@@ -74,16 +74,16 @@ class QuotedArguments:
         return as_json(value)
 
 
-def _until(mark: str) -> Sequence[str]:
-    """Return the rules of ``rest``: any text up to a mark, and the mark. ``restN`` continues after N characters."""
+def _until(delimiter: str) -> Sequence[str]:
+    """Return the rules of ``rest``: any text up to a tag, and the tag. ``restN`` continues after N characters."""
     rules = []
-    for size, char in enumerate(mark):
-        then = [f"{quoted(char)} rest{size + 1}" if size + 1 < len(mark) else quoted(char)]
+    for size, char in enumerate(delimiter):
+        then = [f"{quoted(char)} rest{size + 1}" if size + 1 < len(delimiter) else quoted(char)]
         seen = [char]
-        for again in range(size, 0, -1):  # what begins the mark again
-            if mark[again - 1] not in seen and mark[:size].endswith(mark[: again - 1]):
-                then.append(f"{quoted(mark[again - 1])} rest{again}")
-                seen.append(mark[again - 1])
+        for again in range(size, 0, -1):  # what begins the tag again
+            if delimiter[again - 1] not in seen and delimiter[:size].endswith(delimiter[: again - 1]):
+                then.append(f"{quoted(delimiter[again - 1])} rest{again}")
+                seen.append(delimiter[again - 1])
         excluded = "".join(f"\\{item}" if item in "]\\^-" else item for item in seen)
         rules.append(f"rest{size or ''} ::= {' | '.join(then)} | [^{excluded}] rest")
     return rules

@@ -1,4 +1,4 @@
-"""Calls whose arguments each are between their own marks."""
+"""Calls whose arguments each are between their own tags."""
 
 import re
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _ANY_NAME: Grammar = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
 
 @dataclass(frozen=True, slots=True)
 class TaggedArguments:
-    """Each call is the function's name, and then its arguments one by one. All marks are given as they are written."""
+    """Each call is the function's name, and then its arguments one by one. All tags are given as they are written."""
 
     # Around the name of the function
     call: str
@@ -47,7 +47,7 @@ class TaggedArguments:
     section: tuple[str, str] = ("", "")  # around all calls, or around each; it is read around one or several
     is_section_per_call: bool = False
     separator: str = ""  # between two calls
-    pads: bool = False  # line ends around values belong to the marks: one on each side is no part of the value
+    pads: bool = False  # line ends around values belong to the tags: one on each side is no part of the value
     # Type of an argument whose type the schema does not say: ``text``, or ``json`` where it can be
     untyped: Literal["text", "json"] = "text"
     # Whether ``true`` and the like are written in JSON or in Python
@@ -79,17 +79,17 @@ class TaggedArguments:
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """The marks that a call begins with: the section's, and the call's own, before which the former may lack."""
-        return tuple(dict.fromkeys(mark.strip() for mark in (self.section[0], self.call) if mark))
+        """The tags that a call begins with: the section's, and the call's own, before which the former may lack."""
+        return tuple(dict.fromkeys(word.strip() for word in (self.section[0], self.call) if word))
 
     @property
     def endings(self) -> tuple[str, ...]:
-        """The marks that may end a call."""
-        return tuple(dict.fromkeys(mark.strip() for mark in (self.call_end, self.section[1]) if mark))
+        """The tags that may end a call."""
+        return tuple(dict.fromkeys(word.strip() for word in (self.call_end, self.section[1]) if word))
 
     @property
-    def value_mark(self) -> str:
-        """The mark after a value, without line ends."""
+    def value_tag(self) -> str:
+        """The tag after a value, without line ends."""
         return self.value_end.strip()
 
     @property
@@ -146,20 +146,20 @@ class TaggedArguments:
         return tag(self.key, sequence([_ANY_NAME, {"type": "const_string", "value": value}, content]), self.value_end)
 
     def _texts(self, plans: Sequence[Plan], types: Sequence[str]) -> list[Grammar]:
-        """Return the grammars of strings, written without quotes and the beginning of the mark after them."""
+        """Return the grammars of strings, written without quotes and the beginning of the tag after them."""
         found: list[Grammar] = []
         for plan in plans:
             match plan:
                 case Values(values):
                     words = ("null", "none") if "null" in types else ()
-                    fitting = (value for value in values if self.value_mark not in value)
+                    fitting = (value for value in values if self.value_tag not in value)
                     found += [
                         {"type": "const_string", "value": value}
                         for value in fitting
                         if value.strip().lower() not in words
                     ]
                 case Text(language):
-                    left = restricted(language, complement(of(self.value_mark[:1])))
+                    left = restricted(language, complement(of(self.value_tag[:1])))
                     found += [] if left == NOTHING else [rules_part(f"root ::= {body_of(left)}")]
                 case _:
                     found.append(self._any_text)
@@ -167,7 +167,7 @@ class TaggedArguments:
 
     @property
     def _any_text(self) -> Grammar:
-        return {"type": "any_text", "excludes": [self.value_mark]}
+        return {"type": "any_text", "excludes": [self.value_tag]}
 
     def _call(self, function: dict[str, Any]) -> str:
         arguments = "".join(

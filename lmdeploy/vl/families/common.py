@@ -89,14 +89,14 @@ class VideoForm:
     """How the models of a family see videos: as the same attributes of :class:`VisionFamily` say of images.
 
     An image is the frames below each other, a size that of one of them, and ``times`` among the options has the second
-    of each. ``mark`` may be several tokens.
+    of each. ``placeholder`` may be several tokens.
     """
 
     token: str
     expansion: Expansion
     features: Features
     written: str
-    mark: str = ""
+    placeholder: str = ""
     words: tuple[str, ...] = ()
     grid: Grid = lambda part, size, options: (0, 0, 0)
     # From the part and the options to how many positions the frames of the grid are apart
@@ -126,7 +126,7 @@ class VisionFamily:
     minds_others: bool = False
     # From the part, an image's index among those of the prompt (from 0) and its options to what is before its expansion
     number: Callable[[VisionPart, int, Options], str] = lambda part, index, options: ""
-    mark: str = ""  # what a chat template writes for an image, if that is not ``token``; one of ``words``
+    placeholder: str = ""  # what a chat template writes for an image, if that is not ``token``; one of ``words``
     # From the part, an image's size (width, height) and its options to the frames, rows and columns that its tokens
     # stand for, where the model's positions have three axes; else zeros
     grid: Grid = lambda part, size, options: (0, 0, 0)
@@ -144,7 +144,7 @@ class VisionFamily:
 
     def with_token(self, token: str) -> "VisionFamily":
         """Return the same with another token that embeddings take the place of."""
-        changes = {name: getattr(self, name).replace(self.token, token) for name in ("written", "mark")}
+        changes = {name: getattr(self, name).replace(self.token, token) for name in ("written", "placeholder")}
 
         def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
             return self.expansion(part, size, options).replace(self.token, token)

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     import torch
 
 
-# Gemma 3: one size of image, whose tokens see each other, between marks and empty lines.
+# Gemma 3: one size of image, whose tokens see each other, between tags and empty lines.
 _GEMMA3_TOKEN, _GEMMA3_BEGIN, _GEMMA3_END = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
 
 
 def gemma3_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens, between marks."""
+    """Return the tokens, between tags."""
     return f"\n\n{_GEMMA3_BEGIN}{_GEMMA3_TOKEN * int(part.config.mm_tokens_per_image)}{_GEMMA3_END}\n\n"
 
 
@@ -36,7 +36,7 @@ GEMMA3 = VisionFamily(
     written=_GEMMA3_BEGIN,
     goes_first=False,
     words=(_GEMMA3_BEGIN, _GEMMA3_END),
-    mark=_GEMMA3_BEGIN,
+    placeholder=_GEMMA3_BEGIN,
 )
 
 
@@ -45,7 +45,7 @@ _GEMMA4_TOKEN, _GEMMA4_BEGIN, _GEMMA4_END = "<|image|>", "<|image>", "<image|>"
 
 
 def gemma4_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens, one a square of pooled patches, between marks."""
+    """Return the tokens, one a square of pooled patches, between tags."""
     from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
     processor = part.processor

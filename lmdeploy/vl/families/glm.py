@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# GLM-4.1V: as Qwen2-VL, with marks and bounds of its own.
+# GLM-4.1V: as Qwen2-VL, with tags and bounds of its own.
 _GLM4V_TOKEN, _BEGIN, _GLM4V_END = "<|image|>", "<|begin_of_image|>", "<|end_of_image|>"
 _VIDEO = "<|video|>"
 
@@ -36,13 +36,13 @@ def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int
 
 
 def glm4v_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens; a template writes the marks around them."""
+    """Return the tokens; a template writes the tags around them."""
     _, rows, columns = grid(part, size, options)
     return _GLM4V_TOKEN * (rows * columns)
 
 
 def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens of every two frames, between marks, each before the second of the first."""
+    """Return the tokens of every two frames, between tags, each before the second of the first."""
     _, rows, columns = qwen_video.grid(part, size, options)
     run = _BEGIN + _GLM4V_TOKEN * (rows * columns) + _GLM4V_END
     return "".join(f"{run}{int(time)}" for time in times_of(options)[::2])
@@ -66,14 +66,14 @@ GLM4V = dataclasses.replace(
         token=_GLM4V_TOKEN,
         expansion=video_expansion,
         written=f"<|begin_of_video|>{_VIDEO}<|end_of_video|>",
-        mark=_VIDEO,
+        placeholder=_VIDEO,
         words=(_BEGIN, _GLM4V_END, "<|begin_of_video|>", "<|end_of_video|>"),
     ),
 )
 
 
 # GLM-4V 9B: images in one size, at one position of the text, between a vector that begins and one that ends them.
-# The tokenizer has marks, and nothing for what is between them.
+# The tokenizer has tags, and nothing for what is between them.
 _GLM_4V_9B_TOKEN, _GLM_4V_9B_END = "<|begin_of_image|>", "<|end_of_image|>"
 _GLM_4V_9B_OWN = "transformer.vision."
 

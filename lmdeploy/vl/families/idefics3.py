@@ -30,7 +30,7 @@ def _tile(part: VisionPart) -> str:
 
 
 def whole_view(part: VisionPart) -> str:
-    """Return the tokens of an image that is not cut, between marks."""
+    """Return the tokens of an image that is not cut, between tags."""
     return f"{_AROUND}{_WHOLE}{_tile(part)}{_AROUND}"
 
 
@@ -91,7 +91,7 @@ def in_words(number: int) -> str:
 
 
 def smolvlm_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the introduction of the video, and each frame's tokens between marks."""
+    """Return the introduction of the video, and each frame's tokens between tags."""
     times = times_of(options)
     length = datetime.timedelta(seconds=int(times[-1]))
     frame = whole_view(part)
@@ -116,6 +116,6 @@ SMOLVLM = dataclasses.replace(
     IDEFICS3,
     architectures=("SmolVLMForConditionalGeneration",),
     video=VideoForm(
-        _SMOLVLM_TOKEN, smolvlm_expansion, smolvlm_features, written=_VIDEO, mark=_VIDEO, words=IDEFICS3.words
+        _SMOLVLM_TOKEN, smolvlm_expansion, smolvlm_features, written=_VIDEO, placeholder=_VIDEO, words=IDEFICS3.words
     ),
 )

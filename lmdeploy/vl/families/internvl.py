@@ -38,7 +38,7 @@ def tiling(part: VisionPart, options: Options) -> dict[str, Any]:
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens of all tiles, between marks."""
+    """Return the tokens of all tiles, between tags."""
     width, height = size
     tiles: int = part.processor.get_number_of_image_patches(height, width, tiling(part, options))
     return _BEGIN + _TOKEN * (tiles * int(part.config.image_seq_length)) + _END
@@ -57,7 +57,7 @@ def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -
     return "\n".join(f"Frame{number}: {frame}" for number in range(1, len(times_of(options)) + 1))
 
 
-def internvl_video_features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
+def internvl_frames(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
     """Return the rows of all frames, each of which is a tile."""
     frames = frames_in(stacked, len(times_of(options)))
     pixels = part.processor(images=frames, return_tensors="pt", crop_to_patches=False)["pixel_values"]
@@ -72,7 +72,7 @@ INTERNVL = VisionFamily(
     internvl_features,
     words=(_BEGIN, _END),
     video=VideoForm(
-        _TOKEN, video_expansion, internvl_video_features, written=f"{_VIDEO}\n", mark=_VIDEO, words=(_BEGIN, _END)
+        _TOKEN, video_expansion, internvl_frames, written=f"{_VIDEO}\n", placeholder=_VIDEO, words=(_BEGIN, _END)
     ),
 )
 
@@ -170,7 +170,7 @@ def internvl_chat_features(part: VisionPart, image: "Image", options: Options) -
 
 def internvl_chat_video_features(part: VisionPart, stacked: "Image", options: Options) -> "torch.Tensor":
     """Return the rows of all frames, each of which is a tile."""
-    return _as_trained(part, internvl_video_features(part, stacked, options))
+    return _as_trained(part, internvl_frames(part, stacked, options))
 
 
 def _as_trained(part: VisionPart, rows: "torch.Tensor") -> "torch.Tensor":

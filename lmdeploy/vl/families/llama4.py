@@ -13,7 +13,7 @@ from lmdeploy.vl.tensors import seeing_tensors
 if TYPE_CHECKING:
     import torch
 
-_TOKEN, _MARK = "<|patch|>", "<|image|>"
+_TOKEN, _PLACEHOLDER = "<|patch|>", "<|image|>"
 _BEGIN, _END = "<|image_start|>", "<|image_end|>"
 _COLUMN_END, _ROW_END = "<|tile_x_separator|>", "<|tile_y_separator|>"
 
@@ -115,7 +115,7 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     tile = _TOKEN * int((vision.image_size // vision.patch_size) ** 2 * vision.pixel_shuffle_ratio**2 + 0.5)
     rows, columns = part.processor.grid(size)
     lines = (_COLUMN_END.join([tile] * columns) + _ROW_END) * rows if rows * columns > 1 else ""
-    return f"{_BEGIN}{lines}{_MARK}{tile}{_END}"
+    return f"{_BEGIN}{lines}{_PLACEHOLDER}{tile}{_END}"
 
 
 def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
@@ -130,9 +130,9 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=_MARK,
+    written=_PLACEHOLDER,
     goes_first=False,
-    words=(_MARK, _BEGIN, _END, _COLUMN_END, _ROW_END),
-    mark=_MARK,
+    words=(_PLACEHOLDER, _BEGIN, _END, _COLUMN_END, _ROW_END),
+    placeholder=_PLACEHOLDER,
     native=NativeForm(config, processor, tensors),
 )

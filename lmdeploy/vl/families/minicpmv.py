@@ -1,6 +1,6 @@
 """MiniCPM-V: the whole image, then slices of it as its shape and size ask for, each a fixed number of rows.
 
-In 2.5 the marks of slices are around all of them, each between those of an image; later, around each.
+In 2.5 the tags of slices are around all of them, each between those of an image; later, around each.
 """
 
 import json
@@ -133,13 +133,13 @@ def model(config: Any) -> type:
 
 
 def number(part: VisionPart, index: int, options: Options) -> str:
-    """Return the number of an image between its marks, where images have one."""
+    """Return the number of an image between its tags, where images have one."""
     is_numbered = bool(options.get("use_image_id", part.processor.is_numbered))
     return str(index).join(_NUMBER) if is_numbered else ""
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens of each view between its marks, slices in lines."""
+    """Return the tokens of each view between its tags, slices in lines."""
     rows_of_view = _TOKEN * int(part.config.image_seq_length)
     columns, rows = part.processor.grid(size, options)
     whole = rows_of_view.join(_WHOLE)

@@ -16,7 +16,7 @@ from lmdeploy.vl.tensors import seeing_tensors
 if TYPE_CHECKING:
     import torch
 
-_TOKEN, _MARK = "<|reserved_special_token_0|>", "<|image|>"
+_TOKEN, _PLACEHOLDER = "<|reserved_special_token_0|>", "<|image|>"
 _EMBEDDING = "language_model.model.embed_tokens.weight"
 _BEHIND_VOCABULARY = 8  # rows of the embedding
 
@@ -73,9 +73,9 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=_MARK,
-    words=(_MARK,),
+    written=_PLACEHOLDER,
+    words=(_PLACEHOLDER,),
     native=NativeForm(config, processor, tensors),
-    mark=_MARK,
+    placeholder=_PLACEHOLDER,
     has_cross_attention=True,
 )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _TOKEN = "|<EXTRA_TOKENS_0>|"
-_BEGIN, _PATCH, _LINE_END, _END = _MARKS = ("<im_start>", "<im_patch>", "<im_col>", "<im_end>")
+_BEGIN, _PATCH, _LINE_END, _END = _SPECIAL = ("<im_start>", "<im_patch>", "<im_col>", "<im_end>")
 _OTHERS = ("<|image|>",)
 _TABLE = "model.transformer.wte."
 _VIT = "model.vision_backbone.image_vit."
@@ -150,8 +150,8 @@ def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
     ids = {token["content"]: token["id"] for token in listed}
     # The table of the vocabulary, then a further one.
     size = raw.get("embedding_size") or raw["vocab_size"]
-    tables = [("embedding", ids[mark]) if ids[mark] < size else ("new_embedding", ids[mark] - size) for mark in _MARKS]
-    yield "marks", torch.cat([rows_of_tensor(folder, f"{_TABLE}{table}", [row]) for table, row in tables])
+    tables = [("embedding", i) if i < size else ("new_embedding", i - size) for i in map(ids.__getitem__, _SPECIAL)]
+    yield "special", torch.cat([rows_of_tensor(folder, f"{_TABLE}{table}", [row]) for table, row in tables])
 
 
 def model(config: Any) -> type:
@@ -176,12 +176,12 @@ def features(part: VisionPart, image: Image.Image, options: Options) -> "torch.T
     cropper: Cropper = part.processor
     rows, columns = cropper.grid(image.size)
     whole, *crops = part.model(*cropper.cut(image))
-    marks = dict(zip(_MARKS, part.model.marks, strict=True))
+    special = dict(zip(_SPECIAL, part.model.special, strict=True))
 
     def written(lines: torch.Tensor) -> list[torch.Tensor]:
-        ends = marks[_LINE_END].expand(len(lines), 1, -1)
-        shown = torch.cat([lines + marks[_PATCH], ends], dim=1).flatten(0, 1)
-        return [marks[_BEGIN][None], shown, marks[_END][None]]
+        ends = special[_LINE_END].expand(len(lines), 1, -1)
+        shown = torch.cat([lines + special[_PATCH], ends], dim=1).flatten(0, 1)
+        return [special[_BEGIN][None], shown, special[_END][None]]
 
     shown = [
         crops[row * columns + column][cropper.kept(row, rows), cropper.kept(column, columns)]
@@ -196,7 +196,7 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    words=(*_MARKS, *_OTHERS),
+    words=(*_SPECIAL, *_OTHERS),
     other_token=_PATCH,
     native=NativeForm(config, processor, tensors, model),
 )

@@ -50,7 +50,7 @@ def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int
 
 
 def qwen2_vl_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens; a template writes the marks around them."""
+    """Return the tokens; a template writes the tags around them."""
     _, rows, columns = grid(part, size, options)
     return _QWEN2_VL_TOKEN * (rows * columns)
 
@@ -88,7 +88,7 @@ QWEN2_VL = VisionFamily(
 )
 
 
-# Qwen-VL: images in one size, a fixed number of rows between marks, numbered from 1.
+# Qwen-VL: images in one size, a fixed number of rows between tags, numbered from 1.
 _QWEN_VL_TOKEN, _QWEN_VL_BEGIN, _QWEN_VL_END = "<imgpad>", "<img>", "</img>"
 _OWN = "transformer.visual."
 _QUERIES = 256  # where config.json does not say
@@ -138,7 +138,7 @@ def number(part: VisionPart, index: int, options: Options) -> str:
 
 
 def qwen_vl_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens between their marks."""
+    """Return the tokens between their tags."""
     return f"{_QWEN_VL_BEGIN}{_QWEN_VL_TOKEN * part.config.image_seq_length}{_QWEN_VL_END}"
 
 

@@ -78,7 +78,7 @@ def _pairs(times: Sequence[float]) -> int:
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens and the marks around them; of every two frames alone, after the time."""
+    """Return the tokens and the tags around them; of every two frames alone, after the time."""
     times = times_of(options)
     frames, rows, columns = grid(part, size, options)
     frame_step(part, options)  # refuses before anything is looked at
@@ -133,7 +133,7 @@ FORM = VideoForm(
     expansion,
     features,
     written=f"{_BEGIN}{TOKEN}{_END}",
-    mark=f"{_BEGIN}{TOKEN}{_END}",
+    placeholder=f"{_BEGIN}{TOKEN}{_END}",
     words=(_BEGIN, _END),
     grid=grid,
     frame_step=frame_step,

@@ -81,7 +81,7 @@ class DocumentBlock(Strict):
     context: AnyText | None = None
 
     def parts(self) -> Iterator[dict[str, Any]]:
-        """Yield the block as chat completions have it, between marks."""
+        """Yield the block as chat completions have it, between tags."""
         if self.source.type not in ("text", "content"):
             yield {"type": DOCUMENT}
             return
@@ -99,7 +99,7 @@ class SearchResultBlock(Strict):
     content: SomeShown
 
     def parts(self) -> Iterator[dict[str, Any]]:
-        """Yield the block as chat completions have it, between marks."""
+        """Yield the block as chat completions have it, between tags."""
         yield from _between("search_result", {"title": self.title, "source": self.source}, self.content)
 
 
@@ -187,10 +187,10 @@ def system_prompt(content: str | list[TextBlock] | None) -> str:
     return "".join(block.text for block in content if not block.text.startswith(_BILLING))
 
 
-def _between(mark: str, attributes: dict[str, str | None], content: str | list[Any]) -> Iterator[dict[str, Any]]:
+def _between(tag: str, attributes: dict[str, str | None], content: str | list[Any]) -> Iterator[dict[str, Any]]:
     head = "".join(f"<{name}>{value}</{name}>\n" for name, value in attributes.items() if value)
-    yield {"type": "text", "text": f"<{mark}>\n{head}"}
+    yield {"type": "text", "text": f"<{tag}>\n{head}"}
     blocks: list[Any] = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
     for block in blocks:
         yield from block.parts()
-    yield {"type": "text", "text": f"\n</{mark}>\n"}
+    yield {"type": "text", "text": f"\n</{tag}>\n"}

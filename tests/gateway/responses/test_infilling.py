@@ -16,7 +16,7 @@ from tests.support.fake_triton import FakeTriton, token_ids
 from tests.support.gateways import running_gateway
 from tests.support.tiny_models import TOKENIZER_FILES
 
-MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 WHOLE = "<|fim_prefix|>def f({x}):<|fim_suffix|>    return y{0}<|fim_middle|>"
 
 
@@ -28,7 +28,7 @@ def coder(tmp_path_factory: pytest.TempPathFactory, default_model_dir: Path) -> 
         (directory / name).write_bytes((default_model_dir / name).read_bytes())
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    tokenizer["added_tokens"] += [{"id": 49152 + i, "content": mark, **kind} for i, mark in enumerate(MARKS)]
+    tokenizer["added_tokens"] += [{"id": 49152 + i, "content": content, **kind} for i, content in enumerate(FIM_TOKENS)]
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     (directory / "config.json").write_bytes((default_model_dir / "config.json").read_bytes())
     fake = FakeTriton(MODEL)
@@ -61,12 +61,12 @@ def test_others_refuse_a_suffix_that_says_something(http: httpx.Client) -> None:
 
 
 def test_a_template_says_how_before_the_vocabulary_does() -> None:
-    codellama = infilling_of(MODELS.get("codellama")(), MARKS)
+    codellama = infilling_of(MODELS.get("codellama")(), FIM_TOKENS)
     assert codellama is not None
     assert codellama.prompt("a", "b") == "<PRE> a <SUF>b <MID>"
     assert codellama.stop_words == ("<EOT>",)
     base = MODELS.get("base")()
-    assert infilling_of(base, MARKS[:2]) is None
+    assert infilling_of(base, FIM_TOKENS[:2]) is None
     codestral = infilling_of(base, ("[PREFIX]", "[SUFFIX]"))
     assert codestral is not None
     assert codestral.prompt("{prefix}", "b") == "[SUFFIX]b[PREFIX]{prefix}"

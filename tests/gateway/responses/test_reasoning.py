@@ -22,7 +22,7 @@ from lmdeploy.templates.thinking import (
     MAGISTRAL,
     SEED_OSS,
     THINK,
-    ThinkingMarks,
+    ThinkingTags,
     thinking_of,
 )
 from lmdeploy.tokenizer import Tokenizer
@@ -163,7 +163,7 @@ def test_a_call_in_harmony_is_found_after_its_reasoning() -> None:
     )
     thinking = thinking_of("auto", MODELS.get("gpt-oss")())
     assert thinking is not None
-    reported = ReasoningParser(thinking.marks, begins_inside=False).whole(response)
+    reported = ReasoningParser(thinking.tags, begins_inside=False).whole(response)
     assert reported.reasoning == "Add."
     assert parse(reported.content, frozenset({"add"})) == Found("", [Call("add", '{"a": 2}')])
 
@@ -204,8 +204,8 @@ def test_a_budget_reaches_the_engine_with_what_ends_reasoning(
     )
     assert not any(name.startswith("thinking") for request in triton.requests[1:] for name in request.inputs)
     client.chat.completions.create(model="fake-model", messages=MESSAGES, extra_body=extra | {"thinking_budget": None})
-    marks = {name: value for name, value in inputs.items() if name.startswith("thinking") and name != "thinking_budget"}
-    assert {name: triton.requests[3].inputs[name] for name in marks} == marks  # for repetitions
+    tags = {name: value for name, value in inputs.items() if name.startswith("thinking") and name != "thinking_budget"}
+    assert {name: triton.requests[3].inputs[name] for name in tags} == tags  # for repetitions
     assert "thinking_budget" not in triton.requests[3].inputs
 
 
@@ -275,13 +275,13 @@ MARKED = [
 ]
 
 
-@pytest.mark.parametrize(("marks", "begins_inside", "text", "expected"), MARKED)
+@pytest.mark.parametrize(("tags", "begins_inside", "text", "expected"), MARKED)
 def test_parts_are_those_of_the_whole_wherever_it_is_cut(
-    marks: ThinkingMarks, begins_inside: bool, text: str, expected: ReasoningDelta
+    tags: ThinkingTags, begins_inside: bool, text: str, expected: ReasoningDelta
 ) -> None:
     for first in range(len(text) + 1):
         for second in range(first, len(text) + 1):
-            parser = ReasoningParser(marks, begins_inside=begins_inside)
+            parser = ReasoningParser(tags, begins_inside=begins_inside)
             reported = [*map(parser.feed, (text[:first], text[first:second], text[second:])), parser.finish()]
             assert (
                 "".join(part.reasoning for part in reported),
@@ -299,15 +299,15 @@ def test_nothing_but_marks_and_blanks_around_them_is_lost(pieces: list[str], beg
 
 
 def test_marks_are_those_that_the_template_knows() -> None:
-    assert thinking_of("auto", JinjaChatTemplate(TEMPLATE)).marks is THINK  # type: ignore[union-attr]
+    assert thinking_of("auto", JinjaChatTemplate(TEMPLATE)).tags is THINK  # type: ignore[union-attr]
     assert thinking_of("auto", JinjaChatTemplate("{{ messages }}<|end|>")) is None
-    assert thinking_of("auto", MODELS.get("qwen3")()).marks is THINK  # type: ignore[union-attr]
+    assert thinking_of("auto", MODELS.get("qwen3")()).tags is THINK  # type: ignore[union-attr]
     assert thinking_of("auto", MODELS.get("qwen2d5")()) is None
     assert thinking_of("auto", None) is None
     assert thinking_of("none", JinjaChatTemplate(TEMPLATE)) is None
     named = thinking_of("deepseek-r1", None)
     assert named is not None
-    assert (named.marks, named.begins_inside({}), named.begins_inside({"enable_thinking": False})) == (
+    assert (named.tags, named.begins_inside({}), named.begins_inside({"enable_thinking": False})) == (
         THINK,
         True,
         False,
@@ -355,7 +355,7 @@ def test_where_reasoning_begins_is_known_by_the_published_template(name: str) ->
     thinking = thinking_of("auto", template)
     assert thinking is not None
     found = [thinking.begins_inside(thinking_options(None, option)) for option in (None, True, False)]
-    assert (thinking.marks, *found, thinking.begins_inside({}, after_tool=True)) == PUBLISHED[name]
+    assert (thinking.tags, *found, thinking.begins_inside({}, after_tool=True)) == PUBLISHED[name]
 
 
 def test_gemma_4_goes_on_to_think_after_what_a_tool_returned() -> None:
@@ -371,7 +371,7 @@ def test_minimax_s_reasoning_stays_in_the_content_where_its_parser_says_so(cut: 
     assert thinking is not None
     assert thinking.in_content
     for text in ("Two and two.\n</think>\n\nFour.", "Four", ""):
-        parser = InlineReasoning(thinking.marks, begins_inside=thinking.begins_inside({}))
+        parser = InlineReasoning(thinking.tags, begins_inside=thinking.begins_inside({}))
         pieces = [parser.feed(text[start : start + cut]) for start in range(0, len(text), cut)]
         pieces.append(parser.finish())
         assert "".join(piece.reasoning for piece in pieces) == ""

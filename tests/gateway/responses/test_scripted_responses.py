@@ -17,13 +17,13 @@ from lmdeploy.templates.tool_call_formats import MarkedObjects
 from openai_gateway.app import create_app
 from openai_gateway.models import OneModel
 from openai_gateway.settings import Settings
-from tests.gateway.responses.test_tool_call_formats import FORMATS, LETTERS, WITHOUT_MARKS, described, marks_of, value
+from tests.gateway.responses.test_tool_call_formats import FORMATS, LETTERS, UNTAGGED, described, tags_of, value
 
 SEEDS, SAMPLE = 10_000, 800
 FUNCTIONS = ("get_weather", "add", "math.sqrt", "read-file")
 UNKNOWN = "not_offered"
 WORDS = ("Well.", "1 < 2", "so I", "北京 🦜", "it's", "{maybe}", "a | b", '"quoted"')
-WITHOUT_TAGS = WITHOUT_MARKS | {"command-r"}  # whose marks prose may have
+WITHOUT_TAGS = UNTAGGED | {"command-r"}  # whose marks prose may have
 NESTED = ("</think>", "</tool_call>", "</function>", "]", "}}", "<tool_call>", "```")
 
 
@@ -232,7 +232,7 @@ def calls_of(rng: random.Random, name: str, *, has_unknown: bool) -> tuple[list[
         arguments = {key: value(rng, form, kind) for key, kind in kinds.items()}
         for key, kind in kinds.items():
             nested = "".join(rng.choices((*NESTED, *LETTERS), k=4))
-            if kind == "string" and rng.random() < 0.5 and not any(mark in nested for mark in marks_of(form)):
+            if kind == "string" and rng.random() < 0.5 and not any(tag in nested for tag in tags_of(form)):
                 arguments[key] = nested
         calls.append((function, arguments))
         schemas[function] = {"type": "object", "properties": {key: described(kind) for key, kind in kinds.items()}}
@@ -261,22 +261,22 @@ def scripted(seed: int, name: str) -> tuple[str, Response, dict[str, Any], Think
         written += f'{form.opening}{{"name": "tick"}}{form.closing}'
     read = Response(calls=[(call["function"]["name"], call["function"]["arguments"]) for call in calls])
     style = rng.choice(("none", "absent", "closed", "drafted", "open") if has_tags else ("none", "absent", "closed"))
-    before = text_of(rng) if name not in WITHOUT_MARKS and rng.random() < 0.5 else ""
+    before = text_of(rng) if name not in UNTAGGED and rng.random() < 0.5 else ""
     after = text_of(rng) if has_tags and style != "open" and rng.random() < 0.3 else ""
     if style == "none":
         return before + written + after, Response("", before + after, read.calls), schemas, None
-    marks = rng.choice((THINK, SEED_OSS, MAGISTRAL, GEMMA4))
+    tags = rng.choice((THINK, SEED_OSS, MAGISTRAL, GEMMA4))
     begins = rng.random() < 0.5
-    thinking = Thinking(marks, NamedThinking(marks, begins=begins and style != "absent"))
+    thinking = Thinking(tags, NamedThinking(tags, begins=begins and style != "absent"))
     if style == "absent":
         return before + written + after, Response("", before + after, read.calls), schemas, thinking
     thought = text_of(rng)
     if style == "drafted":
         thought += form.write(calls_of(rng, name, has_unknown=False)[0]) + text_of(rng)
-    opening = "" if begins else marks.begin
+    opening = "" if begins else tags.begin
     if style == "open":
         return f"{opening}{thought}{written}", Response(thought, "", read.calls), schemas, thinking
-    made = f"{opening}{thought}{marks.end}\n\n{before}{written}{after}"
+    made = f"{opening}{thought}{tags.end}\n\n{before}{written}{after}"
     return made, Response(thought, before + after, read.calls), schemas, thinking
 
 

@@ -25,16 +25,16 @@ FORMATS: dict[str, Any] = {}  # by the first of their names
 for _name, _named in TOOL_CALL_FORMATS.items():
     if _named.formats[0] not in FORMATS.values():
         FORMATS[_name] = _named.formats[0]
-WITHOUT_MARKS = {name for name, form in FORMATS.items() if getattr(form, "is_bare", isinstance(form, BareObjects))}
-WITHOUT_MARKS |= {name for name, form in FORMATS.items() if not getattr(form, "is_marked", True)}
+UNTAGGED = {name for name, form in FORMATS.items() if getattr(form, "is_bare", isinstance(form, BareObjects))}
+UNTAGGED |= {name for name, form in FORMATS.items() if not getattr(form, "is_marked", True)}
 KINDS = ("string", "string", "integer", "number", "boolean", "array", "object", "nullable")
 
 
-def marks_of(form: Any) -> list[str]:
+def tags_of(form: Any) -> list[str]:
     """Return the marks that a text cannot hold in this format."""
     match form:
         case TaggedArguments():
-            return [form.value_mark]
+            return [form.value_tag]
         case QuotedArguments():
             return [form.quote]
     return []
@@ -43,7 +43,7 @@ def marks_of(form: Any) -> list[str]:
 def text(rng: random.Random, form: Any) -> str:
     while True:
         made = "".join(rng.choice(LETTERS) for _ in range(rng.choice((0, 1, 3, 8))))
-        if not any(mark in made for mark in marks_of(form)):
+        if not any(tag in made for tag in tags_of(form)):
             return made
 
 
@@ -104,7 +104,7 @@ def assert_read_back(name: str, parser: str, seed: int, *, is_cut: bool) -> int:
     calls, schemas = random_calls(form, seed)
     expected = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     written = form.write(calls)
-    before = "" if name in WITHOUT_MARKS else "Well. 1 < 2"
+    before = "" if name in UNTAGGED else "Well. 1 < 2"
     whole = parse(before + written, schemas, parser)
     assert (whole.text, [(call.name, json.loads(call.arguments)) for call in whole.calls]) == (before, expected)
     assert streamed(list(before + written), schemas, parser) == (before, expected)
@@ -129,6 +129,6 @@ def test_random_calls_are_separate_by_their_marks(name: str) -> None:
 
 
 def test_no_mark_begins_as_another() -> None:
-    marks = list(Readers({"f": {}}).openings)
-    for mark in marks:
-        assert [other for other in marks if other.startswith(mark)] == [mark]
+    tags = list(Readers({"f": {}}).openings)
+    for tag in tags:
+        assert [other for other in tags if other.startswith(tag)] == [tag]

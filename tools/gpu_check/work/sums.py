@@ -96,9 +96,9 @@ def _middle_steps(ordered: Sequence[Mapping[str, Any]], steps: int) -> Sequence[
     if not counts:
         return ordered
     common = max(counts, key=lambda count: (counts[count], -count))
-    marks = max((found for found in indices.values() if len(found) == common), key=lambda found: found[0])
-    first = (len(marks) - steps) // 2
-    return ordered[marks[first] : marks[first + steps]]
+    boundaries = max((found for found in indices.values() if len(found) == common), key=lambda found: found[0])
+    first = (len(boundaries) - steps) // 2
+    return ordered[boundaries[first] : boundaries[first + steps]]
 
 
 def _short(name: str) -> str:
