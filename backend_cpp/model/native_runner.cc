@@ -329,7 +329,7 @@ ModelStep NativeRunner::stage(const StepInput& input, LogitRows& logit_rows) {
   logit_rows = step_tokens_.stage(input);
   outputs_.begin(input, step_tokens_);
   const int computed = std::min(ops_->padded_rows(static_cast<int>(input.tokens.size()), decodes), max_tokens_);
-  if (head_) head_->begin_step(*ops_, input, outputs_.own_states());
+  if (head_) head_->begin_step(*ops_, input, outputs_.target_states());
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const bool has_images = embedded > 0 && image_tokens_ && image_tokens_->begin_step(*ops_, input, computed);
   ModelStep step{

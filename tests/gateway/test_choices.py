@@ -404,8 +404,8 @@ def test_log_probabilities_of_a_collected_response_are_bounded(
         assert rejected.status_code == 400
         assert "must be at most 1000" in rejected.json()["error"]["message"]
         assert http.post(path, json={"model": MODEL, **body}).status_code == 200
-        own_default = 16 if path == "completions" else max_choices
-        assert triton.requests[-1].inputs["max_new_tokens"] == own_default
+        default_limit = 16 if path == "completions" else max_choices
+        assert triton.requests[-1].inputs["max_new_tokens"] == default_limit
         if path != "responses":  # whose last event has all of them
             assert (
                 http.post(path, json={"model": MODEL, **body, limit: max_choices + 1, "stream": True}).status_code

@@ -27,7 +27,7 @@ class Command:
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
         stdin: int = subprocess.DEVNULL,
-        own_session: bool = False,
+        new_session: bool = False,
         before: Callable[[], None] | None = None,
     ) -> None:
         self.process = subprocess.Popen(
@@ -36,7 +36,7 @@ class Command:
             stderr=subprocess.STDOUT,
             stdin=stdin,
             env={**os.environ, **(env or {})},
-            start_new_session=own_session,
+            start_new_session=new_session,
             preexec_fn=before,
         )
         self.output = ""
@@ -108,7 +108,7 @@ class ApiServer(Command):
         grpc = triton_grpc_port or grpc
         ports = {"server": self.port, "triton-http": http, "triton-grpc": grpc, "triton-metrics": metrics}
         flags = [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
-        super().__init__("serve", "api_server", *arguments, *flags, own_session=True, **more)  # type: ignore[arg-type]
+        super().__init__("serve", "api_server", *arguments, *flags, new_session=True, **more)  # type: ignore[arg-type]
         self.url = f"http://127.0.0.1:{self.port}"
         self.triton_address = f"127.0.0.1:{grpc}"
         self.triton_http_port = http

@@ -1,7 +1,7 @@
 """Tiny heads with random weights, in the layouts that are published, and what they compute in torch.
 
 A reference runs all rows of a head at once: ``tokens`` that follow, and alongside each what the model made of the token
-before, from ``own_from`` on what the head itself did.
+before, from ``first_draft`` on what the head itself did.
 """
 
 import json
@@ -126,7 +126,7 @@ def _mlp(x: Tensor, w: Mapping[str, Tensor], prefix: str) -> Tensor:
 def eagle_reference(w: Mapping[str, Tensor], embedding: Tensor, lm_head: Tensor) -> Reference:
     """Return an EAGLE head's computation with its model's embedding and output layer."""
 
-    def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
+    def run(tokens: Tensor, alongside: Sequence[Tensor], first_draft: int) -> tuple[Tensor, Tensor]:
         x = torch.cat([embedding[tokens], torch.stack(list(alongside))], -1) @ w["fc.weight"].T + w.get("fc.bias", 0)
         for layer in range(8):
             prefix = f"layers.{layer}."
@@ -143,8 +143,8 @@ def eagle_reference(w: Mapping[str, Tensor], embedding: Tensor, lm_head: Tensor)
 def eagle3_reference(w: Mapping[str, Tensor], embedding: Tensor) -> Reference:
     """Return an EAGLE-3 head's computation with its model's embedding."""
 
-    def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
-        x = torch.stack([row if i >= own_from else row @ w["fc.weight"].T for i, row in enumerate(alongside)])
+    def run(tokens: Tensor, alongside: Sequence[Tensor], first_draft: int) -> tuple[Tensor, Tensor]:
+        x = torch.stack([row if i >= first_draft else row @ w["fc.weight"].T for i, row in enumerate(alongside)])
         both = [
             _norm(embedding[tokens], w["midlayer.input_layernorm.weight"]),
             _norm(x, w["midlayer.hidden_norm.weight"]),
@@ -201,7 +201,7 @@ def mtp_reference(directory: Path, scratch: Path) -> Reference:
     model = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32, attn_implementation="eager").model
     w = {name.removeprefix(f"model.layers.{number}."): tensor for name, tensor in weights_of(directory).items()}
 
-    def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
+    def run(tokens: Tensor, alongside: Sequence[Tensor], first_draft: int) -> tuple[Tensor, Tensor]:
         embedded = _norm(w["embed_tokens.weight"][tokens], w["enorm.weight"])
         hidden = _norm(torch.stack(list(alongside)), w["hnorm.weight"])
         x = (torch.cat([embedded, hidden], -1) @ w["eh_proj.weight"].T)[None]
@@ -250,7 +250,7 @@ def qwen_mtp_reference(directory: Path) -> Reference:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     w = {key.removeprefix("mtp."): tensor for key, tensor in weights_of(directory).items() if key.startswith("mtp.")}
 
-    def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
+    def run(tokens: Tensor, alongside: Sequence[Tensor], first_draft: int) -> tuple[Tensor, Tensor]:
         embedded = _norm(model.get_input_embeddings().weight[tokens], 1 + w["pre_fc_norm_embedding.weight"])
         hidden = _norm(torch.stack(list(alongside)), 1 + w["pre_fc_norm_hidden.weight"])
         x = (torch.cat([embedded, hidden], -1) @ w["fc.weight"].T)[None]

@@ -141,11 +141,11 @@ def test_without_its_own_template_a_model_gets_the_one_its_name_suggests(
 
 
 @pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODELS, "_factories", dict(MODELS._factories))
 
 
-@pytest.mark.usefixtures("own_registry")
+@pytest.mark.usefixtures("isolated_registry")
 def test_a_registered_class_may_match_models_by_their_path() -> None:
     @MODELS.register_module(name="mine")
     class Mine(BaseChatTemplate):
@@ -160,7 +160,7 @@ def test_a_registered_class_may_match_models_by_their_path() -> None:
     assert best_match_model("/yours/Qwen2-7B-Instruct") == "qwen"
 
 
-@pytest.mark.usefixtures("own_registry")
+@pytest.mark.usefixtures("isolated_registry")
 def test_a_template_registered_under_an_alias_goes_before_it() -> None:
     @MODELS.register_module(name="qwen2")
     class Mine(BaseChatTemplate):

@@ -165,9 +165,9 @@ size_t SelfAttention::use_cache(Operators&, const CachePlan& plan, size_t first_
   memory_.assign(static_cast<size_t>(spec_.num_layers), {});
   if (texts_) return 0;
   const auto layers = std::views::iota(0, spec_.num_layers);
-  const auto own_layer_count = std::ranges::count_if(layers, [this](int layer) { return remembers(layer); });
+  const auto cached_layer_count = std::ranges::count_if(layers, [this](int layer) { return remembers(layer); });
   size_t index = first_group;
-  for (std::ptrdiff_t done = 0; done < own_layer_count; ++index) {
+  for (std::ptrdiff_t done = 0; done < cached_layer_count; ++index) {
     const CacheGroup& group = plan.groups.at(index);
     for (int piece = 0; piece < group.pieces; ++piece) {
       memory_[static_cast<size_t>(group.layers[static_cast<size_t>(piece)])] = {

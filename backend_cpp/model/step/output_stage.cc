@@ -106,7 +106,7 @@ void OutputStage::end(const LogitRows& logit_rows, int projected, bool has_barri
   output_ = {};
   if (ops_.shares_host_memory()) {
     output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
-    output_.hidden = own_states();
+    output_.hidden = target_states();
     return;
   }
   for (int first = 0; first < logit_rows.count() && !spec_.encoder; first += logit_rows_at_once_) {
@@ -122,7 +122,7 @@ void OutputStage::end(const LogitRows& logit_rows, int projected, bool has_barri
   }
   if (sampler_) sampler_->end();
   const auto skipped = static_cast<size_t>(logit_rows.choices) * static_cast<size_t>(spec_.hidden_size);
-  download(own_states() + skipped, logit_rows.requested, spec_.hidden_size, host_rows_.as<float>());
+  download(target_states() + skipped, logit_rows.requested, spec_.hidden_size, host_rows_.as<float>());
   output_.logits = host_logits_.size() > 0 ? host_logits_.as<float>() : nullptr;
   output_.hidden = host_rows_.as<float>();
 }

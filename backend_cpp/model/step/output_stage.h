@@ -37,7 +37,7 @@ class OutputStage {
   void end_without_tokens();
   StepOutput collect();
   // Logit rows on the device: what a draft head continues from.
-  const float* own_states() const { return (streams_.size() > 0 ? streams_ : rows_).as<float>(); }
+  const float* target_states() const { return (streams_.size() > 0 ? streams_ : rows_).as<float>(); }
 
  private:
   // The same where each rank computes the logits of its part of the vocabulary.
