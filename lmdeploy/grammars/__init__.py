@@ -131,7 +131,7 @@ def _part(value: Any) -> Any:
         case {"type": "token_dispatch" | "token_triggered_tags" as kind}:
             raise InvalidFormatError(f"a part {kind} is not supported")
         case dict():
-            return {name: _part(each) for name, each in value.items()}
+            return {name: _part(member) for name, member in value.items()}
         case list():
             return [*map(_part, value)]
     return value

@@ -87,7 +87,7 @@ class GrammarText:
             return self._located(start, f"{name}: {NOISE.sub('', message)}")
         lines = self.read.split("\n")[: int(found[1])]
         at = len("\n".join([*lines[:-1], ""])) + len(lines[-1].encode()[: int(found[2]) - 1].decode(errors="ignore"))
-        part = bisect(self.offsets, at, key=lambda each: each[0])
+        part = bisect(self.offsets, at, key=lambda offset: offset[0])
         last = self.offsets[part][1] if part < len(self.offsets) else len(self.given)
         read, given = self.offsets[part - 1]
         return self._located(min(given + at - read, last), NOISE.sub("", message[found.end() :]))
@@ -103,7 +103,7 @@ def ebnf_text(grammar: str) -> GrammarText:
     for found in _EBNF.finditer(grammar):
         _check(text, found)
         if found[0][0] in '"[' and (
-            half := next((each for each in _HALF.finditer(found[0]) if each[0] != r"\\"), None)
+            half := next((escape for escape in _HALF.finditer(found[0]) if escape[0] != r"\\"), None)
         ):
             text.fail(found.start() + half.start(), "the escape names no character")
     text.keep(len(grammar))

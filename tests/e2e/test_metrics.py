@@ -69,10 +69,10 @@ def test_other_servers_names_say_what_ours_say(page: Metrics) -> None:
     assert page.one("vllm:kv_cache_usage_perc", **served) == 0
     blocks = page.one("turbomind_cache_blocks_total")
     assert page.one("vllm:cache_config_info", num_gpu_blocks=f"{blocks:.0f}", **served) == 1
-    ours_too = {"model": "turbomind", "version": "1"}
-    assert page.one("nv_trt_llm_request_metrics", request_type="waiting", **ours_too) == 0
-    assert page.one("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max", **ours_too) == blocks
-    assert page.one("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction", **ours_too) == 0
+    turbomind_labels = {"model": "turbomind", "version": "1"}
+    assert page.one("nv_trt_llm_request_metrics", request_type="waiting", **turbomind_labels) == 0
+    assert page.one("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max", **turbomind_labels) == blocks
+    assert page.one("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction", **turbomind_labels) == 0
 
 
 def test_the_gateway_has_timed_the_response(page: Metrics) -> None:

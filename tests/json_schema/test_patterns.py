@@ -29,7 +29,7 @@ from lmdeploy.json_schema.languages import (
 from lmdeploy.json_schema.patterns import PatternError, language_of
 from tests.support.grammar_walk import accepts, accepts_value, of_rules, of_schema, walk
 
-SHORT = ["".join(each) for length in range(6) for each in itertools.product("abé", repeat=length)]
+SHORT = ["".join(letters) for length in range(6) for letters in itertools.product("abé", repeat=length)]
 ATOMS = [
     *("a", "b", "é", "日", "🙂", " ", "-", r"\.", r"\d", r"\w", r"\s", r"\S", r"\D", r"\W", ".", "[a-f]", "[^a-f]"),
     *("[é-ü]", r"[^\s@]", r"[\w.-]", "[一-龠]", "[^日]", "[\u0700-\u1fff]", r"[^\d,]"),
@@ -68,7 +68,7 @@ def test_the_engine_takes_the_strings_of_a_language_and_no_others(seed: int) -> 
     for _ in range(40):
         language = random_language(chance, 4)
         grammar = of_rules(rules := f"root ::= {body_of(language)}")
-        wrong = [each for each in SHORT if accepts(grammar, each) != matches(language, each)]
+        wrong = [text for text in SHORT if accepts(grammar, text) != matches(language, text)]
         assert wrong == [], rules
 
 
@@ -99,9 +99,9 @@ def test_strings_of_several_languages_and_of_no_other_are_these_and_no_others(se
         one, other, unwanted = (random_language(chance, 3) for _ in range(3))
         with contextlib.suppress(TooAlikeError):
             language = combined([one, other], [unwanted], charsets.EVERY, Budget(1 << 40), "")
-            for each in SHORT:
-                is_in = matches(one, each) and matches(other, each) and not matches(unwanted, each)
-                assert matches(language, each) == is_in, (one, other, unwanted)
+            for text in SHORT:
+                is_in = matches(one, text) and matches(other, text) and not matches(unwanted, text)
+                assert matches(language, text) == is_in, (one, other, unwanted)
             found += 1
     assert found > 10
 
@@ -112,8 +112,8 @@ def test_categories_of_characters_are_those_of_unicode(pattern: str) -> None:
     grammar, validator, chance = of_schema(schema), jsonschema_rs.Draft202012Validator(schema), random.Random(0)
     for text in filter(None, (walk(grammar, chance) for _ in range(100))):
         assert validator.is_valid(json.loads(text)), text
-    for each in ["a", "éß", "Ä", "日本", "٣", "1", " ", "🙂", "\u0301"]:
-        assert accepts_value(grammar, each) == validator.is_valid(each), each
+    for sample in ["a", "éß", "Ä", "日本", "٣", "1", " ", "🙂", "\u0301"]:
+        assert accepts_value(grammar, sample) == validator.is_valid(sample), sample
 
 
 @pytest.mark.parametrize(

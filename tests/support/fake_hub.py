@@ -20,13 +20,12 @@ LARGE = (".safetensors", ".gguf", ".bin")  # what Git LFS holds
 
 @dataclass
 class FakeHub:
-    """The repositories, and what was asked for.
+    """Repositories, and the requests for their files.
 
     ``files``: content of each file, by repository and path. ``cut_after``: bytes of a body after which the connection
-    is closed, by path: of the next request, the one after it, . ``wrong``: what is sent in a file's place, by path: of
+    is closed, by path: of the next request, then of later ones. ``wrong``: what is sent in a file's place, by path: of
     its length. ``headers``: sent with a file, by path; a ``Location`` redirects. ``sizes``: what the hub says a file
-    has, by path; others have their own. ``asked``: paths of files whose bytes were asked for, with the first byte asked
-    for.
+    has, by path; others have their own. ``requests``: paths of requested files, with the first requested byte.
     """
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)

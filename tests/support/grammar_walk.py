@@ -82,7 +82,7 @@ def walk(grammar: xgrammar.CompiledGrammar, chance: random.Random, max_tokens: i
         assert allowed, f"nothing may follow {bytes(text)!r}"
         if _END in allowed and (len(allowed) == 1 or chance.random() < 0.3):
             return bytes(text)
-        byte = _chosen([each for each in allowed if each != _END], chance, step / max_tokens)
+        byte = _chosen([candidate for candidate in allowed if candidate != _END], chance, step / max_tokens)
         assert matcher.accept_token(byte)
         text.append(byte)
     return None

@@ -51,7 +51,7 @@ class RandomSchemas:
         self._definitions = self._chance.choice([0, 0, 1, 2])
         whole = self._of_any_kind(self._depth)
         if self._definitions:
-            whole["$defs"] = {f"d{each}": self._of_any_kind(1) for each in range(self._definitions)}
+            whole["$defs"] = {f"d{number}": self._of_any_kind(1) for number in range(self._definitions)}
             if self._chance.random() < 0.3:
                 whole["$defs"]["d0"]["$anchor"] = "named"
         if self._chance.random() < 0.1:
@@ -199,11 +199,11 @@ def keywords_of(schema: object) -> set[str]:
         for keyword, value in schema.items():
             found.add(keyword)
             if keyword in ("properties", "patternProperties", "$defs", "dependentSchemas"):
-                for each in value.values():
-                    found |= keywords_of(each)
+                for member in value.values():
+                    found |= keywords_of(member)
             elif keyword in ("allOf", "anyOf", "oneOf", "prefixItems"):
-                for each in value:
-                    found |= keywords_of(each)
+                for member in value:
+                    found |= keywords_of(member)
             elif keyword not in ("enum", "const", "default", "examples", "dependentRequired"):
                 found |= keywords_of(value)
     return found

@@ -66,8 +66,8 @@ def is_quantized(parameter: str, experts: Mapping[int, Names]) -> bool:
 class NativeExperts(nn.Module):
     """A layer's experts; ranks have a part of each.
 
-    Raises `ValueError` if matrices are missing among the codes, or channels do not divide by the ranks. ``theirs``: the
-    layer of ``transformers``, whose activation is kept.
+    Raises `ValueError` if matrices are missing among the codes, or channels do not divide by the ranks. ``hf_module``:
+    the layer of ``transformers``, whose activation is kept.
     """
 
     def __init__(

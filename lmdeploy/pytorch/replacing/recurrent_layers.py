@@ -20,7 +20,7 @@ _TRIED_TOKENS, _TOLERANCE = 24, 1e-3  # of the largest output
 class RecurrentLayer(nn.Module):
     """Base of recurrent layers: each replaces one of ``transformers``, whose projections it keeps.
 
-    ``theirs``: the layer.
+    ``hf_module``: the layer.
     """
 
     given: ClassVar[dict[str, Any]] = {}  # what modelling code passes besides rows, and may be None
