@@ -1,4 +1,4 @@
-"""Checks of user-given values: each returns None, or the sentence that says what was expected and what came."""
+"""Checks of user-given values: each returns None, or an error sentence with the expected and the given value."""
 
 import math
 import numbers

@@ -1,4 +1,4 @@
-"""The extras of this package: what each is recognized by, and one sentence where it is missing."""
+"""Extras of this package: the module that shows one is installed, and the error where it is missing."""
 
 from importlib.util import find_spec
 

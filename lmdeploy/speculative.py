@@ -1,4 +1,4 @@
-"""Fields of ``speculative_config``: those of vLLM's ``--speculative-config``, and ours."""
+"""Fields of ``speculative_config``: those of vLLM's ``--speculative-config``, and further ones."""
 
 from __future__ import annotations
 

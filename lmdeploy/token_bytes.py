@@ -1,4 +1,4 @@
-"""The token -> bytes table: what each token id adds to the UTF-8 text.
+"""Token-to-bytes table: the UTF-8 bytes that each token id adds to the text.
 
 The engine detokenizes with this table alone. It is derived from what the tokenizer says about itself (its decoder), not
 from the model's family: byte-level BPE writes bytes in GPT-2's alphabet, SentencePiece writes ``▁`` for a space

@@ -1,4 +1,4 @@
-"""The chat page: its parts, and what is called when they are used."""
+"""Chat page: its components and their event handlers."""
 
 from __future__ import annotations
 

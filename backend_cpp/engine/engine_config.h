@@ -12,21 +12,21 @@
 
 namespace turbomind {
 
-// The tier of the cache in files.
+// Disk tier of the KV cache.
 struct DiskTierConfig {
   std::string directory;  // empty: there is no such tier
   uint64_t bytes = 0;
   std::string fingerprint;  // of the model and of all settings that keys, values and states depend on
-  // How often uses are noted in files, and it is looked whether others have removed some.
+  // How often uses are recorded in files, and files that others removed are looked for.
   std::chrono::milliseconds poll_interval = std::chrono::seconds(5);
 };
 
 struct EngineConfig {
-  int session_len = 2048;  // most tokens of prompt and response together
+  int session_len = 2048;  // max tokens of prompt and response together
   int max_batch_size = 64;
   int max_step_tokens = 512;  // tokens of one step
   int block_len = 64;
-  CachePlan plan;  // of the runners' groups; none yet: it is made of what they say
+  CachePlan plan;  // of the runners' groups; empty: built from their cache groups
   int page_count = 1;
   int host_page_count = 0;    // of the cache's second tier, in the host's memory
   DiskTierConfig disk;        // of its third tier, in files

@@ -20,7 +20,7 @@ namespace turbomind {
 
 class Inbox {
  public:
-  // Requests beyond `max_waiting` are refused.
+  // Requests beyond `max_waiting` are rejected.
   explicit Inbox(int max_waiting) : max_waiting_(static_cast<size_t>(max_waiting)) {}
 
   // ---- any thread ----

@@ -1,5 +1,4 @@
-// An operation: what some layers or one family of models need, and a device has by its name, or lacks. A struct of its
-// operands:
+// Operation: a kernel that some layers need, which a device has by its name or lacks. A struct of its operands:
 //
 //   struct Halve {
 //     static constexpr std::string_view kName = "halve";

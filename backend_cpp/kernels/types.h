@@ -1,4 +1,4 @@
-// Element types of weights, caches and what passes from operator to operator.
+// Element types of weights, caches and activations.
 #pragma once
 
 #include <cstddef>

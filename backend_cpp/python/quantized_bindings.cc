@@ -1,4 +1,4 @@
-// Linear layers that a checkpoint stores as codes, for models in PyTorch: packed as kernels read them, or as numbers.
+// Quantized linear layers of a checkpoint, for models in PyTorch: packed as kernels read them, or as numbers.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,4 +1,4 @@
-// The entry points Triton calls. Each catches everything and hands on to ModelState.
+// Entry points of the Triton backend. Each catches everything and hands on to ModelState.
 #include <malloc.h>
 
 #include <memory>

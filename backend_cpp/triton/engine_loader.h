@@ -1,4 +1,4 @@
-// Loads a model's engine, and after it has ended loads it as it was.
+// Engine loader of a model, which also restores the engine after sleep.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The programs of our Python package that a model in Triton needs: its module names are here and nowhere else in C++.
+// Python programs that a model in Triton starts; the only place in C++ with their module names.
 #pragma once
 
 #include <string>

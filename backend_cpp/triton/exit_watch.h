@@ -1,4 +1,4 @@
-// Notices that the server was asked to stop, or to unload the model.
+// Watch for a server shutdown or a model unload.
 //
 // Triton then waits for open requests: a server that stops up to its --exit-timeout-secs, past which it exits while
 // they still run and may crash doing so; a model that is unloaded forever. So the backend itself must end its requests

@@ -1,4 +1,4 @@
-// One model: its engine, which may sleep, its open streams and its metrics.
+// State of a served model: its engine, which may sleep, its open streams and its metrics.
 #pragma once
 
 #include <atomic>

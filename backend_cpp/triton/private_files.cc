@@ -1,5 +1,4 @@
-// A library that tritonserver is started with (LD_PRELOAD): other users can open none of its files and read none of its
-// keys.
+// LD_PRELOAD library of tritonserver that keeps its files and keys private to the user.
 //
 // The umask is set here, so that the printed command needs no shell around it and takes further options at its end. The
 // shared memory through which Triton's Python backend passes prompts is made by Boost, which sets its permissions to

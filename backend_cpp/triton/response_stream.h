@@ -1,4 +1,4 @@
-// One request's way back to its client: the response factory, the outputs it asked for, and its statistics.
+// Response stream of a request: its response factory, requested outputs and statistics.
 #pragma once
 
 #include <cstdint>

@@ -25,9 +25,9 @@ std::string_view inner_layer(std::string_view name);
 
 class AdapterCheckpoint {
  public:
-  // Throws Error that names what is wrong with the directory.
+  // Throws Error naming the fault of the directory.
   static AdapterCheckpoint open(const std::string& directory);
-  // Throws Error that names what of it is not a plain low-rank adapter. `config`: adapter_config.json.
+  // Throws Error naming the field or tensor that no plain low-rank adapter has. `config`: adapter_config.json.
   AdapterCheckpoint(SafetensorsFile file, const Json& config);
 
   // By the layer's `inner_layer`. Valid as long as this lives.

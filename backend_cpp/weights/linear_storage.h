@@ -1,4 +1,4 @@
-// One linear layer's weight in memory.
+// Weight storage of a linear layer.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// A linear layer's weight as a checkpoint stores it in 8 to 4 bits.
+// Quantized weight of a linear layer (8 to 4 bits), as the checkpoint stores it.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-"""``lmdeploy check_env``: what a bug report needs to say about the machine."""
+"""``lmdeploy check_env``: environment report for bug reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lmdeploy ps`` and ``lmdeploy stop``: the models of a running server, which are in memory, and out with one."""
+"""``lmdeploy ps`` and ``lmdeploy stop``: list the models of a running server, and unload one."""
 
 from __future__ import annotations
 

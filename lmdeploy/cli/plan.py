@@ -1,4 +1,4 @@
-"""``lmdeploy plan``: what a machine can serve of a model, and how many are needed."""
+"""``lmdeploy plan``: capacity of a machine for a model, and the number of replicas for a load."""
 
 from __future__ import annotations
 

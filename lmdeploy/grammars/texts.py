@@ -1,7 +1,7 @@
 """Grammars in EBNF and Lark as xgrammar reads them, and the positions of their errors.
 
-Expressions of Lark become plain characters, classes and counts, and schemas after ``%json`` grammars within. What
-xgrammar would ignore, or would not name, is refused.
+Expressions of Lark become plain characters, classes and counts, and schemas after ``%json`` grammars within. Anything
+xgrammar would ignore, or reject without a reason, is rejected here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`lmdeploy lite auto_awq`: a checkpoint with 4-bit AWQ codes, or with 8-bit codes found in the same way."""
+"""`lmdeploy lite auto_awq`: a checkpoint with 4-bit AWQ weights, or 8-bit weights by the same search."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""`lmdeploy lite auto_gptq`: a checkpoint with 4- or 8-bit GPTQ codes."""
+"""`lmdeploy lite auto_gptq`: a checkpoint with 4- or 8-bit GPTQ weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

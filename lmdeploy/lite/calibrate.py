@@ -1,4 +1,4 @@
-"""`lmdeploy lite calibrate`: what the linear layers of a model are given and give, on a text.
+"""`lmdeploy lite calibrate`: activation statistics of a model's linear layers on a text.
 
 The statistics are two files that ``torch.load`` reads, ``inputs_stats.pth`` and ``outputs_stats.pth``: for each of
 ``max``, ``min``, ``mean``, ``absmax`` and ``absmean`` a dictionary from the checkpoint's module to a tensor with a

@@ -1,4 +1,4 @@
-"""Rounding of a matrix to codes that share a scale and a zero point in groups of neighbouring inputs."""
+"""Group-wise quantization of a matrix: neighbouring inputs share a scale and a zero point."""
 
 import logging
 from collections.abc import Mapping

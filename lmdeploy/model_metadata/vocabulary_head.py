@@ -1,6 +1,6 @@
-"""Masked-language-model head, by which SPLADE models weigh each token of the vocabulary.
+"""Masked-language-model head of SPLADE models: a weight for each token of the vocabulary.
 
-A text's sparse vector has ``log(1 + relu(logit))`` of each token of the vocabulary, the largest over the text's places
+A text's sparse vector has ``log(1 + relu(logit))`` of each token of the vocabulary, the maximum over the text's tokens
 (SPLADE v2: Formal et al., 2021, arXiv 2109.10086) or their sum (SPLADE: arXiv 2107.05720). sentence-transformers says
 which in the step ``SpladePooling`` (https://sbert.net/docs/package_reference/sparse_encoder/models.html).
 """

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: what every layer of every model of this engine calls."""
+"""Attention over the paged cache, called by every attention layer of this engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report of a request with ``include_cache_report``: what the prefix cache had of its prompt, and why no more."""
+"""Report of a request with ``include_cache_report``: prefix-cache hits of its prompt, and the reason for misses."""
 
 from __future__ import annotations
 

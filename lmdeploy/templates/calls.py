@@ -1,4 +1,4 @@
-"""Tools, calls and what they return in a conversation: what all formats for them have in common."""
+"""Tools, tool calls and tool results in a conversation: common parts of all formats."""
 
 import json
 from typing import Any

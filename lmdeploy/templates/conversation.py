@@ -1,4 +1,4 @@
-"""Reading a conversation in OpenAI's message format, strictly: whatever is wrong is named."""
+"""Strict reader of a conversation in OpenAI's message format."""
 
 import json
 from collections.abc import Mapping

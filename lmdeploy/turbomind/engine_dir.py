@@ -1,4 +1,4 @@
-"""The engine directory: what the C++ engine reads of a model, besides the checkpoint's own safetensors files.
+"""Engine directory: the files of a model that the C++ engine reads besides the checkpoint's safetensors files.
 
 ``python -m lmdeploy.turbomind.engine_dir PATH`` prints the engine directory of a model. The files are
 described in docs/internals/interfaces.md. A directory in the cache is either whole or absent, and any number of

@@ -1,4 +1,4 @@
-"""Engine settings from the arguments of ``pipeline`` or ``serve``: a config, and fields by name as once was usual."""
+"""Engine settings from the arguments of ``pipeline`` or ``serve``: a config object, or older keyword fields."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Text part of a vision-language checkpoint: its config, and what its tensors are called there.
+"""Text part of a vision-language checkpoint: its config, and its tensor names there.
 
 `lmdeploy.vl` loads the vision tower. The engine reads the text part from the same files, like a text-only model.
 """

@@ -1,4 +1,4 @@
-"""Videos in MP4, WebM and other containers: PyAV (extra ``video``) decodes the frames that are looked at."""
+"""Videos in MP4, WebM and other containers: PyAV (extra ``video``) decodes the sampled frames."""
 
 import io
 from bisect import bisect_right

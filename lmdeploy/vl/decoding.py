@@ -1,4 +1,4 @@
-"""Image decoding to a form that every model can take; what cannot be one is refused before it is unpacked."""
+"""Image decoding to RGB within limits; an oversized or invalid file is rejected before it is unpacked."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Image encoder, one image at a time: an image's rows do not depend on what else is looked at.
+"""Image encoder, one image at a time: an image's embeddings do not depend on the batch.
 
 Rows are kept, as long as there is room, by what they were made of.
 """

@@ -1,4 +1,4 @@
-"""Image download from allowed hosts: which hosts, no way into this network, this many bytes, so much time.
+"""Image download from allowed hosts, never from this network, within limits of bytes and time.
 
 The address that was checked is the one connected to, so that a name cannot mean another one a moment later.
 """

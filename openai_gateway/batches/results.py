@@ -1,4 +1,4 @@
-"""Result files of a batch: what is whole survives whatever ends the process."""
+"""Result files of a batch: complete lines survive a crash."""
 
 from __future__ import annotations
 

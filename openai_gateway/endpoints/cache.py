@@ -1,4 +1,4 @@
-"""``/v1/cache``, for administrators: what the KV cache holds by tier, what it is to forget, and what it is to keep."""
+"""``/v1/cache``, for administrators: KV cache contents by tier, drops and pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions/render``, ``/v1/completions/render``: the tokens that a body would ask the engine with.
+"""``/v1/chat/completions/render``, ``/v1/completions/render``: the prompt tokens of a request, without generation.
 
 Routers that know which replica has computed which prefix ask for them.
 """

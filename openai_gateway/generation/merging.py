@@ -1,4 +1,4 @@
-"""Merged reading of several engine streams; what comes while the reader is slow is handed on together."""
+"""Merged reading of several engine streams; chunks that arrive while the reader is slow are delivered together."""
 
 from __future__ import annotations
 

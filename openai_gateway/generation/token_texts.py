@@ -1,4 +1,4 @@
-"""The bytes of tokens. The gateway owns no tokenizer: they come out of the engine directory, or are asked for."""
+"""Bytes and texts of tokens. The gateway owns no tokenizer: they come out of the engine directory, or are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffered histogram observations: what runs once a token must cost next to nothing."""
+"""Buffered histogram observations, because they run once a token."""
 
 from __future__ import annotations
 

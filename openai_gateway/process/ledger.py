@@ -1,4 +1,4 @@
-"""Ledger of a worker's open engine requests, in a file: if the worker is killed, somebody else can cancel them.
+"""Ledger of a worker's open engine requests, in a file: another process cancels them if the worker is killed.
 
 Triton does not tell an ensemble's models that a connection broke, so the engine would finish these responses.
 """

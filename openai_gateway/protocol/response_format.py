@@ -1,4 +1,4 @@
-"""``response_format``: what a response has to look like."""
+"""``response_format`` of a request."""
 
 from __future__ import annotations
 

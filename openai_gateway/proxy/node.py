@@ -1,4 +1,4 @@
-"""One server behind a proxy: what it serves, whether it is in service, and how busy it is."""
+"""Proxy node: served models, health and load of one server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LATENCIES = 15  # kept a node
 
 
 class NodeStatus(BaseModel):
-    """The state of a node: it sends it when it registers; the proxy returns it on request."""
+    """State of a node, sent at registration and returned on request."""
 
     models: list[str] | None = None
     unfinished: int | None = Field(0, ge=0)

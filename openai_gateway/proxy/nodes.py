@@ -1,4 +1,4 @@
-"""The servers behind a proxy: which there are, and which are in service."""
+"""Node table of a proxy: registered nodes and their health."""
 
 from __future__ import annotations
 

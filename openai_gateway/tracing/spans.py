@@ -1,4 +1,4 @@
-"""The spans of a request: one of the gateway, one for each prompt, and below it what the engine's time went into.
+"""The spans of a request: one of the gateway, one for each prompt, and below it the phases of the engine.
 
 Names of attributes are those of OpenTelemetry's conventions for generative AI; texts are in none of them.
 """

@@ -1,4 +1,4 @@
-"""Workloads of ``tools.bench peers``: what is run on which sides.
+"""Workloads of ``tools.bench peers``, and the engines that run each.
 
 Every engine gets the same model, as many threads, the same numbers of tokens and greedy decoding, and no engine keeps a
 prompt for later, but in an agent's day. Ours and OpenVINO's responses are timed token by token; llama.cpp is timed by

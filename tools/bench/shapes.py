@@ -1,4 +1,4 @@
-"""Shapes of well-known models, as fields of their ``config.json``: what measurements without a real model are of.
+"""Shapes of well-known models, as fields of their ``config.json``, for measurements without a real model.
 
 Weights are random wherever one is written: by :mod:`tools.bench.random_model` with ``transformers``, as a GGUF file
 (:mod:`tools.bench.random_gguf`), and within a second (:mod:`tools.bench.checkpoints`). Mixtures of experts have

@@ -1,4 +1,4 @@
-"""docs/reference/http-api/fields.md: what becomes of each field of a request, by the models that read them."""
+"""docs/reference/http-api/fields.md: the effect of each field of a request, from the models that read them."""
 
 from __future__ import annotations
 

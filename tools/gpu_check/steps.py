@@ -1,4 +1,4 @@
-"""Steps of each call, in order of importance: what finds no time is left out."""
+"""Steps of each call, in order of importance; steps beyond the time limit are left out."""
 
 from __future__ import annotations
 

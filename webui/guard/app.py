@@ -1,4 +1,4 @@
-"""Allowed routes of the page: those that it needs of Gradio's, each with checks of its own in front, and no others."""
+"""Allowlist of the page's Gradio routes, each behind checks of its own."""
 
 from __future__ import annotations
 

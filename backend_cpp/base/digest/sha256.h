@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), where content is named by what it is, and a fast sum for what may have been damaged.
+// SHA-256 (FIPS 180-4), which names content, and a fast checksum that detects damage.
 #pragma once
 
 #include <array>

@@ -2,15 +2,15 @@
 // is compiled once, when a model is loaded: what depends on the model alone is decided then, and operations hold their
 // weights and their rows. What differs from step to step is in ModelStep.
 //
-// A layer is [what looks at images], mixers, MLP, [what follows], each of which adds its operations in the order in
-// which they run (NativeRunner::compile_layer). A half of the layer reads `norm(stream)`, and adds to the stream where
-// nothing is between (ranks, an output norm, a factor); otherwise it makes `branch`, which is added. Rows that halves
-// share, float32 [rows, hidden_size]:
+// A layer is [cross-attention], mixers, MLP, [further inputs], each of which adds its operations in execution order
+// (NativeRunner::compile_layer). A half of the layer reads `norm(stream)`, and adds to the stream where nothing is
+// between (ranks, an output norm, a factor); otherwise it makes `branch`, which is added. Rows that halves share,
+// float32 [rows, hidden_size]:
 //
 //   stream      the residual stream
 //   normed      a norm of it: made where more than one operation reads it, else workspace of the one that does
 //   mlp_input   the same for the MLP of a parallel block with two norms, made before attention adds to the stream;
-//               in the last layer, the rows that are wanted
+//               in the last layer, the requested rows
 //   branch      what a half makes, or both halves of a parallel block; embeddings of positions; further inputs
 //   experts     what experts make alongside a dense MLP
 #pragma once

@@ -1,4 +1,4 @@
-"""`lmdeploy warm`: fill a cache directory with what prompts begin with, before anybody asks."""
+"""`lmdeploy warm`: fill a cache directory with shared prompt prefixes before serving."""
 
 import argparse
 import json

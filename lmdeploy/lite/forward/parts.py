@@ -1,4 +1,4 @@
-"""Parts of a decoder layer: linear layers that can be watched, norms, activations."""
+"""Parts of a decoder layer: observable linear layers, norms, activations."""
 
 from collections.abc import Callable, Mapping
 
@@ -22,7 +22,7 @@ Watch = Callable[[str, Tensor], None]
 
 
 class LayerWeights:
-    """The tensors of a layer by the engine's names, and who looks at the inputs of its linear layers."""
+    """Tensors of a layer by the engine's names, and observers of its linear layers."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = dict(tensors)  # ``attention.qkv.weight`` and so on, float32

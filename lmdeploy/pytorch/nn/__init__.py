@@ -1,4 +1,4 @@
-"""Layers to write models with: each rank builds its part; CPUs compute with the engine's operators, GPUs with ours."""
+"""Layers for model classes: each rank builds its shard; CPUs run the engine's operators, GPUs Triton kernels."""
 
 from lmdeploy.pytorch.nn.activation import GeluAndMul, SiluAndMul
 from lmdeploy.pytorch.nn.attention import Attention

@@ -1,4 +1,4 @@
-"""Attention over the paged cache by PyTorch's flex attention: the plain way, where our kernels are not trusted.
+"""Attention over the paged cache by PyTorch's flex attention: the fallback where native kernels fail their check.
 
 Keys and values of each sequence are gathered into one tensor as wide as the block tables, so shapes follow from the
 step's, and a captured graph stays right as contexts grow. Scores of 256 rows a sequence exist at once.

@@ -1,4 +1,4 @@
-"""Loads tensors into parameters: what a model's ``load_weights`` calls, and what calls it."""
+"""Weight loader of model classes: helpers of ``load_weights``, and its caller."""
 
 from __future__ import annotations
 

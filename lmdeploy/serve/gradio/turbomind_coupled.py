@@ -1,4 +1,4 @@
-"""A chat page for a model, as a function: what the app of a hosted demo calls."""
+"""Chat page of a model as a function, for hosted demos."""
 
 from __future__ import annotations
 

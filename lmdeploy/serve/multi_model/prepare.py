@@ -1,4 +1,4 @@
-"""Preparation of a requested model: write its engine directory, and find out what it will take.
+"""Preparation of a requested model: write its engine directory, and estimate its memory.
 
 ``python -m lmdeploy.serve.multi_model.prepare`` does so for the JSON of a `RequestedModel` on standard input, and
 prints the JSON of the `PreparedModel`; on failure one line on stderr, and exit status 1. Converting takes seconds and

@@ -1,4 +1,4 @@
-"""The application: what Ray Serve deploys, built from `RaySettings`."""
+"""Ray Serve application, built from `RaySettings`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How models write calls of tools: one description a format, from which writer, reader and grammar come.
+"""Tool-call formats: one description a format, from which writer, reader and grammar are derived.
 
 Templates write with a format's ``write``, the gateway reads by it (``openai_gateway.tools``), and its ``grammar`` holds
 a model to it.

@@ -1,4 +1,4 @@
-"""Encoders in GGUF files: what a config.json and a modules.json say of them, and the names of their tensors.
+"""Encoders in GGUF files: config.json and modules.json from metadata, and tensor names.
 
 ``bert`` is BERT, RoBERTa and their like alike: the converter leaves out the rows of positions that no token has.
 """

@@ -1,4 +1,4 @@
-"""Latent attention in GGUF files: configs, and tensors, where the projections out of the latent are mostly apart.
+"""Latent attention in GGUF files: configs, and tensors, where the up-projections of the latent are mostly separate.
 
 That of keys is then transposed.
 """

@@ -1,4 +1,4 @@
-"""ModelSpec: everything the C++ decoder has to know about a model besides its weights, and which specs make sense.
+"""ModelSpec: the C++ decoder's description of a model besides its weights, and its validation.
 
 The JSON form is ``spec.json`` of an engine directory (docs/internals/interfaces.md).
 """

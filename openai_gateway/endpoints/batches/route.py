@@ -1,4 +1,4 @@
-"""``/v1/batches``: make, list, look at and cancel the batches of the caller's API key."""
+"""``/v1/batches``: create, list, retrieve and cancel batches of the caller's API key."""
 
 from __future__ import annotations
 

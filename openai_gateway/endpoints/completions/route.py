@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: text continues without a chat template."""
+"""``POST /v1/completions``: text completion without a chat template."""
 
 from __future__ import annotations
 

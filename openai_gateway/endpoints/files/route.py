@@ -1,4 +1,4 @@
-"""``/v1/files``: upload, list, look at, read and delete what belongs to the caller's API key."""
+"""``/v1/files``: upload, list, retrieve, download and delete files of the caller's API key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model descriptions of Ollama's API: details, what it can do, and metadata in the names of GGUF files."""
+"""Model descriptions of Ollama's API: details, capabilities, and metadata under GGUF names."""
 
 from __future__ import annotations
 

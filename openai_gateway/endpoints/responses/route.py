@@ -1,4 +1,4 @@
-"""``/v1/responses``: make a response, look at stored ones, forget them."""
+"""``/v1/responses``: create a response, retrieve and delete stored ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tools`` of ``POST /v1/responses``: functions and freeform tools, alone or in a group, and what only OpenAI runs."""
+"""``tools`` of ``POST /v1/responses``: functions and freeform tools, alone or grouped, and those only OpenAI runs."""
 
 from __future__ import annotations
 

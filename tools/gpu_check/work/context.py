@@ -1,4 +1,4 @@
-"""Context of a step's process: where it is, which build it takes, and where it notes what it finds."""
+"""Context of a step's process: its folder, its build and its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Products of many groups in one launch, by a library: what is asked of its kernel.
+// Interface of a library's grouped GEMM: many groups in one launch.
 //
 //   y_g [rows_g, outputs] bfloat16 = x_g [rows_g, inputs] w_g^T      all row-major without gaps
 //

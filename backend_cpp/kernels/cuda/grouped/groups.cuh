@@ -1,4 +1,4 @@
-// Device code of grouped_gemm.
+// Device code of grouped GEMMs: the table of groups.
 #pragma once
 
 #include "kernels/cuda/device_memory.h"

@@ -1,4 +1,4 @@
-// Attention with latents (DeepSeek-V2, arXiv 2405.04434) by a library: what is asked of its kernel.
+// Attention with latents (DeepSeek-V2, arXiv 2405.04434) by a library: the kernel's interface.
 //
 // Heads of 64 + 512: a key is [rotated, latent] as model/attention/latent_attention.h caches it, and its value is its
 // own latent, so the values that the cache holds besides are not read.

@@ -1,4 +1,4 @@
-// Attention of prompts by a library: what is asked of its kernel.
+// Interface of a library's prefill attention.
 //
 // Causal, over a bfloat16 cache whose keys and values have the same dimension; no window, cap, slope or sink.
 #pragma once

@@ -1,4 +1,4 @@
-// Activations in the form in which kernels and products of 16 and 8 bits take them.
+// Activation rounding: rows as 16- and 8-bit kernels and GEMMs read them.
 #pragma once
 
 #include "kernels/cuda/device.h"
