@@ -137,7 +137,7 @@ test: build-tests dev model browser ## Set everything up, then run every test; o
 	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile --no-loadscope-reorder --durations=30 $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
 test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of, with other clients, and with the floor of coverage
-	@$(MAKE) install-clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"
+	@$(MAKE) install-clients || echo "-- no further clients can be installed here: tests of those that are not installed are skipped"
 	@$(MAKE) test COVERAGE="$(if $(filter tests,$(strip $(TESTS))),--cov --cov-report=)" PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
 
 clients: build dev model install-clients ## Install the real clients of docs/guides/clients.md in their own environment, run each of them against our servers, and print which did

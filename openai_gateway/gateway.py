@@ -128,7 +128,7 @@ class Gateway:
     async def fetch_images(self, request: Request, model: ServedModel, *requests: GenerateRequest) -> None:
         """Fetch the images that requests name elsewhere, and move those of tool results after them.
 
-        Raises `ApiError` if one may not be had, or cannot be; or the model takes none.
+        Raises `ApiError` if one is not allowed or cannot be loaded, or the model takes none.
         """
         for generate in requests:
             if generate.messages is not None:

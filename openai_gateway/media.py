@@ -143,7 +143,7 @@ class RequestMedia:
     async def brought_along(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages whose images are all data URLs.
 
-        Raises `ApiError` if there are too many, or one may not be had, or cannot be; names it.
+        Raises `ApiError` if there are too many, or one is not allowed or cannot be loaded; names it.
         """
         found = [
             (i, j)

@@ -131,10 +131,10 @@ void check_combinations(const Request& request) {
     throw invalid_argument("thinking_budget needs thinking_end and thinking_end_ids");
   }
   if (params.thinking_budget && !params.response_format.empty()) {
-    throw invalid_argument("thinking_budget cannot be had with response_format");
+    throw invalid_argument("thinking_budget is incompatible with response_format");
   }
-  if (request.session && params.output_embedding) throw invalid_argument("output_embedding cannot be had in a session");
-  if (request.session && params.prompt_logprobs) throw invalid_argument("prompt_logprobs cannot be had in a session");
+  if (request.session && params.output_embedding) throw invalid_argument("output_embedding is invalid in a session");
+  if (request.session && params.prompt_logprobs) throw invalid_argument("prompt_logprobs is invalid in a session");
 }
 
 // Checks the input of an encoder.

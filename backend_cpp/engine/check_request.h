@@ -15,7 +15,7 @@ struct RequestLimits {
   int session_len = 0;
   ImageTraits images{};                // of rows in place of token embeddings
   int max_whole_tokens = 0;            // that one step can hold
-  bool has_grammars = false;           // response formats can be had
+  bool has_grammars = false;           // response formats are available
   bool is_pooling_model = false;       // the model generates nothing
   std::vector<int32_t> eos_token_ids;  // end responses that do not ignore them
 };

@@ -367,7 +367,7 @@ void NativeRunner::run_empty_tokens(const DecodingShape& shape) {
 }
 
 std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& directory) const {
-  if (image_tokens_) throw invalid_argument("adapters cannot be had where rows of images take weights of their own");
+  if (image_tokens_) throw invalid_argument("adapters are incompatible with separate weights of image rows");
   return std::make_unique<AdapterPlan>(directory, weights_.adapted_layers, adapter_type_);
 }
 

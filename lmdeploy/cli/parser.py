@@ -123,7 +123,7 @@ def print_help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespa
 
 
 def reject(parser: argparse.ArgumentParser, option: str, reason: str) -> NoReturn:
-    """End the process: an option cannot be had."""
+    """End the process: an option is not available."""
     parser.error(f"{option} is refused: {reason}")
 
 

@@ -39,7 +39,7 @@ def quantize(
 
     Raises `UnsupportedModelError` if the engine does not serve the model, or its layers are stored in a way that the
     format has no form for, `CheckpointError` if the checkpoint is incomplete, or quantized already, `ValueError` if
-    sizes do not fit the method, or the calibration text cannot be had, and `FileExistsError` if ``work_dir`` holds a
+    sizes do not fit the method, or the calibration text cannot be loaded, and `FileExistsError` if ``work_dir`` holds a
     model, or an interrupted run with other settings. ``model_dir``: a Hugging Face directory with weights that are not
     quantized. ``work_dir``: folder of the new checkpoint. ``config.json`` is written last: without it, the checkpoint
     is not complete. ``progress``: called with the number of finished layers, and of all.

@@ -65,5 +65,5 @@ def test_rounded_weights_have_them_too(model: Path) -> None:
 def test_adapters_are_refused(tmp_path: Path) -> None:
     model = make_tiny_xcomposer(tmp_path / "model")
     adapter = make_adapter(tmp_path / "adapter", model, targets=["wo"])
-    with pytest.raises(ValueError, match="adapters cannot be had where rows of images take weights of their own"):
+    with pytest.raises(ValueError, match="adapters are incompatible with separate weights of image rows"):
         logits(model, adapters={"own": str(adapter)})

@@ -181,7 +181,7 @@ RECURRENCE = {
         ({"block": {"shares_norm": True}}, "block.shares_norm needs block.is_parallel"),
         ({"block": {"norms_stream": True, "is_parallel": True}}, "block.norms_stream needs has_input_norms"),
         ({"layer_mixers": ["recurrence"] * 30}, "recurrence must be there where layer_mixers has it"),
-        ({"layer_mlps": [False] * 30, "block": {"is_parallel": True}}, "a mixer or an MLP cannot be had with"),
+        ({"layer_mlps": [False] * 30, "block": {"is_parallel": True}}, "a mixer or an MLP are incompatible with"),
         ({"recurrence_block": {}}, "recurrence_block needs a recurrence"),
         (
             STATES | {"recurrence": RECURRENCE | {"num_key_heads": 3}},
@@ -203,13 +203,13 @@ RECURRENCE = {
         ({"images": {"cross_layers": [7, 3]}}, r"images.cross_layers must be layers, ascending, got \(7, 3\)"),
         ({"images": {"cross_layers": [30]}}, r"images.cross_layers must be layers, ascending, got \(30,\)"),
         ({"images": {"cross_layers": [3] * 31}}, "images.cross_layers must be at most num_layers, got 31"),
-        ({"images": {"cross_layers": [3], "whole_rows": 4}}, "cannot be had with images.deepstack_layers or"),
+        ({"images": {"cross_layers": [3], "whole_rows": 4}}, "is incompatible with images.deepstack_layers or"),
         (
             {"images": {"cross_layers": [3]}, "attention": {"scale": 1.0, "windows": [9] * 30}},
-            "images.cross_layers cannot be had with attention.mla, attention.windows",
+            "images.cross_layers is incompatible with attention.mla, attention.windows",
         ),
-        ({"images": {"own_mlp": True, "low_rank": 8}}, "images.low_rank cannot be had with images.own_attention or"),
-        ({"images": {"own_mlp": True, "cross_layers": [3]}}, "images' own weights cannot be had with moe"),
+        ({"images": {"own_mlp": True, "low_rank": 8}}, "images.low_rank is incompatible with images.own_attention or"),
+        ({"images": {"own_mlp": True, "cross_layers": [3]}}, "images' own weights exclude moe"),
     ],
 )
 def test_an_impossible_spec_is_refused(change: dict[str, object], reason: str) -> None:

@@ -101,7 +101,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
     if (kind.spec.qk_norm == QkNorm::kUnit) unit_dim = std::max(unit_dim, kind.shape.key_dim);
     if (kind.spec.norms_values) unit_dim = std::max(unit_dim, kind.shape.value_dim);
     if (kind.spec.is_chunked && kv_lens_.size() > 0) {
-      throw invalid_argument("attention.is_chunked cannot be had with images.whole_rows");
+      throw invalid_argument("attention.is_chunked is incompatible with images.whole_rows");
     }
   }
   if (spec.encoder) texts_.emplace(ops, spec, kinds_.front().shape, max_tokens);

@@ -42,7 +42,7 @@ void check_images(const ModelSpec& spec) {
       spec.images->whole_rows > 0 ||
       std::ranges::any_of(spec.attention.windows, [](int window) { return window > 0; })) {
     throw invalid_argument(
-        "images.cross_layers cannot be had with attention.mla, attention.windows, attentions, moe, other blocks than "
+        "images.cross_layers is incompatible with attention.mla, attention.windows, attentions, moe, other blocks than "
         "sequential ones, or other images.*");
   }
 }
@@ -51,9 +51,9 @@ void check_own_weights(const ModelSpec& spec) {
   if (!has_own_image_weights(spec)) return;
   reject_if(spec.moe || spec.attention.mla || !spec.attentions.empty() || spec.recurrence ||
                 !spec.images->cross_layers.empty(),
-            "images' own weights cannot be had with moe, attention.mla, attentions, recurrence or images.cross_layers");
+            "images' own weights exclude moe, attention.mla, attentions, recurrence or images.cross_layers");
   reject_if(spec.images->low_rank > 0 && (spec.images->own_attention || spec.images->own_mlp),
-            "images.low_rank cannot be had with images.own_attention or images.own_mlp");
+            "images.low_rank is incompatible with images.own_attention or images.own_mlp");
 }
 
 void check(const HeadSpec& head, const ModelSpec& spec) {
@@ -107,7 +107,7 @@ void check_latent(const AttentionSpec& kind_spec, int layer) {
       {std::ranges::any_of(kind_spec.windows, [](int window) { return window > 0; }), "windows"},
   };
   for (const auto& [is_used, field] : lacking) {
-    if (is_used) reject(layer, "attend: attention." + std::string(field) + " cannot be had with attention.mla");
+    if (is_used) reject(layer, "attend: attention." + std::string(field) + " is incompatible with attention.mla");
   }
   if (!kind_spec.mla->indexer) return;
   const IndexerSpec& indexer = *kind_spec.mla->indexer;
@@ -147,7 +147,7 @@ void check_attention(const ModelSpec& spec, int layer) {
   if (kind_spec.mla) check_latent(kind_spec, layer);
   if (kind_spec.block_indexer) check_block_indexer(spec, kind, layer);
   if (spec.images && spec.images->whole_rows > 0 && !kind_spec.alibi_slopes.empty()) {
-    reject(layer, "images.whole_rows cannot be had with attention.alibi_slopes");
+    reject(layer, "images.whole_rows is incompatible with attention.alibi_slopes");
   }
 }
 
@@ -176,7 +176,7 @@ void check_shared_keys(const ModelSpec& spec, int layer) {
   }
   reject_if(spec.attention.mla || attention_kind(spec, attention_of(spec, layer)).has_output_gate || spec.head ||
                 cross_layer_count(spec) > 0,
-            "layer_keys cannot be had with attention.mla, attention.has_output_gate, head or images.cross_layers");
+            "layer_keys is incompatible with attention.mla, attention.has_output_gate, head or images.cross_layers");
 }
 
 void check_layers(const ModelSpec& spec) {
@@ -199,7 +199,7 @@ void check_layers(const ModelSpec& spec) {
     check_rotation(spec, layer);
     check_shared_keys(spec, layer);
     if (has_experts(spec, layer) && spec.moe->router.scales_input && spec.moe->experts_per_token != 1) {
-      reject(layer, "experts: moe.router.scales_input cannot be had with several experts a token");
+      reject(layer, "experts: moe.router.scales_input is incompatible with several experts a token");
     }
   }
 }
@@ -218,7 +218,7 @@ void check_mixers(const ModelSpec& spec) {
       spec.block.has_layer_scale || (spec.recurrence_block && spec.recurrence_block->has_layer_scale);
   reject_if(
       is_partial && (spec.block.is_parallel || spec.head || spec.layer_input || has_scales),
-      "layers without a mixer or an MLP cannot be had with block.is_parallel, block.has_layer_scale, layer_input or "
+      "layers without a mixer or an MLP are incompatible with block.is_parallel, block.has_layer_scale, layer_input or "
       "head");
   reject_if(spec.recurrence_block && (spec.recurrence_block->is_parallel || !has_one),
             "recurrence_block needs a recurrence, and cannot be parallel");
@@ -230,7 +230,7 @@ void check(const EncoderSpec&, const ModelSpec& spec) {
   if (!spec.attentions.empty() || kind_spec.mla || spec.recurrence || spec.images || spec.head || spec.layer_input ||
       std::ranges::any_of(spec.layer_keys, [](int layer) { return layer >= 0; })) {
     throw invalid_argument(
-        "encoder cannot be had with attentions, attention.mla, layer_keys, recurrence, images, head or layer_input");
+        "encoder is incompatible with attentions, attention.mla, layer_keys, recurrence, images, head or layer_input");
   }
 }
 
@@ -289,7 +289,7 @@ void check(const ModelSpec& spec) {
   if (spec.recurrence_block) check(*spec.recurrence_block, spec);
   reject_if(spec.mlp.is_xielu && spec.mlp.is_gated, "mlp.is_xielu with mlp.is_gated");
   reject_if(spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0),
-            "layer_input cannot be had with head, has_embedding_norm or images.cross_layers");
+            "layer_input is incompatible with head, has_embedding_norm or images.cross_layers");
   if (spec.streams) check_streams(spec);
   if (spec.hyper_connections) check_hyper_connections(spec);
   if (spec.ngrams) check(*spec.ngrams, spec);

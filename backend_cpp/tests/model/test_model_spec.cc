@@ -113,13 +113,12 @@ TEST(layers_that_do_not_fit_are_refused_by_their_number) {
 TEST(a_layer_that_has_no_program_is_refused_by_its_number_and_operation) {
   const std::string mla = R"("mla": {"kv_rank": 8, "q_rank": 0, "nope_dim": 8, "rope_dim": 32, "value_dim": 8,
                                      "norm_eps": 1e-6})";
-  CHECK(rejection_of_model("", R"("mla": null)", mla).find(": layer 0: attend: attention.qkv_bias cannot be had") !=
+  CHECK(rejection_of_model("", R"("mla": null)", mla).find(": layer 0: attend: attention.qkv_bias is incompatible") !=
         std::string::npos);
   const std::string moe = R"("moe": {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 8,
                                      "router": {"scales_input": true}, "layers": [false, true]})";
-  CHECK(
-      rejection_of_model("", R"("moe": null)", moe).find(": layer 1: experts: moe.router.scales_input cannot be had") !=
-      std::string::npos);
+  CHECK(rejection_of_model("", R"("moe": null)", moe)
+            .find(": layer 1: experts: moe.router.scales_input is incompatible") != std::string::npos);
 }
 
 TEST(a_program_lists_the_operations_of_a_step) {

@@ -267,7 +267,7 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
     if spec.recurrence_block:
         yield from _block_problems(spec, spec.recurrence_block, "recurrence_block")
     if spec.mlp.is_xielu and spec.mlp.is_gated:
-        yield "mlp.is_xielu cannot be had with mlp.is_gated"
+        yield "mlp.is_xielu is incompatible with mlp.is_gated"
     if any(spec.mlp.cuts) and not spec.mlp.is_gated:
         yield "mlp.cuts needs mlp.is_gated"
     if spec.streams:
@@ -292,7 +292,7 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
     if spec.encoder:
         yield from _encoder_problems(spec)
     if spec.layer_input and (spec.head or spec.has_embedding_norm or (spec.images and spec.images.cross_layers)):
-        yield "layer_input cannot be had with head, has_embedding_norm or images.cross_layers"
+        yield "layer_input is incompatible with head, has_embedding_norm or images.cross_layers"
     if spec.moe:
         yield from _moe_problems(spec.moe, spec.num_layers)
 
@@ -311,17 +311,17 @@ def _hyper_connection_problems(spec: ModelSpec) -> Iterator[str]:
     if not is_bare or spec.recurrence_block or (spec.moe and spec.moe.is_alongside_mlp):
         yield "hyper_connections needs a block without norms, parallel halves, layer scale or moe.is_alongside_mlp"
     if spec.head or spec.images or spec.encoder or spec.layer_input or spec.streams:
-        yield "hyper_connections cannot be had with head, images, encoder, layer_input or streams"
+        yield "hyper_connections is incompatible with head, images, encoder, layer_input or streams"
 
 
 def _encoder_problems(spec: ModelSpec) -> Iterator[str]:
     attention = spec.attention
     if spec.attentions or spec.layer_keys or attention.mla or attention.logn_length or attention.temperature_length:
-        yield "encoder cannot be had with attentions, layer_keys, or attention.mla or factors of positions"
+        yield "encoder is incompatible with attentions, layer_keys, or attention.mla or factors of positions"
     if "chunk" in map(attention.reach, range(spec.num_layers)):
-        yield "encoder cannot be had with attention in chunks"
+        yield "encoder is incompatible with attention in chunks"
     if spec.recurrence or spec.images or spec.head or spec.layer_input or spec.layer_mixers:
-        yield "encoder cannot be had with layer_mixers, recurrence, images, head or layer_input"
+        yield "encoder is incompatible with layer_mixers, recurrence, images, head or layer_input"
 
 
 def _block_problems(spec: ModelSpec, block: BlockSpec, name: str) -> Iterator[str]:
@@ -346,7 +346,7 @@ def _layer_problems(spec: ModelSpec) -> Iterator[str]:
         yield f"layer_attentions[{wrong}] must be at most {len(spec.attentions)}, got {spec.layer_attentions[wrong]}"
         return
     if spec.attentions and (spec.attention.mla or any(attention.mla for attention in spec.attentions)):
-        yield "attentions cannot be had with attention.mla"
+        yield "attentions is incompatible with attention.mla"
     found: set[int] = set()
     for layer in range(spec.num_layers):
         kind = spec.layer_attentions[layer] if spec.layer_attentions else 0
@@ -368,9 +368,9 @@ def _attention_problems(attention: AttentionSpec, where: str) -> Iterator[str]:
     if len(attention.alibi_slopes) not in {0, attention.num_heads}:
         yield f"{where}attention.alibi_slopes must have a finite number for each of {attention.num_heads} heads"
     if attention.bias_reach and attention.mla:
-        yield f"{where}attention.bias_reach cannot be had with attention.mla"
+        yield f"{where}attention.bias_reach is incompatible with attention.mla"
     if attention.has_output_gate and attention.mla:
-        yield f"{where}attention.has_output_gate cannot be had with attention.mla"
+        yield f"{where}attention.has_output_gate is incompatible with attention.mla"
     if attention.gates_by_softplus and not attention.has_output_gate:
         yield f"{where}attention.gates_by_softplus needs attention.has_output_gate"
     if attention.mla and attention.mla.indexer:
@@ -429,7 +429,7 @@ def _shared_key_problems(spec: ModelSpec, layer: int, source: int) -> Iterator[s
             yield f"{name} must be a layer with the same memory; layer {source} differs: {', '.join(differing)}"
     is_cross = spec.images and spec.images.cross_layers
     if spec.attention.mla or spec.attention_of(layer).has_output_gate or spec.head or is_cross:
-        yield f"{name} cannot be had with attention.mla, attention.has_output_gate, head or images.cross_layers"
+        yield f"{name} is incompatible with attention.mla, attention.has_output_gate, head or images.cross_layers"
 
 
 def _memory_of(spec: ModelSpec, layer: int) -> tuple[int, int]:
@@ -447,7 +447,7 @@ def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
     has_more = spec.layer_input or any(it.has_layer_scale for it in (spec.block, spec.recurrence_block) if it)
     if is_partial and (spec.block.is_parallel or spec.head or has_more):
         lacking = "block.is_parallel, block.has_layer_scale, layer_input or head"
-        yield f"layers without a mixer or an MLP cannot be had with {lacking}"
+        yield f"layers without a mixer or an MLP are incompatible with {lacking}"
     if spec.recurrence_block and (spec.recurrence_block.is_parallel or recurrence is None):
         yield "recurrence_block needs a recurrence, and cannot be parallel"
     if recurrence:
@@ -458,7 +458,7 @@ def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
     if images.deepstack_layers > spec.num_layers:
         yield f"images.deepstack_layers must be 0 to num_layers, got {images.deepstack_layers}"
     if images.whole_rows and spec.attention.alibi_slopes:
-        yield "images.whole_rows cannot be had with attention.alibi_slopes"
+        yield "images.whole_rows is incompatible with attention.alibi_slopes"
     if images.has_own_weights:
         yield from _image_weight_problems(spec, images)
     layers, block = images.cross_layers, spec.block
@@ -471,16 +471,16 @@ def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
     is_supported = not block.is_parallel and not block.has_output_norms and block.residual_scale == 1
     if not is_supported or spec.moe or spec.attentions or spec.attention.mla or any(spec.attention.windows):
         lacking = "attention.mla, attention.windows, attentions, moe, or other blocks"
-        yield f"images.cross_layers cannot be had with {lacking}"
+        yield f"images.cross_layers is incompatible with {lacking}"
     if images.deepstack_layers or images.whole_rows:
-        yield "images.cross_layers cannot be had with images.deepstack_layers or images.whole_rows"
+        yield "images.cross_layers is incompatible with images.deepstack_layers or images.whole_rows"
 
 
 def _image_weight_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
     if spec.moe or spec.attention.mla or spec.recurrence or spec.attentions or images.cross_layers:
-        yield "images' own weights cannot be had with moe, attention.mla, attentions, recurrence or images.cross_layers"
+        yield "images' own weights exclude moe, attention.mla, attentions, recurrence or images.cross_layers"
     if images.low_rank and (images.own_attention or images.own_mlp):
-        yield "images.low_rank cannot be had with images.own_attention or images.own_mlp"
+        yield "images.low_rank is incompatible with images.own_attention or images.own_mlp"
 
 
 def _rope_problems(rope: RopeSpec) -> Iterator[str]:
@@ -504,6 +504,6 @@ def _moe_problems(moe: MoeSpec, num_layers: int) -> Iterator[str]:
     elif router.scales_input and moe.experts_per_token != 1:
         yield f"moe.router.scales_input needs moe.experts_per_token 1, got {moe.experts_per_token}"
     elif router.scales_input and moe.latent_size:
-        yield f"moe.router.scales_input cannot be had with moe.latent_size, got {moe.latent_size}"
+        yield f"moe.router.scales_input is incompatible with moe.latent_size, got {moe.latent_size}"
     elif moe.experts_per_token > moe.num_experts // router.groups * router.top_groups:
         yield f"moe.experts_per_token must be at most the experts to choose from, got {moe.experts_per_token}"

@@ -15,7 +15,7 @@ namespace turbomind::cuda {
 // Rank r is GPU r. A rank calls from the thread whose current device that is.
 class NcclGroup {
  public:
-  // `peers` are for what they take; may be null. Throws Error when NCCL cannot be had, or does not connect the GPUs.
+  // `peers` are for what they take; may be null. Throws Error when NCCL is missing, or does not connect the GPUs.
   explicit NcclGroup(int ranks, std::unique_ptr<P2pAllReduce> peers = nullptr);
   // Every graph that a call was captured in must be gone.
   ~NcclGroup();
