@@ -127,7 +127,7 @@ serve: build model ## Set everything up, then serve Triton, the OpenAI API and t
 	    --triton-grpc-port $(strip $(GRPC_PORT)) --triton-metrics-port $(strip $(METRICS_PORT)) $(strip $(SERVE_ARGS))
 
 browser:
-	@tools/install/browser.sh
+	@tools/install/debian.sh 'browser tests' 'chromium chromedriver' 'chromium chromium-driver'
 
 # Servers that tests start would compile every module again.
 check test: export PYTHONDONTWRITEBYTECODE :=
@@ -166,7 +166,7 @@ sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer
 	@tools/sanitized_grammars.sh build-address/turbomind_grammar.so
 
 fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it finds stays in backend_cpp/fuzz/corpus
-	@tools/install/clang.sh
+	@tools/install/debian.sh 'fuzz targets' clang++ 'clang libclang-rt-14-dev'
 	@PATH="$(abspath $(VENV)/bin):$$PATH" tools/fuzz.sh $(strip $(FUZZ_SECONDS))
 
 abuse: build dev ## Attack the gateway, the chat page, the proxy and Ray as users start them; ABUSE_ARGS="--seconds 600": for 10 minutes
