@@ -42,6 +42,7 @@ int32_t argmax(const float* logits, int size) {
     poison = fma(v, zero(), poison);
   }
   float largest = reduce_max(top);
+  if (i < size) poison = fma(load_partial(logits + i, size - i), zero(), poison);
   for (; i < size; ++i) largest = logits[i] > largest ? logits[i] : largest;
   const float poisoned = reduce_add(poison);
   if (std::isnan(poisoned)) {
