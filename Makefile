@@ -58,7 +58,7 @@ CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir 
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests load bench bench-embeddings peers bench-peers docs lint format fields typecheck sanitize fuzz abuse check without-quick-tests screenshot lock model setup dev browser clients install-clients clean
+.PHONY: help serve test test-all build build-tests load bench bench-embeddings peers bench-peers docs lint format fields typecheck sanitize arm fuzz abuse check without-quick-tests screenshot lock model setup dev browser clients install-clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,6 +164,19 @@ sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer
 	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
 	done
 	@tools/sanitized_grammars.sh build-address/turbomind_grammar.so
+
+arm: setup ## The engine's C++ tests for 64-bit ARM, with each of its kernel tables: cross-compiled, and run under qemu-user
+	@tools/install/debian.sh 'tests for ARM' 'aarch64-linux-gnu-g++ qemu-aarch64' 'g++-aarch64-linux-gnu qemu-user'
+	$(say) 'compiling the engine for ARM (about 5 minutes on 2 cores the first time)'
+	@$(CMAKE) -S . -B build-arm -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux \
+	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	    -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_GRAMMAR=OFF \
+	    -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null
+	@$(CMAKE) --build build-arm
+	@for cpu in cortex-a72 neoverse-n1 max; do \
+	    echo "-- kernels on $$cpu"; qemu-aarch64 -cpu $$cpu -L /usr/aarch64-linux-gnu build-arm/engine_tests every_table || exit 1; \
+	done
+	@qemu-aarch64 -L /usr/aarch64-linux-gnu build-arm/engine_tests
 
 fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it finds stays in backend_cpp/fuzz/corpus
 	@tools/install/debian.sh 'fuzz targets' clang++ 'clang libclang-rt-14-dev'

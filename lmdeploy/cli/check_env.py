@@ -41,7 +41,19 @@ _PACKAGES = {
     "openai": "openai",
 }
 # Instruction sets the kernels have variants for, as /proc/cpuinfo spells them.
-_ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
+_ISA_FLAGS = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx_vnni",
+    "amx_int8",
+    "amx_bf16",
+    "asimddp",
+    "i8mm",
+)
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -99,7 +111,7 @@ def collect() -> dict[str, str]:
         "system": platform.platform(),
         "cpu": cpu.get("model name", platform.processor() or "unknown"),
         "cpu cores": str(len(os.sched_getaffinity(0))),
-        "cpu isa": " ".join(flag for flag in _ISA_FLAGS if flag in cpu.get("flags", "").split()),
+        "cpu isa": " ".join(flag for flag in _ISA_FLAGS if flag in cpu.get("flags", cpu.get("Features", "")).split()),
         "memory": _memory(),
         "CUDA available": str(gpus is not None),
         **{f"GPU {index}": gpu for index, gpu in enumerate((gpus or "").splitlines())},

@@ -10,13 +10,17 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace turbomind {
 
 namespace {
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
+#if defined(__linux__)
 // asm/prctl.h and the component number of tile data (Intel SDM, volume 1, chapter 13.1); older headers lack both.
 constexpr long kRequestPermission = 0x1023;
 constexpr long kTileData = 18;
@@ -41,7 +45,6 @@ bool can_use_tiles() {
   return granted;
 }
 
-#if defined(__x86_64__)
 // Products of bytes in 256 bits, which processors without AVX-512 may have (CPUID leaf 7, subleaf 1, EAX bit 4).
 bool has_avx_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -70,6 +73,14 @@ std::vector<const KernelTable*> usable_tables() {
     if (has_avx_vnni()) tables.push_back(&avxvnni::kTable);
     tables.push_back(&avx2::kTable);
   }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+  if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) {
+    if ((getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0) tables.push_back(&i8mm::kTable);
+    tables.push_back(&dotprod::kTable);
+  }
+#endif
+  tables.push_back(&neon::kTable);
 #endif
   tables.push_back(&scalar::kTable);
 #if defined(__x86_64__)

@@ -1,7 +1,8 @@
 // CPU kernel table of an instruction set, and the choice of one at start.
 //
-// kernels_isa.cc is compiled once for each (namespaces amx, avx512bf16, avx512vnni, avx512, avxvnni, avx2, scalar, and
-// amx_emulated, where plain code stands for the tiles of amx) and fills one table each.
+// kernels_isa.cc is compiled once for each (namespaces amx, avx512bf16, avx512vnni, avx512, avxvnni, avx2, or i8mm,
+// dotprod, neon of ARM; scalar; and amx_emulated, where plain code stands for the tiles of amx) and fills one table
+// each.
 #pragma once
 
 #include <string>
@@ -115,6 +116,15 @@ namespace avxvnni {
 extern const KernelTable kTable;
 }
 namespace avx2 {
+extern const KernelTable kTable;
+}
+namespace i8mm {
+extern const KernelTable kTable;
+}
+namespace dotprod {
+extern const KernelTable kTable;
+}
+namespace neon {
 extern const KernelTable kTable;
 }
 namespace scalar {

@@ -138,6 +138,26 @@ inline Vec add_neighbours(Vec a, Vec b) {
   return _mm256_castpd_ps(_mm256_permute4x64_pd(mixed, 0xD8));
 }
 
+#elif defined(TM_NEON)
+
+inline Vec broadcast_pair(const float* p) {
+  const float32x2_t pair = vld1_f32(p);
+  return vcombine_f32(pair, pair);
+}
+inline void upcast_pairs(IVec high_bytes, Vec (&upcast)[2]) {
+  const int16x8_t shifted = vshrq_n_s16(vreinterpretq_s16_s32(high_bytes), 1);
+  const float16x8_t halves = vreinterpretq_f16_s16(vandq_s16(shifted, vdupq_n_s16(static_cast<int16_t>(0xBF80))));
+  upcast[0] = vcvt_f32_f16(vget_low_f16(halves));
+  upcast[1] = vcvt_high_f32_f16(halves);
+}
+inline void upcast_float8(IVec bytes, Vec (&even)[2], Vec (&odd)[2]) {
+  upcast_pairs(vreinterpretq_s32_s16(vshlq_n_s16(vreinterpretq_s16_s32(bytes), 8)), even);
+  upcast_pairs(bytes, odd);
+}
+inline Vec add_neighbours(Vec a, Vec b) {
+  return vpaddq_f32(a, b);
+}
+
 #else
 
 inline Vec broadcast_pair(const float* p) {

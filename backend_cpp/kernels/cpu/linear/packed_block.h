@@ -23,14 +23,15 @@ inline constexpr int kInputsInInt16 = kBits == 4   ? 32
 
 // Rows at a time, so that their sums stay in registers. With 16-bit sums, those of 32 bits need not.
 template <int kBits>
-inline constexpr int kPackedRows = kTileVecs == 1   ? 8
-                                   : kTileVecs == 2 ? (kBits < 8 && kSumsInt16 ? 4 : 2)
-                                                    : 1;
+inline constexpr int kPackedRows = kTileVecs == 1     ? 8
+                                   : kTileVecs == 2   ? (kBits < 8 && kSumsInt16 ? 4 : 2)
+                                   : kRegisters == 32 ? (kSumsInt16 ? 2 : 4)
+                                                      : 1;
 // Where there are more rows than that: tiles at a time, and rows. A vector of x is multiplied with each of them, and
 // both kinds of sums stay in registers.
-inline constexpr int kPackedTiles = kRegisters == 32 ? 3 : 1;
+inline constexpr int kPackedTiles = kTileVecs == 1 ? 3 : 1;
 template <int kBits>
-inline constexpr int kPackedTileRows = kRegisters == 32 ? 4 : kPackedRows<kBits>;
+inline constexpr int kPackedTileRows = kTileVecs == 1 ? 4 : kPackedRows<kBits>;
 
 // Where a row's codes go: `unit` of them together, then those of other rows, then the next.
 class QuantizedTarget {
@@ -319,7 +320,8 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
     if (kTiles > 1 && is_first) prefetch_group<kTiles>(quantized, tile_bytes, group_bytes);
     for (int k = 0; k < shape.group;) {
       if constexpr (kBits == 8 || !kSumsInt16) {
-        for_steps<0, kSteps>([&](auto step) { add_step(step, dot4, group_sums); });
+        const auto dot = [](auto... operands) { return kBits < 8 ? dot4_small(operands...) : dot4(operands...); };
+        for_steps<0, kSteps>([&](auto step) { add_step(step, dot, group_sums); });
         k += kSteps * kStep;
       } else if constexpr (kBits == 4) {
         const int last = std::min(shape.group, k + kInputsInInt16<kBits>);
