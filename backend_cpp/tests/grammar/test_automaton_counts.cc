@@ -169,17 +169,21 @@ class Expressions {
 
   Pointer next(int depth) {
     const auto below = [&] { return next(depth - 1); };
+    Pointer second;  // made first: compilers order arguments differently
     switch (depth == 0 ? 0 : random_() % 10) {
       case 0:
         return make(Expression::kByte, nullptr, nullptr, "abc"[random_() % 3]);
       case 1:
-        return make(Expression::kEither, below(), random_() % 3 == 0 ? make(Expression::kNothing) : below());
+        second = random_() % 3 == 0 ? make(Expression::kNothing) : below();
+        return make(Expression::kEither, below(), second);
       case 2:
       case 3:
-        return make(Expression::kEither, below(), below());
+        second = below();
+        return make(Expression::kEither, below(), second);
       case 4:
       case 5:
-        return make(Expression::kThen, below(), below());
+        second = below();
+        return make(Expression::kThen, below(), second);
       case 6:
         if (!has_regions_) return below();
         if (random_() % 2 == 0) return make(Expression::kShort, below());
