@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
-from math import perm, prod
+from math import comb, perm, prod
 from typing import Any
 
 from lmdeploy.json_schema.charsets import EVERY, PLAIN_ASCII
@@ -53,6 +53,7 @@ from lmdeploy.json_schema.values import distinct
 MAX_FINITE = 64  # strings of a language that is written as a list, and names that are
 MAX_EXCLUDED = 400  # characters of names that further members must not have
 MAX_ARRAYS = 512  # of different items, written as a list
+MAX_DISTINCT = 128  # items of which each may come once
 MAX_COUNTED = 512  # states of an array whose items `contains` counts
 
 
@@ -73,10 +74,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A continuation of some items: an item, and the number of the state after it."""
+    """A continuation of some items: an item, by its schemas or its value, and the number of the state after it."""
 
     may_end: bool
-    steps: tuple[tuple[Conjunction, int], ...]
+    steps: tuple[tuple[Conjunction | Values, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +190,10 @@ class Planner:
                 low, high = max(low, each.low), least(high, each.high)
             else:
                 contained.append(each)
-        if given.unique is not None and (high is None or high > 1):
-            yield from self._listed(given, low, high, given.unique)
-        elif given.excluded:
+        if given.excluded:
             yield from self._listed(given, low, high, given.excluded[0].pointer)
+        elif given.unique is not None and (high is None or high > 1):
+            yield ArrayPlan((), None, low, high, self._distinct(given, contained, low, high, given.unique))
         else:
             prefix = given.prefix if high is None else given.prefix[:high]
             rest = given.rest if high is None or high > len(prefix) else None
@@ -219,16 +220,61 @@ class Planner:
             states.append(State(may_end, tuple(steps)))
         return tuple(states)
 
-    def _listed(self, given: Arrays, low: int, high: int | None, pointer: str) -> Iterator[Plan]:
-        """Yield a list of all arrays, where the items are from a list."""
+    def _distinct(
+        self, given: Arrays, contained: Sequence[Contained], low: int, high: int | None, pointer: str
+    ) -> tuple[State, ...]:
+        """Return the states of an array whose items differ, by its length and the items that may still come.
+
+        Items come in any order while there are few sets of them, otherwise in that of their enum.
+        """
+        items = self._items(given, high, pointer)
+        if len(items) > MAX_DISTINCT:
+            raise SchemaError(pointer, f"is enforced for up to {MAX_DISTINCT} items that may come, got {len(items)}")
+        high = least(high, len(items))
+        has_any_order = sum(comb(len(items), length) for length in range(high + 1)) <= MAX_COUNTED
+        if contained and not has_any_order:
+            raise SchemaError(contained[-1].pointer, f"takes more than {MAX_COUNTED} sets of different items")
+        counted = high if has_any_order or high < len(items) else max(low, len(given.prefix))
+        allowed = [self._within(given.at(index), items) for index in range(len(given.prefix) + 1)]
+        kinds = [(each, self._within(each.what, items)) for each in contained]
+        every = range(len(items))
+        waiting: list[tuple[int, frozenset[int] | range]] = [(0, frozenset(every) if has_any_order else every)]
+        numbers = {waiting[0]: 0}
+        states = []
+        for length, left in waiting:  # grows
+            steps = []
+            for item in sorted(allowed[min(length, len(given.prefix))] & {*left}) if length < high else ():
+                self._expansion.budget.spend(1 / 4, pointer)
+                rest = left - {item} if isinstance(left, frozenset) else range(item + 1, len(items))
+                after = (min(length + 1, counted), rest)
+                if after not in numbers:
+                    numbers[after] = len(waiting)
+                    waiting.append(after)
+                steps.append((Values((items[item],)), numbers[after]))
+            counts = [(each, len(within - {*left})) for each, within in kinds]
+            is_met = all(count >= each.low and (each.high is None or count <= each.high) for each, count in counts)
+            states.append(State(length >= low and is_met, tuple(steps)))
+        return tuple(states)
+
+    def _within(self, conjunction: Conjunction, items: Sequence[Any]) -> set[int]:
+        """Return the indices of the items that are as a conjunction says."""
+        union = self._expansion.of(conjunction)
+        return {index for index, item in enumerate(items) if self._expansion.holds(union, item)}
+
+    def _items(self, given: Arrays, high: int | None, pointer: str) -> list[Any]:
+        """Return all items of arrays whose items are from lists."""
         items: list[Any] = []
-        for conjunction in (*given.prefix, given.rest):
+        for conjunction in (*given.prefix, given.rest)[:high]:
             for alternative in self._expansion.of(conjunction):
                 if not isinstance(alternative, Values):
-                    raise SchemaError(pointer, "is enforced where items are from an enum alone, and few")
+                    raise SchemaError(pointer, "is enforced where items are from an enum alone")
                 items += alternative.values
-        items = distinct(items)
-        high = len(items) if high is None else min(high, len(items))
+        return distinct(items)
+
+    def _listed(self, given: Arrays, low: int, high: int | None, pointer: str) -> Iterator[Plan]:
+        """Yield a list of all arrays, where the items are from a list."""
+        items = self._items(given, high, pointer)
+        high = least(high, len(items))
         found: list[list[Any]] = []
         count = 0
         for length in range(low, high + 1):

@@ -203,6 +203,10 @@ class Rules:
         high = plan.high if has_rest else least(plan.high, prefix)
         return None if high is not None and high < plan.low else (prefix, high)
 
+    def _can_be(self, what: Conjunction | Values) -> bool:
+        """Return whether there is an item of a step."""
+        return isinstance(what, Values) or what in self._productive
+
     def _ending(self, states: Sequence[State]) -> set[int]:
         """Return the states from which an array may end."""
         found: set[int] = set()
@@ -210,7 +214,7 @@ class Rules:
             number
             for number, state in enumerate(states)
             if number not in found
-            and (state.may_end or any(to in found and what in self._productive for what, to in state.steps))
+            and (state.may_end or any(to in found and self._can_be(what) for what, to in state.steps))
         }:
             found |= more
         return found
@@ -357,14 +361,17 @@ class Rules:
         while waiting:
             number, is_first = waiting.pop()
             options = [
-                f"{'' if is_first else self.syntax.comma} {self.value(what)} {name(to, False)}"
+                f"{'' if is_first else self.syntax.comma} {self._item(what)} {name(to, False)}"
                 for what, to in states[number].steps
-                if to in ending and what in self._productive
+                if to in ending and self._can_be(what)
             ]
             options += ['""'] if states[number].may_end else []
             rule = names[number, is_first]
             self._rules[int(rule[1:])] = f"{rule} ::= {' | '.join(options)}"
         return start
+
+    def _item(self, what: Conjunction | Values) -> str:
+        return self._written(what) if isinstance(what, Values) else self.value(what)
 
     # ---- members ----
 
@@ -449,7 +456,7 @@ def _parts(plan: Plan) -> list[Conjunction]:
     """Return the parts of a plan that need plans of their own."""
     match plan:
         case ArrayPlan(states=(_, *_) as states):
-            return [what for state in states for what, _ in state.steps]
+            return [what for state in states for what, _ in state.steps if not isinstance(what, Values)]
         case ArrayPlan(prefix, rest, _, _):
             return [*prefix, *(() if rest is None else (rest,))]
         case ObjectPlan(members, groups, _, _, _):

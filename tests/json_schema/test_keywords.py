@@ -67,6 +67,42 @@ def test_members_come_in_any_order_where_they_are_few() -> None:
 
 
 @pytest.mark.parametrize(
+    "bounds",
+    [
+        {},
+        {"minItems": 2, "maxItems": 3},
+        {"contains": {"enum": ["b", 1, True]}, "minContains": 2, "maxContains": 2},
+        {"prefixItems": [{"enum": [1, "a"]}, True]},
+    ],
+)
+def test_few_different_items_come_in_any_order(bounds: dict[str, Any]) -> None:
+    items = [1, "b", [1], True]
+    schema = {"type": "array", "items": {"enum": items}, "uniqueItems": True, **bounds}
+    if "prefixItems" in bounds:
+        schema["prefixItems"][1] = {"enum": items}
+    grammar, validator = of_schema(schema), Judge(schema)
+    for count in range(5):
+        for value in itertools.product([*items, "a"], repeat=count):
+            assert accepts_value(grammar, [*value]) == validator.is_valid([*value]), value
+
+
+def test_many_different_items_come_in_the_order_of_their_enum() -> None:
+    items = [f"n{number}" for number in range(40)]
+    schema: dict[str, Any] = {"type": "array", "items": {"enum": items}, "uniqueItems": True}
+    for bounds in ({}, {"minItems": 3}, {"minItems": 2, "maxItems": 8}):
+        grammar, chance = of_schema(schema | bounds), random.Random(0)
+        low, high = bounds.get("minItems", 0), bounds.get("maxItems", len(items))
+        for count in range(len(items) + 1):
+            value = sorted(chance.sample(items, count), key=items.index)
+            assert accepts_value(grammar, value) == (low <= count <= high), count
+            assert count == 0 or not accepts_value(grammar, [*value, value[-1]])
+    with pytest.raises(SchemaError, match="for up to 128 items that may come, got 129"):
+        of_schema(schema | {"items": {"enum": [*range(129)]}})
+    with pytest.raises(SchemaError, match="takes more than 512 sets of different items"):
+        of_schema(schema | {"contains": {"enum": ["n3", "n5"]}})
+
+
+@pytest.mark.parametrize(
     ("schema", "valid", "invalid"),
     [
         ({"properties": {"a": {"type": "null"}}}, [{"a": None, "b": 1}, {"aa": {}}, [1]], [{"a": 1}]),
