@@ -342,11 +342,11 @@ class TurbomindEngineConfig:
         0, "Number of compute threads on the CPU; 0: one per core available to the process.", high=1024
     )
     max_waiting: int = field.integer(
-        4096, "Maximum number of waiting requests; further ones are refused as overloaded.", low=1
+        4096, "Maximum number of waiting requests; further ones are rejected as overloaded.", low=1
     )
     max_embedding_mib: int = field.integer(
         1024,
-        "Maximum MiB of image embeddings of all open requests and sessions; a request over the limit is refused as "
+        "Maximum MiB of image embeddings of all open requests and sessions; a request over the limit is rejected as "
         "overloaded.",
         low=1,
     )
@@ -358,7 +358,7 @@ class TurbomindEngineConfig:
     )
     grammar_compile_seconds: float = field.number(
         10.0,
-        "Maximum CPU seconds to compile a response format; a format over the limit is refused.",
+        "Maximum CPU seconds to compile a response format; a format over the limit is rejected.",
         above=0,
         high=3600,
     )
