@@ -26,7 +26,7 @@ from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.mono_internvl_reference import make_tiny_mono_internvl
-from tests.support.quantized_checkpoints import save_decoded
+from tests.support.quantized_checkpoints import save_dequantized
 from tests.support.tiny_encoders import ENCODERS, make_encoder
 from tests.support.tiny_models import make_small
 from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
@@ -250,7 +250,7 @@ def check(
 ) -> None:
     """Quantize a checkpoint, and compare with the numbers that the codes stand for and with the model."""
     method(source, folder / "made")
-    save_decoded(folder / "made", folder / "decoded")
+    save_dequantized(folder / "made", folder / "decoded")
     found = logits(folder / "made")
     assert distance(found, logits(folder / "decoded")) < rounded
     assert 0 < distance(found, logits(source)) < nearness

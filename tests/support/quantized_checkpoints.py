@@ -213,7 +213,7 @@ def stored_tensors(directory: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def save_decoded(source: Path, target: Path) -> Path:
+def save_dequantized(source: Path, target: Path) -> Path:
     """Write a checkpoint of the numbers that the codes of another one stand for; return its folder."""
     config = json.loads((source / "config.json").read_text())
     quantization = config.pop("quantization_config")
