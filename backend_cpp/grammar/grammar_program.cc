@@ -65,7 +65,7 @@ class ProgramBuilder {
   // Expressions of one grammar.
   struct Expressions {
     std::vector<int32_t> data;
-    std::vector<int32_t> places;                           // in `data`
+    std::vector<int32_t> offsets;                          // in `data`
     std::vector<int32_t> numbers;                          // of the rules in the program
     std::map<int32_t, std::pair<int32_t, int32_t>> stops;  // rules that end without the second of these, where they
                                                            // have no room for it
@@ -94,7 +94,7 @@ class ProgramBuilder {
   int32_t add_rules(const Json& grammar) {
     Expressions outer = std::exchange(expressions_, {});
     copy(grammar.at("grammar_expr_data"), expressions_.data);
-    copy(grammar.at("grammar_expr_indptr"), expressions_.places);
+    copy(grammar.at("grammar_expr_indptr"), expressions_.offsets);
     const auto root = static_cast<size_t>(grammar.at("root_rule_id").as_int());
     const Json::Array& rules = grammar.at("rules").as_array();
     if (root >= rules.size()) throw Unknown();
@@ -123,14 +123,14 @@ class ProgramBuilder {
   // whether it ends as soon as it can.
   int32_t build_rule(int32_t rule, const Json::Array& fields) {
     int32_t start = build_body(rule, to_int(fields.at(1)));
-    const auto limit = [&](int32_t most, GrammarProgram::Limit kind) {
+    const auto limit = [&](int32_t max, GrammarProgram::Limit kind) {
       program_.starts.push_back(start);
       names_.push_back(fields.at(0).as_string());
-      start = add({GrammarProgram::kRegion, static_cast<int32_t>(program_.starts.size()) - 1, most, kind, end_});
+      start = add({GrammarProgram::kRegion, static_cast<int32_t>(program_.starts.size()) - 1, max, kind, end_});
     };
     if (fields.at(7).as_bool()) limit(0, GrammarProgram::kShortest);
     if (to_int(fields.at(5)) >= 0) throw Unknown("max_chars is not supported");
-    if (const int32_t most = to_int(fields.at(4)); most >= 0) limit(most, GrammarProgram::kMaxTokens);
+    if (const int32_t max = to_int(fields.at(4)); max >= 0) limit(max, GrammarProgram::kMaxTokens);
     return start;
   }
 
@@ -363,10 +363,10 @@ class ProgramBuilder {
   }
 
   Part expression(int32_t number) const {
-    const auto place = static_cast<size_t>(expressions_.places.at(static_cast<size_t>(number)));
-    const int32_t count = expressions_.data.at(place + 1);
-    if (count < 0 || place + 2 + static_cast<size_t>(count) > expressions_.data.size()) throw Unknown();
-    return {expressions_.data[place], count, expressions_.data.data() + place + 2};
+    const auto offset = static_cast<size_t>(expressions_.offsets.at(static_cast<size_t>(number)));
+    const int32_t count = expressions_.data.at(offset + 1);
+    if (count < 0 || offset + 2 + static_cast<size_t>(count) > expressions_.data.size()) throw Unknown();
+    return {expressions_.data[offset], count, expressions_.data.data() + offset + 2};
   }
 
   int32_t sequence(const int32_t* values, int32_t count, int32_t next, int depth) {

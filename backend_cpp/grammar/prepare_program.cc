@@ -23,9 +23,9 @@ std::vector<int32_t> shortest_texts(const Program& program) {
   const auto of = [&](const Node& node) -> int64_t {
     if (node.is_end()) return 0;
     if (node.kind == Program::kSplit) {
-      int64_t least = kNone;
-      for (const int32_t next : program.list(node)) least = std::min(least, from(next));
-      return least;
+      int64_t min_bytes = kNone;
+      for (const int32_t next : program.list(node)) min_bytes = std::min(min_bytes, from(next));
+      return min_bytes;
     }
     if (node.kind == Program::kRepeat) return from(node.next) + (node.b > 0 ? node.b * from(program.start(node.a)) : 0);
     if (node.is_call()) return from(node.next) + from(program.start(node.a));
@@ -105,9 +105,9 @@ bool prepare(Program& program, const std::vector<std::string>& names) {
     throw invalid_argument("the rule '" + names.at(static_cast<size_t>(rule)) +
                            "' begins with itself by way of another; write what is repeated with * or +");
   }
-  program.least.clear();
+  program.min_bytes.clear();
   for (size_t rule = 0; rule < program.starts.size(); ++rule) {
-    program.least.push_back(of_rule(static_cast<int32_t>(rule)));
+    program.min_bytes.push_back(of_rule(static_cast<int32_t>(rule)));
   }
   return true;
 }

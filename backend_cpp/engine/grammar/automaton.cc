@@ -404,10 +404,10 @@ Automaton::State Automaton::representative(State state) {
 // A count that stands for all that no text of the horizon's length takes to a bound.
 int32_t Automaton::far_from_bounds(const Node& node, int32_t count) const {
   if (node.kind == kRegion) return count < node.b ? 0 : count;
-  const int64_t least = program_.least.empty() ? 0 : program_.least[static_cast<size_t>(node.a)];
-  if (least == 0) return count;
+  const int64_t min_bytes = program_.min_bytes.empty() ? 0 : program_.min_bytes[static_cast<size_t>(node.a)];
+  if (min_bytes == 0) return count;
   // The one that is open, those that the text reads, and the one that then begins.
-  const int64_t reached = count + static_cast<int64_t>(horizon_) / least + 2;
+  const int64_t reached = count + static_cast<int64_t>(horizon_) / min_bytes + 2;
   if (reached < node.b) return 0;
   return count >= node.b && (node.c < 0 || reached < node.c) ? node.b : count;
 }

@@ -19,10 +19,10 @@ constexpr size_t kCheapItems = 8'000;
 constexpr size_t kCostlyItems = 1'000'000;
 constexpr size_t kPaidBack = 1'000;
 
-size_t longest(const TokenTrie& tokens, const SpecialTokens& marks) {
-  size_t longest = tokens.longest();
-  for (const auto& [token, text] : marks) longest = std::max(longest, text.size());
-  return longest;
+size_t max_token_bytes(const TokenTrie& tokens, const SpecialTokens& tags) {
+  size_t max_token_bytes = tokens.max_token_bytes();
+  for (const auto& [token, text] : tags) max_token_bytes = std::max(max_token_bytes, text.size());
+  return max_token_bytes;
 }
 
 }  // namespace
@@ -41,12 +41,12 @@ class AutomatonGrammar::Matcher final : public GrammarMatcher {
 
   const GrammarState& state() override { return *mask_; }
 
-  std::string forced_text(size_t most) override {
+  std::string forced_text(size_t max_bytes) override {
     std::string text;
     Automaton& automaton = grammar_->automaton_;
     automaton.set_budget(kFollowItems);
     try {
-      for (Automaton::State at = state_; text.size() < most && at != Automaton::kRejected;) {
+      for (Automaton::State at = state_; text.size() < max_bytes && at != Automaton::kRejected;) {
         const std::optional<uint8_t> byte = automaton.only_byte(at);
         if (!byte) break;
         text.push_back(static_cast<char>(*byte));
@@ -72,17 +72,17 @@ class AutomatonGrammar::Matcher final : public GrammarMatcher {
   MaskRef mask_;
 };
 
-AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, SpecialTokens marks)
+AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, SpecialTokens tags)
     : tokens_(std::move(tokens)),
-      marks_(std::move(marks)),
+      tags_(std::move(tags)),
       program_bytes_(program.nodes.size() * sizeof(GrammarProgram::Node) +
                      (program.lists.size() + program.starts.size()) * sizeof(int32_t)),
-      automaton_(std::move(program), longest(*tokens_, marks_)),
+      automaton_(std::move(program), max_token_bytes(*tokens_, tags_)),
       bytes_(program_bytes_ + automaton_.bytes()) {}
 
 const std::string& AutomatonGrammar::bytes_of(int32_t token) const {
-  for (const auto& [mark, text] : marks_) {
-    if (mark == token) return text;
+  for (const auto& [id, text] : tags_) {
+    if (id == token) return text;
   }
   return tokens_->bytes_of(token);
 }
@@ -141,7 +141,7 @@ GrammarState AutomatonGrammar::find_mask(Automaton::State state, const std::vect
 
 // Those that may come by their numbers, and marks by their texts.
 void AutomatonGrammar::allow_tokens(Automaton::State begun, std::vector<int32_t>& mask) const {
-  for (const auto& [token, text] : marks_) {
+  for (const auto& [token, text] : tags_) {
     if (automaton_.after(begun, text) != Automaton::kRejected) allow(mask, token);
   }
   automaton_.for_each_token_list(begun, [&](bool is_all_but, std::span<const int32_t> listed) {

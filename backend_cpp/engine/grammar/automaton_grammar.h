@@ -20,8 +20,8 @@ namespace turbomind {
 
 class AutomatonGrammar final : public Grammar, public std::enable_shared_from_this<AutomatonGrammar> {
  public:
-  // `marks`: special tokens that stand for a text.
-  AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, SpecialTokens marks);
+  // `tags`: special tokens that stand for a text.
+  AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, SpecialTokens tags);
 
   std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override;
 
@@ -41,7 +41,7 @@ class AutomatonGrammar final : public Grammar, public std::enable_shared_from_th
   void shrink_cache() const;
 
   const std::shared_ptr<const TokenTrie> tokens_;
-  const SpecialTokens marks_;
+  const SpecialTokens tags_;
   const size_t program_bytes_;
   // A cache that only the step thread uses, through matchers.
   mutable Automaton automaton_;

@@ -14,16 +14,16 @@ const GrammarProgram::Node* Frames::region(const Frame& frame) const {
   return frame.count >= 0 && node.kind == GrammarProgram::kRegion ? &node : nullptr;
 }
 
-int32_t Frames::add(const Frame& wanted) {
-  const auto [known, is_new] = number_of_.try_emplace(wanted, static_cast<int32_t>(frames_.size()));
+int32_t Frames::add(const Frame& frame) {
+  const auto [known, is_new] = number_of_.try_emplace(frame, static_cast<int32_t>(frames_.size()));
   const int32_t number = known->second;
   if (!is_new) return number;
-  frames_.push_back(wanted);
+  frames_.push_back(frame);
   shapes_.push_back(number);
-  Frame alike = wanted;
-  if (wanted.count >= 0 && region(wanted) == nullptr) alike.count = 0;
-  alike.parent = shape(wanted.parent);
-  if (!(alike == wanted)) {
+  Frame alike = frame;
+  if (frame.count >= 0 && region(frame) == nullptr) alike.count = 0;
+  alike.parent = shape(frame.parent);
+  if (!(alike == frame)) {
     const int32_t found = add(alike);
     shapes_[static_cast<size_t>(number)] = found;
   }
@@ -60,8 +60,8 @@ bool Frames::allows_all_of(int32_t number, int32_t other) const {
     const Frame& two = (*this)[other];
     if (region(one) != nullptr) return false;
     if (one.count != two.count) {
-      const Range range = remaining(one), wanted = remaining(two);
-      if (range.least > wanted.least || range.most < wanted.most) return false;
+      const Range range = remaining(one), needed = remaining(two);
+      if (range.min > needed.min || range.max < needed.max) return false;
     }
     number = one.parent;
     other = two.parent;
@@ -77,8 +77,8 @@ bool Frames::allow_all_between(int32_t less, int32_t more, int32_t number) const
     if (region(frame) != nullptr) return false;
     if (before.count != frame.count || after.count != frame.count) {
       if (before.parent != frame.parent || after.parent != frame.parent) return false;
-      const Range most = remaining(before), least = remaining(after), wanted = remaining(frame);
-      return least.least <= wanted.least && wanted.most <= most.most && most.least <= least.most + 1;
+      const Range upper = remaining(before), lower = remaining(after), needed = remaining(frame);
+      return lower.min <= needed.min && needed.max <= upper.max && upper.min <= lower.max + 1;
     }
     number = frame.parent;
     less = before.parent;

@@ -55,7 +55,7 @@ class Frames {
     size_t operator()(const Frame& frame) const;
   };
   struct Range {
-    int64_t least, most;
+    int64_t min, max;
   };
 
   Range remaining(const Frame& frame) const;

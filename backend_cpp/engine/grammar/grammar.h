@@ -28,9 +28,9 @@ class GrammarMatcher {
 
   // The allowed next tokens. Valid until accept().
   virtual const GrammarState& state() = 0;
-  // Text that the grammar forces next, as far as known: at most `most` bytes.
-  virtual std::string forced_text(size_t most) {
-    static_cast<void>(most);
+  // Text that the grammar forces next, as far as known: at most `max_bytes` bytes.
+  virtual std::string forced_text(size_t max_bytes) {
+    static_cast<void>(max_bytes);
     return {};
   }
   // Advances by a token that state() allows. Throws Error if the next state exceeds the budget.
@@ -50,7 +50,7 @@ class GrammarCompiler {
  public:
   // Callbacks of a running compilation.
   struct Waiting {
-    std::function<bool()> is_wanted;         // called regularly; false cancels it
+    std::function<bool()> is_needed;         // called regularly; false cancels it
     std::function<bool()> may_take_long;     // called once if it is slow; false requeues it
     std::function<void()> on_begin = [] {};  // called once, unless the grammar is cached
   };

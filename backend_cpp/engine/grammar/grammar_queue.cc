@@ -125,7 +125,7 @@ void GrammarQueue::run(const JobRef& job) {
   std::optional<Error> failure;
   try {
     grammar = compiler_->compile(
-        job->format, {[&] { return is_wanted(*job); }, [&] { return promote(*job); }, [&] { job->is_new = true; }});
+        job->format, {[&] { return is_needed(*job); }, [&] { return promote(*job); }, [&] { job->is_new = true; }});
   } catch (const Error& error) {
     failure = error;
   } catch (const std::exception& error) {
@@ -134,7 +134,7 @@ void GrammarQueue::run(const JobRef& job) {
   finish(job, grammar, failure);
 }
 
-bool GrammarQueue::is_wanted(const Job& job) {
+bool GrammarQueue::is_needed(const Job& job) {
   const std::lock_guard lock(mu_);
   return !is_stopping_ && !job.requests.empty();
 }

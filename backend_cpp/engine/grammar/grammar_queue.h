@@ -75,7 +75,7 @@ class GrammarQueue {
   JobRef next_job();  // mu_ is held; null: none may run now
   void run(const JobRef& job);
   bool may_be_slow(const std::string& caller) const;  // mu_ is held
-  bool is_wanted(const Job& job);
+  bool is_needed(const Job& job);
   bool promote(Job& job);
   void finish(const JobRef& job, const std::shared_ptr<const Grammar>& grammar, const std::optional<Error>& failure);
   void count(const Job& job, size_t requests, bool is_compiled);   // mu_ is held

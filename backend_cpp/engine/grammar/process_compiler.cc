@@ -43,12 +43,12 @@ constexpr size_t kMaxFrame = size_t{64} << 20;
 // Frame from a process: uint32 count of the bytes after the type, the type, these bytes. Frame to it: uint32 length, a
 // text.
 enum Type : char {
-  kLoaded = 'L',   // that it can be sent formats
-  kProgram = 'P',  // of a format (GrammarProgram)
-  kTag = 'T',      // the same of a structural tag
-  kRefused = 'R',  // why the format is refused
-  kFailed = 'F',   // why it is not, but there is no program
-  kTooBig = 'M',   // why it is refused; the process ends
+  kLoaded = 'L',    // that it can be sent formats
+  kProgram = 'P',   // of a format (GrammarProgram)
+  kTag = 'T',       // the same of a structural tag
+  kRejected = 'R',  // why the format is rejected
+  kFailed = 'F',    // why it is not, but there is no program
+  kTooBig = 'M',    // why it is rejected; the process ends
 };
 
 // The engine's end of a process that parses response formats (lmdeploy/grammars/__main__.py).
@@ -105,8 +105,8 @@ GrammarProcess::GrammarProcess(const std::vector<std::string>& program) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw unavailable("no socket");
   socket_ = FileDescriptor(ends[0]);
-  const FileDescriptor theirs(ends[1]);
-  const FileDescriptor socket(fcntl(theirs.get(), F_DUPFD_CLOEXEC, kSocket + 1));  // not what it becomes
+  const FileDescriptor child_end(ends[1]);
+  const FileDescriptor socket(fcntl(child_end.get(), F_DUPFD_CLOEXEC, kSocket + 1));  // not what it becomes
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);
@@ -146,7 +146,7 @@ void GrammarProcess::send(const std::string& text) {
 
 std::optional<GrammarProcess::Answer> GrammarProcess::receive(const std::function<bool()>& may_continue) {
   std::array<char, 1 << 16> room;
-  for (size_t wanted = sizeof(uint32_t) + 1; received_.size() < wanted;) {
+  for (size_t frame_bytes = sizeof(uint32_t) + 1; received_.size() < frame_bytes;) {
     pollfd socket{socket_.get(), POLLIN, 0};
     if (poll(&socket, 1, kLookMilliseconds) <= 0) {
       if (!may_continue()) return std::nullopt;
@@ -155,11 +155,11 @@ std::optional<GrammarProcess::Answer> GrammarProcess::receive(const std::functio
     const ssize_t count = recv(socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
     if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) throw ended();
     if (count > 0) received_.append(room.data(), static_cast<size_t>(count));
-    if (received_.size() < wanted) continue;
+    if (received_.size() < frame_bytes) continue;
     uint32_t size = 0;
     std::memcpy(&size, received_.data(), sizeof(size));
     if (size > kMaxFrame) throw internal_error("response_format: its program is too large");
-    wanted = sizeof(size) + 1 + size;
+    frame_bytes = sizeof(size) + 1 + size;
   }
   Answer answer{received_[sizeof(uint32_t)], received_.substr(sizeof(uint32_t) + 1)};
   received_.clear();
@@ -204,12 +204,12 @@ class ProcessCompiler final : public GrammarCompiler {
     if (GrammarRef known = find(response_format)) return known;
     waiting.on_begin();
     Process process = take_idle();  // one that is not put back ends
-    if (!process->load(waiting.is_wanted)) return nullptr;
+    if (!process->load(waiting.is_needed)) return nullptr;
     const double begun = process->seconds();
     bool is_slow = false;
     process->send(response_format);
     const auto answer = process->receive([&] {
-      if (!waiting.is_wanted()) return false;
+      if (!waiting.is_needed()) return false;
       const double taken = process->seconds() - begun;
       if (taken >= seconds_) throw takes_too_long();
       if (is_slow || taken < kQuickSeconds) return true;
@@ -219,12 +219,12 @@ class ProcessCompiler final : public GrammarCompiler {
     });
     if (!answer) return nullptr;
     if (!is_slow && answer->type != kTooBig) put_back(std::move(process));
-    if (answer->type == kRefused || answer->type == kTooBig) throw invalid_argument(answer->payload);
+    if (answer->type == kRejected || answer->type == kTooBig) throw invalid_argument(answer->payload);
     if (answer->type == kFailed) throw internal_error(answer->payload);
     auto program = GrammarProgram::read(answer->payload);
     require_known_tokens(program);
-    SpecialTokens marks = answer->type == kTag ? marks_in(response_format) : SpecialTokens();
-    auto grammar = std::make_shared<const AutomatonGrammar>(tokens_.get(), std::move(program), std::move(marks));
+    SpecialTokens tags = answer->type == kTag ? tags_in(response_format) : SpecialTokens();
+    auto grammar = std::make_shared<const AutomatonGrammar>(tokens_.get(), std::move(program), std::move(tags));
     keep(response_format, grammar);
     return grammar;
   }
@@ -291,11 +291,11 @@ class ProcessCompiler final : public GrammarCompiler {
 
   // Those special tokens whose texts a structural tag names. No others may come: a text in the tag could otherwise hold
   // any of them.
-  SpecialTokens marks_in(const std::string& response_format) const {
+  SpecialTokens tags_in(const std::string& response_format) const {
     const std::string tag = without_escapes(Json::parse(response_format).at("structural_tag").dump());
-    SpecialTokens marks = special_;
-    std::erase_if(marks, [&](const auto& mark) { return tag.find(without_escapes(mark.second)) == std::string::npos; });
-    return marks;
+    SpecialTokens tags = special_;
+    std::erase_if(tags, [&](const auto& one) { return tag.find(without_escapes(one.second)) == std::string::npos; });
+    return tags;
   }
 
   // Texts are escaped in JSON, and once more in a grammar that is there.

@@ -25,7 +25,7 @@ std::string GrammarProgram::bytes() const {
   put(nodes);
   put(lists);
   put(starts);
-  put(least);
+  put(min_bytes);
   return bytes;
 }
 
@@ -46,7 +46,7 @@ GrammarProgram GrammarProgram::read(std::string_view bytes) {
   get(program.nodes);
   get(program.lists);
   get(program.starts);
-  get(program.least);
+  get(program.min_bytes);
   if (!program.is_sound()) throw internal_error("response_format: its program is broken");
   return program;
 }
@@ -54,7 +54,7 @@ GrammarProgram GrammarProgram::read(std::string_view bytes) {
 bool GrammarProgram::is_sound() const {
   const auto is_node = [this](int32_t number) { return is_below(number, std::ssize(nodes)); };
   if (starts.empty() || !std::ranges::all_of(starts, is_node)) return false;
-  if (!least.empty() && least.size() != starts.size()) return false;
+  if (!min_bytes.empty() && min_bytes.size() != starts.size()) return false;
   return std::ranges::all_of(nodes, [&](const Node& node) {
     const bool has_next = !node.is_end() && node.kind != kSplit;
     return (!has_next || is_node(node.next)) && has_sound_content(node);

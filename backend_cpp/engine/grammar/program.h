@@ -43,9 +43,9 @@ struct GrammarProgram {
 
   static constexpr size_t kMaxNodes = 400'000;  // of what is made here
   std::vector<Node> nodes;
-  std::vector<int32_t> lists;   // pairs of bytes or code points, first and last; tokens; nodes of the splits
-  std::vector<int32_t> starts;  // a node a rule; the first rule is the root
-  std::vector<int32_t> least;   // bytes of the shortest text of each rule; none: it is not known
+  std::vector<int32_t> lists;      // pairs of bytes or code points, first and last; tokens; nodes of the splits
+  std::vector<int32_t> starts;     // a node a rule; the first rule is the root
+  std::vector<int32_t> min_bytes;  // bytes of the shortest text of each rule; none: it is not known
 
   const Node& node(int32_t number) const { return nodes[static_cast<size_t>(number)]; }
   int32_t start(int32_t rule) const { return starts[static_cast<size_t>(rule)]; }

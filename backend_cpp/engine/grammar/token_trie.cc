@@ -44,14 +44,14 @@ TokenTrie::TokenTrie(std::vector<std::string> vocabulary) : vocabulary_(std::mov
     }
     tokens_.push_back(token);
     last = bytes;
-    longest_ = std::max(longest_, bytes.size());
+    max_token_bytes_ = std::max(max_token_bytes_, bytes.size());
   }
   close_to(0);
   nodes_.push_back({0, 0, static_cast<uint32_t>(nodes_.size()), static_cast<uint32_t>(tokens_.size())});
 }
 
 void TokenTrie::find_allowed(Automaton& automaton, Automaton::State state, std::vector<int32_t>& mask) const {
-  std::vector<Automaton::State> states(longest_ + 1, state);  // after each number of bytes
+  std::vector<Automaton::State> states(max_token_bytes_ + 1, state);  // after each number of bytes
   for (uint32_t i = 0; i + 1 < nodes_.size();) {
     const Node& node = nodes_[i];
     const Automaton::State next = automaton.after(states[node.depth], node.byte);

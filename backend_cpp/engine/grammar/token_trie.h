@@ -26,7 +26,7 @@ class TokenTrie {
   const std::vector<std::string>& vocabulary() const { return vocabulary_; }
   const std::string& bytes_of(int32_t token) const { return vocabulary_[static_cast<size_t>(token)]; }
   // Bytes of the longest token.
-  size_t longest() const { return longest_; }
+  size_t max_token_bytes() const { return max_token_bytes_; }
   // Sets the bits of the tokens allowed at the beginning of a token.
   void find_allowed(Automaton& automaton, Automaton::State state, std::vector<int32_t>& mask) const;
 
@@ -41,7 +41,7 @@ class TokenTrie {
   const std::vector<std::string> vocabulary_;
   std::vector<Node> nodes_;  // in the order of their texts; the last is none
   std::vector<int32_t> tokens_;
-  size_t longest_ = 0;
+  size_t max_token_bytes_ = 0;
 };
 
 }  // namespace turbomind

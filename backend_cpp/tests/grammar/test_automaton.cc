@@ -198,16 +198,16 @@ TEST(the_tokens_that_may_come_are_those_whose_bytes_may) {
     vocabulary.push_back(text);
   }
   const TokenTrie tokens(vocabulary);
-  CHECK_EQUAL(tokens.longest(), 7u);
+  CHECK_EQUAL(tokens.max_token_bytes(), 7u);
   for (const char* text : {"", "a", "abc", "q,", "abc,\xE4", "x;"}) {
-    Automaton automaton(program), apart(program);
+    Automaton automaton(program), limited(program);
     automaton.set_budget(100'000);
-    apart.set_budget(100'000);
+    limited.set_budget(100'000);
     std::vector<int32_t> mask((vocabulary.size() + 31) / 32, 0);
     tokens.find_allowed(automaton, automaton.after(automaton.start(), text), mask);
     for (size_t token = 0; token < vocabulary.size(); ++token) {
-      const bool may_come = !vocabulary[token].empty() &&
-                            apart.after(apart.after(apart.start(), text), vocabulary[token]) != Automaton::kRejected;
+      const bool may_come = !vocabulary[token].empty() && limited.after(limited.after(limited.start(), text),
+                                                                        vocabulary[token]) != Automaton::kRejected;
       CHECK_EQUAL((mask[token / 32] >> (token % 32) & 1) != 0, may_come);
     }
   }

@@ -24,12 +24,12 @@ using Pointer = std::shared_ptr<const Expression>;
 struct Expression {
   enum Type { kNone, kNothing, kByte, kThen, kEither, kRepeat, kShort, kTokens };
   Type type;
-  int least = 0, most = 0;  // kRepeat: how often, -1: no largest; kByte: least is the byte; others: most is the limit
+  int low = 0, high = 0;  // kRepeat: how often, -1: no largest; kByte: low is the byte; others: high is the limit
   Pointer first, second;
 };
 
-Pointer make(Expression::Type type, Pointer first = nullptr, Pointer second = nullptr, int least = 0, int most = 0) {
-  return std::make_shared<Expression>(Expression{type, least, most, std::move(first), std::move(second)});
+Pointer make(Expression::Type type, Pointer first = nullptr, Pointer second = nullptr, int low = 0, int high = 0) {
+  return std::make_shared<Expression>(Expression{type, low, high, std::move(first), std::move(second)});
 }
 
 constexpr int kNever = 1 << 20;
@@ -48,9 +48,9 @@ int shortest(const Expression& e) {
     case Expression::kEither:
       return std::min(shortest(*e.first), shortest(*e.second));
     case Expression::kRepeat:
-      return e.least == 0 ? 0 : std::min(kNever, e.least * shortest(*e.first));
+      return e.low == 0 ? 0 : std::min(kNever, e.low * shortest(*e.first));
     default:
-      return shortest(*e.first) <= e.most ? shortest(*e.first) : kNever;
+      return shortest(*e.first) <= e.high ? shortest(*e.first) : kNever;
   }
 }
 
@@ -71,7 +71,7 @@ Pointer after(const Pointer& e, char byte) {
   Pointer found = none;
   switch (e->type) {
     case Expression::kByte:
-      if (e->least == byte) found = make(Expression::kNothing);
+      if (e->low == byte) found = make(Expression::kNothing);
       break;
     case Expression::kThen:
       found = make(Expression::kThen, after(e->first, byte), e->second);
@@ -81,11 +81,10 @@ Pointer after(const Pointer& e, char byte) {
       found = make(Expression::kEither, after(e->first, byte), after(e->second, byte));
       break;
     case Expression::kRepeat:
-      if (e->most != 0) {
-        const int least = std::max(0, e->least - 1);
-        const int most = std::max(-1, e->most - 1);
-        found =
-            make(Expression::kThen, after(e->first, byte), make(Expression::kRepeat, e->first, nullptr, least, most));
+      if (e->high != 0) {
+        const int low = std::max(0, e->low - 1);
+        const int high = std::max(-1, e->high - 1);
+        found = make(Expression::kThen, after(e->first, byte), make(Expression::kRepeat, e->first, nullptr, low, high));
       }
       break;
     default:
@@ -129,17 +128,17 @@ class Writer {
   int32_t write(const Expression& e, int32_t next) {
     switch (e.type) {
       case Expression::kByte:
-        return node({Kind::kByte, e.least, 0, 0, next});
+        return node({Kind::kByte, e.low, 0, 0, next});
       case Expression::kThen:
         return write(*e.first, write(*e.second, next));
       case Expression::kEither:
         return either({write(*e.first, next), write(*e.second, next)});
       case Expression::kRepeat:
-        return counts_ ? node({Kind::kRepeat, rule(e.first), e.least, e.most, next}) : repeat(e, next);
+        return counts_ ? node({Kind::kRepeat, rule(e.first), e.low, e.high, next}) : repeat(e, next);
       case Expression::kShort:
         return node({Kind::kRegion, rule(e.first), 0, GrammarProgram::kShortest, next});
       case Expression::kTokens:
-        return node({Kind::kRegion, rule(e.first), e.most, GrammarProgram::kMaxTokens, next});
+        return node({Kind::kRegion, rule(e.first), e.high, GrammarProgram::kMaxTokens, next});
       default:
         return next;
     }
@@ -147,14 +146,14 @@ class Writer {
 
   int32_t repeat(const Expression& e, int32_t next) {
     int32_t rest = next;
-    if (e.most < 0) {
+    if (e.high < 0) {
       rest = either({next, next});
       const int32_t again = write(*e.first, rest);
       program_.lists[static_cast<size_t>(program_.nodes[static_cast<size_t>(rest)].a)] = again;
     }
-    for (int i = std::max(e.most, e.least); i > 0; --i) {
+    for (int i = std::max(e.high, e.low); i > 0; --i) {
       rest = write(*e.first, rest);
-      if (i > e.least) rest = either({rest, next});
+      if (i > e.low) rest = either({rest, next});
     }
     return rest;
   }
@@ -189,9 +188,9 @@ class Expressions {
         if (random_() % 2 == 0) return make(Expression::kShort, below());
         return make(Expression::kTokens, below(), nullptr, 0, static_cast<int>(random_() % 3));
       default: {
-        const int least = static_cast<int>(random_() % 4);
-        const int most = random_() % 4 == 0 ? -1 : least + static_cast<int>(random_() % 4);
-        return make(Expression::kRepeat, below(), nullptr, least, most);
+        const int low = static_cast<int>(random_() % 4);
+        const int high = random_() % 4 == 0 ? -1 : low + static_cast<int>(random_() % 4);
+        return make(Expression::kRepeat, below(), nullptr, low, high);
       }
     }
   }
@@ -266,7 +265,7 @@ TEST(what_regions_in_repetitions_allow_is_what_they_allow_without_counts) {
 TEST(states_of_ambiguous_repetitions_are_few) {
   // root ::= (a{1,40} [ab]{1,40}){1,30}: many ways to read each text.
   const auto byte = [](char c) { return make(Expression::kByte, nullptr, nullptr, c); };
-  const auto times = [](Pointer e, int most) { return make(Expression::kRepeat, std::move(e), nullptr, 1, most); };
+  const auto times = [](Pointer e, int high) { return make(Expression::kRepeat, std::move(e), nullptr, 1, high); };
   const Pointer both = make(Expression::kEither, byte('a'), byte('b'));
   const Pointer e = times(make(Expression::kThen, times(byte('a'), 40), times(both, 40)), 30);
   Automaton automaton(Writer(true).program(e));
@@ -283,7 +282,7 @@ TEST(counts_between_two_others_are_left_out_where_those_allow_all) {
   // root ::= [ab]{20,100} a [ab]{20,100} b [ab]{30,60}: what came may be counted in hundreds of ways.
   const auto byte = [](char c) { return make(Expression::kByte, nullptr, nullptr, c); };
   const Pointer any = make(Expression::kEither, byte('a'), byte('b'));
-  const auto times = [&](int least, int most) { return make(Expression::kRepeat, any, nullptr, least, most); };
+  const auto times = [&](int low, int high) { return make(Expression::kRepeat, any, nullptr, low, high); };
   const auto then = [](Pointer first, Pointer second) { return make(Expression::kThen, first, second); };
   const Pointer e = then(times(20, 100), then(byte('a'), then(times(20, 100), then(byte('b'), times(30, 60)))));
   const std::pair<size_t, size_t> bounds[] = {{20, 100}, {20, 100}, {30, 60}};

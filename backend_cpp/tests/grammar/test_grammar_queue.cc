@@ -13,9 +13,9 @@ namespace turbomind::testing {
 
 namespace {
 
-// Formats that begin with "slow" take long, until they are let go; those that begin with "held" have a quick one's
+// Formats that begin with "slow" take long, until they are released; those that begin with "held" have a quick one's
 // place until then; "broken" and "busy" fail.
-class HeldCompiler final : public GrammarCompiler {
+class BlockingCompiler final : public GrammarCompiler {
  public:
   struct Log {
     std::mutex mu;
@@ -24,7 +24,7 @@ class HeldCompiler final : public GrammarCompiler {
     std::map<std::string, int> set_back;
     std::map<std::string, int> slow;  // that have a slow one's place
     std::vector<std::string> order;   // in which they were begun
-    std::set<std::string> let_go;
+    std::set<std::string> released;
     bool holds = true;
 
     template <class Condition>
@@ -39,8 +39,8 @@ class HeldCompiler final : public GrammarCompiler {
     }
   };
 
-  explicit HeldCompiler(std::shared_ptr<Log> log) : log_(std::move(log)) {}
-  void let_go() {
+  explicit BlockingCompiler(std::shared_ptr<Log> log) : log_(std::move(log)) {}
+  void release() {
     const std::lock_guard lock(log_->mu);
     log_->holds = false;
     log_->changed.notify_all();
@@ -56,20 +56,20 @@ class HeldCompiler final : public GrammarCompiler {
     if (!format.starts_with("known")) waiting.on_begin();
     if (format == "broken") throw invalid_argument("it is broken");
     if (format == "busy") throw Error(ErrorCode::kUnavailable, "not now");
-    const bool is_held = format.starts_with("held");
-    if (!is_held && !format.starts_with("slow")) return std::make_shared<PatternGrammar>(8);
-    if (!is_held && !waiting.may_take_long()) {
+    const bool is_blocking = format.starts_with("held");
+    if (!is_blocking && !format.starts_with("slow")) return std::make_shared<PatternGrammar>(8);
+    if (!is_blocking && !waiting.may_take_long()) {
       const std::lock_guard lock(log_->mu);
       ++log_->set_back[format];
       log_->changed.notify_all();
       return nullptr;
     }
     std::unique_lock lock(log_->mu);
-    if (!is_held) ++log_->slow[format];
+    if (!is_blocking) ++log_->slow[format];
     log_->changed.notify_all();
-    while (log_->holds && !log_->let_go.contains(format)) {
+    while (log_->holds && !log_->released.contains(format)) {
       lock.unlock();
-      if (!waiting.is_wanted()) return nullptr;
+      if (!waiting.is_needed()) return nullptr;
       lock.lock();
       log_->changed.wait_for(lock, std::chrono::milliseconds(1));
     }
@@ -82,7 +82,7 @@ class HeldCompiler final : public GrammarCompiler {
 
 struct Queued {
   Queued() {
-    auto owned = std::make_unique<HeldCompiler>(log);
+    auto owned = std::make_unique<BlockingCompiler>(log);
     compiler = owned.get();
     queue = std::make_unique<GrammarQueue>(std::move(owned), [this](Submission&& submission) {
       const std::lock_guard lock(log->mu);
@@ -102,9 +102,9 @@ struct Queued {
     return ready.at(id);
   }
 
-  std::shared_ptr<HeldCompiler::Log> log = std::make_shared<HeldCompiler::Log>();
+  std::shared_ptr<BlockingCompiler::Log> log = std::make_shared<BlockingCompiler::Log>();
   std::map<RequestId, Submission> ready;
-  HeldCompiler* compiler = nullptr;
+  BlockingCompiler* compiler = nullptr;
   std::unique_ptr<GrammarQueue> queue;
 };
 
@@ -118,7 +118,7 @@ TEST(however_many_formats_take_long_quick_ones_are_compiled) {
   queued.log->wait([&] { return queued.log->count(queued.log->begun, "slow") == kHostile; });
   for (RequestId id = 101; id <= 110; ++id) queued.add(id, "quick " + std::to_string(id));
   for (RequestId id = 101; id <= 110; ++id) CHECK(queued.wait(id).grammar != nullptr);
-  queued.compiler->let_go();
+  queued.compiler->release();
   for (RequestId id = 1; id <= kHostile; ++id) CHECK(queued.wait(id).grammar != nullptr);
 }
 
@@ -131,7 +131,7 @@ TEST(callers_take_turns_however_many_formats_one_of_them_has) {
   queued.add(22, "many's 20", "other");  // it waits for what another waits for too
   {
     const std::lock_guard lock(queued.log->mu);
-    queued.log->let_go.insert("held 1");  // one place, so that there is an order
+    queued.log->released.insert("held 1");  // one place, so that there is an order
   }
   for (RequestId id = 11; id <= 22; ++id) CHECK(queued.wait(id).grammar != nullptr);
   const std::vector<std::string> order(queued.log->order.begin() + GrammarQueue::kQuick, queued.log->order.end());
@@ -151,7 +151,7 @@ TEST(a_caller_of_many_slow_formats_leaves_a_place_to_others) {
   queued.add(9, "slow few", "few");
   queued.log->wait([&] { return queued.log->slow["slow few"] == 1; });
   CHECK_EQUAL(queued.log->count(queued.log->slow, "slow many"), kTheirs);
-  queued.compiler->let_go();
+  queued.compiler->release();
   for (RequestId id = 1; id <= 9; ++id) CHECK(queued.wait(id).grammar != nullptr);
 }
 
@@ -159,7 +159,7 @@ TEST(requests_of_one_format_wait_for_one_compilation) {
   Queued queued;
   for (RequestId id = 1; id <= 5; ++id) queued.add(id, "slow");
   queued.log->wait([&] { return queued.log->begun["slow"] == 1; });
-  queued.compiler->let_go();
+  queued.compiler->release();
   for (RequestId id = 1; id <= 5; ++id) CHECK(queued.wait(id).grammar == queued.wait(1).grammar);
   CHECK_EQUAL(queued.log->begun["slow"], 1);
 }
@@ -168,7 +168,7 @@ TEST(requests_are_counted_by_what_became_of_their_formats) {
   Queued queued;
   for (RequestId id = 1; id <= 3; ++id) queued.add(id, "slow");
   queued.log->wait([&] { return queued.log->begun["slow"] == 1; });
-  queued.compiler->let_go();
+  queued.compiler->release();
   for (RequestId id = 1; id <= 3; ++id) CHECK(queued.wait(id).request.grammar_seconds >= 0);
   queued.add(4, "known");
   CHECK(queued.wait(4).grammar != nullptr);
@@ -203,7 +203,7 @@ TEST(a_compilation_that_nobody_waits_for_any_more_ends) {
   for (RequestId id = 2; id < 2 + GrammarQueue::kSlow; ++id) queued.add(id, "slow " + std::to_string(id));
   // They all have a place side by side, which the first has left.
   queued.log->wait([&] { return queued.log->count(queued.log->slow, "slow ") == GrammarQueue::kSlow; });
-  queued.compiler->let_go();
+  queued.compiler->release();
   for (RequestId id = 2; id < 2 + GrammarQueue::kSlow; ++id) CHECK(queued.wait(id).grammar != nullptr);
   CHECK(!queued.ready.contains(1));
 }

@@ -38,8 +38,8 @@ TEST(a_rule_that_comes_to_itself_before_anything_is_read_is_refused) {
     GrammarProgram program = program_of(first);
     try {
       prepare(program, {"root", "item", "blank"});
-    } catch (const Error& refused) {
-      return std::string(refused.what());
+    } catch (const Error& rejection) {
+      return std::string(rejection.what());
     }
     return std::string();
   };
