@@ -477,8 +477,8 @@ class TritonClient:
     def _reported_error(self, text: str) -> TritonUnavailable | TritonRequestError:
         """Return the error a stream reports. Our models put the code before it, Triton itself has none for it."""
         text = _without_ensemble(text)
-        if coded := _CODE.fullmatch(text):
-            return self._error(coded["code"], coded["message"])
+        if status := _CODE.fullmatch(text):
+            return self._error(status["code"], status["message"])
         is_away = text.startswith(_TRITON_IS_AWAY)
         return self._error("UNAVAILABLE" if is_away else "INTERNAL", text)
 

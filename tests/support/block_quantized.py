@@ -44,16 +44,16 @@ def four_bits(kind: str, *, is_nested: bool = False) -> Encoder:
             offset = float(absmax.mean())
             parts = (absmax - offset).split(256)
             largest = torch.stack([part.abs().amax() for part in parts])
-            codes = torch.cat(
+            quantized = torch.cat(
                 [(part[:, None] / top - entries).abs().argmin(1) for part, top in zip(parts, largest, strict=True)]
             )
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
             tensors |= {
-                ".weight.absmax": codes.to(torch.uint8),
+                ".weight.absmax": quantized.to(torch.uint8),
                 ".weight.nested_absmax": largest,
                 ".weight.nested_quant_map": entries,
             }
-            absmax = entries[codes] * largest.repeat_interleave(256)[: len(codes)] + offset
+            absmax = entries[quantized] * largest.repeat_interleave(256)[: len(quantized)] + offset
         else:
             tensors[".weight.absmax"] = absmax
         nearest = (blocks[..., None] / absmax[:, None, None] - table).abs().argmin(-1)
@@ -69,9 +69,9 @@ def four_bits(kind: str, *, is_nested: bool = False) -> Encoder:
 def int8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Encode in 8 bits, as :func:`four_bits`."""
     largest = weight.float().abs().amax(1)
-    codes = (weight.float() / largest[:, None] * 127).round()
-    tensors = {".weight": codes.to(torch.int8), ".SCB": largest, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
-    return tensors, codes * (largest[:, None] / 127)
+    q = (weight.float() / largest[:, None] * 127).round()
+    tensors = {".weight": q.to(torch.int8), ".SCB": largest, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return tensors, q * (largest[:, None] / 127)
 
 
 def affine(bits: int, group: int = 64) -> Encoder:
@@ -81,10 +81,10 @@ def affine(bits: int, group: int = 64) -> Encoder:
         groups = weight.float().reshape(len(weight), -1, group)
         low, high = groups.amin(-1), groups.amax(-1)
         scale, bias = ((high - low) / (2**bits - 1)).clamp(min=1e-4).bfloat16(), low.bfloat16()
-        codes = ((groups - bias.float()[..., None]) / scale.float()[..., None]).round().clamp(0, 2**bits - 1)
-        words = pack(codes.reshape(weight.shape).numpy().astype(np.int64), bits, 1)
+        quantized = ((groups - bias.float()[..., None]) / scale.float()[..., None]).round().clamp(0, 2**bits - 1)
+        words = pack(quantized.reshape(weight.shape).numpy().astype(np.int64), bits, 1)
         tensors = {".weight": torch.from_numpy(words), ".scales": scale, ".biases": bias}
-        return tensors, (codes * scale.float()[..., None] + bias.float()[..., None]).reshape(weight.shape)
+        return tensors, (quantized * scale.float()[..., None] + bias.float()[..., None]).reshape(weight.shape)
 
     return encode
 

@@ -114,8 +114,8 @@ def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     return ((words.long()[..., None] >> shifts) & (2**bits - 1)).flatten(1)
 
 
-def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    words = (codes.view(len(codes), -1, 32 // bits) << torch.arange(0, 32, bits)).sum(-1)
+def _packed(quantized: torch.Tensor, bits: int) -> torch.Tensor:
+    words = (quantized.view(len(quantized), -1, 32 // bits) << torch.arange(0, 32, bits)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).int()
 
 

@@ -284,9 +284,9 @@ def test_scales_do_not_say_what_type_the_other_weights_have(tmp_path: Path) -> N
 MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
-def mxfp4_write_manifest(directory: Path, codes: torch.Tensor, scales: torch.Tensor) -> None:
-    save_file({"codes": codes, "scales": scales}, directory / "model.safetensors")
-    load = Mxfp4((Load("codes", tuple(codes.shape), ("U8",)), Load("scales", tuple(scales.shape), ("U8",))))
+def mxfp4_write_manifest(directory: Path, quantized: torch.Tensor, scales: torch.Tensor) -> None:
+    save_file({"codes": quantized, "scales": scales}, directory / "model.safetensors")
+    load = Mxfp4((Load("codes", tuple(quantized.shape), ("U8",)), Load("scales", tuple(scales.shape), ("U8",))))
     manifest = Manifest.build({"x": load}, read_checkpoint(directory))
     (directory / "manifest.json").write_text(manifest.to_json())
 

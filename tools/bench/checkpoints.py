@@ -192,8 +192,8 @@ def _drawn(dtype: str, role: str) -> bytes:
     if dtype == "I32":
         return generator.bytes(4 * _BLOCK)
     if dtype == "F8_E4M3":  # all codes but the two that are no number
-        codes = generator.integers(0, 127, _BLOCK, np.uint8) | generator.integers(0, 2, _BLOCK, np.uint8) << 7
-        return codes.tobytes()
+        quantized = generator.integers(0, 127, _BLOCK, np.uint8) | generator.integers(0, 2, _BLOCK, np.uint8) << 7
+        return quantized.tobytes()
     count = _BLOCK if not role else 1 << 16
     values = generator.standard_normal(count, np.float32) * np.float32(_SPREAD)
     if role == "norm":

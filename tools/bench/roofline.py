@@ -150,9 +150,9 @@ def _measure() -> Limits:
     readers = (buffer.sum, buffer.amax, lambda: matrix @ row)
     bandwidth = _BUFFER / min(best(reader) for reader in readers)
     x = torch.randn(_SIZE, _SIZE)
-    codes = torch.randint(-100, 100, (_SIZE, _SIZE), dtype=torch.int8)
+    q = torch.randint(-100, 100, (_SIZE, _SIZE), dtype=torch.int8)
     operations = 2 * _SIZE**3
-    return Limits(bandwidth, operations / best(lambda: x @ x), operations / best(lambda: torch._int_mm(codes, codes)))
+    return Limits(bandwidth, operations / best(lambda: x @ x), operations / best(lambda: torch._int_mm(q, q)))
 
 
 if __name__ == "__main__":

@@ -345,7 +345,7 @@ class NgramsSpec:
                 yield f"ngrams.{name} must have {expected} values for each of {count} layers"
         if len(self.head_sizes) == heads * len(self.table_rows):
             needed = [sum(self.head_sizes[i * heads : (i + 1) * heads]) for i in range(len(self.table_rows))]
-            if any(rows < least for rows, least in zip(self.table_rows, needed, strict=True)):
+            if any(rows < min_rows for rows, min_rows in zip(self.table_rows, needed, strict=True)):
                 yield f"ngrams.table_rows must be at least those of the heads, {needed}, got {self.table_rows}"
 
 

@@ -61,11 +61,11 @@ def test_fp8_blocks_have_scales_of_their_own(random: torch.Generator, device: to
     torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-def pack(codes: torch.Tensor) -> torch.Tensor:
+def pack(values: torch.Tensor) -> torch.Tensor:
     """Pack codes ``[inputs, outputs]`` of 4 bits into int32 words as AWQ orders them."""
-    words = torch.zeros(codes.shape[0], codes.shape[1] // 8, dtype=torch.int64)
+    words = torch.zeros(values.shape[0], values.shape[1] // 8, dtype=torch.int64)
     for output, nibble in enumerate(NIBBLE):
-        words |= codes[:, output::8].long() << 4 * nibble
+        words |= values[:, output::8].long() << 4 * nibble
     return torch.where(words >= 2**31, words - 2**32, words).int()
 
 

@@ -81,10 +81,10 @@ def _weights(device: Any, kind: str, outputs: int, inputs: int, is_dry_run: bool
     if kind == "bfloat16":
         data = generator.standard_normal((outputs, inputs), np.float32).view(np.uint32) >> 16
         return [device.weight(data.astype(np.int16), number, outputs, inputs) for _ in range(count)]
-    codes = generator.integers(0, 127, size, np.uint8)  # of float8 no code that is no number
+    quantized = generator.integers(0, 127, size, np.uint8)  # of float8 no code that is no number
     if kind == "int4":
         scales = generator.uniform(0.001, 0.01, outputs * (inputs // _GROUP)).astype(np.float16).view(np.uint16)
         more: dict[str, Any] = {"group": _GROUP, "scales": scales}
     else:
         more = {"group": 32, "output_scales": generator.uniform(1e-4, 1e-3, outputs).astype(np.float32)}
-    return [device.weight(codes, number, outputs, inputs, **more) for _ in range(count)]
+    return [device.weight(quantized, number, outputs, inputs, **more) for _ in range(count)]
