@@ -13,8 +13,8 @@ from typing import Any
 from lmdeploy.grammars.texts import NOISE, GrammarError, GrammarText, ebnf_text, lark_text
 from lmdeploy.json_schema import JSON, LOOSE_JSON, MAX_BYTES, SchemaError, Syntax, grammar_of
 from lmdeploy.json_schema.expressions import full_match
+from lmdeploy.json_schema.nodes import shown
 from lmdeploy.json_schema.patterns import PatternError
-from lmdeploy.json_schema.places import shown
 
 _TYPES = ("json_object", "json_schema", "regex_schema", "grammar", "lark", "structural_tag")
 

@@ -26,7 +26,7 @@ PLAIN_ASCII: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E))
 def union(*sets: Ranges) -> Ranges:
     """Return the characters that are in any of `sets`."""
     merged: list[tuple[int, int]] = []
-    for low, high in sorted(each for ranges in sets for each in ranges):
+    for low, high in sorted(bounds for ranges in sets for bounds in ranges):
         if merged and low <= merged[-1][1] + 1:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
@@ -64,8 +64,8 @@ def complement(ranges: Ranges) -> Ranges:
 
 def in_any_case(ranges: Ranges) -> Ranges:
     """Return these characters, and those that differ from them in their case alone."""
-    codes, others = _other_cases()
-    found = [code for low, high in ranges for code in codes[bisect_left(codes, low) : bisect_right(codes, high)]]
+    points, others = _other_cases()
+    found = [code for low, high in ranges for code in points[bisect_left(points, low) : bisect_right(points, high)]]
     return union(ranges, *(others[code] for code in found))
 
 
@@ -77,7 +77,7 @@ def _other_cases() -> tuple[list[int], dict[int, Ranges]]:
         upper = chr(code).upper()
         lower = (upper if len(upper) == 1 else chr(code)).lower()
         classes.setdefault(lower if len(lower) == 1 else chr(code), []).append(chr(code))
-    found = {ord(one): of(each) for each in classes.values() if len(each) > 1 for one in each}
+    found = {ord(one): of(cased) for cased in classes.values() if len(cased) > 1 for one in cased}
     return sorted(found), found
 
 
@@ -88,15 +88,15 @@ def of_categories() -> dict[str, Ranges]:
     start = 0
     for name, run in groupby(map(category, map(chr, range(LAST + 1)))):
         end = start + sum(1 for _ in run)
-        for each in (name, name[0]):
-            found.setdefault(each, []).append((start, end - 1))
+        for key in (name, name[0]):
+            found.setdefault(key, []).append((start, end - 1))
         start = end
     return {name: intersection(union(tuple(ranges)), EVERY) for name, ranges in found.items()}
 
 
 def of(characters: Iterable[str]) -> Ranges:
     """Return the set of some characters."""
-    return union(tuple((ord(each), ord(each)) for each in characters))
+    return union(tuple((ord(char), ord(char)) for char in characters))
 
 
 def holds(ranges: Ranges, character: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from lmdeploy.json_schema.errors import Budget, SchemaError
 from lmdeploy.json_schema.keywords import ANNOTATIONS, EVERYTHING, lacking, names_of, of_type, opposite, term
 from lmdeploy.json_schema.languages import matches
-from lmdeploy.json_schema.places import Document, Place, escaped, shown
+from lmdeploy.json_schema.nodes import Document, Node, escaped, shown
 from lmdeploy.json_schema.sets import (
     TRUE,
     Alternative,
@@ -43,7 +43,7 @@ class Expansion:
 
     def document(self, schema: Any) -> Conjunction:
         """Return the conjunction of a whole schema."""
-        return term(Document(schema, self.budget).place(schema, ""))
+        return term(Document(schema, self.budget).node(schema, ""))
 
     def of(self, conjunction: Conjunction) -> Union:
         """Return the values of a conjunction: those that meet all schemas, and none of those that must not be met."""
@@ -52,7 +52,7 @@ class Expansion:
         if not conjunction:
             return EVERYTHING
         pointer = conjunction[0][0].pointer
-        if any((place, not is_met) in conjunction for place, is_met in conjunction):
+        if any((node, not is_met) in conjunction for node, is_met in conjunction):
             return ()
         if conjunction in self._open:
             raise SchemaError(pointer, "refers to itself with nothing in between")
@@ -61,10 +61,10 @@ class Expansion:
         self._open.append(conjunction)
         try:
             if len(conjunction) == 1:
-                [(place, is_met)] = conjunction
-                found = self._positive(place) if is_met else self._negative(place)
+                [(node, is_met)] = conjunction
+                found = self._positive(node) if is_met else self._negative(node)
             else:
-                found = self._all(((each,) for each in conjunction), pointer)
+                found = self._all(((literal,) for literal in conjunction), pointer)
         finally:
             self._open.pop()
         self._found[conjunction] = found if found is EVERYTHING else self._any([found], pointer)
@@ -82,8 +82,8 @@ class Expansion:
 
     def _all(self, conjunctions: Iterable[Conjunction], pointer: str) -> Union:
         union: Union | None = None
-        for each in conjunctions:
-            other = self.of(each)
+        for conjunction in conjunctions:
+            other = self.of(conjunction)
             union = other if union is None else self.both(union, other, pointer)
         return EVERYTHING if union is None else union
 
@@ -92,7 +92,7 @@ class Expansion:
         found: dict[int, Alternative] = {}
         for union in unions:
             self.budget.spend(len(union) // 8, pointer)
-            found |= {id(each): each for each in union}
+            found |= {id(alternative): alternative for alternative in union}
         whole = tuple(found.values())
         return EVERYTHING if len(whole) == len(EVERYTHING) and {*found} == {*map(id, EVERYTHING)} else whole
 
@@ -101,9 +101,9 @@ class Expansion:
         if one is EVERYTHING or other is EVERYTHING:
             return other if one is EVERYTHING else one
         found: list[Alternative] = []
-        for mine in one:
+        for first in one:
             self.budget.spend(len(other), pointer)
-            found += filter(None, (self._common(mine, theirs, pointer) for theirs in other))
+            found += filter(None, (self._common(first, second, pointer) for second in other))
         return tuple(found)
 
     def _common(self, one: Alternative, other: Alternative, pointer: str) -> Alternative | None:
@@ -123,7 +123,7 @@ class Expansion:
         found = common(one, other)
         if isinstance(found, Objects) and isinstance(one, Objects) and isinstance(other, Objects):
             self.budget.spend(1 + sum(len(rules.properties) for rules in found.rules) // 4, pointer)
-            named = [{name for rules in each.rules for name in rules.properties} for each in (one, other)]
+            named = [{name for rules in operand.rules for name in rules.properties} for operand in (one, other)]
             shared = named[0] & named[1]  # what distinguishes alternatives is required, and spoken of by both
             if any(rules.others is not None for rules in found.rules):
                 shared |= {*found.required}
@@ -133,71 +133,71 @@ class Expansion:
 
     # ---- one schema ----
 
-    def _positive(self, place: Place) -> Union:
-        schema = place.schema
+    def _positive(self, node: Node) -> Union:
+        schema = node.schema
         if isinstance(schema, bool):
             return EVERYTHING if schema else ()
-        self.budget.spend(2 + len(schema), place.pointer)
-        union: Union = EVERYTHING if schema.keys() <= _ANY_TYPE else tuple(of_type(place))
-        if (values := self._finite(place)) is not None:
-            union = self.both((Values(values),), union, place.pointer)
-        for other in self._combined(place):
-            union = self.both(union, other, place.pointer)
+        self.budget.spend(2 + len(schema), node.pointer)
+        union: Union = EVERYTHING if schema.keys() <= _ANY_TYPE else tuple(of_type(node))
+        if (values := self._finite(node)) is not None:
+            union = self.both((Values(values),), union, node.pointer)
+        for other in self._combined(node):
+            union = self.both(union, other, node.pointer)
         if "oneOf" in schema:
-            union = self._one_of(place, union)
+            union = self._one_of(node, union)
         if "unevaluatedProperties" in schema:
-            union = tuple(self._closed_object(each, place) for each in union)
+            union = tuple(self._closed_object(alternative, node) for alternative in union)
         if "unevaluatedItems" in schema:
-            union = tuple(self._closed_array(each, place) for each in union)
+            union = tuple(self._closed_array(alternative, node) for alternative in union)
         return union
 
     @staticmethod
-    def _finite(place: Place) -> tuple[Any, ...] | None:
+    def _finite(node: Node) -> tuple[Any, ...] | None:
         lists: dict[str, list[Any]] = {}
-        if "enum" in place.schema:
-            lists["enum"] = place.schema["enum"]
+        if "enum" in node.schema:
+            lists["enum"] = node.schema["enum"]
             if not isinstance(lists["enum"], list) or not lists["enum"]:
-                raise place.refuse("enum", f"must be a list of values, got {shown(lists['enum'])}")
-        if "const" in place.schema:
-            lists["const"] = [place.schema["const"]]
+                raise node.failure("enum", f"must be a list of values, got {shown(lists['enum'])}")
+        if "const" in node.schema:
+            lists["const"] = [node.schema["const"]]
         for keyword, values in lists.items():
             if why := unspeakable(values):
-                raise place.refuse(keyword, why)
+                raise node.failure(keyword, why)
         if not lists:
             return None
         shared = set.intersection(*({*map(key_of, values)} for values in lists.values()))
         return tuple(value for value in distinct(next(iter(lists.values()))) if key_of(value) in shared)
 
-    def _combined(self, place: Place) -> Iterator[Union]:
+    def _combined(self, node: Node) -> Iterator[Union]:
         """Yield what each keyword that holds schemas for the same value allows."""
-        schema = place.schema
+        schema = node.schema
         if "$recursiveRef" in schema:
-            raise place.refuse("$recursiveRef", "is of an older draft; use $dynamicRef")
+            raise node.failure("$recursiveRef", "is of an older draft; use $dynamicRef")
         for keyword in _REFERENCES:
             if keyword in schema:
-                yield self.of(term(place.document.referred(place, keyword)))
-        for each in self._listed(place, "allOf"):
-            yield self.of(term(each))
+                yield self.of(term(node.document.referred(node, keyword)))
+        for branch in self._listed(node, "allOf"):
+            yield self.of(term(branch))
         if "anyOf" in schema:
-            yield self._any((self.of(term(each)) for each in self._listed(place, "anyOf")), f"{place.pointer}/anyOf")
+            yield self._any((self.of(term(item)) for item in self._listed(node, "anyOf")), f"{node.pointer}/anyOf")
         if "not" in schema:
-            yield self.of(term(place.at("not"), False))
+            yield self.of(term(node.at("not"), False))
         if "if" in schema and ("then" in schema or "else" in schema):
-            yield self._if(place)
-        yield from self._dependent(place)
+            yield self._if(node)
+        yield from self._dependent(node)
 
     @staticmethod
-    def _listed(place: Place, keyword: str) -> Sequence[Place]:
-        given = place.schema.get(keyword, [])
-        if not isinstance(given, list) or (keyword in place.schema and not given):
-            raise place.refuse(keyword, f"must be a list of schemas, got {shown(given)}")
-        return [place.at(keyword, number) for number in range(len(given))]
+    def _listed(node: Node, keyword: str) -> Sequence[Node]:
+        given = node.schema.get(keyword, [])
+        if not isinstance(given, list) or (keyword in node.schema and not given):
+            raise node.failure(keyword, f"must be a list of schemas, got {shown(given)}")
+        return [node.at(keyword, number) for number in range(len(given))]
 
-    def _one_of(self, place: Place, all_else: Union) -> Union:
+    def _one_of(self, node: Node, all_else: Union) -> Union:
         """Return the values of just one alternative, within the other keywords."""
-        pointer = f"{place.pointer}/oneOf"
-        branches = self._listed(place, "oneOf")
-        unions = [self.both(all_else, self.of(term(each)), pointer) for each in branches]
+        pointer = f"{node.pointer}/oneOf"
+        branches = self._listed(node, "oneOf")
+        unions = [self.both(all_else, self.of(term(branch)), pointer) for branch in branches]
         overlaps: list[list[int]] = [[] for _ in branches]
         for one, other in combinations(range(len(branches)), 2):
             if self.both(unions[one], unions[other], pointer):  # or it is not known that none is in both
@@ -214,53 +214,53 @@ class Expansion:
             found += union
         return tuple(found)
 
-    def _if(self, place: Place) -> Union:
-        condition = place.at("if")
+    def _if(self, node: Node) -> Union:
+        condition = node.at("if")
         found: list[Alternative] = []
         for is_met, keyword in ((True, "then"), (False, "else")):
             union = self.of(term(condition, is_met))
-            if keyword in place.schema:
-                union = self.both(union, self.of(term(place.at(keyword))), f"{place.pointer}/{keyword}")
+            if keyword in node.schema:
+                union = self.both(union, self.of(term(node.at(keyword))), f"{node.pointer}/{keyword}")
             found += union
         return tuple(found)
 
-    def _dependent(self, place: Place) -> Iterator[Union]:
-        for name, needed in self._dependencies(place):
+    def _dependent(self, node: Node) -> Iterator[Union]:
+        for name, needed in self._dependencies(node):
             met = self.both(self.of(term(needed)), (Objects(required=(name,)),), needed.pointer)  # in this order
-            yield (*(each for each in EVERYTHING if not isinstance(each, Objects)), lacking(place, name), *met)
+            yield (*(known for known in EVERYTHING if not isinstance(known, Objects)), lacking(node, name), *met)
 
     @staticmethod
-    def _dependencies(place: Place) -> Iterator[tuple[str, Place]]:
+    def _dependencies(node: Node) -> Iterator[tuple[str, Node]]:
         """Yield members' names, and the schemas that objects with these have to meet."""
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
-            given = place.schema.get(keyword, {})
+            given = node.schema.get(keyword, {})
             if not isinstance(given, dict):
-                raise place.refuse(keyword, f"must be an object, got {shown(given)}")
-            for name, wanted in given.items():
-                if isinstance(wanted, list) or keyword == "dependentRequired":
-                    wanted = {"required": names_of(place, keyword, wanted)}
-                yield name, place.document.place(wanted, f"{place.pointer}/{keyword}/{escaped(name)}")
+                raise node.failure(keyword, f"must be an object, got {shown(given)}")
+            for name, needs in given.items():
+                if isinstance(needs, list) or keyword == "dependentRequired":
+                    needs = {"required": names_of(node, keyword, needs)}
+                yield name, node.document.node(needs, f"{node.pointer}/{keyword}/{escaped(name)}")
 
     # ---- what none of a schema's other keywords has spoken of ----
 
-    def _closed_object(self, alternative: Alternative, place: Place) -> Alternative:
+    def _closed_object(self, alternative: Alternative, node: Node) -> Alternative:
         if not isinstance(alternative, Objects):
-            return self._only_empty(alternative, place, dict)
-        others = term(place.at("unevaluatedProperties"))
+            return self._only_empty(alternative, node, dict)
+        others = term(node.at("unevaluatedProperties"))
         evaluated = [rules for rules in alternative.rules if rules.evaluates]
         if any(rules.others is not None for rules in evaluated):
             return alternative
         rules = Rules(
-            {name: TRUE for each in evaluated for name in each.properties},
-            tuple((language, TRUE) for each in evaluated for language, _ in each.patterns),
+            {name: TRUE for rules in evaluated for name in rules.properties},
+            tuple((language, TRUE) for rules in evaluated for language, _ in rules.patterns),
             others,
         )
         return replace(alternative, rules=(*alternative.rules, rules))
 
-    def _closed_array(self, alternative: Alternative, place: Place) -> Alternative:
+    def _closed_array(self, alternative: Alternative, node: Node) -> Alternative:
         if not isinstance(alternative, Arrays):
-            return self._only_empty(alternative, place, list)
-        others = term(place.at("unevaluatedItems"))
+            return self._only_empty(alternative, node, list)
+        others = term(node.at("unevaluatedItems"))
         count = alternative.evaluated
         if count is None or others == TRUE:
             return replace(alternative, is_open=True, evaluated=None)
@@ -274,48 +274,48 @@ class Expansion:
         return replace(alternative, prefix=tuple(prefix), rest=rest, is_open=True, evaluated=None)
 
     @staticmethod
-    def _only_empty(alternative: Alternative, place: Place, kind: type) -> Alternative:
+    def _only_empty(alternative: Alternative, node: Node, kind: type) -> Alternative:
         """Return an alternative whose values are spoken of as they are."""
         keyword = "unevaluatedProperties" if kind is dict else "unevaluatedItems"
-        if isinstance(alternative, Values) and any(isinstance(each, kind) and each for each in alternative.values):
-            raise place.refuse(keyword, "is not enforced alongside enum and const")
+        if isinstance(alternative, Values) and any(isinstance(value, kind) and value for value in alternative.values):
+            raise node.failure(keyword, "is not enforced alongside enum and const")
         return alternative
 
     # ---- the opposite of a schema ----
 
-    def _negative(self, place: Place) -> Union:
-        schema = place.schema
+    def _negative(self, node: Node) -> Union:
+        schema = node.schema
         if isinstance(schema, bool):
             return () if schema else EVERYTHING
-        self.budget.spend(2 + len(schema), place.pointer)
+        self.budget.spend(2 + len(schema), node.pointer)
         for keyword in ("unevaluatedProperties", "unevaluatedItems", "$recursiveRef"):
             if schema.get(keyword, True) is not True:
-                raise place.refuse(keyword, "its opposite is not enforced")
-        found = [*opposite(place)]
-        if (values := self._finite(place)) is not None:
+                raise node.failure(keyword, "its opposite is not enforced")
+        found = [*opposite(node)]
+        if (values := self._finite(node)) is not None:
             keyword = "enum" if "enum" in schema else "const"
-            found += _other_than(values, f"{place.pointer}/{keyword}")
+            found += _other_than(values, f"{node.pointer}/{keyword}")
         for keyword in _REFERENCES:
             if keyword in schema:
-                found += self.of(term(place.document.referred(place, keyword), False))
-        for each in self._listed(place, "allOf"):
-            found += self.of(term(each, False))
+                found += self.of(term(node.document.referred(node, keyword), False))
+        for branch in self._listed(node, "allOf"):
+            found += self.of(term(branch, False))
         if "anyOf" in schema:
-            found += self._all((term(each, False) for each in self._listed(place, "anyOf")), place.pointer)
+            found += self._all((term(item, False) for item in self._listed(node, "anyOf")), node.pointer)
         if "oneOf" in schema:
-            branches = self._listed(place, "oneOf")
-            found += self._all((term(each, False) for each in branches), place.pointer)
+            branches = self._listed(node, "oneOf")
+            found += self._all((term(branch, False) for branch in branches), node.pointer)
             for pair in combinations(branches, 2):
-                found += map(unevaluating, self._all(map(term, pair), place.pointer))
+                found += map(unevaluating, self._all(map(term, pair), node.pointer))
         if "not" in schema:
-            found += map(unevaluating, self.of(term(place.at("not"))))
+            found += map(unevaluating, self.of(term(node.at("not"))))
         if "if" in schema:
             for is_met, keyword in ((True, "then"), (False, "else")):
                 if keyword in schema:
-                    union = self.of(term(place.at("if"), is_met))
-                    other = self.of(term(place.at(keyword), False))
-                    found += map(unevaluating, self.both(union, other, place.pointer))
-        for name, needed in self._dependencies(place):
+                    union = self.of(term(node.at("if"), is_met))
+                    other = self.of(term(node.at(keyword), False))
+                    found += map(unevaluating, self.both(union, other, node.pointer))
+        for name, needed in self._dependencies(node):
             found += self.both((Objects(required=(name,)),), self.of(term(needed, False)), needed.pointer)
         return tuple(found)
 
@@ -340,7 +340,7 @@ class Expansion:
         match alternative:
             case Values(values):
                 key = key_of(value)
-                return any(key_of(each) == key for each in values)
+                return any(key_of(known) == key for known in values)
             case Numbers():
                 fits = is_number(value) and alternative.holds(exact(value))
             case Strings():
@@ -349,7 +349,7 @@ class Expansion:
                 fits = isinstance(value, list) and self._is_array(alternative, value)
             case Objects():
                 fits = isinstance(value, dict) and self._is_object(alternative, value)
-        return fits and not any(key_of(each.value) == key_of(value) for each in alternative.excluded)
+        return fits and not any(key_of(entry.value) == key_of(value) for entry in alternative.excluded)
 
     def _is_string(self, strings: Strings, value: str) -> bool:
         long_enough = strings.low <= len(value) and (strings.high is None or len(value) <= strings.high)
@@ -360,10 +360,10 @@ class Expansion:
             return False
         if arrays.unique is not None and len(distinct(value)) < len(value):
             return False
-        if not all(self.holds(self.of(arrays.at(index)), each) for index, each in enumerate(value)):
+        if not all(self.holds(self.of(arrays.at(index)), item) for index, item in enumerate(value)):
             return False
         for contained in arrays.contained:
-            count = sum(self.holds(self.of(contained.what), each) for each in value)
+            count = sum(self.holds(self.of(contained.what), item) for item in value)
             if count < contained.low or (contained.high is not None and count > contained.high):
                 return False
         return True
@@ -374,12 +374,12 @@ class Expansion:
         if not all(name in value for name in objects.required):
             return False
         for named, what in objects.beyond:
-            if not any(name not in named and self.holds(self.of(what), each) for name, each in value.items()):
+            if not any(name not in named and self.holds(self.of(what), member) for name, member in value.items()):
                 return False
         names = self.of(objects.names)
         return all(
-            self.holds(names, name) and self.holds(self.of(self.member(objects, name)), each)
-            for name, each in value.items()
+            self.holds(names, name) and self.holds(self.of(self.member(objects, name)), member)
+            for name, member in value.items()
         )
 
 
@@ -389,11 +389,11 @@ def _other_than(values: Sequence[Any], pointer: str) -> Iterator[Alternative]:
     excluded = tuple(Excluded(value, pointer) for value in values)
     for alternative in EVERYTHING:
         if isinstance(alternative, Values):
-            if left := tuple(each for each in alternative.values if key_of(each) not in keys):
+            if left := tuple(value for value in alternative.values if key_of(value) not in keys):
                 yield Values(left)
             continue
         kind: Any = {Numbers: int | float, Strings: str, Arrays: list, Objects: dict}[type(alternative)]
-        own = tuple(each for each in excluded if isinstance(each.value, kind) and not isinstance(each.value, bool))
+        own = tuple(entry for entry in excluded if isinstance(entry.value, kind) and not isinstance(entry.value, bool))
         yield replace(alternative, excluded=own)
 
 

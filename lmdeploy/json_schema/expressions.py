@@ -27,7 +27,7 @@ def rule_of_text(pattern: str, flags: str) -> str:
 
 def text_in_any_case(string: str) -> str:
     """Return a string in any case as a part of a rule in Lark."""
-    return in_lark(body_of(concatenation(Chars(charsets.in_any_case(charsets.of(each))) for each in string)))
+    return in_lark(body_of(concatenation(Chars(charsets.in_any_case(charsets.of(char))) for char in string)))
 
 
 def in_lark(rules: str) -> str:

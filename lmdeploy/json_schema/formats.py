@@ -21,9 +21,9 @@ _SPAN = r"T(\d+S|\d+M(\d+S)?|\d+H(\d+M(\d+S)?)?)"
 _DURATION = rf"P((\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)({_SPAN})?|{_SPAN}|\d+W)"
 
 
-def _label(own: str, most: int) -> str:
+def _label(own: str, max_len: int) -> str:
     """Return the expression of labels of up to so many characters, none of which has hyphens third and fourth."""
-    third = f"([{own}]([{own}-]{{0,{most - 4}}}[{own}])?|-[{own}]([{own}-]{{0,{most - 5}}}[{own}])?)"
+    third = f"([{own}]([{own}-]{{0,{max_len - 4}}}[{own}])?|-[{own}]([{own}-]{{0,{max_len - 5}}}[{own}])?)"
     return f"[{own}]([{own}]{third}?|-{third})?"
 
 
@@ -35,7 +35,7 @@ def _hostname(more: int) -> str:
 
 # Letters that IDNA (RFC 5892) has in labels, those read from the right to the left (RFC 5893) apart, and the marks
 # between letters of its appendix A. Their counts keep the encoded label below 64 octets.
-_LATIN = "".join(each for each in map(chr, range(0xDF, 0x180)) if each.islower() and is_normalized("NFKC", each))
+_LATIN = "".join(char for char in map(chr, range(0xDF, 0x180)) if char.islower() and is_normalized("NFKC", char))
 _LOW = rf"a-z0-9{_LATIN}\u03ac-\u03ce\u0430-\u045f"
 _KANA = r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff"
 _ALL = rf"{_LOW}\u0f0b\u3007{_KANA}\u30fc\u3400-\u4dbf\uac00-\ud7a3"
@@ -50,7 +50,7 @@ _U_LABEL = (
     r"|[a-z0-9]{0,20}l\u00b7l[a-z0-9]{0,20}|[\u03b1-\u03c9]{1,9}\u0375[\u03b1-\u03c9]{1,9}|[0-9\u06f0-\u06f9]{1,9}"
     r"|[\u0915-\u0939]((\u094d[\u200c\u200d]?)?[\u0915-\u0939]){0,5}"
 )
-_IDN_FIRST, _IDN_NEXT = (f"({_label('A-Za-z0-9', most)}|{_U_LABEL})" for most in (63, 62))
+_IDN_FIRST, _IDN_NEXT = (f"({_label('A-Za-z0-9', max_len)}|{_U_LABEL})" for max_len in (63, 62))
 _IDN_HOSTNAME = rf"({_IDN_FIRST}([.\u3002\uff0e\uff61]{_IDN_NEXT}){{0,3}}|{_RTL}(\.{_RTL}){{0,2}}(\.[a-z]{{2,20}})?)"
 
 _BYTE = r"(25[0-5]|2[0-4]\d|1\d{2}|[1-9]?\d)"
@@ -158,7 +158,7 @@ def language_of_format(name: str) -> Language | None:
     pattern = FORMATS.get(name)
     if pattern is None:
         return None
-    language = language_of(f"^({pattern})$", longest=len(pattern) + 4)
+    language = language_of(f"^({pattern})$", max_length=len(pattern) + 4)
     if name in _SHORT:
         _shorter[language] = _SHORT[name]
     return language

@@ -9,8 +9,8 @@ from typing import Any
 from lmdeploy.json_schema.charsets import EVERY
 from lmdeploy.json_schema.formats import language_of_format
 from lmdeploy.json_schema.languages import Language, TooAlikeError, combined
+from lmdeploy.json_schema.nodes import Node, shown
 from lmdeploy.json_schema.patterns import PatternError, language_of
-from lmdeploy.json_schema.places import Place, shown
 from lmdeploy.json_schema.sets import (
     TRUE,
     Alternative,
@@ -60,57 +60,57 @@ MAX_COUNT = 100_000
 """Of lengths and counts."""
 
 
-def members(place: Place, keyword: str, kind: type[Any], what: str) -> Any:
+def members(node: Node, keyword: str, kind: type[Any], what: str) -> Any:
     """Return the value of a keyword, which has to be of a type; None: it is not there."""
-    value = place.schema.get(keyword)
-    if keyword in place.schema and not isinstance(value, kind):
-        raise place.refuse(keyword, f"must be {what}, got {shown(value)}")
+    value = node.schema.get(keyword)
+    if keyword in node.schema and not isinstance(value, kind):
+        raise node.failure(keyword, f"must be {what}, got {shown(value)}")
     return value
 
 
-def names_of(place: Place, keyword: str, value: object) -> list[str]:
+def names_of(node: Node, keyword: str, value: object) -> list[str]:
     """Return a list of names that is the value of a keyword, or part of one."""
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise place.refuse(keyword, f"must be a list of strings, got {shown(value)}")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise node.failure(keyword, f"must be a list of strings, got {shown(value)}")
     return list(dict.fromkeys(value))
 
 
-def number_of(place: Place, keyword: str) -> Fraction | None:
+def number_of(node: Node, keyword: str) -> Fraction | None:
     """Return the number that is the value of a keyword; None: it is not there."""
-    if keyword not in place.schema:
+    if keyword not in node.schema:
         return None
-    value = place.schema[keyword]
+    value = node.schema[keyword]
     if not is_finite(value):
-        raise place.refuse(keyword, f"must be a number, got {shown(value)}")
+        raise node.failure(keyword, f"must be a number, got {shown(value)}")
     return exact(value)
 
 
-def count_of(place: Place, keyword: str) -> int | None:
+def count_of(node: Node, keyword: str) -> int | None:
     """Return the count that is the value of a keyword; None: it is not there."""
-    value = place.schema.get(keyword)
-    if keyword not in place.schema:
+    value = node.schema.get(keyword)
+    if keyword not in node.schema:
         return None
     if not is_finite(value) or exact(value).denominator != 1 or value < 0:  # 1.0 is an integer too
-        raise place.refuse(keyword, f"must be an integer >= 0, got {shown(value)}")
+        raise node.failure(keyword, f"must be an integer >= 0, got {shown(value)}")
     if value > MAX_COUNT:
-        raise place.refuse(keyword, f"{keyword} must be at most {MAX_COUNT}, got {shown(value)}")
+        raise node.failure(keyword, f"{keyword} must be at most {MAX_COUNT}, got {shown(value)}")
     return int(value)
 
 
-def types_of(place: Place) -> tuple[str, ...]:
+def types_of(node: Node) -> tuple[str, ...]:
     """Return the types that ``type`` allows."""
-    if "type" not in place.schema:
+    if "type" not in node.schema:
         return TYPES
-    given = place.schema["type"]
+    given = node.schema["type"]
     kinds = [given] if isinstance(given, str) else given
-    if not isinstance(kinds, list) or not kinds or not all(isinstance(each, str) and each in TYPES for each in kinds):
-        raise place.refuse("type", f"must be one or some of {', '.join(TYPES)}, got {shown(given)}")
+    if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) and kind in TYPES for kind in kinds):
+        raise node.failure("type", f"must be one or some of {', '.join(TYPES)}, got {shown(given)}")
     return tuple(kinds)
 
 
-def of_type(place: Place) -> Iterator[Alternative]:
+def of_type(node: Node) -> Iterator[Alternative]:
     """Yield the values that the keywords about one type allow."""
-    kinds = types_of(place)
+    kinds = types_of(node)
     for kind, whole in _WHOLE.items():
         found: Alternative | None = whole
         if kind == "number" and "integer" in kinds:
@@ -118,164 +118,162 @@ def of_type(place: Place) -> Iterator[Alternative]:
         elif kind not in kinds:
             continue
         if not isinstance(found, Values):
-            for part in _parts(place, type(found)):
+            for part in _parts(node, type(found)):
                 found = common(found, part) if found else None
         if found:
             yield found
 
 
-def _parts(place: Place, kind: type[Any]) -> Iterator[Typed]:
+def _parts(node: Node, kind: type[Any]) -> Iterator[Typed]:
     """Yield what the keywords about a type allow."""
     for keyword, (of_kind, side) in _COUNTS.items():
-        if of_kind is kind and (count := count_of(place, keyword)) is not None:
-            yield kind(**{side: count}, pointer=f"{place.pointer}/{keyword}")
+        if of_kind is kind and (count := count_of(node, keyword)) is not None:
+            yield kind(**{side: count}, pointer=f"{node.pointer}/{keyword}")
     if kind is Numbers:
         for keyword, (side, above) in _BOUNDS.items():
-            if (number := number_of(place, keyword)) is not None:
+            if (number := number_of(node, keyword)) is not None:
                 bound: Any = {side: (number, above)}
-                yield Numbers(**bound, pointer=f"{place.pointer}/{keyword}")
-        if (factor := number_of(place, "multipleOf")) is not None:
+                yield Numbers(**bound, pointer=f"{node.pointer}/{keyword}")
+        if (factor := number_of(node, "multipleOf")) is not None:
             if factor <= 0:
-                raise place.refuse("multipleOf", f"must be above 0, got {shown(place.schema['multipleOf'])}")
-            yield Numbers(factors=((factor, f"{place.pointer}/multipleOf"),))
+                raise node.failure("multipleOf", f"must be above 0, got {shown(node.schema['multipleOf'])}")
+            yield Numbers(factors=((factor, f"{node.pointer}/multipleOf"),))
     elif kind is Strings:
-        yield Strings(languages=tuple(languages_of(place)))
+        yield Strings(languages=tuple(languages_of(node)))
     else:
-        yield _arrays(place) if kind is Arrays else _objects(place)
+        yield _arrays(node) if kind is Arrays else _objects(node)
 
 
-def languages_of(place: Place) -> Iterator[tuple[Language, str]]:
+def languages_of(node: Node) -> Iterator[tuple[Language, str]]:
     """Yield the languages of ``pattern`` and ``format``, each with its pointer."""
-    if (pattern := members(place, "pattern", str, "a string")) is not None:
-        yield pattern_of(place, "pattern", pattern), f"{place.pointer}/pattern"
-    name = members(place, "format", str, "a string")
+    if (pattern := members(node, "pattern", str, "a string")) is not None:
+        yield pattern_of(node, "pattern", pattern), f"{node.pointer}/pattern"
+    name = members(node, "format", str, "a string")
     if name is not None and (language := language_of_format(name)) is not None:
-        yield language, f"{place.pointer}/format"
+        yield language, f"{node.pointer}/format"
 
 
-def pattern_of(place: Place, keyword: str, pattern: str, is_met: bool = True) -> Language:
+def pattern_of(node: Node, keyword: str, pattern: str, is_met: bool = True) -> Language:
     """Return the language of an expression, or of all other strings."""
-    budget, pointer = place.document.budget, f"{place.pointer}/{keyword}"
+    budget, pointer = node.document.budget, f"{node.pointer}/{keyword}"
     budget.spend(len(pattern), pointer)
     try:
         if is_met:
             return language_of(pattern)
-        return combined([], [language_of(pattern, is_wide=True)], EVERY, budget, pointer)
+        return combined([], [language_of(pattern, is_loose=True)], EVERY, budget, pointer)
     except TooAlikeError:
-        raise place.refuse(keyword, "its opposite is not enforced") from None
+        raise node.failure(keyword, "its opposite is not enforced") from None
     except PatternError as error:
-        raise place.refuse(keyword, f"the expression {shown(pattern)} {error}") from None
+        raise node.failure(keyword, f"the expression {shown(pattern)} {error}") from None
 
 
-def _arrays(place: Place) -> Arrays:
-    schema = place.schema
+def _arrays(node: Node) -> Arrays:
+    schema = node.schema
     # Older drafts: a list of `items`, and `additionalItems` for all others.
     is_old = isinstance(schema.get("items"), list)
     before, after = ("items", "additionalItems") if is_old else ("prefixItems", "items")
-    prefix = tuple(
-        term(place.at(before, number)) for number in range(len(members(place, before, list, "a list") or ()))
-    )
-    rest = term(place.at(after)) if after in schema else TRUE
-    unique = f"{place.pointer}/uniqueItems" if members(place, "uniqueItems", bool, "true or false") else None
+    prefix = tuple(term(node.at(before, number)) for number in range(len(members(node, before, list, "a list") or ())))
+    rest = term(node.at(after)) if after in schema else TRUE
+    unique = f"{node.pointer}/uniqueItems" if members(node, "uniqueItems", bool, "true or false") else None
     return Arrays(
         prefix,
         rest,
         is_open=after in schema,
         evaluated=None if after in schema else len(prefix),
         unique=unique,
-        contained=tuple(_contained(place)),
+        contained=tuple(_contained(node)),
     )
 
 
-def _contained(place: Place) -> Iterator[Contained]:
-    low, high = count_of(place, "minContains"), count_of(place, "maxContains")
+def _contained(node: Node) -> Iterator[Contained]:
+    low, high = count_of(node, "minContains"), count_of(node, "maxContains")
     low = 1 if low is None else low
-    if "contains" in place.schema and (low or high is not None):
-        yield Contained(term(place.at("contains")), low, high, f"{place.pointer}/contains")
+    if "contains" in node.schema and (low or high is not None):
+        yield Contained(term(node.at("contains")), low, high, f"{node.pointer}/contains")
 
 
-def _objects(place: Place) -> Objects:
-    schema = place.schema
-    properties = members(place, "properties", dict, "an object") or {}
-    patterns = members(place, "patternProperties", dict, "an object") or {}
+def _objects(node: Node) -> Objects:
+    schema = node.schema
+    properties = members(node, "properties", dict, "an object") or {}
+    patterns = members(node, "patternProperties", dict, "an object") or {}
     rules = Rules(
-        {name: term(place.at("properties", name)) for name in properties},
+        {name: term(node.at("properties", name)) for name in properties},
         tuple(
-            (pattern_of(place, "patternProperties", pattern), term(place.at("patternProperties", pattern)))
+            (pattern_of(node, "patternProperties", pattern), term(node.at("patternProperties", pattern)))
             for pattern in patterns
         ),
-        term(place.at("additionalProperties")) if "additionalProperties" in schema else None,
+        term(node.at("additionalProperties")) if "additionalProperties" in schema else None,
         lists="properties" in schema,
     )
     says_anything = rules.lists or rules.patterns or rules.others is not None
     return Objects(
         (rules,) if says_anything else (),
-        tuple(names_of(place, "required", schema["required"])) if "required" in schema else (),
-        term(place.at("propertyNames")) if "propertyNames" in schema else TRUE,
+        tuple(names_of(node, "required", schema["required"])) if "required" in schema else (),
+        term(node.at("propertyNames")) if "propertyNames" in schema else TRUE,
     )
 
 
-def term(place: Place, is_met: bool = True) -> Conjunction:
+def term(node: Node, is_met: bool = True) -> Conjunction:
     """Return the conjunction of a schema, or of its opposite; of a mere reference, that of its target."""
     for _ in range(_MAX_HOPS):
-        if place.schema is True or place.schema == {}:
-            return TRUE if is_met else ((place, False),)
-        if place.schema is False or place.schema.keys() - ANNOTATIONS != {"$ref"}:
+        if node.schema is True or node.schema == {}:
+            return TRUE if is_met else ((node, False),)
+        if node.schema is False or node.schema.keys() - ANNOTATIONS != {"$ref"}:
             break
-        place = place.document.referred(place, "$ref")
-    return ((place, is_met),)
+        node = node.document.referred(node, "$ref")
+    return ((node, is_met),)
 
 
-def opposite(place: Place) -> Iterator[Alternative]:
+def opposite(node: Node) -> Iterator[Alternative]:
     """Yield what the keywords about one type do not allow."""
-    schema = place.schema
+    schema = node.schema
     if "type" in schema:
-        kinds = types_of(place)
+        kinds = types_of(node)
         for kind, every in _WHOLE.items():
             if kind == "number" and "integer" in kinds:
-                every = Numbers(whole=False, pointer=f"{place.pointer}/type")
+                every = Numbers(whole=False, pointer=f"{node.pointer}/type")
             if kind not in kinds:
                 yield every
     for keyword, (of_kind, side) in _COUNTS.items():
-        if (count := count_of(place, keyword)) is not None and (side == "high" or count > 0):
+        if (count := count_of(node, keyword)) is not None and (side == "high" or count > 0):
             bounds = {"high": count - 1} if side == "low" else {"low": count + 1}
-            yield of_kind(**bounds, pointer=f"{place.pointer}/{keyword}")
+            yield of_kind(**bounds, pointer=f"{node.pointer}/{keyword}")
     for keyword, (side, above) in _BOUNDS.items():
-        if (bound := number_of(place, keyword)) is not None:
+        if (bound := number_of(node, keyword)) is not None:
             yield Numbers(high=(bound, above - 1)) if side == "low" else Numbers(low=(bound, above + 1))
-    if (pattern := members(place, "pattern", str, "a string")) is not None:
-        yield Strings(languages=((pattern_of(place, "pattern", pattern, False), f"{place.pointer}/pattern"),))
+    if (pattern := members(node, "pattern", str, "a string")) is not None:
+        yield Strings(languages=((pattern_of(node, "pattern", pattern, False), f"{node.pointer}/pattern"),))
     for keyword in ("multipleOf", "uniqueItems", "patternProperties", "propertyNames"):
         if schema.get(keyword) not in (None, False, {}, True if keyword == "propertyNames" else None):
-            raise place.refuse(keyword, "its opposite is not enforced")
+            raise node.failure(keyword, "its opposite is not enforced")
     if language_of_format(str(schema.get("format"))) is not None:
-        raise place.refuse("format", "its opposite is not enforced")
+        raise node.failure("format", "its opposite is not enforced")
     if schema.get("additionalProperties", True) not in (True, {}):
-        others = term(place.at("additionalProperties"), False)
+        others = term(node.at("additionalProperties"), False)
         yield Objects(beyond=((frozenset(schema.get("properties", ())), others),))
-    for name in members(place, "properties", dict, "an object") or {}:
-        rules = Rules({name: term(place.at("properties", name), False)}, evaluates=False)
+    for name in members(node, "properties", dict, "an object") or {}:
+        rules = Rules({name: term(node.at("properties", name), False)}, evaluates=False)
         yield Objects((rules,), (name,))
-    for name in names_of(place, "required", schema.get("required", [])):
-        yield lacking(place, name)
-    prefix = members(place, "prefixItems", list, "a list") or ()
+    for name in names_of(node, "required", schema.get("required", [])):
+        yield lacking(node, name)
+    prefix = members(node, "prefixItems", list, "a list") or ()
     for number in range(len(prefix)):
-        item = term(place.at("prefixItems", number), False)
+        item = term(node.at("prefixItems", number), False)
         yield Arrays((*(TRUE for _ in range(number)), item), low=number + 1)
     if "items" in schema and schema["items"] not in (True, {}):
         if prefix or isinstance(schema["items"], list):
-            raise place.refuse("items", "its opposite is not enforced behind prefixItems")
-        yield Arrays(contained=(Contained(term(place.at("items"), False), 1, None, f"{place.pointer}/items"),))
-    for each in _contained(place):
-        if each.low == 1:
-            yield Arrays(rest=term(place.at("contains"), False), is_open=True)
-        elif each.low > 1:
-            yield Arrays(contained=(Contained(each.what, 0, each.low - 1, each.pointer),))
-        if each.high is not None:
-            yield Arrays(contained=(Contained(each.what, each.high + 1, None, each.pointer),))
+            raise node.failure("items", "its opposite is not enforced behind prefixItems")
+        yield Arrays(contained=(Contained(term(node.at("items"), False), 1, None, f"{node.pointer}/items"),))
+    for contained in _contained(node):
+        if contained.low == 1:
+            yield Arrays(rest=term(node.at("contains"), False), is_open=True)
+        elif contained.low > 1:
+            yield Arrays(contained=(Contained(contained.what, 0, contained.low - 1, contained.pointer),))
+        if contained.high is not None:
+            yield Arrays(contained=(Contained(contained.what, contained.high + 1, None, contained.pointer),))
 
 
-def lacking(place: Place, name: str) -> Objects:
+def lacking(node: Node, name: str) -> Objects:
     """Return the objects that have no member of that name."""
-    never = term(place.document.place(False, f"{place.pointer}/required"))
+    never = term(node.document.node(False, f"{node.pointer}/required"))
     return Objects((Rules({name: never}, evaluates=False),))

@@ -72,7 +72,7 @@ def concatenation(parts: Iterable[Language]) -> Language:
 
 def choice(options: Iterable[Language]) -> Language:
     """Return the language of strings that are of any of these."""
-    flat = {each: None for option in options for each in (option.options if isinstance(option, Choice) else (option,))}
+    flat = {part: None for option in options for part in (option.options if isinstance(option, Choice) else (option,))}
     return next(iter(flat)) if len(flat) == 1 else Choice(tuple(flat))
 
 
@@ -91,7 +91,7 @@ def repeat(body: Language, low: int, high: int | None) -> Language:
 
 def text(characters: str) -> Language:
     """Return the language of one string."""
-    return concatenation(Chars(charsets.of(each)) for each in characters)
+    return concatenation(Chars(charsets.of(char)) for char in characters)
 
 
 def restricted(language: Language, ranges: Ranges) -> Language:
@@ -174,11 +174,11 @@ def widths(language: Language) -> tuple[int, int | None]:
         case Choice(options):
             found = [widths(option) for option in options]
             highs = [high for _, high in found]
-            least = min((low for low, _ in found), default=0)
-            return least, None if None in highs else max((high or 0 for high in highs), default=0)
+            min_len = min((low for low, _ in found), default=0)
+            return min_len, None if None in highs else max((high or 0 for high in highs), default=0)
         case Repeat(body, low, high):
-            least, most = widths(body)
-            return least * low, None if high is None or most is None else most * high
+            min_len, max_len = widths(body)
+            return min_len * low, None if high is None or max_len is None else max_len * high
 
 
 def expanded_size(language: Language) -> int:
@@ -194,15 +194,15 @@ def expanded_size(language: Language) -> int:
 
 def bounded(language: Language, low: int, high: int | None) -> Language | None:
     """Return its strings of ``low`` to ``high`` characters; None: that would take too many alternatives."""
-    least, most = widths(language)
-    if (high is not None and least > high) or (most is not None and most < low):
+    min_len, max_len = widths(language)
+    if (high is not None and min_len > high) or (max_len is not None and max_len < low):
         return NOTHING
-    if least >= low and (high is None or (most is not None and most <= high)):
+    if min_len >= low and (high is None or (max_len is not None and max_len <= high)):
         return language
     match language:
         case Choice(options):
             limited = [bounded(option, low, high) for option in options]
-            return None if None in limited else choice(each for each in limited if each is not None)
+            return None if None in limited else choice(option for option in limited if option is not None)
         case Repeat(body, fewest, times):
             width, widest = widths(body)
             if width != widest:
@@ -217,31 +217,31 @@ def bounded(language: Language, low: int, high: int | None) -> Language | None:
 
 def shortened(language: Language, high: int) -> Language | None:
     """Return strings of at most `high` characters, in which nothing is repeated often; None: none are known."""
-    for most in _SHARES:
-        found = _capped(language, most)
-        longest = widths(found)[1]
-        if longest is not None and longest <= high and expanded_size(found) <= _MAX_SIZE:
+    for share in _SHARES:
+        found = _capped(language, share)
+        max_width = widths(found)[1]
+        if max_width is not None and max_width <= high and expanded_size(found) <= _MAX_SIZE:
             return found
     return None
 
 
-def _capped(language: Language, most: int) -> Language:
+def _capped(language: Language, share: int) -> Language:
     """Return the strings in which nothing is repeated more than this many times, unless it has to be."""
     match language:
         case Chars():
             return language
         case Concatenation(parts):
-            return concatenation([_capped(part, most) for part in parts])
+            return concatenation([_capped(part, share) for part in parts])
         case Choice(options):
-            return choice([_capped(option, most) for option in options])
+            return choice([_capped(option, share) for option in options])
         case Repeat(body, low, high):
-            return repeat(_capped(body, most), low, max(low, most if high is None else min(high, most)))
+            return repeat(_capped(body, share), low, max(low, share if high is None else min(high, share)))
 
 
 def _bounded_parts(parts: Sequence[Language], low: int, high: int | None) -> Language | None:
     found = [widths(part) for part in parts]
-    loose = [index for index, (least, most) in enumerate(found) if least != most]
-    fixed = sum(least for least, most in found if least == most)
+    loose = [index for index, (min_len, max_len) in enumerate(found) if min_len != max_len]
+    fixed = sum(min_len for min_len, max_len in found if min_len == max_len)
     if len(loose) == 1:
         only = loose[0]
         limited = bounded(parts[only], max(low - fixed, 0), None if high is None else high - fixed)
@@ -249,17 +249,17 @@ def _bounded_parts(parts: Sequence[Language], low: int, high: int | None) -> Lan
     # Each length of the first loose part, with what that leaves for the rest.
     first = loose[0]
     before, rest = list(parts[:first]), concatenation(parts[first + 1 :])
-    ahead = sum(least for least, _ in found[:first])
-    least, most = found[first]
+    ahead = sum(min_len for min_len, _ in found[:first])
+    min_len, max_len = found[first]
     last = low if high is None else high - ahead - widths(rest)[0]
-    if most is not None:
-        last = min(last, most)
-    if last - least + 1 > MAX_SPLITS:
+    if max_len is not None:
+        last = min(last, max_len)
+    if last - min_len + 1 > MAX_SPLITS:
         return None
     options = []
-    for width in range(least, last + 1):
-        longest = width if high is not None or width < last else None
-        head = bounded(parts[first], width, longest)
+    for width in range(min_len, last + 1):
+        width_limit = width if high is not None or width < last else None
+        head = bounded(parts[first], width, width_limit)
         tail = bounded(rest, max(low - ahead - width, 0), None if high is None else high - ahead - width)
         if head is None or tail is None:
             return None
@@ -296,8 +296,8 @@ def _ends(language: Language, string: str, starts: set[int], budget: Budget, poi
             return found
 
 
-def strings(language: Language, most: int) -> list[str] | None:
-    """Return all strings of the language; None: there are more than `most`, or as many ways to them."""
+def strings(language: Language, max_count: int) -> list[str] | None:
+    """Return all strings of the language; None: there are more than `max_count`, or as many ways to them."""
     found: dict[str, None] = {}
     waiting = [("", language)]
     while waiting:
@@ -305,17 +305,17 @@ def strings(language: Language, most: int) -> list[str] | None:
         for head, tail in _heads(rest):
             if head is None:
                 found[begun] = None
-            elif charsets.size(head.ranges) > most:
+            elif charsets.size(head.ranges) > max_count:
                 return None
             else:
-                codes = (code for low, high in head.ranges for code in range(low, high + 1))
-                waiting += [(begun + chr(code), tail) for code in codes]
-        if len(found) + len(waiting) > most:
+                points = (code for low, high in head.ranges for code in range(low, high + 1))
+                waiting += [(begun + chr(code), tail) for code in points]
+        if len(found) + len(waiting) > max_count:
             return None
     return list(found)
 
 
-def are_apart(one: Language, other: Language, budget: Budget) -> bool:
+def are_disjoint(one: Language, other: Language, budget: Budget) -> bool:
     """Return whether no string is of both; False also where finding out takes too many steps."""
     try:
         return not any(
@@ -327,14 +327,14 @@ def are_apart(one: Language, other: Language, budget: Budget) -> bool:
 
 
 def combined(
-    wanted: Sequence[Language], unwanted: Sequence[Language], ranges: Ranges, budget: Budget, pointer: str
+    included: Sequence[Language], excluded: Sequence[Language], ranges: Ranges, budget: Budget, pointer: str
 ) -> Language:
     """Return the strings of some characters that are of all wanted languages, and of no unwanted one.
 
     Of strings that have many characters in common with unwanted ones, it leaves some out. Raises `TooAlikeError` where
     it would be large. The cost is that of the keyword at `pointer`.
     """
-    return _Combination(wanted, unwanted, ranges, budget, pointer).language()
+    return _Combination(included, excluded, ranges, budget, pointer).language()
 
 
 _Rests = frozenset[Language]  # of which a string may be one
@@ -346,8 +346,8 @@ _END = -1  # in the place of a state's number
 class _Combination:
     """An automaton of what is left of several languages, character by character (Brzozowski's derivatives)."""
 
-    wanted: Sequence[Language]
-    unwanted: Sequence[Language]
+    included: Sequence[Language]
+    excluded: Sequence[Language]
     ranges: Ranges  # of the characters that strings are made of
     budget: Budget
     pointer: str  # of the keyword that pays
@@ -378,7 +378,7 @@ class _Combination:
 
     def equations(self) -> list[dict[int, Language]]:
         """Return, for each state, what leads from it to other states and to the end."""
-        start: _State = (tuple(frozenset([each]) for each in self.wanted), frozenset(self.unwanted))
+        start: _State = (tuple(frozenset([language]) for language in self.included), frozenset(self.excluded))
         numbers, depths = {start: 0}, [0]
         found: list[dict[int, Language]] = []
         for state in (states := [start]):
@@ -394,19 +394,19 @@ class _Combination:
                     depths.append(depth + 1)
                 following.setdefault(numbers[after], []).append(block)
             found.append({number: Chars(charsets.union(*blocks)) for number, blocks in following.items()})
-            wanted, unwanted = state
-            if all(any(map(has_empty, rests)) for rests in wanted) and not any(map(has_empty, unwanted)):
+            included, excluded = state
+            if all(any(map(has_empty, rests)) for rests in included) and not any(map(has_empty, excluded)):
                 found[-1][_END] = EMPTY
         return found
 
     def _done(self, state: _State, depth: int) -> Language | None:
         """Return the strings that are left where one language says them; None: several do."""
-        wanted, unwanted = state
-        if not all(wanted) or any(map(self._is_all, unwanted)):
+        included, excluded = state
+        if not all(included) or any(map(self._is_all, excluded)):
             return NOTHING
-        bounds = [rests for rests in wanted if not any(map(self._is_all, rests))]
-        if not unwanted and len(bounds) <= 1:
-            return choice(restricted(each, self.ranges) for each in (bounds[0] if bounds else [ANYTHING]))
+        bounds = [rests for rests in included if not any(map(self._is_all, rests))]
+        if not excluded and len(bounds) <= 1:
+            return choice(restricted(rest, self.ranges) for rest in (bounds[0] if bounds else [ANYTHING]))
         return NOTHING if not bounds and depth == _DEEPEST_NAME else None
 
     def _is_all(self, language: Language) -> bool:
@@ -419,23 +419,23 @@ class _Combination:
 
     def _steps(self, state: _State) -> Iterator[tuple[Ranges, _State]]:
         """Yield sets of characters that lead to the same state, and the state."""
-        wanted, unwanted = state
+        included, excluded = state
         heads = [
             [(head.ranges, tail) for rest in rests for head, tail in _heads(rest) if head is not None]
-            for rests in (*wanted, unwanted)
+            for rests in (*included, excluded)
         ]
-        weight = sum(1 + (len(ranges) + _length(tail)) // 8 for each in heads for ranges, tail in each)
+        weight = sum(1 + (len(ranges) + _length(tail)) // 8 for head in heads for ranges, tail in head)
         self._spend(weight)
         blocks = [self.ranges]
-        for ranges in {ranges for each in heads for ranges, _ in each}:
+        for ranges in {ranges for head in heads for ranges, _ in head}:
             others = charsets.complement(ranges)
             blocks = [
-                part for block in blocks for each in (ranges, others) if (part := charsets.intersection(block, each))
+                part for block in blocks for share in (ranges, others) if (part := charsets.intersection(block, share))
             ]
             self._spend(len(blocks))
         self._spend(len(blocks) * weight)
         for block in blocks:
             *after, not_after = (
-                frozenset(rest for ranges, rest in each if charsets.intersection(block, ranges)) for each in heads
+                frozenset(rest for ranges, rest in head if charsets.intersection(block, ranges)) for head in heads
             )
             yield block, (tuple(after), not_after)

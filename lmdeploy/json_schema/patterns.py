@@ -29,7 +29,7 @@ from lmdeploy.json_schema.languages import (
 MAX_LENGTH = 2000
 MAX_EXPANSION = 20_000  # characters with repetitions written out, which sets of texts take
 _MAX_DEPTH = 40  # of groups
-_LONGEST_COUNT = 40  # characters
+_MAX_COUNT_LEN = 40  # characters
 _MAX_VARIANTS = 64  # of where anchors are
 
 _DIGITS: Ranges = ((0x30, 0x39),)
@@ -53,7 +53,7 @@ _CLASSES = {
     "W": (charsets.complement(_ALL_WORD), charsets.complement(_WORD)),
     "S": (charsets.complement(_ALL_SPACE), charsets.complement(_SPACE)),
 }
-_DOT, _WIDE_DOT = (charsets.complement(charsets.of(ends)) for ends in ("\n\r\u2028\u2029", "\n"))
+_DOT, _LOOSE_DOT = (charsets.complement(charsets.of(ends)) for ends in ("\n\r\u2028\u2029", "\n"))
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "0": "\0"}
 _COUNT = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
@@ -86,19 +86,19 @@ class _Variant(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def language_of(pattern: str, longest: int = MAX_LENGTH, *, is_wide: bool = False) -> Language:
-    """Return the strings in which a regular expression finds something; with `is_wide`, for ECMA-262 or for `re`.
+def language_of(pattern: str, max_length: int = MAX_LENGTH, *, is_loose: bool = False) -> Language:
+    """Return the strings in which a regular expression finds something; with `is_loose`, for ECMA-262 or for `re`.
 
     Raises `PatternError` where it is none, or has what is not enforced: assertions other than ``^`` and ``$`` at its
     ends, references to groups, flags, properties of Unicode.
     """
-    if len(pattern) > longest:
-        raise PatternError(f"is longer than {longest} characters")
-    variants = _Parser(pattern, is_wide=is_wide).whole()
-    end = (repeat(Chars(charsets.of("\n")), 0, 1),) if is_wide else ()  # which `re` skips before $
+    if len(pattern) > max_length:
+        raise PatternError(f"is longer than {max_length} characters")
+    variants = _Parser(pattern, is_loose=is_loose).whole()
+    end = (repeat(Chars(charsets.of("\n")), 0, 1),) if is_loose else ()  # which `re` skips before $
     language = choice(
-        concatenation([*(() if each.starts else (ANYTHING,)), each.language, *(end if each.ends else (ANYTHING,))])
-        for each in variants
+        concatenation([*(() if form.starts else (ANYTHING,)), form.language, *(end if form.ends else (ANYTHING,))])
+        for form in variants
     )
     if language == Concatenation((ANYTHING, ANYTHING)):
         language = ANYTHING
@@ -112,16 +112,16 @@ def language_of_text(pattern: str, flags: str = "") -> Language:
 
     `flags` are of ``imsux``; the expression may begin with more. ``^`` and ``$`` are the ends of the text, also with m.
     """
-    found = choice(each.language for each in _Parser(pattern, flags).whole())
+    found = choice(form.language for form in _Parser(pattern, flags).whole())
     if found == NOTHING:
         raise PatternError("matches no text")
     return found
 
 
 class _Parser:
-    def __init__(self, pattern: str, flags: str | None = None, *, is_wide: bool = False) -> None:
+    def __init__(self, pattern: str, flags: str | None = None, *, is_loose: bool = False) -> None:
         self._pattern = pattern
-        self._is_wide = is_wide
+        self._is_loose = is_loose
         self._at = 0
         self._depth = 0
         self._is_of_text = flags is not None
@@ -197,9 +197,9 @@ class _Parser:
         low, high = self._count()
         if (low, high) == (1, 1):
             return variants
-        if any(each.starts or each.ends for each in variants):
+        if any(form.starts or form.ends for form in variants):
             self._fail("repeats a group with ^ or $ in it", start)
-        return [_Variant(False, repeat(choice(each.language for each in variants), low, high), False)]
+        return [_Variant(False, repeat(choice(form.language for form in variants), low, high), False)]
 
     def _group(self, start: int) -> list[_Variant]:
         if self._takes("?:"):
@@ -222,7 +222,7 @@ class _Parser:
             self._at += 1
         elif found := _COUNT.match(self._pattern, self._at):
             self._at = found.end()
-            if len(found[0]) > _LONGEST_COUNT or max(int(each) for each in found.group(1, 3) if each) > MAX_EXPANSION:
+            if len(found[0]) > _MAX_COUNT_LEN or max(int(n) for n in found.group(1, 3) if n) > MAX_EXPANSION:
                 self._fail(f"repeats more than {MAX_EXPANSION} times", start)
             low = int(found[1])
             counted = low if found[2] is None else int(found[3]) if found[3] else None
@@ -240,11 +240,11 @@ class _Parser:
     def _atom(self) -> Language:
         start = self._at
         if self._takes("."):
-            return Chars(charsets.EVERY if "s" in self._flags else _WIDE_DOT if self._is_wide else _DOT)
+            return Chars(charsets.EVERY if "s" in self._flags else _LOOSE_DOT if self._is_loose else _DOT)
         if self._takes("["):
             return self._class(start)
         if self._takes("\\"):
-            return Chars(self._in_cases(self._escape(in_class=False)[self._is_wide]))
+            return Chars(self._in_cases(self._escape(in_class=False)[self._is_loose]))
         if self._pattern[self._at] in "*+?":
             self._fail("repeats nothing")
         if self._pattern.startswith("{,", self._at):
@@ -305,7 +305,7 @@ class _Parser:
                 low = low_possible = charsets.intersection(((low[0][0], high[0][0]),), charsets.EVERY)
             sure.append(self._in_cases(low))
             possible.append(self._in_cases(low_possible))
-        if self._is_wide:
+        if self._is_loose:
             sure, possible = possible, sure
         if is_negated:
             ranges = charsets.complement(charsets.union(*possible))
@@ -324,8 +324,8 @@ class _Parser:
 def _merged(variants: list[_Variant]) -> list[_Variant]:
     """Return variants with the same anchors as one."""
     by_anchors: dict[tuple[bool, bool], list[Language]] = {}
-    for each in variants:
-        by_anchors.setdefault((each.starts, each.ends), []).append(each.language)
+    for form in variants:
+        by_anchors.setdefault((form.starts, form.ends), []).append(form.language)
     return [_Variant(starts, choice(found), ends) for (starts, ends), found in by_anchors.items()]
 
 
@@ -334,14 +334,14 @@ def _followed(before: list[_Variant], after: list[_Variant]) -> list[_Variant]:
     found = []
     for one in before:
         for other in after:
-            mine, theirs, starts, ends = one.language, other.language, one.starts, other.ends
+            first, second, starts, ends = one.language, other.language, one.starts, other.ends
             if other.starts:  # nothing is before it
-                if not has_empty(mine):
+                if not has_empty(first):
                     continue
-                mine, starts = EMPTY, True
+                first, starts = EMPTY, True
             if one.ends:  # nothing is after it
-                if not has_empty(theirs):
+                if not has_empty(second):
                     continue
-                theirs, ends = EMPTY, True
-            found.append(_Variant(starts, concatenation([mine, theirs]), ends))
+                second, ends = EMPTY, True
+            found.append(_Variant(starts, concatenation([first, second]), ends))
     return _merged(found)

@@ -23,7 +23,7 @@ from lmdeploy.json_schema.languages import (
     Chars,
     Language,
     TooAlikeError,
-    are_apart,
+    are_disjoint,
     bounded,
     choice,
     combined,
@@ -46,7 +46,7 @@ from lmdeploy.json_schema.sets import (
     Strings,
     Values,
     conjoined,
-    least,
+    tightest,
 )
 from lmdeploy.json_schema.values import distinct
 
@@ -145,7 +145,7 @@ class Planner:
         languages = {language: pointer for language, pointer in given.languages if language != ANYTHING}
         if len(languages) > 1:
             languages = {self._combined(languages, [], given): given.pointer}
-        names = [each.value for each in given.excluded]
+        names = [entry.value for entry in given.excluded]
         if languages:
             [language] = languages
         elif names:
@@ -166,11 +166,11 @@ class Planner:
             limited = self._combined([limited], map(text, names), given)
         return limited
 
-    def _combined(self, wanted: Iterable[Language], unwanted: Iterable[Language], given: Strings) -> Language:
+    def _combined(self, included: Iterable[Language], excluded: Iterable[Language], given: Strings) -> Language:
         """Return strings of all wanted languages and of no unwanted one."""
-        pointer = [*(pointer for _, pointer in given.languages), *(each.pointer for each in given.excluded)][-1]
+        pointer = [*(pointer for _, pointer in given.languages), *(entry.pointer for entry in given.excluded)][-1]
         try:
-            return combined([*wanted], [*unwanted], EVERY, self._expansion.budget, pointer)
+            return combined([*included], [*excluded], EVERY, self._expansion.budget, pointer)
         except TooAlikeError:
             raise SchemaError(pointer, "is not enforced alongside another pattern, format or exclusion") from None
 
@@ -182,14 +182,14 @@ class Planner:
             return
         low, high = given.low, given.high
         if given.prefix and not (given.is_open or self._has_additional) and low <= len(given.prefix):
-            high = least(high, len(given.prefix))
+            high = tightest(high, len(given.prefix))
         everywhere = [{*given.at(index)} for index in range(len(given.prefix) + 1)]
         contained = []
-        for each in given.contained:
-            if all({*each.what} <= item for item in everywhere):
-                low, high = max(low, each.low), least(high, each.high)
+        for needed in given.contained:
+            if all({*needed.what} <= item for item in everywhere):
+                low, high = max(low, needed.low), tightest(high, needed.high)
             else:
-                contained.append(each)
+                contained.append(needed)
         if given.excluded:
             yield from self._listed(given, low, high, given.excluded[0].pointer)
         elif given.unique is not None and (high is None or high > 1):
@@ -204,14 +204,14 @@ class Planner:
         if not contained:
             return ()
         ends = [max(len(given.prefix), low if high is None else high)]
-        ends += [each.low if each.high is None else each.high for each in contained]
+        ends += [item.low if item.high is None else item.high for item in contained]
         if prod(end + 1 for end in ends) > MAX_COUNTED:
             raise SchemaError(contained[-1].pointer, f"takes more than {MAX_COUNTED} combinations of counts of items")
         numbers = {counts: number for number, counts in enumerate(product(*(range(end + 1) for end in ends)))}
         states = []
         for length, *counts in numbers:
             is_full = length == high
-            may_end = length >= low and all(count >= each.low for count, each in zip(counts, contained, strict=True))
+            may_end = length >= low and all(count >= item.low for count, item in zip(counts, contained, strict=True))
             kinds = [] if is_full else product(*map(_kinds, contained, counts))
             steps = []
             for kind in kinds:
@@ -230,13 +230,13 @@ class Planner:
         items = self._items(given, high, pointer)
         if len(items) > MAX_DISTINCT:
             raise SchemaError(pointer, f"is enforced for up to {MAX_DISTINCT} items that may come, got {len(items)}")
-        high = least(high, len(items))
+        high = tightest(high, len(items))
         has_any_order = sum(comb(len(items), length) for length in range(high + 1)) <= MAX_COUNTED
         if contained and not has_any_order:
             raise SchemaError(contained[-1].pointer, f"takes more than {MAX_COUNTED} sets of different items")
         counted = high if has_any_order or high < len(items) else max(low, len(given.prefix))
         allowed = [self._within(given.at(index), items) for index in range(len(given.prefix) + 1)]
-        kinds = [(each, self._within(each.what, items)) for each in contained]
+        kinds = [(item, self._within(item.what, items)) for item in contained]
         every = range(len(items))
         waiting: list[tuple[int, frozenset[int] | range]] = [(0, frozenset(every) if has_any_order else every)]
         numbers = {waiting[0]: 0}
@@ -251,8 +251,8 @@ class Planner:
                     numbers[after] = len(waiting)
                     waiting.append(after)
                 steps.append((Values((items[item],)), numbers[after]))
-            counts = [(each, len(within - {*left})) for each, within in kinds]
-            is_met = all(count >= each.low and (each.high is None or count <= each.high) for each, count in counts)
+            counts = [(kind, len(within - {*left})) for kind, within in kinds]
+            is_met = all(count >= kind.low and (kind.high is None or count <= kind.high) for kind, count in counts)
             states.append(State(length >= low and is_met, tuple(steps)))
         return tuple(states)
 
@@ -274,7 +274,7 @@ class Planner:
     def _listed(self, given: Arrays, low: int, high: int | None, pointer: str) -> Iterator[Plan]:
         """Yield a list of all arrays, where the items are from a list."""
         items = self._items(given, high, pointer)
-        high = least(high, len(items))
+        high = tightest(high, len(items))
         found: list[list[Any]] = []
         count = 0
         for length in range(low, high + 1):
@@ -342,7 +342,7 @@ class Planner:
             near = [
                 other
                 for other in patterns
-                if other != language and not are_apart(other, language, self._expansion.budget)
+                if other != language and not are_disjoint(other, language, self._expansion.budget)
             ]
             value = conjoined(part for rules in given.rules for part in _of_patterns(rules, language, near))
             alone = conjoined(part for rules in given.rules for part in _of_patterns(rules, language, []))
@@ -357,7 +357,7 @@ class Planner:
 
     def _near(self, language: Language, others: Sequence[Language]) -> Sequence[Language]:
         """Return the languages that may have names of a language."""
-        return [each for each in others if not are_apart(each, language, self._expansion.budget)]
+        return [other for other in others if not are_disjoint(other, language, self._expansion.budget)]
 
     def _without(self, language: Language | None, others: Sequence[Language]) -> Language | None:
         """Return the names of a language, of plain characters, that are of no other one; `NOTHING`: too hard to say."""
@@ -374,10 +374,12 @@ class Planner:
         if given.names == TRUE:
             yield language
             return
-        asked = Strings(languages=() if language is None else ((language, given.names[0][0].pointer),))
-        for alternative in self._expansion.both((asked,), self._expansion.of(given.names), given.names[0][0].pointer):
+        requested = Strings(languages=() if language is None else ((language, given.names[0][0].pointer),))
+        for alternative in self._expansion.both(
+            (requested,), self._expansion.of(given.names), given.names[0][0].pointer
+        ):
             if isinstance(alternative, Values):
-                yield choice(text(each) for each in alternative.values if isinstance(each, str))
+                yield choice(text(value) for value in alternative.values if isinstance(value, str))
             elif isinstance(alternative, Strings):
                 yield self._language(alternative)
 
@@ -391,9 +393,9 @@ def _of_patterns(rules: Any, language: Language, near: Sequence[Language]) -> It
 
 def _kinds(contained: Contained, count: int) -> Iterator[tuple[Conjunction, int]]:
     """Yield what the next item may be, and how many are contained after it."""
-    [(place, is_met)] = contained.what
+    [(node, is_met)] = contained.what
     if contained.high is not None:  # all others must not be as those that are counted
-        yield term(place, not is_met), count
+        yield term(node, not is_met), count
     else:
         yield TRUE, count
     if count < (contained.low if contained.high is None else contained.high):

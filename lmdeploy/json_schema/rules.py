@@ -20,12 +20,12 @@ from lmdeploy.json_schema.keywords import EVERYTHING
 from lmdeploy.json_schema.languages import NOTHING, Language, restricted
 from lmdeploy.json_schema.numbers import Decimals
 from lmdeploy.json_schema.plans import ArrayPlan, Kind, ObjectPlan, Plan, Planner, State, Text
-from lmdeploy.json_schema.sets import Conjunction, Values, least
+from lmdeploy.json_schema.sets import Conjunction, Values, tightest
 from lmdeploy.json_schema.values import exact, is_number
 
 _NAME = re.compile(r"[a-z]+\d*")  # of a rule that any grammar may have
-_MOST_TEXT = 1 << 20  # characters of the rules
-_MOST_FREE = 8  # members whose order is free: each set of them is a rule
+_MAX_TEXT = 1 << 20  # characters of the rules
+_MAX_FREE = 8  # members whose order is free: each set of them is a rule
 # Of 64 bits, and of at most 17 digits on each side; Python reads larger powers as infinity.
 _NUMBERS = (
     'integer ::= "-"? ("0" | [1-9] [0-9]{0,18})',
@@ -123,7 +123,7 @@ class Rules:
         self._names: dict[Conjunction, str] = {}
         self._waiting: list[Conjunction] = []
         self._rules: list[str] = []
-        self._left = _MOST_TEXT
+        self._left = _MAX_TEXT
         self._numbers: dict[Decimals, str] = {}
         self.root = self._expansion.document(schema)
         self._plan(self.root)
@@ -151,7 +151,7 @@ class Rules:
             if conjunction in self._plans:
                 continue
             union = self._expansion.of(conjunction)
-            plans = () if union is EVERYTHING else tuple(plan for each in union for plan in self._planner.of(each))
+            plans = () if union is EVERYTHING else tuple(plan for kind in union for plan in self._planner.of(kind))
             self._expansion.budget.spend(1 + len(plans), conjunction[0][0].pointer if conjunction else "")
             self._plans[conjunction] = plans
             if union is EVERYTHING:
@@ -200,7 +200,7 @@ class Rules:
         """Return how many first items an array has, and how many items at most; None: there is none."""
         prefix = len([*takewhile(self._productive.__contains__, plan.prefix)])
         has_rest = prefix == len(plan.prefix) and plan.rest in self._productive
-        high = plan.high if has_rest else least(plan.high, prefix)
+        high = plan.high if has_rest else tightest(plan.high, prefix)
         return None if high is not None and high < plan.low else (prefix, high)
 
     def _can_be(self, what: Conjunction | Values) -> bool:
@@ -245,7 +245,7 @@ class Rules:
                 named.update(_NAME.findall(rule))
         return "\n".join([text, *(rule for rule in basic if rule.partition(" ")[0] in named)])
 
-    def apart(self, plans: Sequence[Plan]) -> str:
+    def separate_grammar(self, plans: Sequence[Plan]) -> str:
         """Return a grammar of its own of what is of any of some plans that were made here."""
         other = copy(self)
         other._names, other._numbers, other._waiting, other._rules = {}, {}, [], []
@@ -323,7 +323,7 @@ class Rules:
         self._rules.append(f"{name} ::= {body}")
         self._left -= len(body)
         if self._left < 0:
-            raise SchemaError("", f"takes more than {_MOST_TEXT} characters as a grammar")
+            raise SchemaError("", f"takes more than {_MAX_TEXT} characters as a grammar")
         return name
 
     # ---- items ----
@@ -382,9 +382,9 @@ class Rules:
         """
         syntax = self.syntax
         member = member or (lambda name: f"{quoted(syntax.member(name))} {syntax.colon}")
-        known = [each for each in plan.members if each[1] in self._productive]
+        known = [member for member in plan.members if member[1] in self._productive]
         if syntax.is_sorted:
-            known.sort(key=lambda each: each[0].lower())
+            known.sort(key=lambda member: member[0].lower())
         needed = sum(is_required for *_, is_required in known)
         low = plan.low if plan.low > needed else 0
         groups = [group for group in plan.groups if group.value in self._productive]
@@ -394,14 +394,14 @@ class Rules:
                 raise SchemaError(plan.pointer, "is enforced up to the members with their own names, and one more")
             groups = []
         high = plan.high if plan.high is not None and (groups or plan.high < len(known)) else None
-        most = max(low, 1 if high is None else high)
+        max_members = max(low, 1 if high is None else high)
         further = " | ".join(f"{others or self._name(group.names)} {self.value(group.value)}" for group in groups)
         ones = [f"{member(name)} {self.value(value)}" for name, value, _ in known]
-        if most > 1 or syntax.has_free_order:  # they are named in several rules
+        if max_members > 1 or syntax.has_free_order:  # they are named in several rules
             ones = [*map(self._add, ones)]
-        wanted = {number for number, (*_, is_required) in enumerate(known) if is_required}
-        if syntax.has_free_order and len(known) > _MOST_FREE:
-            raise SchemaError(plan.pointer, f"property_order is free for up to {_MOST_FREE} members, got {len(known)}")
+        required = {number for number, (*_, is_required) in enumerate(known) if is_required}
+        if syntax.has_free_order and len(known) > _MAX_FREE:
+            raise SchemaError(plan.pointer, f"property_order is free for up to {_MAX_FREE} members, got {len(known)}")
         names: dict[tuple[frozenset[int], int], str] = {}
 
         def after(number: int, left: frozenset[int], count: int) -> list[str]:
@@ -412,17 +412,17 @@ class Rules:
 
         def following(left: frozenset[int], count: int) -> str:
             """Return the rule of what follows `count` members, where some are left; empty: nothing does."""
-            count = min(count, most)
+            count = min(count, max_members)
             if (left, count) not in names:
                 self._expansion.budget.spend(1 / 4, plan.pointer)
                 if syntax.has_free_order:
-                    options = [each for number in sorted(left) for each in after(number, left - {number}, count)]
+                    options = [option for number in sorted(left) for option in after(number, left - {number}, count)]
                 elif left:
                     options = after(number := min(left), left - {number}, count)
-                    options += [] if number in wanted else filter(None, [following(left - {number}, count)])
+                    options += [] if number in required else filter(None, [following(left - {number}, count)])
                 else:
                     options = []
-                if not left or (syntax.has_free_order and not left & wanted):
+                if not left or (syntax.has_free_order and not left & required):
                     options += self._end(further, count, low, high)
                 names[left, count] = self._add(" | ".join(options)) if options else ""
             return names[left, count]
@@ -430,7 +430,7 @@ class Rules:
         every = range(len(known))
         if not syntax.has_free_order:  # the last ones first: what follows is known
             for number in reversed(every):
-                for count in range(min(number, most), -1, -1):
+                for count in range(min(number, max_members), -1, -1):
                     following(frozenset(every[number:]), count)
         return following(frozenset(every), 0)
 
@@ -438,8 +438,8 @@ class Rules:
         """Return how an object may end after `count` members."""
         options = ['""'] if count >= low else []
         if further and (high is None or count < high):
-            least_more = max(low - count, 1)
-            counts = f"{{{least_more - (count == 0)},{'' if high is None else high - count - (count == 0)}}}"
+            min_more = max(low - count, 1)
+            counts = f"{{{min_more - (count == 0)},{'' if high is None else high - count - (count == 0)}}}"
             first = f"({further}) " if count == 0 else ""
             options.append(f"{first}({self.syntax.comma} ({further})){counts}")
         return options

@@ -13,9 +13,9 @@ from operator import add
 from typing import Any
 
 from lmdeploy.json_schema.languages import Language
-from lmdeploy.json_schema.places import Place
+from lmdeploy.json_schema.nodes import Node
 
-Term = tuple[Place, bool]
+Term = tuple[Node, bool]
 Conjunction = tuple[Term, ...]
 """Schemas to be met (True) or not to be met, by their places' numbers; none: anything."""
 
@@ -24,10 +24,10 @@ TRUE: Conjunction = ()
 
 def conjoined(conjunctions: Iterable[Conjunction]) -> Conjunction:
     """Return the conjunction of all of these."""
-    given = [each for each in conjunctions if each]
-    if len(given) <= 1 or all(each == given[0] for each in given):
+    given = [conjunction for conjunction in conjunctions if conjunction]
+    if len(given) <= 1 or all(terms == given[0] for terms in given):
         return given[0] if given else TRUE
-    return tuple(sorted({term for each in given for term in each}, key=lambda term: (term[0].index, term[1])))
+    return tuple(sorted({term for terms in given for term in terms}, key=lambda term: (term[0].index, term[1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +152,17 @@ def unevaluating(alternative: Alternative) -> Alternative:
         case Arrays():
             return replace(alternative, evaluated=0)
         case Objects():
-            return replace(alternative, rules=tuple(replace(each, evaluates=False) for each in alternative.rules))
+            return replace(alternative, rules=tuple(replace(rules, evaluates=False) for rules in alternative.rules))
     return alternative
 
 
-def least(one: Any, other: Any) -> Any:
+def tightest(one: Any, other: Any) -> Any:
     """Return the smaller of two bounds; None: there is none."""
     return one if other is None else other if one is None else min(one, other)
 
 
 def _all_of(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
-    return one + tuple(each for each in other if each not in one)
+    return one + tuple(item for item in other if item not in one)
 
 
 _COMMON: dict[str, Callable[[Any, Any], Any]] = {
@@ -171,7 +171,7 @@ _COMMON: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("names", "rest"), lambda one, other: conjoined((one, other))),
     "excluded": add,
     "low": lambda one, other: one if other is None else other if one is None else max(one, other),
-    "high": least,
+    "high": tightest,
     "whole": lambda one, other: other if one is None else one,
     "evaluated": lambda one, other: None if None in (one, other) else max(one, other),
     "prefix": lambda one, _: one,

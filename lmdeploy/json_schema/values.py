@@ -31,7 +31,7 @@ def exact(value: Any) -> Fraction:
 def key_of(value: Any) -> Key:
     """Return a key that is equal for equal values."""
     if isinstance(value, dict):
-        return ("object", *sorted((name, key_of(each)) for name, each in value.items()))
+        return ("object", *sorted((name, key_of(member)) for name, member in value.items()))
     if isinstance(value, list):
         return ("array", *map(key_of, value))
     if is_number(value):
@@ -48,7 +48,7 @@ def unspeakable(value: Any) -> str | None:
     """Return why a value cannot be written as it is; None: it can."""
     if isinstance(value, dict | list):
         parts = value.values() if isinstance(value, dict) else value
-        return next((why for each in parts if (why := unspeakable(each))), None)
+        return next((why for part in parts if (why := unspeakable(part))), None)
     if is_number(value) and not is_finite(value):
         return "must not hold infinity or NaN"
     if isinstance(value, int) and abs(value) > LARGEST:

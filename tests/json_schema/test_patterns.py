@@ -165,13 +165,13 @@ def test_a_bound_of_the_length_leaves_strings_of_the_pattern_within_it(pattern: 
     language = language_of(pattern)
     found = bounded(language, low, high) or shortened(language, high)
     assert found is not None
-    shortest, longest = widths(found)
+    shortest, max_len = widths(found)
     if strings(found, 0) == []:  # none is that long
         assert pattern == "^abc$"
         return
     assert shortest >= low
-    assert longest is not None
-    assert longest <= high
+    assert max_len is not None
+    assert max_len <= high
     chance = random.Random(1)
     grammar = of_rules(f"root ::= {body_of(found)}")
     for _ in range(20):

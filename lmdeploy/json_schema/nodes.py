@@ -1,4 +1,4 @@
-"""Schemas of a document by their pointers, and the targets of their references."""
+"""Nodes of a schema document by JSON pointer, and the targets of their references."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "prop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """A schema, and where it is."""
+class Node:
+    """A schema and its pointer in the document."""
 
     index: int  # in the order in which they are found
     schema: Any  # an object, or a boolean
     pointer: str  # JSON pointer from the root
     document: Document  # that its references are looked up in
 
-    def at(self, *parts: str | int) -> Place:
+    def at(self, *parts: str | int) -> Node:
         """Return the schema that is there below this one."""
         value = self.schema
         for part in parts:
             value = value[part]
-        return self.document.place(value, self.pointer + "".join(f"/{escaped(part)}" for part in parts))
+        return self.document.node(value, self.pointer + "".join(f"/{escaped(part)}" for part in parts))
 
-    def refuse(self, keyword: str, reason: str) -> SchemaError:
+    def failure(self, keyword: str, reason: str) -> SchemaError:
         """Return the error of a keyword of this schema."""
         return SchemaError(f"{self.pointer}/{escaped(keyword)}" if keyword else self.pointer, reason)
 
@@ -46,44 +46,44 @@ class Document:
     def __init__(self, root: Any, budget: Budget) -> None:
         self._root = root
         self.budget = budget
-        self._known: dict[str, Place] = {}
+        self._known: dict[str, Node] = {}
         # Schemas with an URI (`$id`) by their pointers, and the other way round; the root has an empty one otherwise.
         self._uris: dict[str, str] = {}
         self._pointers: dict[str, str] = {}
         self._anchors: dict[tuple[str, str], str] = {}  # pointer of the schema with an URI, name -> pointer
         self._dynamic = Counter[str]()  # names of `$dynamicAnchor`
 
-    def place(self, schema: Any, pointer: str) -> Place:
-        """Return the place of a schema; raise `SchemaError` where there is none."""
+    def node(self, schema: Any, pointer: str) -> Node:
+        """Return the node of a schema; raise `SchemaError` where there is none."""
         if (known := self._known.get(pointer)) is not None:
             return known
         if not isinstance(schema, dict | bool):
             raise SchemaError(pointer, f"a schema must be an object or a boolean, got {shown(schema)}")
         if isinstance(schema, dict):
             self.budget.spend(1 + len(schema) // 8, pointer)
-        self._known[pointer] = place = Place(len(self._known), schema, pointer, self)
-        return place
+        self._known[pointer] = node = Node(len(self._known), schema, pointer, self)
+        return node
 
-    def referred(self, place: Place, keyword: str) -> Place:
+    def referred(self, node: Node, keyword: str) -> Node:
         """Return the target of a schema's reference, within the document: nothing is fetched."""
-        reference = place.schema[keyword]
+        reference = node.schema[keyword]
         if not isinstance(reference, str):
-            raise place.refuse(keyword, f"must be a string, got {shown(reference)}")
+            raise node.failure(keyword, f"must be a string, got {shown(reference)}")
         if not self._uris:
             self._find_names()
         uri, _, fragment = reference.partition("#")
-        resource = place.pointer
+        resource = node.pointer
         while resource not in self._uris:
             resource = resource.rpartition("/")[0]
         target = _joined(self._uris[resource], uri) if uri else self._uris[resource]
         if (resource := self._pointers.get(target, "#")) == "#":
-            raise place.refuse(keyword, f"references to other documents are not followed, got {shown(reference)}")
+            raise node.failure(keyword, f"references to other documents are not followed, got {shown(reference)}")
         pointer = resource + (fragment := unquote(fragment))
         if fragment and not fragment.startswith("/"):
             if keyword == "$dynamicRef" and self._dynamic[fragment] > 1:
-                raise place.refuse(keyword, f"there are several dynamic anchors {shown(fragment)}: is not enforced")
+                raise node.failure(keyword, f"there are several dynamic anchors {shown(fragment)}: is not enforced")
             if (resource, fragment) not in self._anchors:
-                raise place.refuse(keyword, f"there is no anchor {shown(fragment)}")
+                raise node.failure(keyword, f"there is no anchor {shown(fragment)}")
             pointer = self._anchors[resource, fragment]
         value, found = self._root, ""
         for part in pointer.split("/")[1:]:
@@ -94,14 +94,14 @@ class Document:
             elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
                 value = value[int(name)]
             else:
-                raise place.refuse(keyword, f"points to nothing: {shown(reference)}")
+                raise node.failure(keyword, f"points to nothing: {shown(reference)}")
             is_named = isinstance(value, dict) and isinstance(value.get("$id"), str) and value["$id"][:1] != "#"
             if is_named and found not in self._uris:
-                raise place.refuse(keyword, "an $id below a keyword that is not known is not supported")
+                raise node.failure(keyword, "an $id below a keyword that is not known is not supported")
         try:
-            return self.place(value, found)
+            return self.node(value, found)
         except SchemaError as error:
-            raise place.refuse(keyword, f"points to no schema: {error.reason}") from None
+            raise node.failure(keyword, f"points to no schema: {error.reason}") from None
 
     def _is_recent(self) -> bool:
         """Whether the document is surely of draft 2019-09 or 2020-12."""
@@ -134,9 +134,9 @@ class Document:
                 if keyword in _ONE and isinstance(schema[keyword], dict):
                     waiting.append((schema[keyword], below, resource))
                 elif keyword in _LIST and isinstance(members := schema[keyword], list):
-                    waiting += [(each, f"{below}/{number}", resource) for number, each in enumerate(members)]
+                    waiting += [(member, f"{below}/{number}", resource) for number, member in enumerate(members)]
                 elif keyword in _NAMED and isinstance(named := schema[keyword], dict):
-                    waiting += [(each, f"{below}/{escaped(name)}", resource) for name, each in named.items()]
+                    waiting += [(member, f"{below}/{escaped(name)}", resource) for name, member in named.items()]
 
 
 def _joined(base: str, uri: str) -> str:
@@ -162,7 +162,7 @@ def escaped(part: str | int) -> str:
     return str(part).replace("~", "~0").replace("/", "~1")
 
 
-def shown(value: object, most: int = 60) -> str:
+def shown(value: object, max_len: int = 60) -> str:
     """Return the beginning of a value, for a message."""
-    text = repr(value[: 2 * most]) if isinstance(value, str | Sequence) else repr(value)
-    return text if len(text) <= most else text[:most] + "..."
+    text = repr(value[: 2 * max_len]) if isinstance(value, str | Sequence) else repr(value)
+    return text if len(text) <= max_len else text[:max_len] + "..."
