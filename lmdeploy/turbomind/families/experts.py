@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lmdeploy.turbomind.manifest import Expression, Load, concat
+from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of, transpose
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec
 
 
@@ -57,6 +57,25 @@ class ExpertNames:
         if moe.has_shared_gate:
             engine["moe.shared_gate.weight"] = Load(f"{prefix}{self.shared_gate}.weight", (1, hidden))
         return engine
+
+
+def expert_of(stack: Expression, expert: int) -> Expression:
+    """Return an expert's part of a stack ``[experts, ...]``."""
+    one = rows_of(stack, expert, expert + 1)
+    return reshape(one, *one.shape[1:])
+
+
+def stacked_experts(spec: ModelSpec, gate_up: str, down: str, *, are_turned: bool = False) -> dict[str, Expression]:
+    """Return the engine tensors of experts whose matrices stand in two tensors, ``[in, out]`` if turned."""
+    moe, hidden = moe_of(spec), spec.hidden_size
+    shapes = {"gate_up": (gate_up, 2 * moe.intermediate_size, hidden), "down": (down, hidden, moe.intermediate_size)}
+    engine: dict[str, Expression] = {}
+    for part, (name, *shape) in shapes.items():
+        stack = Load(name, (moe.num_experts, *(reversed(shape) if are_turned else shape)))
+        for e in range(moe.num_experts):
+            one = expert_of(stack, e)
+            engine[f"moe.experts.{e}.{part}.weight"] = transpose(one) if are_turned else one
+    return engine
 
 
 def _mlp(engine: str, parts: tuple[str, ...], size: int, hidden: int, spec: ModelSpec) -> dict[str, Expression]:

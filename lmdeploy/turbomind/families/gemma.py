@@ -14,10 +14,10 @@ from lmdeploy.turbomind.families.common import (
     windows_of,
 )
 from lmdeploy.turbomind.families.encoders import body_names
-from lmdeploy.turbomind.families.experts import has_experts, moe_of
+from lmdeploy.turbomind.families.experts import has_experts, moe_of, stacked_experts
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import default_rope, rope_of, ropes_by_kind
-from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
+from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
 from lmdeploy.turbomind.spec import (
     AttentionSpec,
     BlockSpec,
@@ -206,19 +206,13 @@ def _moe(config: Any) -> MoeSpec:
 
 def _experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of the experts of a layer, all of which stand in one tensor."""
-    moe, hidden = moe_of(spec), spec.hidden_size
-    count, size = moe.num_experts, moe.intermediate_size
-    gate_up = Load(prefix + "experts.gate_up_proj", (count, 2 * size, hidden))
-    down = Load(prefix + "experts.down_proj", (count, hidden, size))
+    count, hidden = moe_of(spec).num_experts, spec.hidden_size
     engine: dict[str, Expression] = {
         "moe.router.weight": Load(prefix + "router.proj.weight", (count, hidden)),
         "moe.router_norm.weight": Load(prefix + "router.scale", (hidden,)),
         "moe.router.scales": Load(prefix + "router.per_expert_scale", (count,)),
     }
-    for e in range(count):
-        engine[f"moe.experts.{e}.gate_up.weight"] = reshape(rows_of(gate_up, e, e + 1), 2 * size, hidden)
-        engine[f"moe.experts.{e}.down.weight"] = reshape(rows_of(down, e, e + 1), hidden, size)
-    return engine
+    return engine | stacked_experts(spec, f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj")
 
 
 _GEMMA4_LAYOUT = Layout(

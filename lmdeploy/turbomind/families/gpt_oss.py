@@ -3,7 +3,7 @@
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
-from lmdeploy.turbomind.families.experts import moe_of
+from lmdeploy.turbomind.families.experts import expert_of, moe_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mistral import moe_spec
 from lmdeploy.turbomind.manifest import Expression, Load, permute, reshape, rows_of, transpose
@@ -43,8 +43,8 @@ def experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         engine |= {
             f"moe.experts.{e}.gate_up.weight": reshape(permute(turns, 2, 1, 0), 2 * size, hidden),
             f"moe.experts.{e}.gate_up.bias": reshape(transpose(bias_turns), 2 * size),
-            f"moe.experts.{e}.down.weight": transpose(reshape(rows_of(down, e, e + 1), size, hidden)),
-            f"moe.experts.{e}.down.bias": reshape(rows_of(down_bias, e, e + 1), hidden),
+            f"moe.experts.{e}.down.weight": transpose(expert_of(down, e)),
+            f"moe.experts.{e}.down.bias": expert_of(down_bias, e),
         }
     return engine
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from lmdeploy.turbomind.families import llama
 from lmdeploy.turbomind.families.common import Checkpoint, Family
-from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
+from lmdeploy.turbomind.families.experts import ExpertNames, moe_of, stacked_experts
 from lmdeploy.turbomind.families.gated_delta import MIXERS
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
 from lmdeploy.turbomind.families.mistral import moe_spec
 from lmdeploy.turbomind.families.rope import rope_of
-from lmdeploy.turbomind.manifest import Expression, Load, reshape, rows_of
+from lmdeploy.turbomind.manifest import Expression, Load
 from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, OutputSpec, RouterSpec
 
 
@@ -44,15 +44,9 @@ def granite_moe_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> Mode
 
 def granite_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of the experts of a layer."""
-    moe, hidden = moe_of(spec), spec.hidden_size
-    count, size = moe.num_experts, moe.intermediate_size
-    stack = prefix + "block_sparse_moe."
-    gate_up = Load(stack + "input_linear.weight", (count, 2 * size, hidden))
-    down = Load(stack + "output_linear.weight", (count, hidden, size))
-    engine: dict[str, Expression] = {"moe.router.weight": Load(stack + "router.layer.weight", (count, hidden))}
-    for e in range(count):
-        engine[f"moe.experts.{e}.gate_up.weight"] = reshape(rows_of(gate_up, e, e + 1), 2 * size, hidden)
-        engine[f"moe.experts.{e}.down.weight"] = reshape(rows_of(down, e, e + 1), hidden, size)
+    stack, size = prefix + "block_sparse_moe.", (moe_of(spec).num_experts, spec.hidden_size)
+    engine = stacked_experts(spec, f"{stack}input_linear.weight", f"{stack}output_linear.weight")
+    engine["moe.router.weight"] = Load(f"{stack}router.layer.weight", size)
     return engine | shared_tensors(spec, prefix)
 
 

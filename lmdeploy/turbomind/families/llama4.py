@@ -3,10 +3,10 @@
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
-from lmdeploy.turbomind.families.experts import moe_of
+from lmdeploy.turbomind.families.experts import moe_of, stacked_experts
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
-from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of, transpose
+from lmdeploy.turbomind.manifest import Expression, Load, concat
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, MoeSpec, RouterSpec
 
 _MLP = "feed_forward."
@@ -57,20 +57,13 @@ def experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     moe, hidden = moe_of(spec), spec.hidden_size
     count, size = moe.num_experts, moe.intermediate_size
     router, stack, shared = (f"{prefix}{_MLP}{name}" for name in ("router", "experts.", "shared_expert."))
-    gate_up = Load(stack + "gate_up_proj", (count, hidden, 2 * size))
-    down = Load(stack + "down_proj", (count, size, hidden))
     gate, up = (Load(f"{shared}{name}_proj.weight", (size, hidden)) for name in ("gate", "up"))
     engine: dict[str, Expression] = {
         "moe.router.weight": Load(f"{router}.weight", (count, hidden)),
         "moe.shared.gate_up.weight": concat(gate, up),
         "moe.shared.down.weight": Load(f"{shared}down_proj.weight", (hidden, size)),
     }
-    for e in range(count):
-        engine |= {
-            f"moe.experts.{e}.gate_up.weight": transpose(reshape(rows_of(gate_up, e, e + 1), hidden, 2 * size)),
-            f"moe.experts.{e}.down.weight": transpose(reshape(rows_of(down, e, e + 1), size, hidden)),
-        }
-    return engine
+    return engine | stacked_experts(spec, f"{stack}gate_up_proj", f"{stack}down_proj", are_turned=True)
 
 
 LAYOUT = Layout(gate=_MLP + "gate_proj", up=_MLP + "up_proj", down=_MLP + "down_proj", experts=experts)

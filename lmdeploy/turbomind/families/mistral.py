@@ -5,9 +5,8 @@ from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
 from lmdeploy.turbomind.families.deepseek import latent_spec
-from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
+from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.manifest import Expression, Load, reshape, rows_of
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
 # Mistral: Llama's tensors, and in its first versions a sliding window in every layer.
@@ -69,17 +68,4 @@ def mistral4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return dataclasses.replace(base, attention=dataclasses.replace(base.attention, **temperature(config)))
 
 
-def mistral4_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the engine tensors of the experts of a layer."""
-    moe, hidden = moe_of(spec), spec.hidden_size
-    count, size = moe.num_experts, moe.intermediate_size
-    gate_up = Load(f"{prefix}mlp.experts.gate_up_proj", (count, 2 * size, hidden))
-    down = Load(f"{prefix}mlp.experts.down_proj", (count, hidden, size))
-    engine = {name: whole for name, whole in ExpertNames().tensors(spec, prefix).items() if ".experts." not in name}
-    for e in range(count):
-        engine[f"moe.experts.{e}.gate_up.weight"] = reshape(rows_of(gate_up, e, e + 1), 2 * size, hidden)
-        engine[f"moe.experts.{e}.down.weight"] = reshape(rows_of(down, e, e + 1), hidden, size)
-    return engine
-
-
-MISTRAL4 = Family(("Mistral4ForCausalLM",), mistral4_spec, Layout(experts=mistral4_experts).tensors)
+MISTRAL4 = Family(("Mistral4ForCausalLM",), mistral4_spec, Layout().tensors)

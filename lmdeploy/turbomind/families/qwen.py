@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
-from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
+from lmdeploy.turbomind.families.experts import ExpertNames, moe_of, stacked_experts
 from lmdeploy.turbomind.families.gated_delta import divided_tensors, gated_delta_fields, grouped_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import default_rope, ropes_by_kind
-from lmdeploy.turbomind.manifest import Expression, Load, reshape, rows_of, transpose
+from lmdeploy.turbomind.manifest import Expression, Load
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec, StretchSpec
 
 # Qwen 1: q, k and v in one matrix with biases; beyond the trained length dynamic NTK and logn attention.
@@ -174,15 +174,9 @@ def qwen3_vl_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def qwen3_vl_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of the experts of a layer."""
-    moe, hidden = moe_of(spec), spec.hidden_size
-    count, size = moe.num_experts, moe.intermediate_size
-    gate_up = Load(f"{prefix}mlp.experts.gate_up_proj", (count, hidden, 2 * size))
-    down = Load(f"{prefix}mlp.experts.down_proj", (count, size, hidden))
-    engine: dict[str, Expression] = {"moe.router.weight": Load(f"{prefix}mlp.gate.weight", (count, hidden))}
-    for e in range(count):
-        engine[f"moe.experts.{e}.gate_up.weight"] = transpose(reshape(rows_of(gate_up, e, e + 1), hidden, 2 * size))
-        engine[f"moe.experts.{e}.down.weight"] = transpose(reshape(rows_of(down, e, e + 1), size, hidden))
-    return engine
+    stack, size = f"{prefix}mlp.experts.", (moe_of(spec).num_experts, spec.hidden_size)
+    engine = stacked_experts(spec, f"{stack}gate_up_proj", f"{stack}down_proj", are_turned=True)
+    return engine | {"moe.router.weight": Load(f"{prefix}mlp.gate.weight", size)}
 
 
 QWEN3_VL_MOE = Family(("Qwen3VLMoeTextModel",), qwen3_vl_moe_spec, Layout(experts=qwen3_vl_moe_experts).tensors)

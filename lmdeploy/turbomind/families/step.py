@@ -6,10 +6,10 @@ from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.deepseek import moe_spec
-from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
+from lmdeploy.turbomind.families.experts import ExpertNames, expert_of, moe_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import ropes_by_kind
-from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
+from lmdeploy.turbomind.manifest import Expression, Load, concat
 from lmdeploy.turbomind.spec import ModelSpec, NormSpec, RouterSpec
 
 
@@ -73,9 +73,8 @@ def experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     down = Load(f"{prefix}moe.down_proj.weight", (count, hidden, size))
     engine = NAMES.tensors(spec, prefix)
     for e in range(count):
-        both = (reshape(rows_of(stack, e, e + 1), size, hidden) for stack in (gate, up))
-        engine[f"moe.experts.{e}.gate_up.weight"] = concat(*both)
-        engine[f"moe.experts.{e}.down.weight"] = reshape(rows_of(down, e, e + 1), hidden, size)
+        engine[f"moe.experts.{e}.gate_up.weight"] = concat(expert_of(gate, e), expert_of(up, e))
+        engine[f"moe.experts.{e}.down.weight"] = expert_of(down, e)
     return engine
 
 
