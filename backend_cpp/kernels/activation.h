@@ -9,6 +9,7 @@
 //   linear          v
 //   clamped_swiglu  gated only: (up + 1) g / (1 + exp(-1.702 g)), g = min(gate, 7) and up within [-7, 7] (GPT-OSS)
 //   silu_7, silu_16 min(silu, 7) times up within [-7, 7], and the same with 16 (Step 3.5)
+//   clamped_silu_10 gated only: silu(min(gate, 10)) times up within [-10, 10] (HY-V4)
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,7 @@ enum class Activation : uint8_t {
   kClampedSwiglu,
   kSilu7,
   kSilu16,
+  kClampedSilu10,
   kSigmoid,
   kSoftplus,
   kLinear

@@ -12,8 +12,9 @@
 namespace turbomind {
 
 using AllOperations =
-    OperationList<CausalConv, ChooseBlocks, ChooseKeys, AltupCorrect, ActivationSparsity, AddToParts, EmbedNgrams,
-                  GateNgrams, HeadLinear, LoraExpand, LoraGather, LoraShrink, MatchRms, MeanOfParts, AltupPredict,
-                  Recurrence, RecurrenceGates, ScaledSum, SelectiveScan, SparseAttention, WriteBlockKeys, Xielu>;
+    OperationList<CausalConv, ChooseBestBlocks, ChooseBlocks, ChooseKeys, AltupCorrect, ActivationSparsity, AddToParts,
+                  EmbedNgrams, GatedLru, GateNgrams, HeadLinear, LoraExpand, LoraGather, LoraShrink, MatchRms,
+                  MeanOfParts, MixParts, AltupPredict, Recurrence, RecurrenceGates, ScaledSum, SelectiveScan,
+                  SparseAttention, WriteBlockKeys, Xielu>;
 
 }  // namespace turbomind

@@ -89,7 +89,8 @@ struct CausalConv {
 };
 
 enum class RecurrenceGate : uint8_t {
-  kDelta,  // decay = exp(-exp(a_log) softplus(a + dt_bias)), beta = sigmoid(b)
+  kDelta,  // decay = exp(-exp(a_log) softplus(a + dt_bias)), beta = sigmoid(b); with a bound, decay =
+           // exp(-bound sigmoid(exp(a_log) (a + dt_bias)))
   kMamba,  // dt = softplus(a + dt_bias) within [dt_min, dt_max]; decay = exp(-exp(a_log) dt), beta = dt
 };
 
@@ -101,6 +102,7 @@ struct GateParams {
   const float* dt_bias = nullptr;  // [heads, width]
   float dt_min = 0;                // kMamba only
   float dt_max = 0;                // kMamba only; may be infinite
+  float bound = 0;                 // kDelta only; 0: none
 };
 
 // decay and beta are dense; decay may be a, and beta b, where those are dense.
@@ -174,7 +176,28 @@ struct SelectiveScan {
   void run(CudaStream stream) const;
 };
 
+// The real-gated linear recurrent unit (De et al., 2024, arXiv 2402.19427). For each channel,
+//
+//   a = exp(rate sigmoid(decay + its bias)), i = sigmoid(input + its bias)
+//   h = a h + sqrt(1 - a^2) i x, and of a sequence's first row i x
+//   out = h
+struct GatedLru {
+  static constexpr std::string_view kName = "gated_lru";
+
+  StateMemory state;  // [channels]
+  int channels = 0;
+  const float* rates = nullptr;   // [channels], negative
+  const float* biases = nullptr;  // [2, channels], of inputs and of decays
+  const float* inputs = nullptr;  // [rows, channels]
+  const float* decays = nullptr;  // the same
+  const float* x = nullptr;       // the same
+  float* out = nullptr;           // the same, apart from them
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
+
 // The gates of a mixer's results.
-enum class GateKind : uint8_t { kSigmoid, kSilu, kLinear };
+enum class GateKind : uint8_t { kSigmoid, kSilu, kLinear, kGeluTanh };
 
 }  // namespace turbomind

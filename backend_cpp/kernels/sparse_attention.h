@@ -8,6 +8,9 @@
 // Where blocks of tokens are chosen (Qwen 4, 2026), a block's index key is the mean of its tokens' keys, normed, and
 // rotated as its first token. A token sees its own, incomplete block besides those chosen.
 //
+// Or a block counts as much as its best key (MiniMax-M3, 2026), each key/value head has an index query and a choice of
+// its own, and a token's own block is one of the chosen.
+//
 // A row's choice depends on nothing but its own numbers and the keys, so it is the same alone, in a batch and in
 // chunks.
 #pragma once
@@ -67,6 +70,20 @@ struct ChooseBlocks {
   void run(ThreadPool& pool) const;
 };
 
+// Chooses `count` blocks for each row that sees tokens of more, and each head of q: the row's own, and those with the
+// highest q . k of a token.
+struct ChooseBestBlocks {
+  static constexpr std::string_view kName = "choose_best_blocks";
+
+  AttentionParams params;  // as of ChooseKeys
+  int count = 0;
+  int block = 0;
+  HeadsView q;                // [rows, heads, key_dim], rotated
+  int32_t* chosen = nullptr;  // [rows, heads, count block]: positions, ascending
+
+  void run(ThreadPool& pool) const;
+};
+
 // paged_attention of rows that see the chosen tokens alone, or, of up to `top_k`, all. No window, slopes or kv_lens. Of
 // what a row does not see nothing is read.
 struct SparseAttention {
@@ -78,6 +95,8 @@ struct SparseAttention {
   HeadsView q;
   float* out = nullptr;
   int block = 1;  // a row that sees n tokens has top_k - block + 1 + n % block chosen ones
+  // Each key/value head has a row of `chosen`, of top_k - block + 1 + (n - 1) % block tokens.
+  bool is_by_head = false;
 
   void run(ThreadPool& pool) const;
 };

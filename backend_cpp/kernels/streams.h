@@ -81,16 +81,40 @@ struct MeanOfParts {
   void run(ThreadPool& pool) const;
 };
 
-// x[row, i] += 2 sigmoid(weights[row, i] / count) made[row]
+// Weights of a row's parts: magnitude sigmoid(scale logit + bias) + eps.
+struct PartWeights {
+  const float* logits = nullptr;  // [rows, count], `stride` floats apart
+  size_t stride = 0;
+  const float* biases = nullptr;  // [count], or null: 0
+  float scale = 1;
+  float magnitude = 1;
+  float eps = 0;
+};
+
+// y[row] = the sum of x[row, i] times its weight, in order
+struct MixParts {
+  static constexpr std::string_view kName = "mix_parts";
+
+  int count = 0;
+  int rows = 0;
+  int size = 0;
+  PartWeights weights;
+  const float* x = nullptr;  // [rows, count, size]
+  float* y = nullptr;        // [rows, size]
+
+  void run(ThreadPool& pool) const;
+};
+
+// x[row, i] += made[row] times the weight of i
 struct AddToParts {
   static constexpr std::string_view kName = "add_to_parts";
 
   int count = 0;
   int rows = 0;
   int size = 0;
-  const float* weights = nullptr;  // [rows, count]
-  const float* made = nullptr;     // [rows, size]
-  float* x = nullptr;              // [rows, count, size]
+  PartWeights weights;
+  const float* made = nullptr;  // [rows, size]
+  float* x = nullptr;           // [rows, count, size]
 
   void run(ThreadPool& pool) const;
 };

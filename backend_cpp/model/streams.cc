@@ -78,15 +78,16 @@ void Streams::merge(const StepContext& step, const std::vector<LinearStorage>& r
 
 HyperConnections::HyperConnections(Operators& ops, const ModelSpec& spec, int max_tokens)
     : mean_(ops.operations().require<MeanOfParts>()),
+      mix_(spec.hyper_connections->rank == 0 ? ops.operations().require<MixParts>() : nullptr),
       add_(ops.operations().require<AddToParts>()),
       count_(spec.hyper_connections->count),
       size_(spec.hidden_size),
-      rank_(spec.hyper_connections->rank),
+      spec_(*spec.hyper_connections),
       streams_(ops, max_tokens, count_ * size_),
       normed_(ops, max_tokens, count_ * size_),
-      gates_(ops, max_tokens, count_ * size_),
-      low_(ops, max_tokens, rank_),
-      weights_(ops, max_tokens, count_) {}
+      gates_(ops, max_tokens, spec_.rank > 0 ? count_ * size_ : 0),
+      low_(ops, max_tokens, spec_.rank),
+      weights_(ops, max_tokens, 2 * count_) {}
 
 void HyperConnections::make(const StepContext& step, const float* hidden) {
   const auto size = static_cast<size_t>(size_);
@@ -95,11 +96,21 @@ void HyperConnections::make(const StepContext& step, const float* hidden) {
 }
 
 void HyperConnections::mix(const StepContext& step, const HyperWeights& weights, float* mixed) {
+  if (spec_.rank == 0) {
+    const auto width = static_cast<size_t>(weights.add.view.out_features);
+    step.ops.norm(weights.norm.view, streams_, step.rows, count_ * size_, normed_);
+    step.ops.linear(weights.add.view, normed_, step.rows, weights_, false);
+    const auto* biases = weights.biases.as<float>();
+    const PartWeights read{weights_, width, biases, weights.read_scale, 1, spec_.eps};
+    added_ = {weights_ + count_, width, biases + count_, weights.added_scale, spec_.magnitude, spec_.eps};
+    return mix_(step.ops, {count_, step.rows, size_, read, streams_, mixed});
+  }
   const float share = 1 / static_cast<float>(count_);
+  added_ = {weights_, static_cast<size_t>(count_), nullptr, share, 2};
   norm_parts(step, weights.norm, count_, size_, streams_, normed_);
   step.ops.linear(weights.down.view, normed_, step.rows, low_, false);
-  step.ops.scale_softcap(share, 0, step.rows, rank_, low_);
-  step.ops.activate(Activation::kSilu, low_, step.rows, rank_, low_);
+  step.ops.scale_softcap(share, 0, step.rows, spec_.rank, low_);
+  step.ops.activate(Activation::kSilu, low_, step.rows, spec_.rank, low_);
   step.ops.linear(weights.up.view, low_, step.rows, gates_, false);
   if (weights.add.view.data != nullptr) step.ops.linear(weights.add.view, normed_, step.rows, weights_, false);
   const HeadsView gates = rows_view(gates_, step.rows, count_ * size_);
@@ -108,7 +119,7 @@ void HyperConnections::mix(const StepContext& step, const HyperWeights& weights,
 }
 
 void HyperConnections::add(const StepContext& step, const float* branch) {
-  add_(step.ops, {count_, step.rows, size_, weights_, branch, streams_});
+  add_(step.ops, {count_, step.rows, size_, added_, branch, streams_});
 }
 
 void norm_parts(const StepContext& step, const NormStorage& norm, int count, int size, const float* x, float* y) {

@@ -71,15 +71,17 @@ class HyperConnections {
 
  private:
   OperationFunction<MeanOfParts> mean_;
+  OperationFunction<MixParts> mix_;  // null where streams are weighted by number
   OperationFunction<AddToParts> add_;
   int count_;
   int size_;
-  int rank_;
+  HyperConnectionsSpec spec_;
   FloatRows streams_;  // [max_tokens, streams, hidden_size]
   FloatRows normed_;   // the same
   FloatRows gates_;    // the same
   FloatRows low_;      // [max_tokens, rank]
-  FloatRows weights_;  // [max_tokens, streams]
+  FloatRows weights_;  // [max_tokens, streams], to read and to add
+  PartWeights added_;  // of the last mix
 };
 
 // Norms each of `count` parts of rows [rows, count, size] by a weight of its own, from `x` to `y`, which may be x.

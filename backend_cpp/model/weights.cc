@@ -14,8 +14,11 @@ namespace turbomind {
 
 namespace {
 
-NormStorage read_norm(const ModelSpec& spec, const WeightReader& read, const std::string& name) {
-  return NormStorage::load(read, name, spec.hidden_size, spec.norm, spec.norm.bias);
+// `eps`: in place of the spec's, unless 0.
+NormStorage read_norm(const ModelSpec& spec, const WeightReader& read, const std::string& name, float eps = 0) {
+  NormSpec norm = spec.norm;
+  if (eps > 0) norm.eps = eps;
+  return NormStorage::load(read, name, spec.hidden_size, norm, norm.bias);
 }
 
 // Stored in front of the softplus they go through; the negative one is above the linear one.
@@ -57,10 +60,23 @@ StreamWeights read_streams(const ModelSpec& spec, const WeightReader& read, cons
 HyperWeights read_hyper(const ModelSpec& spec, const WeightReader& read, const std::string& prefix, bool adds) {
   const int width = spec.hyper_connections->count * spec.hidden_size;
   const int rank = spec.hyper_connections->rank;
+  if (rank == 0) {
+    const int outputs = (adds ? 2 : 1) * spec.hyper_connections->count;
+    const AlignedBuffer scales = read.vector(prefix + "scales", adds ? 2 : 1);
+    return {NormStorage::load(read, prefix + "norm", width, {spec.norm.eps}, false),
+            {},
+            {},
+            read.matrix(prefix + "weights.weight", outputs, width, DType::kFloat32),
+            read.vector(prefix + "weights.bias", outputs),
+            scales.as<float>()[0],
+            scales.as<float>()[adds]};
+  }
   return {NormStorage::load(read, prefix + "norm", width, spec.norm, false),
-          read.linear(prefix + "down", rank, width, false), read.linear(prefix + "up", width, rank, false),
+          read.linear(prefix + "down", rank, width, false),
+          read.linear(prefix + "up", width, rank, false),
           adds ? read.matrix(prefix + "add.weight", spec.hyper_connections->count, width, DType::kFloat32)
-               : LinearStorage{}};
+               : LinearStorage{},
+          {}};
 }
 
 NgramWeights read_ngrams(const ModelSpec& spec, const WeightReader& read, const std::string& prefix, int index) {
@@ -122,7 +138,9 @@ void read_mixers(const Shard& shard, const WeightReader& read, const std::string
     layer.attention =
         AttentionWeights::load(shard, read, prefix + "attention.", index, (is_doubled ? 2 : 1) * spec.hidden_size);
   }
-  if (block.has_output_norms) layer.attention_output_norm = read_norm(spec, read, prefix + "attention_output_norm");
+  if (block.has_output_norms) {
+    layer.attention_output_norm = read_norm(spec, read, prefix + "attention_output_norm", block.output_norm_eps);
+  }
 }
 
 void read_mlps(const Shard& shard, const WeightReader& read, const std::string& prefix, int index,
@@ -136,7 +154,9 @@ void read_mlps(const Shard& shard, const WeightReader& read, const std::string& 
     layer.mlp = read_mlp(shard, read, prefix + "mlp.", shard.channels[static_cast<size_t>(index)],
                          spec.mlp.cuts.empty() ? 0 : spec.mlp.cuts[static_cast<size_t>(index)]);
   }
-  if (block.has_output_norms) layer.mlp_output_norm = norm("mlp_output_norm");
+  if (block.has_output_norms) {
+    layer.mlp_output_norm = read_norm(spec, read, prefix + "mlp_output_norm", block.output_norm_eps);
+  }
   if (has_experts(spec, index) && spec.moe->is_alongside_mlp) {
     layer.dense_output_norm = norm("dense_output_norm");
     layer.expert_norm = norm("expert_norm");
@@ -305,7 +325,11 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   const WeightReader read(checkpoint, options);
   Weights weights;
   if (spec.head) weights.head = read_head(spec, read);
-  if (has_final_norm(spec)) weights.final_norm = read_norm(spec, read, "final_norm");
+  if (has_final_norm(spec)) {
+    NormSpec norm = spec.norm;
+    if (spec.output.has_plain_norm) norm.offset = 0;
+    weights.final_norm = NormStorage::load(read, "final_norm", spec.hidden_size, norm, norm.bias);
+  }
   if (spec.has_embedding_norm) weights.embedding_norm = read_norm(spec, read, "embedding_norm");
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
   weights.embedding = read.table("token_embedding", spec.vocab_size, spec.hidden_size, loop_on(pool, options));

@@ -50,8 +50,13 @@ struct HyperWeights {
   NormStorage norm;    // [streams hidden]
   LinearStorage down;  // [rank, streams hidden]
   LinearStorage up;    // [streams hidden, rank]
-  LinearStorage add;   // [streams, streams hidden], never rounded; empty for the output
-  WEIGHT_MEMBERS(norm, down, up, add)
+  // What weights of streams are made with, never rounded: [streams, streams hidden], or empty for the output; without
+  // `down`, [2 streams, streams hidden], to read and to add, or for the output to read alone.
+  LinearStorage add;
+  AlignedBuffer biases;   // float32, of those outputs, without `down`
+  float read_scale = 1;   // of those to read, and
+  float added_scale = 1;  // those to add, likewise
+  WEIGHT_MEMBERS(norm, down, up, add, biases, read_scale, added_scale)
 };
 
 // Weights of a layer that adds embeddings of n-grams (model/ngrams.h).

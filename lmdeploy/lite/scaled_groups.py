@@ -108,6 +108,7 @@ def _mixed(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...
     if spec.has_attention(layer):
         if mla := spec.attention_of(layer).mla:
             names += ["attention.q_down" if mla.q_rank else "attention.q", "attention.kv_down"]
+            gates += ["attention.gate"] * mla.has_gate
         else:
             names.append("attention.qkv")
     return tuple(names), tuple(gates)

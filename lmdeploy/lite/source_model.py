@@ -171,8 +171,9 @@ class SourceModel:
                 ]
                 if stacked:
                     self._reject_layout(f"{stacked[0]} holds all experts of a layer in one tensor")
-                if tree["op"] == "permute" and tree["args"][0]["op"] == "load":
-                    self._reject_layout(f"{tree['args'][0]['name']} is laid out as [in, out]")
+                turned = tree["args"][0] if tree["op"] == "reshape" else tree
+                if turned["op"] == "permute" and turned["args"][0]["op"] == "load":
+                    self._reject_layout(f"{turned['args'][0]['name']} is laid out as [in, out]")
 
     def _reject_layout(self, what: str) -> None:
         raise UnsupportedModelError(

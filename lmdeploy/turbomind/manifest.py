@@ -231,6 +231,13 @@ def reshape(argument: Expression, *shape: int) -> Reshape:
     return Reshape((argument,), shape)
 
 
+def repeated_rows(argument: Expression, times: int) -> Expression:
+    """Return each row of ``argument`` so often."""
+    rows, *inputs = argument.shape
+    turns = reshape(concat(*(argument,) * times), times, rows, *inputs)
+    return reshape(permute(turns, 1, 0, *range(2, len(inputs) + 2)), rows * times, *inputs)
+
+
 def walk(expression: Expression) -> Iterator[Expression]:
     """Yield an expression and all expressions in it."""
     yield expression

@@ -107,6 +107,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
+    "muse_glimmer_text": "MuseGlimmerTextModel",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
@@ -146,8 +147,8 @@ _TEXTS_ALONE = {
         (
             "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration",
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
-            "Lfm2VlForConditionalGeneration", "Maira2ForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
-            "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",
+            "Lfm2VlForConditionalGeneration", "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
+            "Qwen4ExpForConditionalGeneration", "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",
         ),
         _OwnForm(_text_config, "text_config"),
     ),

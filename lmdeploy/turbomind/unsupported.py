@@ -88,12 +88,6 @@ UNSUPPORTED = (
         "DeepSeek-V3.2 or GLM-5",
     ),
     UnsupportedModel(
-        ("MiniMaxM3ForCausalLM",),
-        "MiniMax-M3",
-        "attention to blocks of tokens that an indexer chooses by their best key (sparse_attention_config)",
-        "MiniMax-M2",
-    ),
-    UnsupportedModel(
         ("KimiK3ForConditionalGeneration",),
         "Kimi K3",
         "its activation (situ), and layers that attend to the residual streams of earlier ones (attn_res_block_size)",

@@ -44,6 +44,7 @@ SHOWN = {
     "ArceeForCausalLM": "Arcee",
     "BaichuanForCausalLM": "Baichuan 13B",
     "BailingMoeForCausalLM": "Ling-lite",
+    "BailingHybridForCausalLM": "Ling 3.0",
     "BailingMoeV2ForCausalLM": "Ling 2",
     "BambaForCausalLM": "Bamba",
     "BioGptForCausalLM": "BioGPT",
@@ -115,6 +116,7 @@ SHOWN = {
     "MiniCPMForCausalLM": "MiniCPM",
     "MiniMaxForCausalLM": "MiniMax-Text-01",
     "MiniMaxM2ForCausalLM": "MiniMax-M2",
+    "MiniMaxM3ForCausalLM": "MiniMax-M3",
     "Ministral3ForCausalLM": "Ministral 3",
     "MinistralForCausalLM": "Ministral 8B",
     "MistralForCausalLM": "Mistral with windows",
@@ -157,7 +159,7 @@ FURTHER = {
     "MolmoE": Case("OlmoeForCausalLM", MOLMOE, published.molmoe),
 }
 OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration", "MPTForCausalLM", "PhiMoEForCausalLM"}
-OTHER_NAMES |= {"IQuestCoderForCausalLM", "Step3p7FlashForCausalLM"}
+OTHER_NAMES |= {"IQuestCoderForCausalLM", "Step3p7FlashForCausalLM", "BailingMoeV3ForCausalLM"}
 OWN_WEIGHTS: dict[str, Callable[[Path], Path]] = {
     "CogVLMForCausalLM": make_tiny_cogvlm,
     "InternLM2VEForCausalLM": make_tiny_mono_internvl,
@@ -168,9 +170,15 @@ STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weigh
 REJECTED = {
     "DbrxForCausalLM": ("DBRX", STACKED),
     "Gemma3nForCausalLM": ("Gemma 3n", r"has several residual streams: serve it with --weight-bits"),
+    "HYV4ForCausalLM": ("HY4", r"has several residual streams: serve it with --weight-bits"),
+    "MuseGlimmerTextModel": ("Muse Glimmer", r"_norm.weight is no tensor of the checkpoint, .* --weight-bits"),
     "NanoChatForCausalLM": ("NanoChat", r"attention_norm.weight is no tensor of the checkpoint, .* --weight-bits"),
     "OlmoForCausalLM": ("OLMo", r"attention_norm.weight is no tensor of the checkpoint, .* --weight-bits"),
     "Qwen4ExpForCausalLM": ("Qwen 4", r"has several residual streams: serve it with --weight-bits"),
+    "RecurrentGemmaForCausalLM": (
+        "RecurrentGemma",
+        r"input_gate_weight is laid out as \[in, out\], .* serve it with --weight-bits",
+    ),
     "Step3p5ForCausalLM": ("Step 3.5", STACKED),
     "GPT2LMHeadModel": ("GPT-2", r"c_attn\.weight is laid out as \[in, out\], .* serve it with --weight-bits"),
     "GptOssForCausalLM": ("GPT-OSS", STACKED),
@@ -196,6 +204,7 @@ SIZES: dict[str, dict[str, Any]] = {
     # With random scores, rounding lets tokens attend to other ones: here they attend to all.
     "DeepSeek-V3.2": {"index_topk": 512},
     "GLM-5": {"index_topk": 512},
+    "MiniMax-M3": {"index_topk_blocks": 8},
 }
 
 

@@ -176,6 +176,7 @@ MADE = {
         "Phi3ForCausalLM", lambda raw: with_longrope(_text(raw)), _below("language_model.", as_is)
     ),
     "MiMoForCausalLM": Made("Qwen2ForCausalLM", _same(), published.mimo),
+    "MiniMaxM3ForCausalLM": Made("MiniMaxM3VLForCausalLM", _same(), published.minimax_m3),
     "Phi3VForCausalLM": Made("Phi3ForCausalLM", lambda raw: _same(pad_token_id=0)(with_longrope(raw))),
     "MiniCPMV": Made("GraniteForCausalLM", _minicpm, _below("llm.", as_is)),
     "MixFormerSequentialForCausalLM": Made("PhiForCausalLM", _mixformer, published.mixformer),
@@ -261,7 +262,6 @@ REJECTED: dict[str, tuple[str, ...]] = {
         "inclusionAI--Ming-Lite-Omni",
     ),
     "compress_ratios": ("deepseek-ai--DeepSeek-V4-Flash", "sgl-project--DeepSeek-V4-Flash-FP8"),
-    "sparse_attention_config": ("MiniMaxAI--MiniMax-M3",),
     "situ": ("moonshotai--Kimi-K3",),
     "gegelu": ("microsoft--Phi-3-small-8k-instruct",),
     "ChatGLM-6B": ("THUDM--chatglm-6b-slim",),

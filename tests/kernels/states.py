@@ -63,6 +63,16 @@ class ScanInputs:
     x: torch.Tensor
 
 
+@dataclass(frozen=True)
+class LruInputs:
+    """Inputs of a unit: rates ``[channels]``, biases ``[2, channels]``, gates ``[2, rows, channels]``."""
+
+    rates: torch.Tensor
+    biases: torch.Tensor
+    gates: torch.Tensor
+    x: torch.Tensor
+
+
 class States:
     """The states of one layer in pages, all of which is NaN at first: what was never written must never be read.
 
@@ -128,6 +138,13 @@ class States:
         self._native.selective_scan(*arguments, inputs.steps, padded, padded[:, size:], inputs.x, out)
         return out
 
+    def lru(self, inputs: LruInputs, spans: Sequence[StateSpan]) -> torch.Tensor:
+        """Return the gated linear recurrent unit's results ``[rows, channels]``; those of rows of no span are NaN."""
+        out = torch.full_like(inputs.x, torch.nan)
+        arguments = (self._memory(spans), inputs.x.shape[1], inputs.rates, inputs.biases)
+        self._native.gated_lru(*arguments, inputs.gates[0], inputs.gates[1], inputs.x, out)
+        return out
+
 
 def recurrence_gates(
     device: Device,
@@ -136,6 +153,7 @@ def recurrence_gates(
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
     dt_limits: tuple[float, float] | None = None,
+    bound: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return decays, shaped as ``a`` ``[rows, heads, width]``, and betas ``[rows, heads]``.
 
@@ -144,7 +162,7 @@ def recurrence_gates(
     rows, heads, width = a.shape
     padded = torch.nn.functional.pad(a.flatten(1), (0, 3), value=float("nan"))
     strengths = None if b is None else torch.nn.functional.pad(b, (0, 2), value=float("nan"))
-    params = (int(dt_limits is not None), heads, width, a_log, dt_bias, *(dt_limits or (0.0, 0.0)))
+    params = (int(dt_limits is not None), heads, width, a_log, dt_bias, *(dt_limits or (0.0, 0.0)), bound)
     decay, beta = torch.full_like(a, torch.nan), torch.full((rows, heads), torch.nan)
     device.native.recurrence_gates(params, padded, strengths, rows, decay, beta)
     return decay, beta

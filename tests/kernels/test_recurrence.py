@@ -11,6 +11,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_g
 from tests.kernels.device import Device
 from tests.kernels.states import (
     GATES,
+    LruInputs,
     Recurrence,
     RecurrenceInputs,
     ScanInputs,
@@ -275,16 +276,52 @@ def test_selective_scans_in_random_steps_agree_with_float64_and_with_whole_ones(
         assert torch.equal(states.state(i + 1), after_whole.state(i + 1))
 
 
+@pytest.mark.parametrize("channels", [1, 37, 150])
+def test_gated_linear_recurrent_units_in_random_steps_agree_with_float64_and_with_whole_ones(
+    device: Device, channels: int
+) -> None:
+    torch.manual_seed(channels)
+    rates, biases = -torch.rand(channels) * 4 - 0.1, torch.randn(2, channels)
+    firsts = [sum(LENGTHS[:i]) for i in range(len(LENGTHS))]
+    x, gates = torch.randn(sum(LENGTHS), channels), torch.randn(2, sum(LENGTHS), channels) * 2
+
+    def computed(steps: Iterator[Step]) -> tuple[list[torch.Tensor], States]:
+        states = States(device, len(LENGTHS) + 2, channels)
+
+        def compute(rows: list[tuple[int, int]], spans: list[StateSpan]) -> torch.Tensor:
+            at = [firsts[s] + t for s, t in rows]
+            return states.lru(LruInputs(rates, biases, gates[:, at].contiguous(), x[at]), spans)
+
+        out = run_steps(steps, LENGTHS, compute)
+        assert states.is_rest_untouched
+        return out, states
+
+    parts, states = computed(random_steps(LENGTHS, channels))
+    whole, after_whole = computed(whole_steps(LENGTHS))
+    inputs, decays = (gates.double() + biases.double()[:, None]).sigmoid()
+    for i, (first, length) in enumerate(zip(firsts, LENGTHS, strict=True)):
+        state = torch.zeros(channels, dtype=torch.float64)
+        for t in range(length):
+            decay = (rates.double() * decays[first + t]).exp()
+            scale = (1 - decay.square()).sqrt() if t else 1
+            state = decay * state + scale * inputs[first + t] * x[first + t].double()
+            torch.testing.assert_close(parts[i][t].double(), state, rtol=0, atol=1e-5)
+        assert torch.equal(parts[i], whole[i])
+        assert torch.equal(states.state(i + 1), parts[i][-1])
+        assert torch.equal(states.state(i + 1), after_whole.state(i + 1))
+
+
+@pytest.mark.parametrize("bound", [0.0, 5.0])
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (16, 1), (37, 1), (3, 24), (2, 128)])
-def test_gates_of_delta_rules_agree_with_float64(device: Device, heads: int, width: int) -> None:
+def test_gates_of_delta_rules_agree_with_float64(device: Device, heads: int, width: int, bound: float) -> None:
     torch.manual_seed(heads)
     a = torch.randn(7, heads, width) * torch.tensor([0.1, 1, 5, 20, 60, 1, 1])[:, None, None]
     b = torch.randn(7, heads) * 5
     a_log, dt_bias = torch.randn(heads), torch.randn(heads, width)
     # The sum is float32 in models too, and far below zero as wide as the softplus itself.
-    step = torch.nn.functional.softplus((a + dt_bias).double(), threshold=1e9)
-    exact = torch.exp(-torch.exp(a_log.double())[:, None] * step)
-    decay, beta = recurrence_gates(device, a, b, a_log, dt_bias)
+    step, rate = torch.nn.functional.softplus((a + dt_bias).double(), threshold=1e9), torch.exp(a_log.double())[:, None]
+    exact = torch.exp(-bound * torch.sigmoid(rate * (a + dt_bias).double()) if bound else -rate * step)
+    decay, beta = recurrence_gates(device, a, b, a_log, dt_bias, bound=bound)
     exponent = -exact.clamp(min=1e-40).log()
     assert ((decay.double() - exact).abs() <= exact * (exponent + 1) * 1e-6 + 2e-38).all()
     torch.testing.assert_close(beta.double(), torch.sigmoid(b.double()), rtol=1e-6, atol=0)

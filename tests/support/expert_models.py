@@ -125,6 +125,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GlmMoeDsaForCausalLM",
         INDEXED | {"n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
     ),
+    "HY4": (
+        "HYV4ForCausalLM",
+        INDEXED
+        | {
+            "n_group": 1,
+            "topk_group": 1,
+            "hc_mult": 3,
+            "pad_token_id": 0,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "indexer_types": ["full", "shared", "full"],
+        },
+    ),
     "OLMoE": ("OlmoeForCausalLM", QWEN_EXPERTS | {"intermediate_size": 24, "pad_token_id": 0}),
     "ERNIE 4.5 with experts": (
         "Ernie4_5_MoeForCausalLM",
@@ -144,6 +156,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "GLM-4.7-Flash": ("Glm4MoeLiteForCausalLM", DEEPSEEK | TWO_GROUPS),
     "dots.llm1": ("Dots1ForCausalLM", SHARED | TWO_GROUPS | {"norm_topk_prob": True, "head_dim": 16}),
     "MiniMax-M2": ("MiniMaxM2ForCausalLM", EXPERTS | {"head_dim": 16, "rope_parameters": HALF_ROPE}),
+    "MiniMax-M3": (
+        "MiniMaxM3VLForCausalLM",
+        EXPERTS
+        | {
+            "head_dim": 16,
+            "rope_parameters": HALF_ROPE,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "intermediate_size": 24,
+            "dense_intermediate_size": 40,
+            "shared_intermediate_size": 48,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "index_block_size": 8,
+            "index_topk_blocks": 3,
+        },
+    ),
     "Granite MoE": ("GraniteMoeForCausalLM", EXPERTS | GRANITE),
     "Granite MoE with a shared expert": (
         "GraniteMoeSharedForCausalLM",

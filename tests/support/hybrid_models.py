@@ -164,6 +164,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {k: v for k, v in MAMBA.items() if k != "layer_types"} | {"attn_layer_indices": [1], "mamba_proj_bias": True},
     ),
     "Kimi Linear": ("KimiLinearForCausalLM", KIMI),
+    "Ling 3.0": (
+        "BailingHybridForCausalLM",
+        {k: v for k, v in KIMI.items() if not k.startswith("linear_")}
+        | {"head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    ),
+    "RecurrentGemma": (
+        "RecurrentGemmaForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "block_types": ["recurrent", "attention"],
+            "attention_window_size": 24,
+            "lru_width": 48,
+            "pad_token_id": 0,
+        },
+    ),
     "Falcon-H1": ("FalconH1ForCausalLM", FALCON_H1),
     "Falcon-H1 with norms": ("FalconH1ForCausalLM", FALCON_H1 | {"mamba_rms_norm": True}),
     "Nemotron-H": (
@@ -206,6 +221,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Jamba with experts": ("JambaForCausalLM", JAMBA | {"num_experts": 4, "mamba_proj_bias": True}),
 }
 PUBLISHERS = {"Kimi Linear": published.kimi_linear, "OLMo Hybrid": published.olmo_hybrid}
+PUBLISHERS |= {"HY4": published.hy4, "Ling 3.0": published.ling3, "MiniMax-M3": published.minimax_m3}
 PUBLISHERS["Qwen 4 without n-grams"] = published.qwen4_beside_a_tower
 
 

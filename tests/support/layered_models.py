@@ -80,6 +80,32 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_routed_scaling_factor": 1.7,
         },
     ),
+    "Muse Glimmer": (
+        "MuseGlimmerForConditionalGeneration",
+        {
+            "text_config": {
+                "vocab_size": 1024,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "sliding_window": 24,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+                "layer_rope_theta": [10000.0, 10000.0, 0],
+                "initializer_range": 0.3,
+            },
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+            },
+            "out_hidden_size": 64,
+            "projector_hidden_size": 32,
+        },
+    ),
     "Step 3.7": (
         "Step3p7ForConditionalGeneration",
         {

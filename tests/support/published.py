@@ -131,6 +131,66 @@ def kimi_linear(directory: Path) -> None:
     rewrite(directory, old_config(directory), change)
 
 
+def ling3(directory: Path) -> None:
+    """Name the output of Kimi delta attention as published: ``transformers`` saves it by latent attention's name."""
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        layers = [name.removesuffix("A_log") for name in tensors if name.endswith("A_log")]
+        return renamed(tensors, *((f"^{re.escape(layer)}dense", f"{layer}o_proj") for layer in layers))
+
+    rewrite(directory, old_config(directory), change)
+
+
+def hy4(directory: Path) -> None:
+    """Name HY4's parts and turn pairs of rotation as published: neighbours, of which ``transformers`` has halves."""
+    names = (
+        (r"hc_pre[.]hc_head[.]", "hc_head."),
+        (r"hc_pre[.]hc_(attn|mlp)_layer[.]", r"hc_\1_layer.hc_pre."),
+        (r"(mlp|experts)[.]linear_gate", r"\1.gate_proj"),
+    )
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+        rotated, index = config["qk_rope_head_dim"], config["index_head_dim"]
+        heads = dict.fromkeys(("indexer.wq_b", "indexer.wk", "indexer.k_norm"), index)
+        heads |= {
+            "q_b_proj": config["qk_nope_head_dim"] + rotated,
+            "kv_a_proj_with_mqa": config["kv_lora_rank"] + rotated,
+        }
+        for name in tensors:
+            size = next((size for part, size in heads.items() if f"{part}." in name), 0)
+            if size:
+                first = size - rotated
+                turned = [first + i % 2 * (rotated // 2) + i // 2 for i in range(rotated)]
+                rows = tensors[name].unflatten(0, (-1, size))[:, [*range(first), *turned]]
+                tensors[name] = rows.flatten(0, 1)
+        return renamed(tensors, *names)
+
+    rewrite(directory, old_config(directory), change)
+
+
+def minimax_m3(directory: Path) -> None:
+    """MiniMax-M3 from its text part in ``transformers``, whose experts are stacks and whose gates are joined."""
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        made: Tensors = {}
+        for name, tensor in tensors.items():
+            if name.endswith("gate_up_proj.weight"):
+                gate, up = tensor.chunk(2)
+                made |= {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
+            elif ".experts." in name:
+                parts = tensor.chunk(2, dim=1) if "gate_up" in name else (tensor,)
+                for part, stack in zip(("w1", "w3") if "gate_up" in name else ("w2",), parts, strict=True):
+                    prefix = name.rpartition(".")[0]
+                    made |= {f"{prefix}.{e}.{part}.weight": matrix for e, matrix in enumerate(stack)}
+            else:
+                made[name] = tensor
+        names = (r"mlp[.]gate[.]e_score", "block_sparse_moe.e_score"), (r"indexer[.]", "index_")
+        return renamed(made, *names, (r"mlp[.](gate|experts|shared_experts)[.]", r"block_sparse_moe.\1."))
+
+    config = {"architectures": ["MiniMaxM3ForCausalLM"], "model_type": "minimax_m3"}
+    rewrite(directory, old_config(directory) | config, change)
+
+
 def minimax(directory: Path) -> None:
     """Leave out what ``transformers`` computes of MiniMax's slopes and saves alongside the weights."""
     computed = re.compile(r"self_attn[.]([a-z]+_decay|slope_rate)$")

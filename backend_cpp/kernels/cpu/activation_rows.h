@@ -59,6 +59,10 @@ inline Vec clamped_swiglu(Vec gate, Vec up) {
   return mul(sigmoid_linear(low, broadcast(kSlope)), add(bounded, broadcast(1.0f)));
 }
 
+inline Vec clamped_silu(Vec gate, Vec up, float limit) {
+  return mul(silu(min(broadcast(limit), gate)), max(broadcast(-limit), min(broadcast(limit), up)));
+}
+
 inline Vec bounded_silu(Vec gate, Vec up, float limit) {
   const Vec bounded = max(broadcast(-limit), min(broadcast(limit), up));
   return mul(min(broadcast(limit), silu(gate)), bounded);
@@ -95,6 +99,8 @@ inline void activate_row(Activation activation, const float* gate, const float* 
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return bounded_silu(g, u, 7.0f); });
     case Activation::kSilu16:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return bounded_silu(g, u, 16.0f); });
+    case Activation::kClampedSilu10:
+      return map_row(gate, up, size, y, [](Vec g, Vec u) { return clamped_silu(g, u, 10.0f); });
     case Activation::kSigmoid:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(sigmoid(g), u); });
     case Activation::kSoftplus:

@@ -79,6 +79,7 @@ struct KernelTable {
                 const StateSpan& span, int head, int first, float* out);
   // Channels [first, last) of a span.
   void (*scan)(const SelectiveScan& op, const StateSpan& span, int first, int last);
+  void (*gated_lru)(const GatedLru& op, const StateSpan& span, int first, int last);
   int32_t (*argmax)(const float* logits, int size);
   void (*chunk_maxima)(const float* logits, int size, float* maxima);
   void (*exp_weights)(const float* logits, int size, float maximum, float factor, float* weights, float* sums);

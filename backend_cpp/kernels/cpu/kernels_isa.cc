@@ -113,6 +113,7 @@ constinit const KernelTable kTable = [] {
                        .recurrence_columns = recurrence_columns,
                        .recur = recur,
                        .scan = scan,
+                       .gated_lru = gated_lru,
                        .argmax = argmax,
                        .chunk_maxima = chunk_maxima,
                        .exp_weights = exp_weights};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <tuple>
@@ -261,7 +262,13 @@ void copy_token(const CacheLayout& from_layout, const TokenSlot& from, const Cac
 class AttentionToChosen {
  public:
   explicit AttentionToChosen(const SparseAttention& op)
-      : params_(op.params), top_k_(op.top_k), block_(op.block), chosen_(op.chosen), q_(op.q), out_(op.out) {
+      : params_(op.params),
+        top_k_(op.top_k),
+        block_(op.block),
+        is_by_head_(op.is_by_head),
+        chosen_(op.chosen),
+        q_(op.q),
+        out_(op.out) {
     gathered_ = params_.layout;
     gathered_.num_layers = 1;
     gathered_.num_kv_heads = 1;
@@ -297,9 +304,11 @@ class AttentionToChosen {
     static thread_local std::vector<std::byte> block;
     block.resize(gathered_.block_bytes());
     const int first = partition * kPartitionTokens;
-    const int chosen = block_ == 1 ? top_k_ : top_k_ - block_ + 1 + row.kv_len % block_;
+    const int last = (is_by_head_ ? row.kv_len - 1 : row.kv_len) % block_;
+    const int chosen = block_ == 1 ? top_k_ : top_k_ - block_ + 1 + last;
     const int count = std::clamp(chosen - first, 0, kPartitionTokens);
-    gather(row, kv_head, chosen_ + row.row * static_cast<size_t>(top_k_) + first, count, block.data());
+    const size_t choice = is_by_head_ ? row.row * static_cast<size_t>(params_.layout.num_kv_heads) + kv_head : row.row;
+    gather(row, kv_head, chosen_ + choice * static_cast<size_t>(top_k_) + first, count, block.data());
 
     static thread_local std::vector<float> factors;
     const int heads = q_.heads / params_.layout.num_kv_heads;
@@ -339,6 +348,7 @@ class AttentionToChosen {
   const AttentionParams& params_;
   int top_k_;
   int block_;
+  bool is_by_head_;
   const int32_t* chosen_;
   const HeadsView& q_;
   float* out_;
@@ -421,6 +431,40 @@ void ChooseBlocks::run(ThreadPool& pool) const {
       }
       std::iota(to, to + seen % block, seen / block * block);
     }
+  });
+}
+
+void ChooseBestBlocks::run(ThreadPool& pool) const {
+  const std::vector<SparseRow> rows = sparse_rows(params, count * block);
+  const auto dim = static_cast<size_t>(q.head_dim);
+  pool.parallel_for(static_cast<int>(rows.size()) * q.heads, [&](int i) {
+    static thread_local std::vector<float> scores, best, keys_as_float;
+    const SparseRow& row = rows[static_cast<size_t>(i / q.heads)];
+    const float* query = q.head(row.row, i % q.heads);
+    // q . k is what two heads, q and -q, add up to by index_scores: relu(q . k) - relu(-q . k).
+    std::vector<float> both(query, query + dim);
+    std::transform(query, query + dim, std::back_inserter(both), std::negate<>());
+    const float weights[] = {1, -1};
+    const int block_len = params.layout.block_len;
+    scores.resize(static_cast<size_t>((row.kv_len + block_len - 1) / block_len * block_len));
+    for (int position = 0; position < row.kv_len; position += block_len) {
+      const float* keys = read_keys(params, block_of(params, *row.span, position), keys_as_float);
+      kernels().index_scores(keys, block_len, q.head_dim, both.data(), dim, 2, weights, scores.data() + position);
+    }
+    const int own = (row.kv_len - 1) / block;
+    best.clear();
+    for (int number = 0; number < own; ++number) {
+      best.push_back(*std::max_element(scores.begin() + number * block, scores.begin() + (number + 1) * block));
+    }
+    std::vector<int32_t> numbers(static_cast<size_t>(count - 1));
+    if (count > 1) select_highest(best.data(), own, count - 1, numbers.data());
+    int32_t* to = chosen + (row.row * static_cast<size_t>(q.heads) + static_cast<size_t>(i % q.heads)) *
+                               static_cast<size_t>(count * block);
+    for (const int32_t number : numbers) {
+      std::iota(to, to + block, number * block);
+      to += block;
+    }
+    std::iota(to, to + row.kv_len - own * block, own * block);
   });
 }
 

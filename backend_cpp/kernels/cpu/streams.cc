@@ -15,6 +15,12 @@ float mean_square(const float* x, int size) {
   return static_cast<float>(sum / size);
 }
 
+float weight_of(const PartWeights& weights, size_t row, size_t part) {
+  const float bias = weights.biases != nullptr ? weights.biases[part] : 0;
+  const float logit = weights.scale * weights.logits[row * weights.stride + part] + bias;
+  return weights.magnitude / (1 + std::exp(-logit)) + weights.eps;
+}
+
 }  // namespace
 
 void AltupPredict::run(ThreadPool& pool) const {
@@ -79,12 +85,26 @@ void MeanOfParts::run(ThreadPool& pool) const {
   });
 }
 
+void MixParts::run(ThreadPool& pool) const {
+  const auto width = static_cast<size_t>(size);
+  const auto parts = static_cast<size_t>(count);
+  for_rows(pool, rows, size * count, [&](size_t row) {
+    float* to = y + row * width;
+    std::fill_n(to, width, 0.0f);
+    for (size_t part = 0; part < parts; ++part) {
+      const float weight = weight_of(weights, row, part);
+      const float* from = x + (row * parts + part) * width;
+      for (size_t j = 0; j < width; ++j) to[j] += weight * from[j];
+    }
+  });
+}
+
 void AddToParts::run(ThreadPool& pool) const {
   const auto width = static_cast<size_t>(size);
   for_rows(pool, rows * count, size, [&](size_t part) {
-    const float weight = 2 / (1 + std::exp(-weights[part] / static_cast<float>(count)));
-    const float* from = made + part / static_cast<size_t>(count) * width;
-    for (size_t j = 0; j < width; ++j) x[part * width + j] += weight * from[j];
+    const size_t row = part / static_cast<size_t>(count);
+    const float weight = weight_of(weights, row, part % static_cast<size_t>(count));
+    for (size_t j = 0; j < width; ++j) x[part * width + j] += weight * made[row * width + j];
   });
 }
 

@@ -2,15 +2,17 @@
 
 namespace turbomind {
 
-Indexer::Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, int max_tokens)
+Indexer::Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, bool is_by_head, int max_tokens)
     : queries_(ops, max_tokens, num_heads * head_dim),
       keys_(ops, max_tokens, head_dim),
-      chosen_(ops.allocate(static_cast<size_t>(max_tokens) * static_cast<size_t>(top_k) * sizeof(int32_t))),
+      chosen_(ops.allocate(static_cast<size_t>(max_tokens) * static_cast<size_t>(is_by_head ? num_heads : 1) *
+                           static_cast<size_t>(top_k) * sizeof(int32_t))),
       sparse_attention_(ops.operations().require<SparseAttention>()),
       num_heads_(num_heads),
       head_dim_(head_dim),
       top_k_(top_k),
-      block_(block) {}
+      block_(block),
+      is_by_head_(is_by_head) {}
 
 CacheGroup Indexer::cache_group(const StepLimits& limits) const {
   return {.block_len = limits.block_len,
@@ -84,13 +86,19 @@ BlockIndexerWeights BlockIndexerWeights::load(const ModelSpec& spec, const Weigh
 }
 
 BlockIndexer::BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens)
-    : Indexer(ops, spec.num_layers, spec.attention.block_indexer->num_heads, spec.attention.block_indexer->head_dim,
-              spec.attention.block_indexer->budget + spec.attention.block_indexer->block - 1,
-              spec.attention.block_indexer->block, cache_type, max_tokens,
-              [&spec](int layer) { return has_attention(spec, layer); }),
+    : Indexer(
+          ops, spec.num_layers, spec.attention.block_indexer->num_heads, spec.attention.block_indexer->head_dim,
+          spec.attention.block_indexer->budget +
+              (spec.attention.block_indexer->is_by_best ? 0 : spec.attention.block_indexer->block - 1),
+          spec.attention.block_indexer->block, cache_type, max_tokens,
+          [&spec](int layer) {
+            return has_attention(spec, layer) && spec.attention.block_indexer->layers[static_cast<size_t>(layer)];
+          },
+          spec.attention.block_indexer->is_by_best),
       spec_(*spec.attention.block_indexer),
-      write_(ops.operations().require<WriteBlockKeys>()),
-      choose_(ops.operations().require<ChooseBlocks>()),
+      write_(spec_.is_by_best ? nullptr : ops.operations().require<WriteBlockKeys>()),
+      choose_(spec_.is_by_best ? nullptr : ops.operations().require<ChooseBlocks>()),
+      choose_best_(spec_.is_by_best ? ops.operations().require<ChooseBestBlocks>() : nullptr),
       frequencies_(uploaded(ops, spec.ropes.front().inv_freq)),
       rope_scale_(spec.ropes.front().attention_scaling) {}
 
@@ -100,10 +108,17 @@ void BlockIndexer::choose(const StepContext& step, int layer, const BlockIndexer
   const HeadsView queries = queries_view(step.rows);
   ops.linear(weights.queries.view, x, step.rows, queries_, false);
   ops.norm_heads(weights.query_norm.view, queries);
-  ops.rope(table, queries, nullptr);
   ops.linear(weights.keys.view, x, step.rows, keys_, false);
 
   const AttentionParams index = key_params(layer);
+  if (spec_.is_by_best) {
+    const auto dim = static_cast<size_t>(spec_.head_dim);
+    const HeadsView keys{keys_, step.rows, dim, 1, dim, spec_.head_dim};
+    ops.norm_heads(weights.key_norm.view, keys);
+    ops.rope_and_write(table, index, queries, nullptr, keys, {keys_, step.rows, dim, 1, dim, 0});
+    return choose_best_(ops, {index, spec_.budget / spec_.block, spec_.block, queries, chosen_.as<int32_t>()});
+  }
+  ops.rope(table, queries, nullptr);
   write_(ops, {index, spec_.block, rows_view(keys_, step.rows, spec_.head_dim), weights.key_norm.view,
                frequencies_.as<float>(), table.pairs, rope_scale_, table.is_interleaved});
   choose_(ops, {index, spec_.budget, spec_.block, queries, chosen_.as<int32_t>()});

@@ -28,17 +28,18 @@ class Indexer {
   // paged_attention of what was chosen.
   void run_attention(const StepContext& step, const AttentionParams& params, const HeadsView& queries,
                      float* out) const {
-    sparse_attention_(step.ops, {params, top_k_, chosen_.as<int32_t>(), queries, out, block_});
+    sparse_attention_(step.ops, {params, top_k_, chosen_.as<int32_t>(), queries, out, block_, is_by_head_});
   }
 
  protected:
   // Keys of a quantized cache are bfloat16: fewer bits would change which tokens are chosen.
   //   top_k: tokens that a row has chosen, at most; block: tokens that are chosen together
+  //   is_by_head: each head of the index has a choice of its own
   //   has_indexer(layer): whether a layer chooses; others have no keys
   template <typename HasIndexer>
   Indexer(Operators& ops, int num_layers, int num_heads, int head_dim, int top_k, int block, CacheType cache_type,
-          int max_tokens, HasIndexer&& has_indexer)
-      : Indexer(ops, num_heads, head_dim, top_k, block, max_tokens) {
+          int max_tokens, HasIndexer&& has_indexer, bool is_by_head = false)
+      : Indexer(ops, num_heads, head_dim, top_k, block, is_by_head, max_tokens) {
     for (int layer = 0; layer < num_layers; ++layer) {
       pieces_.push_back(has_indexer(layer) ? static_cast<int>(layers_.size()) : -1);
       if (pieces_.back() >= 0) layers_.push_back(layer);
@@ -56,16 +57,17 @@ class Indexer {
 
   FloatRows queries_;     // [max_tokens, heads head_dim]
   FloatRows keys_;        // [max_tokens, head_dim]
-  AlignedBuffer chosen_;  // int32 [max_tokens, top_k]
+  AlignedBuffer chosen_;  // int32 [max_tokens, top_k], or [max_tokens, heads, top_k]
 
  private:
-  Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, int max_tokens);
+  Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, bool is_by_head, int max_tokens);
 
   OperationFunction<SparseAttention> sparse_attention_;
   int num_heads_;
   int head_dim_;
   int top_k_;
   int block_;
+  bool is_by_head_;
   CacheLayout shape_;        // of a page
   std::vector<int> layers_;  // that choose
   std::vector<int> pieces_;  // [layers of the model]: number among these, or -1
@@ -111,7 +113,7 @@ struct BlockIndexerWeights {
   static BlockIndexerWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
 };
 
-// Chooses blocks of tokens (BlockIndexerSpec), in every layer that attends.
+// Chooses blocks of tokens (BlockIndexerSpec).
 class BlockIndexer final : public Indexer {
  public:
   BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens);
@@ -121,9 +123,10 @@ class BlockIndexer final : public Indexer {
 
  private:
   BlockIndexerSpec spec_;
-  OperationFunction<WriteBlockKeys> write_;
+  OperationFunction<WriteBlockKeys> write_;  // null where blocks count by their best token, as the next
   OperationFunction<ChooseBlocks> choose_;
-  AlignedBuffer frequencies_;  // [pairs]
+  OperationFunction<ChooseBestBlocks> choose_best_;  // null elsewhere
+  AlignedBuffer frequencies_;                        // [pairs]
   float rope_scale_ = 1;
 };
 

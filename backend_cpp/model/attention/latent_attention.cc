@@ -47,6 +47,10 @@ LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, 
   }
   weights.kv_down = read.linear(prefix + "kv_down", mla.kv_rank + mla.rope_dim, spec.hidden_size, false);
   weights.kv_down_norm = NormStorage::load(read, prefix + "kv_down_norm", mla.kv_rank, norm, false);
+  if (mla.has_gate) {
+    const Slice values = shard.attention.front().queries.times(mla.value_dim);
+    weights.gate = read.linear(prefix + "gate", values, spec.hidden_size, false);
+  }
   if (mla.indexer && mla.indexer->layers[static_cast<size_t>(layer)]) {
     weights.indexer = TokenIndexerWeights::load(spec, read, prefix + "indexer.");
   }
@@ -70,7 +74,8 @@ LatentAttention::LatentAttention(Operators& ops, const ModelSpec& spec, int max_
       mla_(*spec.attention.mla),
       q_down_(ops, max_tokens, mla_.q_rank),
       q_(ops, max_tokens, heads_ * (mla_.nope_dim + mla_.rope_dim)),
-      kv_down_(ops, max_tokens, mla_.kv_rank + mla_.rope_dim) {}
+      kv_down_(ops, max_tokens, mla_.kv_rank + mla_.rope_dim),
+      gates_(ops, max_tokens, mla_.has_gate ? heads_ * mla_.value_dim : 0) {}
 
 void LatentAttention::project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk) {
   const auto rope = static_cast<size_t>(mla_.rope_dim);
@@ -88,6 +93,7 @@ void LatentAttention::project(const StepContext& step, const LatentWeights& weig
   } else {
     ops.linear(weights.q.view, x, step.rows, q_, false);
   }
+  if (mla_.has_gate) ops.linear(weights.gate.view, x, step.rows, gates_, false);
   ops.linear(weights.kv_down.view, x, step.rows, kv_down_, false);
   const HeadsView latents{kv_down_, step.rows, key_dim, 1, 0, mla_.kv_rank};
   ops.norm_heads(weights.kv_down_norm.view, latents);
@@ -109,6 +115,9 @@ void LatentAttention::expand(const StepContext& step, const LatentWeights& weigh
   head_linear_(step.ops, {weights.v_up.view,
                           {latents, step.rows, heads_ * rank, heads_, rank, mla_.kv_rank},
                           {values, step.rows, heads_ * value_dim, heads_, value_dim, mla_.value_dim}});
+  if (!mla_.has_gate) return;
+  const int width = heads_ * mla_.value_dim;
+  step.ops.gate_heads(Activation::kSigmoid, rows_view(gates_, step.rows, width), rows_view(values, step.rows, width));
 }
 
 }  // namespace turbomind

@@ -28,8 +28,9 @@ struct LatentWeights {
   NormStorage kv_down_norm;
   LinearStorage k_up;                          // W_UK,h^T of each head: [heads kv_rank, nope_dim]; never rounded
   LinearStorage v_up;                          // W_UV,h of each head: [heads value_dim, kv_rank]; never rounded
+  LinearStorage gate;                          // [heads value_dim, hidden], or empty
   std::optional<TokenIndexerWeights> indexer;  // of a layer that chooses what it attends to
-  WEIGHT_MEMBERS(q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer)
+  WEIGHT_MEMBERS(q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, gate, indexer)
 
   // `prefix` is all of the tensors' names before "q_down", "kv_down", ...
   static LatentWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer);
@@ -40,7 +41,7 @@ class LatentAttention {
   LatentAttention(Operators& ops, const ModelSpec& spec, int max_tokens);
 
   // Fills qk [rows, (heads + 1) (rope_dim + kv_rank)], queries and the key, of x [rows, hidden]; not rotated yet. The
-  // value is the key's latent.
+  // value is the key's latent. Keeps the gate of what `expand` gives.
   void project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk);
   // [rows, q_rank]: what queries come out of, of the last call of project.
   const float* query_latents() const { return q_down_; }
@@ -55,6 +56,7 @@ class LatentAttention {
   FloatRows q_down_;   // [max_tokens, q_rank]
   FloatRows q_;        // [max_tokens, heads (nope_dim + rope_dim)]
   FloatRows kv_down_;  // [max_tokens, kv_rank + rope_dim]
+  FloatRows gates_;    // [max_tokens, heads value_dim], where there are any
 };
 
 }  // namespace turbomind

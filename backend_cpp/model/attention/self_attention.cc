@@ -53,6 +53,7 @@ AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& 
   if (const auto& mla = kind_spec.mla) {
     weights.latent = LatentWeights::load(shard, read, prefix, layer);
     weights.o = read.linear(prefix + "o", spec.hidden_size, heads.queries.times(mla->value_dim), kind_spec.o_bias);
+    if (kind_spec.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
     return weights;
   }
   const HeadSizes sizes = head_sizes(spec, kind);
@@ -75,7 +76,8 @@ AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& 
     weights.q_norm = norm("q_norm", queries);
     if (has_keys) weights.k_norm = norm("k_norm", keys);
   }
-  if (kind_spec.block_indexer) weights.block_indexer = BlockIndexerWeights::load(spec, read, prefix + "block_indexer.");
+  if (kind_spec.block_indexer && kind_spec.block_indexer->layers[static_cast<size_t>(layer)])
+    weights.block_indexer = BlockIndexerWeights::load(spec, read, prefix + "block_indexer.");
   if (kind_spec.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
   if (kind_spec.bias_reach > 0) {
     weights.distance_biases =
@@ -347,8 +349,9 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
   if (latent_) {
     compile_latent(program, layer, *weights.latent, program.made(x));
   } else {
-    const Source rows = block_indexer_ ? program.made(x) : x;
-    if (block_indexer_) {
+    const bool chooses = block_indexer_ && this->chooses(layer);
+    const Source rows = chooses ? program.made(x) : x;
+    if (chooses) {
       program.add("chosen = indexer(" + rows.name + ")",
                   [this, layer, &weights, table, input = rows.rows.x.floats()](ModelStep& step) {
                     block_indexer_->choose(step, layer, *weights.block_indexer, input, table);
@@ -377,12 +380,15 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
                 step.ops.rope_and_write(table, params_, queries, factors.device<float>(), step.of(qkv.keys),
                                         step.of(qkv.values));
               });
-  compile_output(program, kind, qkv, weights, y);
+  compile_output(program, layer, qkv, weights, y);
 }
 
-void SelfAttention::compile_output(Program& program, const Kind& kind, const Heads& qkv,
-                                   const AttentionWeights& weights, const Target& y) {
-  if (!latent_ && !kind.spec.has_output_gate) {  // one operation of the device, where nothing comes between
+void SelfAttention::compile_output(Program& program, int layer, const Heads& qkv, const AttentionWeights& weights,
+                                   const Target& y) {
+  const Kind& kind = kind_of(layer);
+  const Indexer* chooser = chooses(layer) ? indexer() : nullptr;
+  if (!latent_ && !kind.spec.has_output_gate &&
+      chooser == nullptr) {  // one operation of the device, where nothing comes between
     program.add(y.is() + "o(attend(queries))", [this, &weights, queries = qkv.queries, y](ModelStep& step) {
       float* attention_output = attention_output_;
       if (step.adapters == nullptr && weights.o.for_images.empty()) {
@@ -395,7 +401,7 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
     return;
   }
   float* attention_output = attention_output_;
-  if (const Indexer* chooser = indexer()) {
+  if (chooser != nullptr) {
     program.add("attended = attend(queries), to those chosen", [this, chooser, queries = qkv.queries](ModelStep& step) {
       chooser->run_attention(step, params_, step.of(queries), attention_output_);
     });

@@ -89,8 +89,11 @@ class SelfAttention final : public LayerMemory {
     if (token_indexer_) return &*token_indexer_;
     return block_indexer_ ? &*block_indexer_ : nullptr;
   }
-  void compile_output(Program& program, const Kind& kind, const Heads& qkv, const AttentionWeights& weights,
-                      const Target& y);
+  // Whether a layer attends to chosen tokens alone.
+  bool chooses(int layer) const {
+    return token_indexer_ || (block_indexer_ && spec_.attention.block_indexer->layers[static_cast<size_t>(layer)]);
+  }
+  void compile_output(Program& program, int layer, const Heads& qkv, const AttentionWeights& weights, const Target& y);
   void norm_heads(Operators& ops, QkNorm kind, const NormStorage& norm, const HeadsView& heads) const;
   NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_, nullptr}; }
   bool rotates(int layer) const { return spec_.layer_ropes[static_cast<size_t>(layer)] >= 0; }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/head_linear.h"
 
 namespace turbomind {
 
@@ -29,11 +30,10 @@ struct GatedDelta : RecurrenceRule {
   }
 };
 
-// Decays [heads, key_dim] and the gate of what comes out are made through vectors of gate_rank.
+// Decays [heads, key_dim] and the gate of what comes out are made through vectors of gate_rank, or by one layer each.
 struct KimiDelta : RecurrenceRule {
   explicit KimiDelta(const RecurrenceSpec& spec) : RecurrenceRule(spec) {
-    if (config.gate_rank > 0 && config.num_key_heads == config.num_heads) return;
-    throw invalid_argument("recurrence.gate_rank and num_key_heads do not fit kimi_delta");
+    if (config.num_key_heads != config.num_heads) throw invalid_argument("recurrence.num_key_heads of kimi_delta");
   }
   bool has_delta() const override { return true; }
   int decay_width() const override { return config.key_dim; }
@@ -42,10 +42,14 @@ struct KimiDelta : RecurrenceRule {
   }
   void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
     weights.gates = tensors.linear("gates", tensors.heads, tensors.hidden, config.bias);
-    weights.further.push_back(tensors.linear("decay_down", config.gate_rank, tensors.hidden));
-    weights.further.push_back(tensors.linear("decay_up", tensors.keys, config.gate_rank));
-    weights.further.push_back(tensors.linear("gate_down", config.gate_rank, tensors.hidden));
-    weights.further.push_back(tensors.linear("gate_up", tensors.values, config.gate_rank));
+    const int rank = config.gate_rank;
+    const auto add = [&](const char* name, const Slice& outputs, int inputs) {
+      weights.further.push_back(tensors.linear(name, outputs, inputs));
+    };
+    if (rank > 0) add("decay_down", rank, tensors.hidden);
+    add("decay_up", tensors.keys, rank > 0 ? rank : tensors.hidden);
+    if (rank > 0) add("gate_down", rank, tensors.hidden);
+    add("gate_up", tensors.values, rank > 0 ? rank : tensors.hidden);
   }
   std::vector<int> workspaces() const override { return {config.num_heads, config.gate_rank, values()}; }
   RecurrenceGates gates(const StepContext& step, const RecurrenceWeights& weights, const float* x,
@@ -54,10 +58,15 @@ struct KimiDelta : RecurrenceRule {
     auto* low = rows.buffers[1].as<float>();
     auto* decays = rows.decays.as<float>();
     step.linear(weights.gates, x, writes, false);
-    step.linear(weights.further[0], x, low, false);
-    step.linear(weights.further[1], low, decays, false);
-    step.linear(weights.further[2], x, low, false);
-    step.linear(weights.further[3], low, rows.buffers[2].as<float>(), false);
+    auto layer = weights.further.begin();
+    for (float* made : {decays, rows.buffers[2].as<float>()}) {
+      const float* from = x;
+      if (config.gate_rank > 0) {
+        step.linear(*layer++, x, low, false);
+        from = low;
+      }
+      step.linear(*layer++, from, made, false);
+    }
     const auto heads = static_cast<size_t>(config.num_heads);
     return {{}, {decays, heads * static_cast<size_t>(config.key_dim)}, {writes, heads}};
   }
@@ -139,6 +148,52 @@ struct Mamba : RecurrenceRule {
   }
 };
 
+// Each head's gates come out of its values by matrices of its own.
+struct RgLru : RecurrenceRule {
+  using RecurrenceRule::RecurrenceRule;
+  int channels() const override { return values(); }
+  bool is_lru() const override { return true; }
+  Slice inputs(const Slice&, const Slice& values, const Slice&) const override {
+    return Slice::joined({values, values});
+  }
+  void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
+    const auto size = static_cast<size_t>(tensors.values.size());
+    weights.rates = tensors.read.vector(tensors.prefix + "rates", tensors.values);
+    for (float* rate = weights.rates.as<float>(); rate < weights.rates.as<float>() + size; ++rate) {
+      *rate = -8 * (std::max(*rate, 0.0f) + std::log1p(std::exp(-std::abs(*rate))));
+    }
+    weights.biases = AlignedBuffer(2 * size * sizeof(float));
+    auto* biases = weights.biases.as<float>();
+    for (const char* name : {"input_gate", "decay_gate"}) {
+      const std::string gate = tensors.prefix + name;
+      weights.further.push_back(
+          tensors.read.matrix(gate + ".weight", tensors.values, config.value_dim, tensors.read.options().dtype));
+      biases = std::copy_n(tensors.read.vector(gate + ".bias", tensors.values).as<float>(), size, biases);
+    }
+  }
+  std::vector<int> workspaces() const override { return {values(), values()}; }
+  GatedLru lru(const StepContext& step, const RecurrenceWeights& weights, const float* x,
+               const RecurrenceRows& rows) const override {
+    const auto width = static_cast<size_t>(values());
+    const auto dim = static_cast<size_t>(config.value_dim);
+    const auto heads = [&](const float* first) {
+      return HeadsView{const_cast<float*>(first), step.rows, width, config.num_heads, dim, config.value_dim};
+    };
+    const auto head_linear = step.ops.operations().require<HeadLinear>();
+    for (size_t gate = 0; gate < 2; ++gate) {
+      head_linear(step.ops, {weights.further[gate].view, heads(x), heads(rows.buffers[gate].as<float>())});
+    }
+    return {.state = {},
+            .channels = values(),
+            .rates = weights.rates.as<float>(),
+            .biases = weights.biases.as<float>(),
+            .inputs = rows.buffers[0].as<float>(),
+            .decays = rows.buffers[1].as<float>(),
+            .x = x,
+            .out = nullptr};
+  }
+};
+
 struct Lightning : RecurrenceRule {
   using RecurrenceRule::RecurrenceRule;
   std::vector<float> constant_decays(int layer) const override {
@@ -191,6 +246,8 @@ std::unique_ptr<RecurrenceRule> RecurrenceRule::make(const RecurrenceSpec& confi
       return std::make_unique<Mamba>(config);
     case RecurrenceKind::kMamba2:
       return std::make_unique<Mamba2>(config);
+    case RecurrenceKind::kRgLru:
+      return std::make_unique<RgLru>(config);
     case RecurrenceKind::kLightning:
       return std::make_unique<Lightning>(config);
     case RecurrenceKind::kShortConvolution:

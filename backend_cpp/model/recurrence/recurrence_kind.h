@@ -22,12 +22,13 @@ struct RecurrenceWeights {
   AlignedBuffer a_log;                 // float32 [heads], or empty
   AlignedBuffer dt_bias;               // float32 [heads, RecurrenceRule::decay_width], or empty
   AlignedBuffer skip;                  // float32 [heads], or [heads, value_dim] of a selective scan, or empty
-  AlignedBuffer rates;                 // float32 [key_dim, heads, value_dim] of a selective scan
+  AlignedBuffer rates;                 // float32 [key_dim, heads, value_dim] of a selective scan and of an LRU
+  AlignedBuffer biases;                // float32 [2, heads, value_dim] of an LRU's gates
   // Of what comes out: [value_dim], of groups [heads, value_dim], of all ranks where these share one; or of what a
   // selective scan's steps, keys and queries are made from: [gate_rank + 2 key_dim].
   NormStorage norm;
   LinearStorage out;
-  WEIGHT_MEMBERS(in, gates, further, conv, conv_bias, a_log, dt_bias, skip, rates, norm, out)
+  WEIGHT_MEMBERS(in, gates, further, conv, conv_bias, a_log, dt_bias, skip, rates, biases, norm, out)
 
   static RecurrenceWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
 };
@@ -82,7 +83,8 @@ class RecurrenceRule {
   // Those of a layer's heads where they are the same in all rows.
   virtual std::vector<float> constant_decays(int /*layer*/) const { return {}; }
   virtual bool is_selective() const { return false; }
-  bool has_gates() const { return keys() > 0 && !is_selective() && constant_decays(0).empty(); }
+  virtual bool is_lru() const { return false; }
+  bool has_gates() const { return keys() > 0 && !is_selective() && !is_lru() && constant_decays(0).empty(); }
   // Their operands a and b, made of x [rows, hidden], and what else not all kinds have.
   virtual RecurrenceGates gates(const StepContext&, const RecurrenceWeights&, const float* /*x*/,
                                 const RecurrenceRows&) const {
@@ -91,6 +93,11 @@ class RecurrenceRule {
   // A selective scan's operands besides state and out, made of convolved values [rows, values()].
   virtual SelectiveScan scan(const StepContext&, const RecurrenceWeights&, const float* /*values*/,
                              const RecurrenceRows&) const {
+    return {};
+  }
+  // Those of a gated linear recurrent unit, likewise.
+  virtual GatedLru lru(const StepContext&, const RecurrenceWeights&, const float* /*values*/,
+                       const RecurrenceRows&) const {
     return {};
   }
   // The rows whose gate what comes out is multiplied by.

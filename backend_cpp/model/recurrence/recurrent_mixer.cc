@@ -19,6 +19,7 @@ size_t aligned_bytes(int rows, int width) {
 
 Activation activation_of(GateKind gate) {
   if (gate == GateKind::kLinear) return Activation::kLinear;
+  if (gate == GateKind::kGeluTanh) return Activation::kGeluTanh;
   return gate == GateKind::kSilu ? Activation::kSilu : Activation::kSigmoid;
 }
 
@@ -38,6 +39,7 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_token
       compute_gates_(ops.operations().require<RecurrenceGates>()),
       recur_(ops.operations().require<Recurrence>()),
       scan_(ops.operations().require<SelectiveScan>()),
+      lru_(ops.operations().require<GatedLru>()),
       rule_(RecurrenceRule::make(*shard.spec.recurrence)),
       config_(rule_->config),
       values_(rule_->values()),
@@ -153,7 +155,7 @@ void RecurrentMixer::convolve(const StepContext& step, int layer, const Recurren
   const bool has_matrix = rule_->keys() > 0;
   const ConvParams params{memory(step, layer, 0),        rule_->channels(),
                           config_.conv_kernel,           weights.conv.as<float>(),
-                          weights.conv_bias.as<float>(), has_matrix};
+                          weights.conv_bias.as<float>(), has_matrix && !rule_->is_lru()};
   auto* made = (has_matrix ? mixed_ : outputs_).as<float>();
   convolve_(step.ops, {params, rows_.from(0), step.rows, {made, static_cast<size_t>(params.channels)}});
 }
@@ -162,6 +164,7 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
   RecurrenceGates gates = rule_->gates(step, weights, rows, rows_);
   gates.params.heads = config_.num_heads;
   gates.params.width = rule_->decay_width();
+  gates.params.bound = config_.decay_bound;
   gates.params.a_log = weights.a_log.as<float>();
   gates.params.dt_bias = weights.dt_bias.as<float>();
   gates.rows = step.rows;
@@ -173,6 +176,12 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
 }
 
 void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceWeights& weights) {
+  if (rule_->is_lru()) {
+    GatedLru lru = rule_->lru(step, weights, mixed_, rows_);
+    lru.state = memory(step, layer, conv_bytes_);
+    lru.out = outputs_;
+    return lru_(step.ops, lru);
+  }
   if (rule_->is_selective()) {
     SelectiveScan scan = rule_->scan(step, weights, mixed_, rows_);
     scan.state = memory(step, layer, conv_bytes_);

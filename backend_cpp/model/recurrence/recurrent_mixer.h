@@ -54,6 +54,7 @@ class RecurrentMixer final : public LayerMemory {
   OperationFunction<RecurrenceGates> compute_gates_;
   OperationFunction<Recurrence> recur_;
   OperationFunction<SelectiveScan> scan_;
+  OperationFunction<GatedLru> lru_;
   std::unique_ptr<RecurrenceRule> rule_;
   const RecurrenceSpec& config_;
   int values_;  // numbers of a row of what comes out

@@ -101,7 +101,6 @@ void check_latent(const AttentionSpec& kind_spec, int layer) {
       {kind_spec.softcap != 0, "softcap"},
       {kind_spec.value_scale != 1, "value_scale"},
       {!kind_spec.alibi_slopes.empty(), "alibi_slopes"},
-      {kind_spec.has_sinks, "has_sinks"},
       {kind_spec.logn_length != 0, "logn_length"},
       {kind_spec.has_output_gate, "has_output_gate"},
       {std::ranges::any_of(kind_spec.windows, [](int window) { return window > 0; }), "windows"},
@@ -123,9 +122,10 @@ void check_block_indexer(const ModelSpec& spec, int kind, int layer) {
   const AttentionSpec& attention = attention_kind(spec, kind);
   const BlockIndexerSpec& indexer = *attention.block_indexer;
   const bool is_of_all = kind == 0 && spec.attentions.empty() && spec.ropes.size() == 1;
-  if (!is_of_all || attention.mla || !attention.has_output_gate || window_of(spec, layer) > 0 ||
-      !attention.alibi_slopes.empty() || attention.bias_reach > 0 || indexer.budget % indexer.block != 0 ||
-      indexer.head_dim % 2 != 0 || 2 * spec.ropes[0].inv_freq.size() > static_cast<size_t>(indexer.head_dim)) {
+  if (!is_of_all || attention.mla || window_of(spec, layer) > 0 ||
+      (indexer.is_by_best && indexer.num_heads != head_sizes(spec, kind).kv_heads) || !attention.alibi_slopes.empty() ||
+      attention.bias_reach > 0 || indexer.budget % indexer.block != 0 || indexer.head_dim % 2 != 0 ||
+      2 * spec.ropes[0].inv_freq.size() > static_cast<size_t>(indexer.head_dim)) {
     reject(layer, "attention.block_indexer does not fit the other fields");
   }
 }
@@ -243,10 +243,11 @@ void check_streams(const ModelSpec& spec) {
 
 void check_hyper_connections(const ModelSpec& spec) {
   const BlockSpec& block = spec.block;
-  reject_if(block.has_input_norms || block.has_output_norms || block.is_parallel || block.has_layer_scale ||
-                spec.recurrence_block || (spec.moe && spec.moe->is_alongside_mlp) || spec.head || spec.images ||
-                spec.encoder || spec.layer_input || spec.streams,
-            "hyper_connections needs a bare block, without head, images, encoder, layer_input or streams");
+  reject_if(block.has_input_norms != (spec.hyper_connections->rank == 0) || block.has_output_norms ||
+                block.is_parallel || block.has_layer_scale || spec.recurrence_block ||
+                (spec.moe && spec.moe->is_alongside_mlp) || spec.head || spec.images || spec.encoder ||
+                spec.layer_input || spec.streams,
+            "hyper_connections does not fit the block, or head, images, encoder, layer_input or streams");
 }
 
 void check(const NgramsSpec& ngrams, const ModelSpec& spec) {

@@ -40,7 +40,7 @@ inline bool has_outer_norms(const HeadSpec& head) {
 
 // Whether rows go through a norm after the last layer.
 inline bool has_final_norm(const ModelSpec& spec) {
-  return (!spec.head || has_outer_norms(*spec.head)) && !spec.hyper_connections;
+  return (!spec.head || has_outer_norms(*spec.head)) && (!spec.hyper_connections || spec.hyper_connections->rank == 0);
 }
 
 // Tokens from the first to the last that the convolution of n-grams looks at.

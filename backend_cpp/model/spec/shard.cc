@@ -162,6 +162,9 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   if (count > 1 && std::ranges::any_of(std::views::iota(0, attention_count(spec)), norms_projections)) {
     divider.reject("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
   }
+  if (count > 1 && spec.attention.block_indexer && spec.attention.block_indexer->is_by_best) {
+    divider.reject("each key/value head chooses its own blocks (attention.block_indexer), by heads that no rank has");
+  }
   if (count > 1 && std::any_of(spec.mlp.cuts.begin(), spec.mlp.cuts.end(), [](float cut) { return cut > 0; })) {
     divider.reject("activations are cut at a spread over all channels (mlp.cuts), which no rank has");
   }

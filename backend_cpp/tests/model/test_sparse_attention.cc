@@ -226,6 +226,60 @@ std::vector<double> block_key(const std::vector<float>& keys, const std::vector<
   return key;
 }
 
+// Attention of rows whose key/value heads see these tokens [rows, kKvHeads], where others are NaN.
+void check_attention(ThreadPool& pool, std::mt19937& random, const Sizes& shape,
+                     const std::vector<std::vector<int32_t>>& seen, const std::vector<int32_t>& chosen, int block,
+                     bool is_by_head) {
+  const auto context = static_cast<size_t>(shape.context);
+  std::vector<bool> is_seen(context, false);
+  for (const std::vector<int32_t>& tokens : seen) {
+    for (const int32_t t : tokens) is_seen[static_cast<size_t>(t)] = true;
+  }
+  std::vector<float> keys = random_floats(random, context * kKvHeads * kKeyDim);
+  std::vector<float> values = random_floats(random, context * kKvHeads * kValueDim);
+  std::vector<float> poisoned_keys = keys;
+  std::vector<float> poisoned_values = values;
+  for (size_t t = 0; t < context; ++t) {
+    if (is_seen[t]) continue;
+    std::fill_n(poisoned_keys.begin() + static_cast<ptrdiff_t>(t) * kKvHeads * kKeyDim, kKvHeads * kKeyDim, NAN);
+    std::fill_n(poisoned_values.begin() + static_cast<ptrdiff_t>(t) * kKvHeads * kValueDim, kKvHeads * kValueDim, NAN);
+  }
+  Cache cache({.type = shape.type, .num_kv_heads = kKvHeads, .key_dim = kKeyDim, .value_dim = kValueDim}, shape,
+              random);
+  cache.write(pool, 0, poisoned_keys, poisoned_values);
+  cache.use({0, shape.rows, shape.context - shape.rows, nullptr});
+  cache.params.num_heads = kHeads;
+  std::vector<float> queries = random_floats(random, static_cast<size_t>(shape.rows) * kHeads * kKeyDim);
+  for (float& query : queries) query *= 0.2F;
+  const HeadsView view{queries.data(), shape.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
+  std::vector<float> out(static_cast<size_t>(shape.rows) * kHeads * kValueDim);
+  SparseAttention{cache.params, shape.top_k, chosen.data(), view, out.data(), block, is_by_head}.run(pool);
+
+  double furthest = 0;
+  for (int row = 0; row < shape.rows; ++row) {
+    for (int h = 0; h < kHeads; ++h) {
+      std::vector<double> expected(kValueDim, 0);
+      double sum = 0;
+      const int kv_head = h / (kHeads / kKvHeads);
+      for (const int32_t t : seen[static_cast<size_t>(row * kKvHeads + kv_head)]) {
+        const size_t head = static_cast<size_t>(t) * kKvHeads + static_cast<size_t>(kv_head);
+        double product = 0;
+        for (size_t d = 0; d < kKeyDim; ++d)
+          product += view.head(static_cast<size_t>(row), h)[d] * double{keys[head * kKeyDim + d]};
+        const double weight = std::exp(product);
+        sum += weight;
+        for (size_t d = 0; d < kValueDim; ++d) expected[d] += weight * values[head * kValueDim + d];
+      }
+      for (size_t d = 0; d < kValueDim; ++d) {
+        const double found = out[static_cast<size_t>(row * kHeads + h) * kValueDim + d];
+        CHECK(!std::isnan(found));
+        furthest = std::max(furthest, std::abs(found - expected[d] / sum));
+      }
+    }
+  }
+  CHECK(furthest < tolerance_of(shape.type));
+}
+
 // The chosen tokens of each row, by float64, and all that is chosen and attended to.
 void check_blocks(const BlockSizes& sizes, int threads) {
   std::mt19937 random(11);
@@ -268,8 +322,7 @@ void check_blocks(const BlockSizes& sizes, int threads) {
   std::vector<int32_t> chosen(static_cast<size_t>(sizes.rows) * static_cast<size_t>(top_k), -1);
   ChooseBlocks{index.params, sizes.budget, sizes.block, index_view, chosen.data()}.run(pool);
 
-  std::vector<std::vector<int32_t>> seen;  // of each row
-  std::vector<bool> is_seen(context, false);
+  std::vector<std::vector<int32_t>> seen;  // of each row, for each key/value head
   for (int row = 0; row < sizes.rows; ++row) {
     const int kv_len = first + row + 1;
     const int blocks = kv_len / sizes.block;
@@ -282,7 +335,7 @@ void check_blocks(const BlockSizes& sizes, int threads) {
         scores[static_cast<size_t>(b)] += std::max(product, 0.0);
       }
     }
-    std::vector<int32_t>& tokens = seen.emplace_back();
+    std::vector<int32_t> tokens;
     for (const int32_t b : highest(scores, std::min(blocks, sizes.budget / sizes.block))) {
       for (int i = 0; i < sizes.block; ++i) tokens.push_back(b * sizes.block + i);
     }
@@ -294,51 +347,56 @@ void check_blocks(const BlockSizes& sizes, int threads) {
       if (index_type == CacheType::kFloat32) CHECK(found == tokens);
       tokens = found;
     }
-    for (const int32_t t : tokens) is_seen[static_cast<size_t>(t)] = true;
+    seen.insert(seen.end(), kKvHeads, tokens);
   }
 
-  std::vector<float> keys = random_floats(random, context * kKvHeads * kKeyDim);
-  std::vector<float> values = random_floats(random, context * kKvHeads * kValueDim);
-  std::vector<float> poisoned_keys = keys;
-  std::vector<float> poisoned_values = values;
-  for (size_t t = 0; t < context; ++t) {
-    if (is_seen[t]) continue;
-    std::fill_n(poisoned_keys.begin() + static_cast<ptrdiff_t>(t) * kKvHeads * kKeyDim, kKvHeads * kKeyDim, NAN);
-    std::fill_n(poisoned_values.begin() + static_cast<ptrdiff_t>(t) * kKvHeads * kValueDim, kKvHeads * kValueDim, NAN);
-  }
-  Cache cache({.type = sizes.type, .num_kv_heads = kKvHeads, .key_dim = kKeyDim, .value_dim = kValueDim}, shape,
-              random);
-  cache.write(pool, 0, poisoned_keys, poisoned_values);
-  cache.use({0, sizes.rows, first, nullptr});
-  cache.params.num_heads = kHeads;
-  std::vector<float> queries = random_floats(random, static_cast<size_t>(sizes.rows) * kHeads * kKeyDim);
-  for (float& query : queries) query *= 0.2F;
-  const HeadsView view{queries.data(), sizes.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
-  std::vector<float> out(static_cast<size_t>(sizes.rows) * kHeads * kValueDim);
-  SparseAttention{cache.params, top_k, chosen.data(), view, out.data(), sizes.block}.run(pool);
+  check_attention(pool, random, shape, seen, chosen, sizes.block, false);
+}
 
-  double furthest = 0;
+// The same where each key/value head chooses `budget` / `block` blocks by their best token.
+void check_best_blocks(const BlockSizes& sizes, int threads) {
+  std::mt19937 random(13);
+  ThreadPool pool(threads);
+  const auto context = static_cast<size_t>(sizes.context);
+  const int first = sizes.context - sizes.rows;
+  const Sizes shape{sizes.type, sizes.context, sizes.rows, sizes.budget};
+  std::vector<float> index_keys = random_floats(random, context * kIndexDim);
+  std::vector<float> nothing(context);
+  const CacheType index_type = sizes.type == CacheType::kFloat32 ? sizes.type : CacheType::kBFloat16;
+  for (float& key : index_keys) key = to_float(to_bf16(key));
+  Cache index({.type = index_type, .key_dim = kIndexDim, .value_dim = 0}, shape, random);
+  index.write(pool, 0, index_keys, nothing);
+  index.use({0, sizes.rows, first, nullptr});
+  std::vector<float> queries = random_floats(random, static_cast<size_t>(sizes.rows) * kKvHeads * kIndexDim);
+  const HeadsView view{queries.data(), sizes.rows, kKvHeads * kIndexDim, kKvHeads, kIndexDim, kIndexDim};
+  std::vector<int32_t> chosen(static_cast<size_t>(sizes.rows * kKvHeads * sizes.budget), -1);
+  ChooseBestBlocks{index.params, sizes.budget / sizes.block, sizes.block, view, chosen.data()}.run(pool);
+
+  std::vector<std::vector<int32_t>> seen;
   for (int row = 0; row < sizes.rows; ++row) {
-    for (int h = 0; h < kHeads; ++h) {
-      std::vector<double> expected(kValueDim, 0);
-      double sum = 0;
-      for (const int32_t t : seen[static_cast<size_t>(row)]) {
-        const size_t head = static_cast<size_t>(t) * kKvHeads + static_cast<size_t>(h / (kHeads / kKvHeads));
+    const int kv_len = first + row + 1;
+    const int own = (kv_len - 1) / sizes.block;
+    for (int head = 0; head < kKvHeads; ++head) {
+      std::vector<double> best(static_cast<size_t>(own), -std::numeric_limits<double>::infinity());
+      for (int t = 0; t < own * sizes.block; ++t) {
         double product = 0;
-        for (size_t d = 0; d < kKeyDim; ++d)
-          product += view.head(static_cast<size_t>(row), h)[d] * double{keys[head * kKeyDim + d]};
-        const double weight = std::exp(product);
-        sum += weight;
-        for (size_t d = 0; d < kValueDim; ++d) expected[d] += weight * values[head * kValueDim + d];
+        for (int d = 0; d < kIndexDim; ++d) {
+          product += double{view.head(static_cast<size_t>(row), head)[d]} *
+                     double{index_keys[static_cast<size_t>(t * kIndexDim + d)]};
+        }
+        double& of_block = best[static_cast<size_t>(t / sizes.block)];
+        of_block = std::max(of_block, product);
       }
-      for (size_t d = 0; d < kValueDim; ++d) {
-        const double found = out[static_cast<size_t>(row * kHeads + h) * kValueDim + d];
-        CHECK(!std::isnan(found));
-        furthest = std::max(furthest, std::abs(found - expected[d] / sum));
+      std::vector<int32_t>& tokens = seen.emplace_back();
+      for (const int32_t b : highest(best, std::min(own, sizes.budget / sizes.block - 1))) {
+        for (int i = 0; i < sizes.block; ++i) tokens.push_back(b * sizes.block + i);
       }
+      for (int t = own * sizes.block; t < kv_len; ++t) tokens.push_back(t);
+      const auto begin = chosen.begin() + static_cast<ptrdiff_t>((row * kKvHeads + head) * sizes.budget);
+      if (kv_len > sizes.budget) CHECK(std::equal(tokens.begin(), tokens.end(), begin));
     }
   }
-  CHECK(furthest < tolerance_of(sizes.type));
+  check_attention(pool, random, shape, seen, chosen, sizes.block, true);
 }
 
 }  // namespace
@@ -349,6 +407,15 @@ TEST(rows_attend_to_the_blocks_of_the_highest_scores_and_read_no_other) {
     check_blocks({type, 701, 7, 30, 5}, 2);   // blocks that pages of the cache cut
     check_blocks({type, 90, 80, 40, 20}, 2);  // longer than pages; some rows see fewer tokens than they may choose
     check_blocks({type, 40, 40, 40, 8}, 2);   // all do
+  }
+}
+
+TEST(heads_attend_to_the_blocks_of_their_best_tokens_and_read_no_other) {
+  for (const auto type : {CacheType::kFloat32, CacheType::kBFloat16, CacheType::kInt8, CacheType::kInt4}) {
+    check_best_blocks({type, 700, 1, 32, 4}, 1);
+    check_best_blocks({type, 701, 7, 30, 5}, 2);   // blocks that pages of the cache cut
+    check_best_blocks({type, 90, 80, 40, 20}, 2);  // longer than pages; some rows see fewer tokens than they may choose
+    check_best_blocks({type, 90, 80, 20, 20}, 2);  // their own alone
   }
 }
 

@@ -23,6 +23,7 @@ def attention(
     gate: Tensor | None = None
     if attn.mla is not None:
         q, k, v = _latent_heads(spec, attn.mla, weights, rope, x)
+        gate = weights.linear("attention.gate", x) if attn.mla.has_gate else None
     elif shared is not None:
         q, (k, v) = _normed_heads(spec, attn, weights, rope, weights.linear("attention.qkv", x), "q"), shared
     else:

@@ -73,7 +73,7 @@ def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, rows: Tensor) 
             part, made = attention(spec, weights, layer, normed, carried.keys_and_values(spec, rows, layer))
             mixed = mixed + part
         if block.has_output_norms:
-            mixed = weights.norm("attention_output_norm", mixed, spec.norm)
+            mixed = weights.norm("attention_output_norm", mixed, spec.norm, block.output_norm_eps or None)
         if not block.is_parallel:
             hidden = block.stream_scale * hidden + block.residual_scale * mixed
     if not spec.has_mlp(layer):
@@ -84,7 +84,7 @@ def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, rows: Tensor) 
         hidden = normed
     inner = _mlp(spec, weights, layer, normed, hidden)
     if block.has_output_norms:
-        inner = weights.norm("mlp_output_norm", inner, spec.norm)
+        inner = weights.norm("mlp_output_norm", inner, spec.norm, block.output_norm_eps or None)
     hidden = block.stream_scale * hidden + block.residual_scale * inner
     if block.is_parallel:
         hidden = hidden + block.residual_scale * mixed

@@ -9,6 +9,7 @@ from torch.nn import functional
 from lmdeploy.turbomind.spec import NormSpec
 
 _GATE_LIMIT, _GATE_SLOPE = 7.0, 1.702  # of clamped_swiglu
+_SILU_LIMIT = 10.0  # of clamped_silu_10
 _LIMITS = {"silu_7": 7.0, "silu_16": 16.0}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -77,6 +78,8 @@ def activate(kind: str, x: Tensor, *, is_gated: bool) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     if limit := _LIMITS.get(kind):
         return functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    if kind == "clamped_silu_10":
+        return functional.silu(gate.clamp(max=_SILU_LIMIT)) * up.clamp(-_SILU_LIMIT, _SILU_LIMIT)
     if kind != "clamped_swiglu":
         return _ACTIVATIONS[kind](gate) * up
     gate = gate.clamp(max=_GATE_LIMIT)

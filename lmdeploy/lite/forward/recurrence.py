@@ -22,6 +22,9 @@ def recurrence(spec: ModelSpec, mixer: RecurrenceSpec, weights: LayerWeights, la
     elif mixer.kind == "mamba":
         mixed, gate = inputs.chunk(2, dim=-1)
         found = _scan(spec, mixer, weights, functional.silu(_convolved(mixer, weights, mixed)))
+    elif mixer.kind == "rg_lru":
+        mixed, gate = inputs.chunk(2, dim=-1)
+        found = _lru(mixer, weights, _convolved(mixer, weights, mixed))
     else:
         mixed, *rest = inputs.split((2 * keys + values, *_rest_of(mixer)), dim=-1)
         factors = torch.tensor((mixer.query_scale, mixer.key_scale, mixer.value_scale), device=x.device)
@@ -35,7 +38,7 @@ def recurrence(spec: ModelSpec, mixer: RecurrenceSpec, weights: LayerWeights, la
             found = found + weights.tensors["recurrence.skip"][:, None] * v
         found = found.flatten(2)
         if mixer.kind == "kimi_delta":
-            gate = weights.linear("recurrence.gate_up", weights.linear("recurrence.gate_down", x))
+            gate = weights.linear("recurrence.gate_up", _low(mixer, weights, "gate", x))
         else:
             gate = mixer.gate_scale * rest[0]
     finished = _finished(spec, mixer, weights, found, _gate(mixer, gate))
@@ -61,11 +64,16 @@ def _decays(
         beta = functional.softplus(mixer.step_scale * rest[1] + bias).clamp(mixer.min_step, mixer.max_step or math.inf)
         return (-rate * beta).exp(), beta
     if mixer.kind == "kimi_delta":
-        a = weights.linear("recurrence.decay_up", weights.linear("recurrence.decay_down", x))
-        steps = functional.softplus(a + bias).unflatten(-1, (mixer.num_heads, -1))
-        return (-rate[:, None] * steps).exp(), weights.linear("recurrence.gates", x).sigmoid()
+        a = weights.linear("recurrence.decay_up", _low(mixer, weights, "decay", x)) + bias
+        a, rate = a.unflatten(-1, (mixer.num_heads, -1)), rate[:, None]
+        logs = mixer.decay_bound * (rate * a).sigmoid() if mixer.decay_bound else rate * functional.softplus(a)
+        return (-logs).exp(), weights.linear("recurrence.gates", x).sigmoid()
     a, b = weights.linear("recurrence.gates", x).chunk(2, dim=-1)
     return (-rate * functional.softplus(a + bias)).exp(), mixer.write_scale * b.sigmoid()
+
+
+def _low(mixer: RecurrenceSpec, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
+    return weights.linear(f"recurrence.{name}_down", x) if mixer.gate_rank else x
 
 
 def _convolved(mixer: RecurrenceSpec, weights: LayerWeights, x: Tensor) -> Tensor:
@@ -88,6 +96,8 @@ def _heads(mixer: RecurrenceSpec, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gate(mixer: RecurrenceSpec, gate: Tensor) -> Tensor:
+    if mixer.gate == "gelu_tanh":
+        return functional.gelu(gate, approximate="tanh")
     return {"silu": functional.silu, "sigmoid": torch.sigmoid, "linear": lambda x: x}[mixer.gate](gate)
 
 
@@ -126,6 +136,24 @@ def _scan(spec: ModelSpec, mixer: RecurrenceSpec, weights: LayerWeights, x: Tens
         state = (rates * step).exp() * state + step * x[:, token, :, None] * keys[:, token, None]
         found.append((state * queries[:, token, None]).sum(-1))
     return torch.stack(found, dim=1) + weights.tensors["recurrence.skip"] * x
+
+
+def _lru(mixer: RecurrenceSpec, weights: LayerWeights, x: Tensor) -> Tensor:
+    """Return the gated linear recurrent unit of ``[batch, tokens, values]``."""
+
+    def gate(name: str) -> Tensor:
+        matrices = weights.weight(f"recurrence.{name}").view(mixer.num_heads, mixer.value_dim, mixer.value_dim)
+        made = torch.einsum("bthi,hoi->btho", x.unflatten(-1, (mixer.num_heads, -1)), matrices)
+        return (made.flatten(2) + weights.tensors[f"recurrence.{name}.bias"]).sigmoid()
+
+    logs = -8 * gate("decay_gate") * functional.softplus(weights.tensors["recurrence.rates"])
+    written = gate("input_gate") * x
+    written[:, 1:] = written[:, 1:] * (1 - (2 * logs[:, 1:]).exp()).sqrt()
+    state, found = torch.zeros_like(x[:, 0]), []
+    for token in range(x.shape[1]):
+        state = logs[:, token].exp() * state + written[:, token]
+        found.append(state)
+    return torch.stack(found, dim=1)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from lmdeploy.turbomind.spec import (
 # Gemma 1, 2, 3 (text), EmbeddingGemma: norm weights start at 0, embeddings are scaled, heads have their own size.
 _VAULT = "VaultGemmaForCausalLM"  # Gemma 2 without norms after attention and MLP
 _GEMMA_LAYOUT = Layout()
-_LATER_LAYOUT = Layout(
+LATER_LAYOUT = Layout(
     attention_output_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
     mlp_output_norm="post_feedforward_layernorm",
@@ -75,7 +75,7 @@ def gemma_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 def gemma_tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor; those of encoders without a prefix."""
     has_later_names = spec.block.has_output_norms or spec.architecture == _VAULT
-    engine = (_LATER_LAYOUT if has_later_names else _GEMMA_LAYOUT).tensors(spec)
+    engine = (LATER_LAYOUT if has_later_names else _GEMMA_LAYOUT).tensors(spec)
     return body_names(engine) if spec.encoder else engine
 
 

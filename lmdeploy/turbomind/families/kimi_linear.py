@@ -15,6 +15,12 @@ from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RecurrenceSpec
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     config.rope_parameters = {}  # by which latent attention scales scores of stretched positions
+    rank = config.linear_head_dim
+    return delta_spec(config, checkpoint, {"gate_rank": rank}, attention=latent_attention(config), ropes=())
+
+
+def delta_spec(config: Any, checkpoint: Checkpoint, recurrence: dict[str, Any], **fields: Any) -> ModelSpec:
+    """Return the spec of a model with Kimi delta attention, whose further fields are ``recurrence``."""
     moe = MoeSpec(
         num_experts=config.num_local_experts,
         experts_per_token=config.num_experts_per_tok,
@@ -26,8 +32,6 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return decoder_spec(
         config,
         checkpoint,
-        attention=latent_attention(config),
-        ropes=(),
         moe=moe,
         layer_mixers=tuple(MIXERS.get(kind, kind) for kind in config.layer_types),
         recurrence=RecurrenceSpec(
@@ -38,30 +42,35 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
             value_dim=config.linear_head_dim,
             conv_kernel=config.linear_conv_kernel_dim,
             gate="sigmoid",
-            gate_rank=config.linear_head_dim,
+            **recurrence,
         ),
+        **fields,
     )
 
 
 def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of Kimi delta attention."""
+    heads = recurrence_of(spec).num_heads
+    names = {"decay_down": "f_a", "decay_up": "f_b", "gate_down": "g_a", "gate_up": "g_b"}
+    return delta_tensors(spec, f"{prefix}self_attn.", names, (1, 1, heads, 1))
+
+
+def delta_tensors(spec: ModelSpec, prefix: str, names: dict[str, str], logs: tuple[int, ...]) -> dict[str, Expression]:
+    """Return the engine tensors; ``names``: what makes decays and the gate; ``logs``: the shape of ``A_log``."""
     recurrence, hidden = recurrence_of(spec), spec.hidden_size
     size, rank = recurrence.num_heads * recurrence.key_dim, recurrence.gate_rank
-    prefix += "self_attn."
 
     def matrix(name: str, rows: int, inputs: int) -> Expression:
         return Load(f"{prefix}{name}_proj.weight", (rows, inputs))
 
     convolutions = [Load(f"{prefix}{name}_conv1d.weight", (size, 1, recurrence.conv_kernel)) for name in "qkv"]
+    shapes = {name: (rank, hidden) if name.endswith("down") else (size, rank or hidden) for name in names}
     return {
         "recurrence.in.weight": concat(*(matrix(name, size, hidden) for name in "qkv")),
         "recurrence.conv": concat(*(reshape(kernel, size, recurrence.conv_kernel) for kernel in convolutions)),
         "recurrence.gates.weight": matrix("b", recurrence.num_heads, hidden),
-        "recurrence.decay_down.weight": matrix("f_a", rank, hidden),
-        "recurrence.decay_up.weight": matrix("f_b", size, rank),
-        "recurrence.gate_down.weight": matrix("g_a", rank, hidden),
-        "recurrence.gate_up.weight": matrix("g_b", size, rank),
-        "recurrence.a_log": reshape(Load(f"{prefix}A_log", (1, 1, recurrence.num_heads, 1)), recurrence.num_heads),
+        **{f"recurrence.{name}.weight": matrix(names[name], *shape) for name, shape in shapes.items()},
+        "recurrence.a_log": reshape(Load(f"{prefix}A_log", logs), recurrence.num_heads),
         "recurrence.dt_bias": Load(f"{prefix}dt_bias", (size,)),
         "recurrence.norm.weight": Load(f"{prefix}o_norm.weight", (recurrence.value_dim,)),
         "recurrence.out.weight": matrix("o", hidden, size),

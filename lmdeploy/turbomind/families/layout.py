@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lmdeploy.turbomind.families.experts import ExpertNames, has_dense_mlp, has_experts
 from lmdeploy.turbomind.families.latent import latent_tensors
-from lmdeploy.turbomind.manifest import Constant, Expression, Load, concat, permute, reshape, rows_of
+from lmdeploy.turbomind.manifest import Constant, Expression, Load, concat, repeated_rows, reshape, rows_of
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec
 
 
@@ -117,7 +117,7 @@ def model_tensors(spec: ModelSpec, layout: Layout) -> dict[str, Expression]:
         engine |= _norm(spec, "embedding_norm", layout.embedding_norm)
     if spec.learned_positions:
         engine["position_embedding"] = Load(f"{layout.positions}.weight", (spec.learned_positions, hidden))
-    if not spec.hyper_connections:
+    if not spec.hyper_connections or not spec.hyper_connections.rank:
         engine |= _norm(spec, "final_norm", layout.final_norm)
     if not spec.tied_embeddings:
         engine["lm_head.weight"] = Load(f"{layout.lm_head}.weight", (vocab, hidden))
@@ -211,10 +211,7 @@ def _spread_gate(attn: AttentionSpec, *sizes: int) -> Arrange:
 
     def arrange(whole: Expression) -> Expression:
         ends = list(itertools.accumulate(sizes))
-        gate = rows_of(whole, ends[-1], whole.shape[0])
-        inputs = whole.shape[1:]
-        times = reshape(concat(*(gate,) * attn.head_dim), attn.head_dim, attn.num_heads, *inputs)
-        spread = reshape(permute(times, 1, 0, *range(2, len(inputs) + 2)), attn.num_heads * attn.head_dim, *inputs)
+        spread = repeated_rows(rows_of(whole, ends[-1], whole.shape[0]), attn.head_dim)
         return concat(*map(functools.partial(rows_of, whole), [0, *ends], ends), spread)
 
     return arrange

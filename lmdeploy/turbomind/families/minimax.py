@@ -1,6 +1,8 @@
-"""MiniMax-Text-01, M1 and M2."""
+"""MiniMax-Text-01, M1, M2 and M3."""
 
 import dataclasses
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.families import mistral
@@ -16,7 +18,15 @@ from lmdeploy.turbomind.families.gated_delta import MIXERS, recurrence_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mistral import MIXTRAL_EXPERTS, moe_spec
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
-from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, RecurrenceSpec, RouterSpec
+from lmdeploy.turbomind.spec import (
+    BlockIndexerSpec,
+    BlockSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+    RecurrenceSpec,
+    RouterSpec,
+)
 
 # MiniMax-Text-01 and M1: lightning attention, plain attention in some layers, experts, a normed residual stream.
 _NORM_EPS = 1e-6  # of what lightning attention gives, whatever the config says of the others
@@ -87,3 +97,60 @@ def minimax_m2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 MINIMAX_M2 = Family(("MiniMaxM2ForCausalLM",), minimax_m2_spec, Layout(experts=MINIMAX_M2_EXPERTS.tensors).tensors)
+
+
+# MiniMax-M3: M2 with norms of each head, and attention to blocks of tokens that index heads choose in most layers.
+M3_EXPERTS = dataclasses.replace(MINIMAX_M2_EXPERTS, shared="block_sparse_moe.shared_experts.{}_proj")
+
+
+def minimax_m3_config(raw: Mapping[str, Any]) -> Any:
+    """Return the config, which ``transformers`` has as that of the text part of the model that sees."""
+    from transformers import MiniMaxM3VLTextConfig
+
+    return MiniMaxM3VLTextConfig.from_dict({**raw, "model_type": MiniMaxM3VLTextConfig.model_type})
+
+
+def minimax_m3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    limits = (config.swiglu_alpha, config.swiglu_limit)
+    reject_unless(limits == (1.702, 7.0), f"swiglu_alpha and swiglu_limit {limits}")
+    reject_unless(config.index_local_blocks == 1, f"sparse_local_block {config.index_local_blocks}")
+    layers = tuple(kind == "minimax_m3_sparse" for kind in config.layer_types)
+    block = config.index_block_size
+    indexer = BlockIndexerSpec(
+        config.index_topk_blocks * block, block, config.index_n_heads, config.index_head_dim, True, layers
+    )
+    router = RouterSpec("sigmoid", normalizes=True, scale=config.routed_scaling_factor, has_correction=True)
+    moe = dataclasses.replace(
+        moe_spec(config, router),
+        layers=tuple(kind == "sparse" for kind in config.mlp_layer_types),
+        shared_intermediate_size=config.shared_intermediate_size,
+    )
+    return decoder_spec(
+        config,
+        checkpoint,
+        intermediate_size=config.dense_intermediate_size,
+        norm=NormSpec(config.rms_norm_eps, offset=1.0),
+        mlp=MlpSpec("clamped_swiglu"),
+        attention=attention_spec(config, qk_norm="head", block_indexer=indexer if any(layers) else None),
+        moe=moe,
+    )
+
+
+def minimax_m3_tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the expression of each engine tensor."""
+    engine = Layout(experts=M3_EXPERTS.tensors).tensors(spec)
+    indexer = spec.attention.block_indexer
+    if indexer is None:
+        return engine
+    size, hidden = indexer.head_dim, spec.hidden_size
+    parts = {"queries": ("q_proj", (indexer.num_heads * size, hidden)), "keys": ("k_proj", (size, hidden))}
+    norms = {"query_norm": ("q_norm", (size,)), "key_norm": ("k_norm", (size,))}
+    for i in itertools.compress(range(spec.num_layers), indexer.layers):
+        for name, (stored, shape) in (parts | norms).items():
+            loaded = Load(f"model.layers.{i}.self_attn.index_{stored}.weight", shape)
+            engine[f"layers.{i}.attention.block_indexer.{name}.weight"] = loaded
+    return engine
+
+
+MINIMAX_M3 = Family(("MiniMaxM3ForCausalLM",), minimax_m3_spec, minimax_m3_tensors, config=minimax_m3_config)

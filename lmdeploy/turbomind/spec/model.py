@@ -307,9 +307,11 @@ def _stream_problems(spec: ModelSpec, streams: StreamsSpec) -> Iterator[str]:
 
 def _hyper_connection_problems(spec: ModelSpec) -> Iterator[str]:
     block = spec.block
-    is_bare = not (block.has_input_norms or block.has_output_norms or block.is_parallel or block.has_layer_scale)
+    is_bare = not (block.has_output_norms or block.is_parallel or block.has_layer_scale)
     if not is_bare or spec.recurrence_block or (spec.moe and spec.moe.is_alongside_mlp):
-        yield "hyper_connections needs a block without norms, parallel halves, layer scale or moe.is_alongside_mlp"
+        yield "hyper_connections needs a block without output norms, parallel halves, layer scale, moe.is_alongside_mlp"
+    if spec.hyper_connections and block.has_input_norms != (spec.hyper_connections.rank == 0):
+        yield "hyper_connections needs input norms with rank 0, and none with another"
     if spec.head or spec.images or spec.encoder or spec.layer_input or spec.streams:
         yield "hyper_connections is incompatible with head, images, encoder, layer_input or streams"
 
@@ -395,14 +397,10 @@ def _block_indexer_problems(attention: AttentionSpec, indexer: BlockIndexerSpec,
         yield f"{name}.budget must be a multiple of block {indexer.block}, got {indexer.budget}"
     if indexer.head_dim % 2:
         yield f"{name}.head_dim must be even, got {indexer.head_dim}"
-    if (
-        attention.mla
-        or any(attention.windows)
-        or attention.alibi_slopes
-        or attention.bias_reach
-        or not attention.has_output_gate
-    ):
-        yield f"{name} needs has_output_gate, without mla, windows, alibi_slopes or bias_reach"
+    if attention.mla or any(attention.windows) or attention.alibi_slopes or attention.bias_reach:
+        yield f"{name} cannot be had with mla, windows, alibi_slopes or bias_reach"
+    if indexer.is_by_best and indexer.num_heads != attention.num_kv_heads:
+        yield f"{name}.num_heads must be those of keys, {attention.num_kv_heads}, got {indexer.num_heads}"
 
 
 def _rotation_problems(spec: ModelSpec, layer: int) -> Iterator[str]:

@@ -20,11 +20,12 @@ from lmdeploy.turbomind.spec.fields import (
     Whole,
 )
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "silu_7", "silu_16")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "silu_7", "silu_16", "clamped_silu_10")
 ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 POOLINGS = ("first", "last", "mean", "mean_sqrt", "max", "weighted_mean")
-RECURRENCE_KINDS = ("gated_delta", "kimi_delta", "mamba", "mamba2", "lightning", "short_convolution")
+RECURRENCE_KINDS = ("gated_delta", "kimi_delta", "mamba", "mamba2", "rg_lru", "lightning", "short_convolution")
+GATES = ("sigmoid", "silu", "linear", "gelu_tanh")
 _CONV_KERNEL = 10  # kMaxConvKernel of backend_cpp/kernels/recurrence.h
 _SCAN_KEY_DIM = 16  # kMaxScanKeyDim of backend_cpp/kernels/recurrence.h
 
@@ -68,6 +69,8 @@ class BlockSpec:
         own in front.
     has_output_norms
         What attention and MLP give goes through a norm of its own before it is added.
+    output_norm_eps
+        Of these norms; 0: as of the others.
     residual_scale
         Factor of what attention and MLP add.
     norms_stream
@@ -83,6 +86,7 @@ class BlockSpec:
     has_input_norms: bool = True
     skips_first_norm: bool = False
     has_output_norms: bool = False
+    output_norm_eps: Cap = 0.0
     residual_scale: Positive = 1.0
     norms_stream: bool = False
     stream_scale: Positive = 1.0
@@ -98,7 +102,8 @@ class MlpSpec:
     activation
         ``silu``, ``gelu`` (by the error function), ``gelu_tanh``, ``relu``, ``relu2`` (squared), or, gated only,
         ``clamped_swiglu``: ``(up + 1) gate sigmoid(1.702 gate)`` with gate at most 7 and up in [-7, 7] (GPT-OSS), and
-        ``silu_7`` and ``silu_16``: ``min(silu(gate), 7) up`` with up in [-7, 7], or the same with 16 (Step 3.5).
+        ``silu_7`` and ``silu_16``: ``min(silu(gate), 7) up`` with up in [-7, 7], or the same with 16 (Step 3.5), and
+        ``clamped_silu_10``: ``silu(min(gate, 10)) up`` with up in [-10, 10] (HY-V4).
     is_gated
         Whether there is a gate.
     bias
@@ -268,16 +273,24 @@ class HyperConnectionsSpec:
     A half reads the mean of the normed streams times gates, and adds what it makes to each stream with a weight. After
     the last layer, one more such mean goes into the output layer, without another norm.
 
+    With rank 0 it reads the sum of the streams, each times a weight, through its norm, and so does the output (HY-V4).
+    Weights come out of all streams normed as one vector: ``sigmoid(scale l + bias) + eps`` those to read, and
+    ``magnitude sigmoid(scale l + bias) + eps`` those to add.
+
     Parameters
     ----------
     count
         Streams.
     rank
-        Of the vectors that the gates come out of.
+        Of the vectors that the gates come out of, or 0.
+    magnitude, eps
+        See above.
     """
 
     count: Size
-    rank: Size
+    rank: OptionalSize
+    magnitude: Positive = 1.0
+    eps: Cap = 0.0
 
 
 @dataclass(frozen=True)
@@ -361,12 +374,19 @@ class BlockIndexerSpec:
         Tokens of a block; divides ``budget``.
     num_heads, head_dim
         Index queries of a token, and the size of these and of an index key.
+    is_by_best
+        A block counts as much as its best token, for each key/value head by an index query of its own, and a token's
+        own block is one of the chosen (MiniMax-M3).
+    layers
+        Which layers choose; the others attend to all tokens.
     """
 
     budget: Size
     block: Size
     num_heads: Size
     head_dim: Size
+    is_by_best: bool = False
+    layers: Annotated[tuple[bool, ...], PerLayer(True)] = ()
 
 
 @dataclass(frozen=True)
@@ -413,6 +433,8 @@ class MlaSpec:
         Of the norms of the two vectors.
     indexer
         What chooses the tokens that a token attends to; None: it attends to all before it.
+    has_gate
+        What attention gives is multiplied by the sigmoid of a linear layer of what it reads.
     """
 
     kv_rank: Size
@@ -422,6 +444,7 @@ class MlaSpec:
     value_dim: Size
     norm_eps: Positive
     indexer: IndexerSpec | None = None
+    has_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -532,7 +555,8 @@ class RecurrenceSpec:
         ``kimi_delta``: the same with a decay for each channel of a key (Kimi Team, 2025, arXiv 2510.26692);
         ``mamba``: a selective scan (Gu & Dao, 2023, arXiv 2312.00752), whose C, the queries, and B, the keys, all
         channels of x, the values, share, and whose decays differ in each; ``mamba2``: state space duality (Dao & Gu,
-        2024, arXiv 2405.21060), whose C are the queries, B the keys and x the values;
+        2024, arXiv 2405.21060), whose C are the queries, B the keys and x the values; ``rg_lru``: the real-gated linear
+        recurrent unit (De et al., 2024, arXiv 2402.19427), whose states are one number a channel, key_dim 1;
         ``lightning``: decays that are constants (Qin et al., 2024, arXiv 2401.04658);
         ``short_convolution``: nothing but a gated convolution of values (LFM2).
     num_heads, num_key_heads
@@ -553,7 +577,7 @@ class RecurrenceSpec:
     norm_eps
         Of that norm; 0: as of the others.
     gate
-        Function of the gate that what comes out is multiplied by: ``silu``, ``sigmoid`` or ``linear``.
+        Function of the gate that what comes out is multiplied by: ``silu``, ``sigmoid``, ``gelu_tanh`` or ``linear``.
     norms_gated
         The norm follows the gate; otherwise the gate follows it.
     min_step, max_step
@@ -561,7 +585,11 @@ class RecurrenceSpec:
     write_scale
         Factor of the strength that is written with in ``gated_delta``.
     gate_rank
-        Size of the vectors that decays and the gate of ``kimi_delta`` and steps of ``mamba`` come out of.
+        Size of the vectors that decays and the gate of ``kimi_delta`` and steps of ``mamba`` come out of; 0 in
+        ``kimi_delta``: they come out of the layer's input.
+    decay_bound
+        Of ``kimi_delta``: the logarithm of a decay is minus this times ``sigmoid(exp(a_log) (a + dt_bias))``; 0: it is
+        ``-exp(a_log) softplus(a + dt_bias)``.
     slopes, slope_factors
         Of ``lightning``: for each head, and for each layer; the logarithm of a decay is minus their product.
     query_scale, key_scale, value_scale, gate_scale, step_scale, output_scale
@@ -579,12 +607,13 @@ class RecurrenceSpec:
     norm: Annotated[str, OneOf(("head", "groups", "inputs", "plain_inputs", "none"), "RecurrenceNorm")] = "head"
     norm_groups: Size = 1
     norm_eps: Cap = 0.0
-    gate: Annotated[str, OneOf(("sigmoid", "silu", "linear"), "GateKind", "kernels/recurrence.h")] = "silu"
+    gate: Annotated[str, OneOf(GATES, "GateKind", "kernels/recurrence.h")] = "silu"
     norms_gated: bool = False
     min_step: Cap = 0.0
     max_step: Cap = 0.0
     write_scale: Positive = 1.0
     gate_rank: OptionalSize = 0
+    decay_bound: Cap = 0.0
     slopes: tuple[Positive, ...] = ()
     slope_factors: Annotated[tuple[Positive, ...], PerLayer(1.0)] = ()
     query_scale: Positive = 1.0
@@ -596,8 +625,12 @@ class RecurrenceSpec:
 
     def problems(self) -> Iterator[str]:
         """Yield how fields contradict each other."""
-        if (self.kind in {"kimi_delta", "mamba"}) != (self.gate_rank > 0):
-            yield "recurrence.gate_rank must be there in kimi_delta and mamba, and only there"
+        if self.kind != "kimi_delta" and (self.kind == "mamba") != (self.gate_rank > 0):
+            yield "recurrence.gate_rank must be there in mamba, may be in kimi_delta, and nowhere else"
+        if self.decay_bound and self.kind != "kimi_delta":
+            yield "recurrence.decay_bound is for kimi_delta"
+        if self.kind == "rg_lru" and (self.key_dim != 1 or self.norm != "none"):
+            yield "recurrence.rg_lru needs key_dim 1 and norm none"
         if self.kind == "mamba" and self.key_dim > _SCAN_KEY_DIM:
             yield f"recurrence.key_dim must be at most {_SCAN_KEY_DIM} in mamba, got {self.key_dim}"
         if self.norm not in {"none", *(("inputs", "plain_inputs") if self.kind == "mamba" else ("head", "groups"))}:
@@ -613,7 +646,8 @@ class RecurrenceSpec:
 
     def gates(self) -> tuple[str, ...]:
         """Return the layers besides ``in`` that read the normed stream."""
-        names = {"gated_delta": ("gates",), "kimi_delta": ("gates", "decay_down", "gate_down")}
+        end = "down" if self.gate_rank else "up"
+        names = {"gated_delta": ("gates",), "kimi_delta": ("gates", f"decay_{end}", f"gate_{end}")}
         return names.get(self.kind, ())
 
 
@@ -725,12 +759,15 @@ class OutputSpec:
         Whether the output layer has one.
     normalizes_weight
         Whether each row of W is divided by its length first (Baichuan2).
+    has_plain_norm
+        The weight of the norm in front is as stored, without ``norm.offset``.
     """
 
     scale: Positive = 1.0
     softcap: Cap = 0.0
     bias: bool = False
     normalizes_weight: bool = False
+    has_plain_norm: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,12 @@ inline void for_vectors(int size, Body&& body) {
   }
 }
 
+// The decay of kDelta, of a + dt_bias.
+inline Vec delta_decay(float bound, Vec a_log, Vec step) {
+  if (bound == 0) return decay_of(a_log, softplus(step));
+  return exp(mul(sigmoid(mul(exp(a_log), step)), broadcast(-bound)));
+}
+
 inline void recurrence_gate_row(const GateParams& params, const float* a, const float* b, float* decay, float* beta) {
   if (params.kind == RecurrenceGate::kMamba) {
     return for_vectors(params.heads, [&](int, auto&& read, auto&& write) {
@@ -41,14 +47,14 @@ inline void recurrence_gate_row(const GateParams& params, const float* a, const 
   }
   if (params.width == 1) {
     for_vectors(params.heads, [&](int, auto&& read, auto&& write) {
-      write(decay, decay_of(read(params.a_log), softplus(add(read(a), read(params.dt_bias)))));
+      write(decay, delta_decay(params.bound, read(params.a_log), add(read(a), read(params.dt_bias))));
     });
   } else {
     for (int h = 0; h < params.heads; ++h) {
       const size_t first = static_cast<size_t>(h) * params.width;
       const Vec a_log = broadcast(params.a_log[h]);
       for_vectors(params.width, [&](int, auto&& read, auto&& write) {
-        write(decay + first, decay_of(a_log, softplus(add(read(a + first), read(params.dt_bias + first)))));
+        write(decay + first, delta_decay(params.bound, a_log, add(read(a + first), read(params.dt_bias + first))));
       });
     }
   }

@@ -48,14 +48,30 @@ void Recurrence::run(ThreadPool& pool) const {
   });
 }
 
-void SelectiveScan::run(ThreadPool& pool) const {
+namespace {
+
+// Calls body(span, first, last) for all channels of all spans with rows.
+template <class Body>
+void for_channels(ThreadPool& pool, const StateMemory& state, int channels, Body&& body) {
   constexpr int kBlock = 64;  // channels: whole cache lines
   const int blocks = (channels + kBlock - 1) / kBlock;
   pool.parallel_for(state.span_count * blocks, [&](int chunk) {
     const StateSpan& span = state.spans[chunk / blocks];
     const int first = chunk % blocks * kBlock;
-    if (span.count > 0) kernels().scan(*this, span, first, std::min(channels, first + kBlock));
+    if (span.count > 0) body(span, first, std::min(channels, first + kBlock));
   });
+}
+
+}  // namespace
+
+void SelectiveScan::run(ThreadPool& pool) const {
+  for_channels(pool, state, channels,
+               [&](const StateSpan& span, int first, int last) { kernels().scan(*this, span, first, last); });
+}
+
+void GatedLru::run(ThreadPool& pool) const {
+  for_channels(pool, state, channels,
+               [&](const StateSpan& span, int first, int last) { kernels().gated_lru(*this, span, first, last); });
 }
 
 }  // namespace turbomind

@@ -39,6 +39,9 @@ inline Vec mul(Vec a, Vec b) {
 inline Vec div(Vec a, Vec b) {
   return _mm256_div_ps(a, b);
 }
+inline Vec sqrt(Vec a) {
+  return _mm256_sqrt_ps(a);
+}
 inline Vec max(Vec a, Vec b) {
   return _mm256_max_ps(a, b);
 }

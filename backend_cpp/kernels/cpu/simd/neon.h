@@ -41,6 +41,9 @@ inline Vec mul(Vec a, Vec b) {
 inline Vec div(Vec a, Vec b) {
   return vdivq_f32(a, b);
 }
+inline Vec sqrt(Vec a) {
+  return vsqrtq_f32(a);
+}
 // b where either is NaN, as on x86.
 inline Vec max(Vec a, Vec b) {
   return vbslq_f32(vcgtq_f32(a, b), a, b);

@@ -44,6 +44,9 @@ inline Vec mul(Vec a, Vec b) {
 inline Vec div(Vec a, Vec b) {
   return map([&](int i) { return a.lane[i] / b.lane[i]; });
 }
+inline Vec sqrt(Vec a) {
+  return map([&](int i) { return std::sqrt(a.lane[i]); });
+}
 inline Vec max(Vec a, Vec b) {
   return map([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }

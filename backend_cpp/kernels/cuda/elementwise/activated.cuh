@@ -53,6 +53,8 @@ __device__ __forceinline__ float activated(Activation activation, float gate, fl
       return bounded_silu(gate, up, 7.0f);
     case Activation::kSilu16:
       return bounded_silu(gate, up, 16.0f);
+    case Activation::kClampedSilu10:
+      return sigmoid_linear(at_most(gate, 10.0f), 1.0f) * at_least(at_most(up, 10.0f), -10.0f);
     case Activation::kSigmoid:
       return 1.0f / (1.0f + expf(-gate)) * up;
     case Activation::kSoftplus:

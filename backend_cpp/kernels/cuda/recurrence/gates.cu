@@ -20,9 +20,11 @@ __global__ void __launch_bounds__(kThreads)
   const size_t row = index / row_size;
   const size_t at = index % row_size;
   const size_t head = at / params.width;
-  float step = softplus(a.row(row)[at] + params.dt_bias[at]);
+  const float biased = a.row(row)[at] + params.dt_bias[at];
+  const float rate = expf(params.a_log[head]);
+  float step = softplus(biased);
   if (params.kind == RecurrenceGate::kMamba) step = at_most(at_least(step, params.dt_min), params.dt_max);
-  decay[index] = expf(-expf(params.a_log[head]) * step);
+  decay[index] = expf(params.bound > 0 ? -params.bound / (1.0f + expf(-rate * biased)) : -rate * step);
   if (at % params.width != 0) return;
   if (params.kind == RecurrenceGate::kMamba) {
     beta[row * params.heads + head] = step;

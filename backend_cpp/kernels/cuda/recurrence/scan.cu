@@ -50,7 +50,36 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(SelectiveScan op) {
   }
 }
 
+// The same, of one number.
+__global__ void __launch_bounds__(kThreads) lru_kernel(GatedLru op) {
+  await_previous();
+  const StateSpan span = op.state.spans[blockIdx.x];
+  const int channel = blockIdx.y * kThreads + threadIdx.x;
+  if (span.count == 0 || channel >= op.channels) return;
+
+  const auto width = static_cast<size_t>(op.channels);
+  float* state = reinterpret_cast<float*>(op.state.state(span.page)) + channel;
+  float h = span.is_fresh == 0 ? *state : 0.0f;
+  const float rate = op.rates[channel];
+  const float input_bias = op.biases[channel];
+  const float decay_bias = op.biases[width + channel];
+  for (int t = 0; t < span.count; ++t) {
+    const size_t at = static_cast<size_t>(span.first_token + t) * width + channel;
+    const float written = op.x[at] / (1.0f + expf(-op.inputs[at] - input_bias));
+    const float decay = expf(rate / (1.0f + expf(-op.decays[at] - decay_bias)));
+    const bool is_first = span.is_fresh != 0 && t == 0;
+    h = decay * h + (is_first ? written : written * sqrtf(1.0f - decay * decay));
+    op.out[at] = h;
+  }
+  *state = h;
+}
+
 }  // namespace
+
+void GatedLru::run(CudaStream stream) const {
+  if (state.span_count == 0 || channels == 0) return;
+  launch(lru_kernel, rows_and(state.span_count, divide_up(channels, kThreads)), dim3(kThreads), 0, stream, *this);
+}
 
 void SelectiveScan::run(CudaStream stream) const {
   if (state.span_count == 0 || channels == 0) return;
