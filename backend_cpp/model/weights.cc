@@ -305,6 +305,12 @@ std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers,
   return adapted;
 }
 
+NormStorage read_final_norm(const ModelSpec& spec, const WeightReader& read) {
+  NormSpec norm = spec.norm;
+  if (spec.output.has_plain_norm) norm.offset = 0;
+  return NormStorage::load(read, "final_norm", spec.hidden_size, norm, norm.bias);
+}
+
 }  // namespace
 
 LinearWeight Weights::output_layer() const {
@@ -325,11 +331,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   const WeightReader read(checkpoint, options);
   Weights weights;
   if (spec.head) weights.head = read_head(spec, read);
-  if (has_final_norm(spec)) {
-    NormSpec norm = spec.norm;
-    if (spec.output.has_plain_norm) norm.offset = 0;
-    weights.final_norm = NormStorage::load(read, "final_norm", spec.hidden_size, norm, norm.bias);
-  }
+  if (has_final_norm(spec)) weights.final_norm = read_final_norm(spec, read);
   if (spec.has_embedding_norm) weights.embedding_norm = read_norm(spec, read, "embedding_norm");
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
   weights.embedding = read.table("token_embedding", spec.vocab_size, spec.hidden_size, loop_on(pool, options));

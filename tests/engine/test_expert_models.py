@@ -10,6 +10,8 @@ import torch
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.support.expert_models import MODELS
+from tests.support.hybrid_models import PUBLISHERS
+from tests.support.published import as_is
 from tests.support.tiny_models import make_small
 from tests.support.token_engine import TokenEngine
 
@@ -30,6 +32,7 @@ class Checkpoint:
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
     architecture, overrides = MODELS[request.param]
     directory = make_small(tmp_path_factory.mktemp("tiny") / "model", architecture, **overrides)
+    PUBLISHERS.get(request.param, as_is)(directory)
     with TokenEngine(directory) as engine:
         yield Checkpoint(directory, engine.generate(IDS, 1)[1], "index_topk" in overrides)
 

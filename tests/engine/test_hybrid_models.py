@@ -194,8 +194,10 @@ def test_every_family_runs_with_few_bits(name: str, tmp_path: Path) -> None:
     made = make_hybrid(tmp_path / "model", name)
     with TokenEngine(made) as exact:
         _, expected = exact.generate(PROMPT, 1, "all")
-    # Unrelated logits would have 0; where rounding lets a token go to another expert, its row is far off.
-    for settings, likeness in (({"weight_bits": 8, "quant_policy": 8}, 0.98), ({"weight_bits": 4}, 0.5)):
+    # Unrelated logits would have 0; where rounding lets a token go to another expert, or attend to other keys (Qwen 4's
+    # are chosen by score), its row is far off.
+    near = 0.95 if name.startswith("Qwen 4") else 0.98
+    for settings, likeness in (({"weight_bits": 8, "quant_policy": 8}, near), ({"weight_bits": 4}, 0.5)):
         with TokenEngine(made, **settings) as model:
             _, found = model.generate(PROMPT, 1, "all")
             assert torch.nn.functional.cosine_similarity(found, expected).median() > likeness

@@ -189,7 +189,10 @@ RECURRENCE = {
         ),
         (STATES | {"recurrence": RECURRENCE | {"norm_groups": 3}}, "must be a multiple of recurrence.norm_groups 3"),
         (STATES | {"recurrence": RECURRENCE | {"slopes": [0.5]}}, "recurrence.slopes must have a number for each head"),
-        (STATES | {"recurrence": RECURRENCE | {"gate_rank": 8}}, "recurrence.gate_rank must be there in kimi_delta"),
+        (
+            STATES | {"recurrence": RECURRENCE | {"gate_rank": 8}},
+            "gate_rank must be there in mamba, may be in kimi_delta",
+        ),
         ({"mlp": {"activation": "clamped_swiglu", "is_gated": False}}, "clamped_swiglu needs mlp.is_gated"),
         ({"attention": {"scale": 1.0, "gates_by_softplus": True}}, "gates_by_softplus needs attention.has_output_gate"),
         ({"layer_ropes": [0, 1]}, "layer_ropes must have a number below 1 for each of 30 layers"),

@@ -41,6 +41,10 @@ void add_spans(const StepSpan& span, const int32_t* blocks, int block_len, int c
   }
 }
 
+bool has_norm_weights(const AttentionSpec& spec) {
+  return spec.qk_norm != QkNorm::kNone && spec.qk_norm != QkNorm::kUnit;
+}
+
 }  // namespace
 
 AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix,
@@ -50,10 +54,10 @@ AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& 
   const AttentionSpec& kind_spec = attention_kind(spec, kind);
   const AttentionHeads& heads = shard.attention[static_cast<size_t>(kind)];
   AttentionWeights weights;
+  if (kind_spec.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
   if (const auto& mla = kind_spec.mla) {
     weights.latent = LatentWeights::load(shard, read, prefix, layer);
     weights.o = read.linear(prefix + "o", spec.hidden_size, heads.queries.times(mla->value_dim), kind_spec.o_bias);
-    if (kind_spec.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
     return weights;
   }
   const HeadSizes sizes = head_sizes(spec, kind);
@@ -68,17 +72,16 @@ AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& 
   weights.qkv = read.linear(prefix + "qkv", rows, inputs, kind_spec.qkv_bias);
   const bool has_images = spec.images && spec.images->own_attention;
   read_for_images(spec, read, weights.qkv, has_images, has_images && spec.images->own_bias, {rows});
-  if (kind_spec.qk_norm != QkNorm::kNone && kind_spec.qk_norm != QkNorm::kUnit) {
+  const auto norm = [&](const char* name, const Slice& all) {
     const bool is_shared = kind_spec.qk_norm == QkNorm::kHead;
-    const auto norm = [&](const char* name, const Slice& all) {
-      return NormStorage::load(read, prefix + name, is_shared ? Slice(sizes.head_dim) : all, spec.norm, false);
-    };
+    return NormStorage::load(read, prefix + name, is_shared ? Slice(sizes.head_dim) : all, spec.norm, false);
+  };
+  if (has_norm_weights(kind_spec)) {
     weights.q_norm = norm("q_norm", queries);
     if (has_keys) weights.k_norm = norm("k_norm", keys);
   }
   if (kind_spec.block_indexer && kind_spec.block_indexer->layers[static_cast<size_t>(layer)])
     weights.block_indexer = BlockIndexerWeights::load(spec, read, prefix + "block_indexer.");
-  if (kind_spec.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
   if (kind_spec.bias_reach > 0) {
     weights.distance_biases =
         read.vector(prefix + "distance_biases", heads.queries.times(2 * kind_spec.bias_reach + 1));

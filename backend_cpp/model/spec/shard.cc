@@ -133,6 +133,24 @@ void keep_heads(Shard& shard) {
 
 }  // namespace
 
+namespace {
+
+// Operations that need all heads or channels of a layer, of which a rank has a part.
+void reject_undivided(const ModelSpec& spec, Divider& divider) {
+  const auto norms_projections = [&](int kind) { return attention_kind(spec, kind).qk_norm == QkNorm::kProjection; };
+  if (std::ranges::any_of(std::views::iota(0, attention_count(spec)), norms_projections)) {
+    divider.reject("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
+  }
+  if (spec.attention.block_indexer && spec.attention.block_indexer->is_by_best) {
+    divider.reject("each key/value head chooses its own blocks (attention.block_indexer), by heads that no rank has");
+  }
+  if (std::any_of(spec.mlp.cuts.begin(), spec.mlp.cuts.end(), [](float cut) { return cut > 0; })) {
+    divider.reject("activations are cut at a spread over all channels (mlp.cuts), which no rank has");
+  }
+}
+
+}  // namespace
+
 Shard Shard::whole(ModelSpec spec) {
   return of(spec, 0, 1, 1);
 }
@@ -158,16 +176,7 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   }
   shard.vocab = divider.tokens(logit_count(spec));
   shard.vocab_part = divider.part_of_tokens(logit_count(spec));
-  const auto norms_projections = [&](int kind) { return attention_kind(spec, kind).qk_norm == QkNorm::kProjection; };
-  if (count > 1 && std::ranges::any_of(std::views::iota(0, attention_count(spec)), norms_projections)) {
-    divider.reject("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
-  }
-  if (count > 1 && spec.attention.block_indexer && spec.attention.block_indexer->is_by_best) {
-    divider.reject("each key/value head chooses its own blocks (attention.block_indexer), by heads that no rank has");
-  }
-  if (count > 1 && std::any_of(spec.mlp.cuts.begin(), spec.mlp.cuts.end(), [](float cut) { return cut > 0; })) {
-    divider.reject("activations are cut at a spread over all channels (mlp.cuts), which no rank has");
-  }
+  if (count > 1) reject_undivided(spec, divider);
   if (!divider.problems().empty()) {
     throw invalid_argument("tp=" + std::to_string(count) + " does not fit " + spec.architecture + ": " +
                            divider.problems() + "; choose another tp");
