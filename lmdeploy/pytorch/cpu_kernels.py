@@ -125,7 +125,7 @@ class Kernels:
         """Return ``exp(-exp(a_log) step)`` and ``step``: ``softplus(dt + dt_bias)``, limited; ``[rows, heads]``."""
         dt = _dense(dt)
         decay, step = torch.empty_like(dt), torch.empty_like(dt)
-        params = (_MAMBA_GATES, dt.shape[1], 1, a_log.data_ptr(), dt_bias.data_ptr(), *limits)
+        params = (_MAMBA_GATES, dt.shape[1], 1, a_log.data_ptr(), dt_bias.data_ptr(), *limits, 0.0)  # no bound
         self.native.recurrence_gates(params, _rows(dt), (0, 0), len(dt), decay.data_ptr(), step.data_ptr())
         return decay, step
 
