@@ -168,7 +168,8 @@ class Expressions {
 
   Pointer next(int depth) {
     const auto below = [&] { return next(depth - 1); };
-    Pointer second;  // made first: compilers order arguments differently
+    Pointer second;  // this and the limit are made first: compilers order arguments differently
+    int limit = 0;
     switch (depth == 0 ? 0 : random_() % 10) {
       case 0:
         return make(Expression::kByte, nullptr, nullptr, "abc"[random_() % 3]);
@@ -186,7 +187,8 @@ class Expressions {
       case 6:
         if (!has_regions_) return below();
         if (random_() % 2 == 0) return make(Expression::kShort, below());
-        return make(Expression::kTokens, below(), nullptr, 0, static_cast<int>(random_() % 3));
+        limit = static_cast<int>(random_() % 3);
+        return make(Expression::kTokens, below(), nullptr, 0, limit);
       default: {
         const int low = static_cast<int>(random_() % 4);
         const int high = random_() % 4 == 0 ? -1 : low + static_cast<int>(random_() % 4);
