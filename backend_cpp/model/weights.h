@@ -50,7 +50,7 @@ struct HyperWeights {
   NormStorage norm;    // [streams hidden]
   LinearStorage down;  // [rank, streams hidden]
   LinearStorage up;    // [streams hidden, rank]
-  // What weights of streams are made with, never rounded: [streams, streams hidden], or empty for the output; without
+  // Projection to the weights of streams, never rounded: [streams, streams hidden], or empty for the output; without
   // `down`, [2 streams, streams hidden], to read and to add, or for the output to read alone.
   LinearStorage add;
   AlignedBuffer biases;   // float32, of those outputs, without `down`

@@ -167,7 +167,7 @@ class Planner:
         return limited
 
     def _combined(self, included: Iterable[Language], excluded: Iterable[Language], given: Strings) -> Language:
-        """Return strings of all wanted languages and of no unwanted one."""
+        """Return the strings of all included languages and of no excluded one."""
         pointer = [*(pointer for _, pointer in given.languages), *(entry.pointer for entry in given.excluded)][-1]
         try:
             return combined([*included], [*excluded], EVERY, self._expansion.budget, pointer)
@@ -241,7 +241,7 @@ class Planner:
         waiting: list[tuple[int, frozenset[int] | range]] = [(0, frozenset(every) if has_any_order else every)]
         numbers = {waiting[0]: 0}
         states = []
-        for length, left in waiting:  # grows
+        for length, left in waiting:  # which grows while it is read
             steps = []
             for item in sorted(allowed[min(length, len(given.prefix))] & {*left}) if length < high else ():
                 self._expansion.budget.spend(1 / 4, pointer)
@@ -257,7 +257,7 @@ class Planner:
         return tuple(states)
 
     def _within(self, conjunction: Conjunction, items: Sequence[Any]) -> set[int]:
-        """Return the indices of the items that are as a conjunction says."""
+        """Return the indices of the items that satisfy a conjunction."""
         union = self._expansion.of(conjunction)
         return {index for index, item in enumerate(items) if self._expansion.holds(union, item)}
 

@@ -13,6 +13,8 @@ namespace turbomind {
 
 namespace {
 
+constexpr float kLruScale = 8;  // c of Griffin (De et al., 2024)
+
 struct GatedDelta : RecurrenceRule {
   using RecurrenceRule::RecurrenceRule;
   bool has_delta() const override { return true; }
@@ -160,7 +162,7 @@ struct RgLru : RecurrenceRule {
     const auto size = static_cast<size_t>(tensors.values.size());
     weights.rates = tensors.read.vector(tensors.prefix + "rates", tensors.values);
     for (float* rate = weights.rates.as<float>(); rate < weights.rates.as<float>() + size; ++rate) {
-      *rate = -8 * (std::max(*rate, 0.0f) + std::log1p(std::exp(-std::abs(*rate))));
+      *rate = -kLruScale * (std::max(*rate, 0.0f) + std::log1p(std::exp(-std::abs(*rate))));
     }
     weights.biases = AlignedBuffer(2 * size * sizeof(float));
     auto* biases = weights.biases.as<float>();

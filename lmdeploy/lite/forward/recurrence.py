@@ -10,6 +10,7 @@ from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.turbomind.spec import ModelSpec, NormSpec, RecurrenceSpec
 
 _LENGTH_EPS = 1e-6
+_LRU_SCALE = 8  # c of Griffin's recurrent units
 
 
 def recurrence(spec: ModelSpec, mixer: RecurrenceSpec, weights: LayerWeights, layer: int, x: Tensor) -> Tensor:
@@ -146,7 +147,7 @@ def _lru(mixer: RecurrenceSpec, weights: LayerWeights, x: Tensor) -> Tensor:
         made = torch.einsum("bthi,hoi->btho", x.unflatten(-1, (mixer.num_heads, -1)), matrices)
         return (made.flatten(2) + weights.tensors[f"recurrence.{name}.bias"]).sigmoid()
 
-    logs = -8 * gate("decay_gate") * functional.softplus(weights.tensors["recurrence.rates"])
+    logs = -_LRU_SCALE * gate("decay_gate") * functional.softplus(weights.tensors["recurrence.rates"])
     written = gate("input_gate") * x
     written[:, 1:] = written[:, 1:] * (1 - (2 * logs[:, 1:]).exp()).sqrt()
     state, found = torch.zeros_like(x[:, 0]), []
