@@ -171,6 +171,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "baichuan with ALiBi": family("Baichuan 13B", num_hidden_layers=40),
     "gemma4 whose keys are values": family("Gemma 4 31B", initializer_range=0.03),
     "gemma4 with experts": family("Gemma 4 26B", initializer_range=0.03),
+    "laguna with wide gates": family("Laguna M", num_hidden_layers=4, **LAGUNA_LAYERS),
 }
 # Published with code of their own, of which the converter needs the config alone.
 PUBLISHERS = {

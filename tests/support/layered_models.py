@@ -14,6 +14,19 @@ GEMMA4: dict[str, Any] = {
     "pad_token_id": 0,
 }
 LLAMA3_SCALING = {name: value for name, value in LLAMA3_ROPE.items() if name != "rope_theta"}
+LAGUNA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "num_attention_heads_per_layer": [4, 8, 4],
+    "num_key_value_heads": 2,
+    "sliding_window": 24,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "moe_routed_scaling_factor": 1.7,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3n": (
         "Gemma3nForCausalLM",
@@ -64,22 +77,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 24,
         },
     ),
-    "Laguna": (
-        "LagunaForCausalLM",
-        {
-            "num_hidden_layers": 3,
-            "head_dim": 16,
-            "num_attention_heads_per_layer": [4, 8, 4],
-            "num_key_value_heads": 2,
-            "sliding_window": 24,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-            "moe_routed_scaling_factor": 1.7,
-        },
-    ),
+    "Laguna": ("LagunaForCausalLM", LAGUNA),
+    "Laguna M": ("LagunaForCausalLM", LAGUNA | {"gating": "per-element"}),
     "Muse Glimmer": (
         "MuseGlimmerForConditionalGeneration",
         {

@@ -1,4 +1,4 @@
-"""Laguna: gated attention by softplus, head counts that differ by layer, experts by a sigmoid router."""
+"""Laguna: attention gated by softplus, head counts that differ by layer, experts by a sigmoid router."""
 
 import dataclasses
 from typing import Any
@@ -14,9 +14,15 @@ from lmdeploy.turbomind.spec import ModelSpec, RouterSpec
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     reject_unless(not config.attention_bias, "attention_bias with gated attention")
-    reject_unless(config.gating in {True, "per-head"}, f"gating {config.gating!r}")
+    reject_unless(config.gating in {True, "per-head", "per-element"}, f"gating {config.gating!r}")
     reject_unless(not config.moe_router_logit_softcapping, "moe_router_logit_softcapping")
-    gated = attention_spec(config, qk_norm="head", has_output_gate=True, gates_by_softplus=True)
+    gated = attention_spec(
+        config,
+        qk_norm="head",
+        has_output_gate=True,
+        gates_by_softplus=True,
+        gates_heads=config.gating != "per-element",
+    )
     heads = config.num_attention_heads_per_layer
     kinds = list(dict.fromkeys((config.num_attention_heads, *heads)))
     router = RouterSpec("sigmoid", normalizes=True, scale=config.moe_routed_scaling_factor, has_correction=True)
@@ -33,5 +39,5 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 NAMES = ExpertNames(correction="mlp.experts.e_score_correction_bias", shared="mlp.shared_expert.{}_proj")
-LAYOUT = Layout(output_gate="self_attn.g_proj", gates_heads=True, experts=NAMES.tensors)
+LAYOUT = Layout(output_gate="self_attn.g_proj", experts=NAMES.tensors)
 FAMILY = Family(("LagunaForCausalLM",), spec, LAYOUT.tensors)

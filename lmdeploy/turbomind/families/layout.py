@@ -27,8 +27,6 @@ class Layout:
         The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v.
     output_gate
         A matrix for the gate of what attention gives, instead of rows of ``q`` by head.
-    gates_heads
-        That matrix has a row a head, which counts for each number of the head.
     gate_up
         One matrix for gate and up, gate first, instead of two.
     experts, latent, recurrence, images
@@ -57,7 +55,6 @@ class Layout:
     sinks: str = "self_attn.sinks"
     o: str = "self_attn.o_proj"
     output_gate: str = ""
-    gates_heads: bool = False
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     xielu: str = "mlp.act_fn"
@@ -165,8 +162,8 @@ def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) 
         engine = linear_tensors("attention.qkv", {prefix + layout.q: q}, hidden, bias)
     elif attn.has_output_gate and layout.output_gate:
         sources = {prefix + layout.q: q, prefix + layout.k: k, prefix + layout.v: v}
-        sources[prefix + layout.output_gate] = attn.num_heads if layout.gates_heads else q
-        arrange = _spread_gate(attn, q, k, v) if layout.gates_heads else lambda expression: expression
+        sources[prefix + layout.output_gate] = attn.num_heads if attn.gates_heads else q
+        arrange = _spread_gate(attn, q, k, v) if attn.gates_heads else lambda expression: expression
         engine = linear_tensors("attention.qkv", sources, hidden, bias, arrange)
     elif attn.has_output_gate:
         sources = {prefix + layout.q: 2 * q, prefix + layout.k: k, prefix + layout.v: v}

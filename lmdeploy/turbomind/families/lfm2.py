@@ -125,7 +125,7 @@ def lfm3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return hybrid_spec(
         config,
         checkpoint,
-        attention=attention_spec(config, qk_norm="head", has_output_gate=config.use_attention_gate),
+        attention=attention_spec(config, qk_norm="head", has_output_gate=config.use_attention_gate, gates_heads=True),
         block=BlockSpec(has_output_norms=config.use_sandwich_norm),
         **ropes_by_kind(config),
     )
@@ -139,6 +139,5 @@ LFM3_LAYOUT = dataclasses.replace(
     k_norm="self_attn.k_norm",
     o="self_attn.o_proj",
     output_gate="self_attn.gate_proj",
-    gates_heads=True,
 )
 LFM3 = Family(("Lfm3ForCausalLM",), lfm3_spec, LFM3_LAYOUT.tensors)

@@ -29,7 +29,9 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     reject_unless(not (config.attention_bias or config.mlp_bias), "attention_bias or mlp_bias")
     bounds = zip(config.mlp_layer_types, config.swiglu_limits_shared or (), strict=False)
     reject_unless(not any(limit and kind == "dense" for kind, limit in bounds), "swiglu_limits_shared of a dense MLP")
-    gated = attention_spec(config, scale=config.query_pre_attn_scalar**-0.5, qk_norm="head", has_output_gate=True)
+    gated = attention_spec(
+        config, scale=config.query_pre_attn_scalar**-0.5, qk_norm="head", has_output_gate=True, gates_heads=True
+    )
     router = RouterSpec(
         score="sigmoid",
         normalizes=getattr(config, "norm_expert_weight", True),
@@ -78,5 +80,5 @@ def experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     return engine
 
 
-LAYOUT = Layout(output_gate="self_attn.g_proj", gates_heads=True, experts=experts)
+LAYOUT = Layout(output_gate="self_attn.g_proj", experts=experts)
 FAMILY = Family(("Step3p5ForCausalLM", "Step3p7FlashForCausalLM"), spec, LAYOUT.tensors, config=config)

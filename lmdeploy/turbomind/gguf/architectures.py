@@ -54,7 +54,7 @@ _BERT = encoders.PostNormLayout(
     **vars(dataclasses.replace(_LAYOUT, mlp_norm="attn_output_norm", final_norm="layer_output_norm"))
 )
 _NOMIC_BERT = dataclasses.replace(_BERT, qkv="attn_qkv")
-_GATED_HEADS = dataclasses.replace(_LAYOUT, output_gate="attn_gate", gates_heads=True)
+_GATED = dataclasses.replace(_LAYOUT, output_gate="attn_gate")
 _HY3 = dataclasses.replace(_LAYOUT, experts=dataclasses.replace(EXPERTS, correction="exp_probs_b").tensors)
 _LATE_MLP_NORM = dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
 _LATENT = dataclasses.replace(_LAYOUT, latent=latent.latent_tensors)
@@ -173,7 +173,7 @@ ARCHITECTURES = {
     "bailingmoe": Architecture("BailingMoeForCausalLM", mixtures.bailingmoe, is_turned=True),
     "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", mixtures.bailingmoe, _JOINED_QKV),
     "exaone-moe": Architecture("ExaoneMoeForCausalLM", mixtures.exaone_moe),
-    "afmoe": Architecture("AfmoeForCausalLM", mixtures.afmoe, dataclasses.replace(_LAYOUT, output_gate="attn_gate")),
+    "afmoe": Architecture("AfmoeForCausalLM", mixtures.afmoe, _GATED),
     "hy_v3": Architecture("HYV3ForCausalLM", mixtures.hy_v3, _HY3),
     "mellum": Architecture("MellumForCausalLM", mixtures.mellum),
     "cohere2moe": Architecture("Cohere2MoeForCausalLM", mixtures.cohere2moe),
@@ -199,8 +199,8 @@ ARCHITECTURES = {
     "dbrx": Architecture(
         "DbrxForCausalLM", mixtures.dbrx, dataclasses.replace(_JOINED_QKV, mlp_norm="attn_output_norm")
     ),
-    "laguna": Architecture("LagunaForCausalLM", mixtures.laguna, _GATED_HEADS),
-    "step35": Architecture("Step3p5ForCausalLM", mixtures.step35, _GATED_HEADS, has_whole_norms=True),
+    "laguna": Architecture("LagunaForCausalLM", mixtures.laguna, _GATED),
+    "step35": Architecture("Step3p5ForCausalLM", mixtures.step35, _GATED, has_whole_norms=True),
     "mimo2": Architecture("MiMoV2FlashForCausalLM", mixtures.mimo2),
     "minimax-01": Architecture(
         "MiniMaxForCausalLM", hybrids.minimax_01, dataclasses.replace(_LAYOUT, recurrence=minimax_tensors)

@@ -500,6 +500,8 @@ class AttentionSpec:
         are of queries (Qiu et al., 2025, arXiv 2505.06708).
     gates_by_softplus
         That gate goes through softplus in place of sigmoid (Laguna).
+    gates_heads
+        A checkpoint has one row of the gate for each head, which stands in ``qkv`` for each number of the head.
     value_scale
         Factor of values.
     mla
@@ -533,6 +535,7 @@ class AttentionSpec:
     tempers_unrotated: bool = False
     has_output_gate: bool = False
     gates_by_softplus: bool = False
+    gates_heads: bool = False
     value_scale: Positive = 1.0
     mla: MlaSpec | None = None
     block_indexer: BlockIndexerSpec | None = None
