@@ -89,6 +89,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35moe": ("Qwen3_5MoeForCausalLM", HYBRID_WITH_EXPERTS | WIDE_HEADS),
     "lfm2": family("LFM2", conv_bias=False),
     "lfm2moe": family("LFM2 with experts"),
+    "mamba": family("Mamba", intermediate_size=64),
+    "jamba": family("Jamba with experts", mamba_proj_bias=False),
     "mamba2": family("Mamba2"),
     "granitehybrid": family("Granite 4", num_experts_per_tok=0, shared_intermediate_size=64),
     "falcon-h1": family("Falcon-H1 with norms", mamba_norm_before_gate=False, **UNTIED),
@@ -168,6 +170,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2 with windows": family(
         "OLMo 3", attention_bias=False, num_hidden_layers=4, layer_types=EVERY_FOURTH, **UNTIED
     ),
+    "mamba with norms": family("Falcon Mamba", intermediate_size=64, use_bias=False, mixer_rms_eps=1e-5),
     "baichuan with ALiBi": family("Baichuan 13B", num_hidden_layers=40),
     "gemma4 whose keys are values": family("Gemma 4 31B", initializer_range=0.03),
     "gemma4 with experts": family("Gemma 4 26B", initializer_range=0.03),

@@ -13,6 +13,7 @@ from lmdeploy.turbomind.families.encoders import names_of
 from lmdeploy.turbomind.gguf.architectures import (
     CLASSIFIER,
     DEEPSEEK_V2,
+    FALCON_MAMBA,
     OLMO3,
     architecture_of,
     published_architectures,
@@ -67,7 +68,7 @@ def _images() -> dict[str, str]:
 
 def _files() -> dict[str, str]:
     """Return the references of GGUF files' logits, or vectors."""
-    named = (*gguf.CASES, *gguf.ENCODERS, *gguf.WITH_TOWERS, OLMO3, DEEPSEEK_V2, CLASSIFIER)
+    named = (*gguf.CASES, *gguf.ENCODERS, *gguf.WITH_TOWERS, OLMO3, DEEPSEEK_V2, FALCON_MAMBA, CLASSIFIER)
     compared = {architecture_of(name).published for name in named if name not in gguf.BY_TRANSFORMERS}
     return {name: "llama.cpp" if name in compared else TRANSFORMERS for name in published_architectures()}
 

@@ -150,9 +150,9 @@ def test_a_missing_part_is_named(source: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_named_with_those_that_are_read(tmp_path: Path) -> None:
-    path = write_metadata(tmp_path / "m.gguf", "mamba", {})
+    path = write_metadata(tmp_path / "m.gguf", "rwkv7", {})
     with pytest.raises(
-        UnsupportedModelError, match="GGUF files of architecture mamba are not read; those read are llama"
+        UnsupportedModelError, match="GGUF files of architecture rwkv7 are not read; those read are llama"
     ):
         resolve(path)
 

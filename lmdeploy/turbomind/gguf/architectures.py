@@ -22,6 +22,7 @@ from lmdeploy.turbomind.gguf.recurrent import (
     kimi_delta_tensors,
     mamba_tensors,
     minimax_tensors,
+    scan_tensors,
 )
 from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import ModelSpec
@@ -64,6 +65,7 @@ _KIMI_LINEAR = dataclasses.replace(_LATENT, recurrence=kimi_delta_tensors)
 _QWEN3_5 = dataclasses.replace(_LATE_MLP_NORM, recurrence=gated_delta_tensors)
 _LFM2 = dataclasses.replace(_LAYOUT, final_norm="token_embd_norm", recurrence=convolution_tensors)
 _MAMBA = dataclasses.replace(_LAYOUT, recurrence=mamba_tensors)
+_SCAN = dataclasses.replace(_LAYOUT, recurrence=scan_tensors)
 _NEMOTRON_H = dataclasses.replace(_MAMBA, mlp_norm="attn_norm")
 _QWEN3_NEXT = dataclasses.replace(_QWEN3_5, recurrence=grouped_delta_tensors)
 
@@ -122,6 +124,8 @@ ARCHITECTURES = {
     "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", hybrids.qwen35moe, _QWEN3_5, has_whole_norms=True),
     "lfm2": Architecture("Lfm2ForCausalLM", hybrids.lfm2, _LFM2),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", hybrids.lfm2moe, _LFM2),
+    "mamba": Architecture("MambaForCausalLM", hybrids.mamba, _SCAN),
+    "jamba": Architecture("JambaForCausalLM", hybrids.jamba, _SCAN),
     "mamba2": Architecture("Mamba2ForCausalLM", hybrids.mamba2, _MAMBA),
     "granitehybrid": Architecture("GraniteMoeHybridForCausalLM", hybrids.granitehybrid, _MAMBA, is_turned=True),
     "falcon-h1": Architecture("FalconH1ForCausalLM", hybrids.falcon_h1, _MAMBA),
@@ -216,12 +220,14 @@ ARCHITECTURES = {
 }
 # Models that GGUF names as it does others.
 MIXTRAL, OLMO3, DEEPSEEK_V2 = "llama with experts", "olmo2 with windows", "deepseek2 with softmax"
+FALCON_MAMBA = "mamba with norms"
 CLASSIFIER = "bert with a classifier"
 _ALL = {
     **ARCHITECTURES,
     MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True),
     OLMO3: Architecture("Olmo3ForCausalLM", configs.olmo3),
     DEEPSEEK_V2: Architecture("DeepseekV2ForCausalLM", latent.deepseek_v2, _LATENT),
+    FALCON_MAMBA: Architecture("FalconMambaForCausalLM", hybrids.mamba, _SCAN),
     CLASSIFIER: Architecture("BertForSequenceClassification", encoders.bert, _BERT),
 }
 
@@ -238,6 +244,8 @@ def architecture_name(metadata: Metadata) -> str:
         return MIXTRAL
     if name == "deepseek2" and metadata.get("expert_gating_func", 1) == 1:
         return DEEPSEEK_V2
+    if name == "mamba" and metadata.get("ssm.dt_b_c_rms"):
+        return FALCON_MAMBA
     if encoders.has_classifier(metadata):
         return CLASSIFIER
     return OLMO3 if name == "olmo2" and metadata.get("attention.sliding_window") else name

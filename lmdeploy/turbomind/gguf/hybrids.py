@@ -90,6 +90,44 @@ def lfm2moe(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def mamba(metadata: Metadata) -> dict[str, Any]:
+    """Mamba and Falcon Mamba, whose norm before steps, keys and queries is the other norms'."""
+    has_norms = metadata.get("ssm.dt_b_c_rms", False)
+    fields = common(metadata, "falcon_mamba" if has_norms else "mamba")
+    return fields | {
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1),  # no layer has them
+        "hidden_act": "silu",
+        "layer_norm_epsilon": fields["rms_norm_eps"],
+        "mixer_rms_eps": fields["rms_norm_eps"],
+        "intermediate_size": metadata.need("ssm.inner_size"),
+        "state_size": metadata.need("ssm.state_size"),
+        "time_step_rank": metadata.need("ssm.time_step_rank"),
+        "conv_kernel": metadata.need("ssm.conv_kernel"),
+        "use_conv_bias": metadata.has("blk.0.ssm_conv1d.bias"),
+        "use_bias": metadata.has("blk.0.ssm_in.bias"),
+    }
+
+
+def jamba(metadata: Metadata) -> dict[str, Any]:
+    """Jamba."""
+    bare, experts = _layers_without_attention(metadata), metadata.get("expert_count", 1)
+    routed = [metadata.has(f"blk.{layer}.ffn_gate_inp.weight") for layer in range(len(bare))]
+    return common(metadata, "jamba") | {
+        "hidden_act": "silu",
+        "num_key_value_heads": _key_value_heads(metadata),
+        "layer_types": [_LINEAR if without else FULL for without in bare],
+        "layers_num_experts": [experts if has_router else 1 for has_router in routed],
+        "num_experts": experts,
+        "num_experts_per_tok": metadata.get("expert_used_count", 1),
+        "mamba_d_state": metadata.need("ssm.state_size"),
+        "mamba_d_conv": metadata.need("ssm.conv_kernel"),
+        "mamba_expand": metadata.need("ssm.inner_size") // metadata.need("embedding_length"),
+        "mamba_dt_rank": metadata.need("ssm.time_step_rank"),
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+    }
+
+
 def mamba2(metadata: Metadata) -> dict[str, Any]:
     """Mamba-2."""
     fields, inner = common(metadata, "mamba2"), metadata.need("ssm.inner_size")

@@ -35,6 +35,15 @@ _MAMBA = {
     "A_log": "ssm_a",
     "D": "ssm_d",
 }
+_SCAN = _MAMBA | {
+    "conv1d.weight": "ssm_conv1d.weight",
+    "x_proj.weight": "ssm_x.weight",
+    "dt_proj.weight": "ssm_dt.weight",
+    "dt_proj.bias": "ssm_dt.bias",
+    "dt_layernorm.weight": "ssm_dt_norm.weight",
+    "b_layernorm.weight": "ssm_b_norm.weight",
+    "c_layernorm.weight": "ssm_c_norm.weight",
+}
 _KIMI = {
     "q_proj.weight": "attn_q.weight",
     "k_proj.weight": "attn_k.weight",
@@ -133,6 +142,15 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     return {name: as_stored(whole) for name, whole in mamba.mamba_tensors(spec, prefix).items()}
 
 
+def scan_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer of Mamba-1."""
+    engine, rnn = _stored(mamba.scan_tensors(spec, prefix), prefix, _SCAN), recurrence_of(spec)
+    return engine | {
+        "recurrence.a_log": LogNegative((engine["recurrence.a_log"],)),
+        "recurrence.conv": Load(f"{prefix}ssm_conv1d.weight", (rnn.value_dim, rnn.conv_kernel)),
+    }
+
+
 def kimi_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of Kimi delta attention."""
     engine = _stored(kimi_linear.recurrence(spec, prefix), prefix, _KIMI)
@@ -148,7 +166,7 @@ def _stored(tensors: Mapping[str, Expression], prefix: str, names: Mapping[str, 
     """Return a family's tensors over GGUF's names, given by those of the checkpoint within a layer's attention."""
 
     def stored(name: str) -> str:
-        return prefix + names[name.removeprefix(f"{prefix}self_attn.")]
+        return prefix + names[name.removeprefix(prefix).removeprefix("self_attn.")]
 
     return {name: renamed(whole, stored) for name, whole in tensors.items()}
 
