@@ -76,6 +76,11 @@ void NativeRunner::compile_embeddings() {
     program_.add("streams = make(stream)",
                  [=, this](ModelStep& step) { residual_streams_->make(step, weights_.stream_makers, stream); });
   }
+  if (spec_.shared_blocks) {
+    program_.add("embeddings = stream", [=, this](ModelStep& step) {
+      step.ops.copy(stream, static_cast<size_t>(step.rows) * spec_.hidden_size * sizeof(float), embeddings_);
+    });
+  }
   if (hyper_) program_.add("streams = stream, each", [=, this](ModelStep& step) { hyper_->make(step, stream); });
   if (!spec_.ropes.empty()) {
     program_.add("rope tables = make(positions)", [this](ModelStep& step) { attention_.fill_tables(step); });
@@ -93,6 +98,7 @@ void NativeRunner::compile_layer(int index) {
                  });
   }
   compile_kept(index);
+  if (layer->shared) return compile_shared_block(index);
   if (residual_streams_) {
     program_.add("streams = predict(streams); stream = the active one",
                  [=, this](ModelStep& step) { residual_streams_->predict(step, *layer->streams, stream); });
@@ -164,6 +170,33 @@ void NativeRunner::compile_mixers(int index, const Source& input) {
   }
   if (has_attention(spec_, index)) attention_.compile(program_, index, layer.attention, input, target);
   if (!joins_halves(block, is_divided_)) compile_addition(block, layer.attention_output_norm);
+}
+
+void NativeRunner::compile_shared_block(int index) {
+  const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
+  const int size = spec_.hidden_size;
+  program_.add("joined = norm(stream beside embeddings)", [=, this, &layer](ModelStep& step) {
+    const auto half = [&](float* rows, int width) {
+      return HeadsView{rows, step.rows, static_cast<size_t>(width), 1, 0, size};
+    };
+    step.ops.copy_heads(half(hidden_, size), half(joined_, 2 * size));
+    step.ops.copy_heads(half(embeddings_, size), half(joined_ + size, 2 * size));
+    step.ops.norm(layer.shared->norm.view, joined_, step.rows, 2 * size, joined_);
+  });
+  attention_.compile(program_, index, layer.attention, {"joined", LinearInput(joined_), ""}, {branch()});
+  if (is_divided_) program_.sum_over_ranks(branch());
+  program_.norm(layer.mlp_norm.view, branch(), normed());
+  program_.add("branch = mlp(normed)",
+               [this, &layer](ModelStep& step) { mlp_.run(step, layer.mlp, LinearInput(normed_), branch_, false); });
+  if (is_divided_) program_.sum_over_ranks(branch());
+  program_.add("mlp_input = stream + project(branch)", [=, this, &layer](ModelStep& step) {
+    step.ops.copy(hidden_, static_cast<size_t>(step.rows) * size * sizeof(float), mlp_input_);
+    step.linear(layer.shared->project, LinearInput(branch_), mlp_input_, true);
+  });
+  const Source input{"norm(mlp_input)", LinearInput::normed(layer.attention_norm.view, mlp_input_, normed_), "normed"};
+  recurrence_->compile(program_, index, *layer.recurrence, input, half_target(spec_.block));
+  compile_addition(spec_.block, layer.attention_output_norm);
+  if (index + 1 == spec_.num_layers && can_drop_rows()) compile_drop();
 }
 
 void NativeRunner::compile_mlp(int index, const Source& input) {

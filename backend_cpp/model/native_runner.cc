@@ -148,7 +148,9 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
       normed_(*ops_, max_tokens, spec_.hidden_size),
       mlp_input_(*ops_, max_tokens, spec_.hidden_size),
       branch_(*ops_, max_tokens, spec_.hidden_size),
-      experts_(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_tokens : 0, spec_.hidden_size) {
+      experts_(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_tokens : 0, spec_.hidden_size),
+      embeddings_(*ops_, spec_.shared_blocks ? max_tokens : 0, spec_.hidden_size),
+      joined_(*ops_, spec_.shared_blocks ? max_tokens : 0, 2 * spec_.hidden_size) {
   traits_.adapters = this;
   memories_.push_back(&attention_);
   if (spec_.recurrence) memories_.push_back(&recurrence_.emplace(*ops_, shard, max_tokens));

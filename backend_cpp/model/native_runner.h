@@ -89,6 +89,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void compile_layer(int index);
   std::pair<Source, Source> compile_inputs(int index);
   void compile_mixers(int index, const Source& input);
+  // A layer whose attention and MLP others share (ModelSpec::shared_blocks).
+  void compile_shared_block(int index);
   void compile_mlp(int index, const Source& input);
   void compile_addition(const BlockSpec& block, const NormStorage& output_norm, bool is_summed = false);
   void compile_drop();
@@ -140,6 +142,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   FloatRows mlp_input_;
   FloatRows branch_;
   FloatRows experts_;
+  FloatRows embeddings_;  // with ModelSpec::shared_blocks
+  FloatRows joined_;      // [max_tokens, 2 hidden_size], likewise
   std::vector<int> kept_layers_;
   FloatRows kept_;                     // StepOutput::token_hidden, where it is asked for
   AlignedBuffer host_kept_;            // the same in the host's memory, where the device has its own

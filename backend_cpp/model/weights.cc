@@ -127,7 +127,7 @@ void read_mixers(const Shard& shard, const WeightReader& read, const std::string
   const ModelSpec& spec = shard.spec;
   const BlockSpec& block = block_of(spec, index);
   const bool is_heads_first = spec.head && index == 0;
-  const bool is_doubled = is_heads_first && spec.head->kind == HeadKind::kEagle3;
+  const bool is_doubled = (is_heads_first && spec.head->kind == HeadKind::kEagle3) || spec.shared_blocks;
   const bool skips_norm = block.skips_first_norm && index == 0;
   const bool has_norm = is_heads_first ? has_outer_norms(*spec.head) : block.has_input_norms && !skips_norm;
   if (has_norm) layer.attention_norm = read_norm(spec, read, prefix + "attention_norm");
@@ -137,6 +137,10 @@ void read_mixers(const Shard& shard, const WeightReader& read, const std::string
   if (has_attention(spec, index)) {
     layer.attention =
         AttentionWeights::load(shard, read, prefix + "attention.", index, (is_doubled ? 2 : 1) * spec.hidden_size);
+  }
+  if (spec.shared_blocks && has_attention(spec, index)) {
+    layer.shared = {NormStorage::load(read, prefix + "shared.norm", 2 * spec.hidden_size, spec.norm, spec.norm.bias),
+                    read.linear(prefix + "shared.project", spec.hidden_size, spec.hidden_size, false)};
   }
   if (block.has_output_norms) {
     layer.attention_output_norm = read_norm(spec, read, prefix + "attention_output_norm", block.output_norm_eps);
@@ -291,6 +295,7 @@ std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers,
   std::vector<AdaptedLayer> adapted;
   for (LayerWeights& layer : layers) {
     std::vector<LinearStorage*> linears{&layer.attention.qkv, &layer.attention.o, &layer.mlp.up, &layer.mlp.down};
+    if (layer.shared) linears.push_back(&layer.shared->project);
     if (std::optional<RecurrenceWeights>& layer_recurrence = layer.recurrence) {
       linears.insert(linears.end(), {&layer_recurrence->in, &layer_recurrence->gates, &layer_recurrence->out});
     }
@@ -376,6 +381,7 @@ Weights Weights::outline(const ModelSpec& spec) {
   for (int index = 0; index < spec.num_layers; ++index) {
     LayerWeights& layer = weights.layers[static_cast<size_t>(index)];
     if (has_recurrence(spec, index)) layer.recurrence.emplace();
+    if (spec.shared_blocks && has_attention(spec, index)) layer.shared.emplace();
     if (!has_attention(spec, index) || !spec.attention.mla) continue;
     const auto& indexer = spec.attention.mla->indexer;
     LatentWeights& latent = layer.attention.latent.emplace();

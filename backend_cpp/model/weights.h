@@ -88,6 +88,13 @@ struct ExpertWeights {
   static ExpertWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
 };
 
+// Weights of a layer in front of its recurrence, besides attention and MLP (SharedBlocksSpec).
+struct SharedBlockWeights {
+  NormStorage norm;       // [2 hidden], of the residual stream and the embeddings
+  LinearStorage project;  // [hidden, hidden]
+  WEIGHT_MEMBERS(norm, project)
+};
+
 struct LayerWeights {
   NormStorage attention_norm;  // empty in front of heads without one
   AttentionWeights attention;  // empty in a layer with a recurrence
@@ -100,6 +107,7 @@ struct LayerWeights {
   NormStorage dense_output_norm;  // these three where experts are alongside an MLP
   NormStorage expert_norm;
   NormStorage expert_output_norm;
+  std::optional<SharedBlockWeights> shared;
   std::optional<LayerInputWeights> input;
   std::optional<StreamWeights> streams;
   std::optional<HyperWeights> mixer_hyper;
@@ -107,8 +115,8 @@ struct LayerWeights {
   std::optional<NgramWeights> ngrams;
   float scale = 1;  // of what the layer hands on
   WEIGHT_MEMBERS(attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
-                 dense_output_norm, expert_norm, expert_output_norm, input, streams, mixer_hyper, mlp_hyper, ngrams,
-                 scale)
+                 dense_output_norm, expert_norm, expert_output_norm, shared, input, streams, mixer_hyper, mlp_hyper,
+                 ngrams, scale)
 };
 
 // A cross-attention layer: gated cross-attention, then a gated MLP, without adapters.

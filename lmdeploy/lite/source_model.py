@@ -63,6 +63,8 @@ class SourceModel:
         self.name = self.spec.architecture
         if self.spec.streams or self.spec.hyper_connections:
             raise UnsupportedModelError(f"{self.name} has several residual streams: serve it with --weight-bits 4 or 8")
+        if self.spec.shared_blocks:
+            raise UnsupportedModelError(f"{self.name} has layers that share blocks: serve it with --weight-bits 4 or 8")
         if self.spec.moe is not None and self.spec.moe.latent_size:
             raise UnsupportedModelError(
                 f"{self.name} has experts in a smaller space: serve it with --weight-bits 4 or 8"

@@ -106,6 +106,18 @@ class LogNegative:
 
 
 @dataclass(frozen=True)
+class AddProduct:
+    """A matrix plus the product of two others, ``args[0] + args[1] @ args[2]``, in float32."""
+
+    args: tuple["Expression", "Expression", "Expression"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The first argument's."""
+        return self.args[0].shape
+
+
+@dataclass(frozen=True)
 class Constant:
     """One number everywhere, which no checkpoint has, such as weights of a norm without weights."""
 
@@ -197,7 +209,20 @@ class Affine:
 
 
 AnyQuantized = Quantized | RowQuantized | Table | Affine
-Expression = Load | Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Mxfp4 | Scaled | AnyQuantized
+Expression = (
+    Load
+    | Concat
+    | Slice
+    | Permute
+    | Reshape
+    | Inputs
+    | LogNegative
+    | AddProduct
+    | Constant
+    | Mxfp4
+    | Scaled
+    | AnyQuantized
+)
 
 
 def concat(*args: Expression) -> Concat:
@@ -315,7 +340,17 @@ class Manifest:
 
 
 def _operation(
-    expression: Concat | Slice | Permute | Reshape | Inputs | LogNegative | Constant | Mxfp4 | Scaled | AnyQuantized,
+    expression: Concat
+    | Slice
+    | Permute
+    | Reshape
+    | Inputs
+    | LogNegative
+    | AddProduct
+    | Constant
+    | Mxfp4
+    | Scaled
+    | AnyQuantized,
 ) -> dict[str, Any]:
     match expression:
         case Quantized():
@@ -340,6 +375,8 @@ def _operation(
             return {"op": "inputs", "size": expression.size, "order": list(expression.order)}
         case LogNegative():
             return {"op": "log_negative"}
+        case AddProduct():
+            return {"op": "add_product"}
         case Constant():
             return {"op": "constant", "shape": list(expression.shape), "value": expression.value}
         case Mxfp4():

@@ -183,6 +183,7 @@ REJECTED = {
     "GPT2LMHeadModel": ("GPT-2", r"c_attn\.weight is laid out as \[in, out\], .* serve it with --weight-bits"),
     "GptOssForCausalLM": ("GPT-OSS", STACKED),
     "Mistral4ForCausalLM": ("Mistral Small 4", STACKED),
+    "Zamba2ForCausalLM": ("Zamba2", r"has layers that share blocks: serve it with --weight-bits"),
     "GraniteMoeForCausalLM": ("Granite MoE", STACKED),
     "GraniteMoeSharedForCausalLM": ("Granite MoE with a shared expert", STACKED),
     "GraniteMoeSWAForCausalLM": ("Granite SWA with experts", STACKED),

@@ -22,7 +22,7 @@ from tests.support.token_engine import TokenEngine, relative_error
 
 # Every way to divide: heads in groups and alone, one key/value head on all ranks, biases of each kind, parallel halves
 # with one norm and two, output norms, scaled residuals, windows, soft caps, ALiBi, sinks, experts with and without
-# shared ones, latent attention, layers of several kinds.
+# shared ones, latent attention, layers of several kinds, blocks that layers share.
 DIVIDED = [
     ("Llama", 2),
     ("Llama with one key/value head", 4),
@@ -58,6 +58,7 @@ DIVIDED = [
     ("Gemma 4 26B", 2),
     ("MiMo-V2-Flash", 2),
     ("Laguna", 2),
+    ("Zamba2 with further adapters", 2),
     ("Step 3.7", 2),
 ]
 

@@ -126,6 +126,17 @@ QWEN4: dict[str, Any] = (
         "indexer_compress_ratio": 4,
     }
 )
+ZAMBA2: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layers_block_type": ["linear_attention", *["hybrid"] * 3, "linear_attention", "hybrid"],
+    "initializer_range": 0.1,  # nothing is added to what a block makes: rounding grows with larger weights
+    "num_mem_blocks": 2,
+    "adapter_rank": 4,
+    "n_mamba_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_ngroups": 2,
+    "chunk_size": 16,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-Next": (
         "Qwen3NextForCausalLM",
@@ -210,6 +221,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo Hybrid": (
         "OlmoHybridForCausalLM",
         {"pad_token_id": 0} | {k: v for k, v in GATED_DELTA.items() if k != "head_dim"},
+    ),
+    "Zamba2": ("Zamba2ForCausalLM", ZAMBA2),
+    "Zamba2 with further adapters": (
+        "Zamba2ForCausalLM",
+        ZAMBA2
+        | {"use_shared_attention_adapter": True, "use_mem_rope": True, "num_key_value_heads": 4}
+        | {"add_bias_linear": True, "num_mem_blocks": 1},
     ),
     "Mamba2": (
         "Mamba2ForCausalLM",

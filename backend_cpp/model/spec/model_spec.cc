@@ -234,6 +234,15 @@ void check(const EncoderSpec&, const ModelSpec& spec) {
   }
 }
 
+void check(const SharedBlocksSpec&, const ModelSpec& spec) {
+  const BlockSpec& block = spec.block;
+  reject_if(spec.recurrence_block || spec.moe || spec.attention.mla || !block.has_input_norms || block.is_parallel ||
+                block.norms_stream || block.skips_first_norm || block.has_output_norms || block.has_layer_scale,
+            "shared_blocks needs the standard block, without recurrence_block, moe and attention.mla");
+  reject_if(spec.head || spec.images || spec.streams || spec.hyper_connections || spec.layer_input,
+            "shared_blocks is incompatible with head, images, streams, hyper_connections or layer_input");
+}
+
 void check_streams(const ModelSpec& spec) {
   const bool is_standard = spec.block.has_input_norms && spec.block.has_output_norms && !spec.block.is_parallel;
   reject_if(spec.streams->active >= spec.streams->count, "streams.active must be below streams.count");
@@ -292,6 +301,7 @@ void check(const ModelSpec& spec) {
   reject_if(spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0),
             "layer_input is incompatible with head, has_embedding_norm or images.cross_layers");
   if (spec.streams) check_streams(spec);
+  if (spec.shared_blocks) check(*spec.shared_blocks, spec);
   if (spec.hyper_connections) check_hyper_connections(spec);
   if (spec.ngrams) check(*spec.ngrams, spec);
   for (const RopeSpec& rope : spec.ropes) check(rope);

@@ -10,9 +10,10 @@
 //   stream      the residual stream
 //   normed      a norm of it: made where more than one operation reads it, else workspace of the one that does
 //   mlp_input   the same for the MLP of a parallel block with two norms, made before attention adds to the stream;
-//               in the last layer, the requested rows
+//               in the last layer, the requested rows; with shared blocks, what a recurrence reads a norm of
 //   branch      what a half makes, or both halves of a parallel block; embeddings of positions; further inputs
 //   experts     what experts make alongside a dense MLP
+//   embeddings  of the tokens, with shared blocks; joined: a norm of stream and embeddings, [rows, 2 hidden_size]
 #pragma once
 
 #include <functional>

@@ -155,7 +155,7 @@ def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) 
     """Return the attention of layer number ``layer``, whose tensors begin with ``prefix``."""
     attn = spec.attention_of(layer)
     has_keys = spec.keys_of(layer) < 0
-    hidden, q = spec.hidden_size, attn.num_heads * attn.head_dim
+    hidden, q = (2 if spec.shared_blocks else 1) * spec.hidden_size, attn.num_heads * attn.head_dim
     k, v = attn.num_kv_heads * attn.head_dim, attn.num_kv_heads * attn.value_dim
     bias = attn.qkv_bias
     if not has_keys:
@@ -186,7 +186,7 @@ def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) 
     if attn.has_sinks:
         engine["attention.sinks"] = Load(prefix + layout.sinks, (attn.num_heads,))
     found = attn.num_heads * attn.value_dim
-    return engine | linear_tensors("attention.o", {prefix + layout.o: hidden}, found, attn.o_bias)
+    return engine | linear_tensors("attention.o", {prefix + layout.o: spec.hidden_size}, found, attn.o_bias)
 
 
 def _gate_last(attn: AttentionSpec) -> Arrange:

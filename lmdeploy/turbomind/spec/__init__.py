@@ -20,6 +20,7 @@ from lmdeploy.turbomind.spec.parts import (
     RecurrenceSpec,
     RopeSpec,
     RouterSpec,
+    SharedBlocksSpec,
     StreamsSpec,
     StretchSpec,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "RecurrenceSpec",
     "RopeSpec",
     "RouterSpec",
+    "SharedBlocksSpec",
     "StreamsSpec",
     "StretchSpec",
 ]

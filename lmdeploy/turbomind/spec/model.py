@@ -39,6 +39,7 @@ from lmdeploy.turbomind.spec.parts import (
     OutputSpec,
     RecurrenceSpec,
     RopeSpec,
+    SharedBlocksSpec,
     StreamsSpec,
 )
 
@@ -136,6 +137,8 @@ class ModelSpec:
         A further input of each layer; None: there is none.
     streams
         Several residual streams; None: there is one.
+    shared_blocks
+        Attention and MLP of layers with ``both``, where layers share them; None: the layers' own.
     hyper_connections
         Several residual streams that both halves of a layer read and add to; None: there is one.
     ngrams
@@ -186,6 +189,7 @@ class ModelSpec:
     has_embedding_norm: bool = False
     layer_input: LayerInputSpec | None = None
     streams: StreamsSpec | None = None
+    shared_blocks: SharedBlocksSpec | None = None
     hyper_connections: HyperConnectionsSpec | None = None
     ngrams: NgramsSpec | None = None
     learned_positions: OptionalSize = 0
@@ -272,6 +276,10 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield "mlp.cuts needs mlp.is_gated"
     if spec.streams:
         yield from _stream_problems(spec, spec.streams)
+    if spec.shared_blocks and (spec.block != BlockSpec() or spec.recurrence_block or spec.moe or spec.attention.mla):
+        yield "shared_blocks needs the standard block, without recurrence_block, moe and attention.mla"
+    if spec.shared_blocks and (spec.head or spec.images or spec.streams or spec.hyper_connections or spec.layer_input):
+        yield "shared_blocks is incompatible with head, images, streams, hyper_connections or layer_input"
     if spec.hyper_connections:
         yield from _hyper_connection_problems(spec)
     if spec.ngrams:

@@ -267,6 +267,28 @@ class StreamsSpec:
 
 
 @dataclass(frozen=True)
+class SharedBlocksSpec:
+    """Attention and MLP that layers share, in front of the recurrence of layers with ``both`` (Zamba2).
+
+    With ``x`` the residual stream and ``e`` the embeddings, such a layer adds ``recurrence(norm(x + W mlp(norm(y))))``
+    to ``x``, where ``y`` is attention to the norm of ``x`` and ``e`` side by side.
+
+    Parameters
+    ----------
+    count
+        Blocks, which the layers take in turns.
+    adapter_rank
+        Of the matrices that each layer adds to ``gate_up``.
+    adapts_attention
+        Each adds such matrices to queries, keys and values, too.
+    """
+
+    count: Size
+    adapter_rank: Size
+    adapts_attention: bool
+
+
+@dataclass(frozen=True)
 class HyperConnectionsSpec:
     """Residual streams that halves of layers read and add to by gates (hyper-connections; arXiv 2409.19606; Qwen 4).
 
