@@ -72,44 +72,60 @@ CheckpointTensor constant(const Json& expression) {
   return tensor;
 }
 
+// matrix + up down, of which outputs are computed as they are read.
+class AddedProduct final : public QuantizedMatrix {
+ public:
+  explicit AddedProduct(const std::vector<ManifestValue>& parts) : matrix_(parts.at(0)) {
+    std::vector<std::vector<int64_t>> shapes;
+    for (const ManifestValue& part : parts) shapes.push_back(part.shape());
+    const bool are_matrices = std::ranges::all_of(shapes, [](const auto& shape) { return shape.size() == 2; });
+    if (parts.size() != 3 || !are_matrices || shapes[0] != std::vector{shapes[1][0], shapes[2][1]} ||
+        shapes[1][1] != shapes[2][0]) {
+      throw invalid_argument("add_product needs matrices [out, in], [out, rank] and [rank, in]");
+    }
+    up_ = floats(parts[1]);
+    down_ = floats(parts[2]);
+  }
+
+  int out_features() const override { return static_cast<int>(matrix_.shape()[0]); }
+  int in_features() const override { return static_cast<int>(matrix_.shape()[1]); }
+  void dequantize(int output, float* destination) const override {
+    copy_values(matrix_.rows({output, output + 1}).numbers(), destination);
+    const auto width = static_cast<size_t>(in_features());
+    const size_t rank = down_.size() / width;
+    const float* factors = up_.data() + static_cast<size_t>(output) * rank;
+    for (size_t r = 0; r < rank; ++r) {
+      for (size_t i = 0; i < width; ++i) destination[i] += factors[r] * down_[r * width + i];
+    }
+  }
+  std::shared_ptr<const QuantizedMatrix> inputs(const Slice&) const override { return nullptr; }
+  bool packs_with(const QuantizedMatrix&) const override { return false; }
+  LinearStorage pack(const std::vector<QuantizedRow>&, bool, const Loop&) const override {
+    throw internal_error("a product has no codes to pack");
+  }
+
+ private:
+  static std::vector<float> floats(const ManifestValue& part) {
+    const CheckpointTensor numbers = part.numbers();
+    std::vector<float> values(static_cast<size_t>(element_count(numbers.shape)));
+    copy_values(numbers, values.data());
+    return values;
+  }
+
+  ManifestValue matrix_;
+  std::vector<float> up_;
+  std::vector<float> down_;
+};
+
+constexpr size_t kHeaderLimit = 100u << 20;
+constexpr int64_t kGroupLimit = 1 << 30;
+constexpr int kDequantizedRows = 256;
+
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
   return text + "]";
 }
-
-// F32 of numbers that a file may store in fewer bits.
-std::vector<float> floats(const CheckpointTensor& matrix) {
-  if (matrix.shape.size() != 2) throw invalid_argument("add_product needs matrices");
-  std::vector<float> numbers(static_cast<size_t>(element_count(matrix.shape)));
-  copy_values(matrix, numbers.data());
-  return numbers;
-}
-
-// F32 of matrix + up down.
-CheckpointTensor added_product(const CheckpointTensor& matrix, const CheckpointTensor& up,
-                               const CheckpointTensor& down) {
-  const std::vector<float> ups = floats(up);
-  const std::vector<float> downs = floats(down);
-  const std::vector<float> addends = floats(matrix);
-  if (matrix.shape != std::vector{up.shape[0], down.shape[1]} || up.shape[1] != down.shape[0]) {
-    throw invalid_argument("add_product of " + shape_text(matrix.shape) + ", " + shape_text(up.shape) + " and " +
-                           shape_text(down.shape));
-  }
-  auto bytes = std::make_shared<std::vector<std::byte>>(addends.size() * sizeof(float));
-  auto* sums = reinterpret_cast<float*>(bytes->data());
-  std::ranges::copy(addends, sums);
-  const auto width = static_cast<size_t>(down.shape[1]);
-  const auto rank = static_cast<size_t>(up.shape[1]);
-  for (size_t i = 0; i < ups.size(); ++i) {
-    for (size_t j = 0; j < width; ++j) sums[i / rank * width + j] += ups[i] * downs[i % rank * width + j];
-  }
-  return {"F32", matrix.shape, bytes->data(), bytes->size(), bytes};
-}
-
-constexpr size_t kHeaderLimit = 100u << 20;
-constexpr int64_t kGroupLimit = 1 << 30;
-constexpr int kDequantizedRows = 256;
 
 int common_group(int a, int b) {
   const int64_t group = std::lcm(int64_t{a}, int64_t{b});
@@ -222,10 +238,7 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
     if (all.size() != 2) throw invalid_argument("mxfp4 needs codes and scales");
     return {ManifestValue(decode_mxfp4(all[0].numbers(), all[1].numbers()))};
   }
-  if (op == "add_product") {
-    if (all.size() != 3) throw invalid_argument("add_product needs three matrices");
-    return {ManifestValue(added_product(all[0].numbers(), all[1].numbers(), all[2].numbers()))};
-  }
+  if (op == "add_product") return {ManifestValue(std::make_shared<const AddedProduct>(all))};
   const bool is_quantized = op == "quantized" || op == "row_codes" || op == "scaled" || op == "table" || op == "affine";
   if (!is_quantized) return {rearranged(expression, all)};
   std::vector<CheckpointTensor> tensors;
