@@ -88,6 +88,24 @@ UNSUPPORTED = (
         "DeepSeek-V3.2 or GLM-5",
     ),
     UnsupportedModel(
+        ("Glm5NextForConditionalGeneration",),
+        "GLM-5-Next",
+        "an indexer that chooses pools of compressed keys (index_kpool), and residual streams that are mixed (hc_mult)",
+        "GLM-5",
+    ),
+    UnsupportedModel(
+        tuple(f"Inkling{version}For{kind}" for version in ("", "2") for kind in ("CausalLM", "ConditionalGeneration")),
+        "Inkling",
+        "biases of scores that each token makes for distances, and convolutions of keys, values and what halves add",
+        "Gemma 4 or Qwen3.5",
+    ),
+    UnsupportedModel(
+        ("MistralLarge4ForConditionalGeneration",),
+        "Mistral Large 4",
+        "latent keys that layers share (kv_source_layers), and queries scaled by learned numbers of their position",
+        "Mistral Small 4 or DeepSeek-V3.2",
+    ),
+    UnsupportedModel(
         ("KimiK3ForConditionalGeneration",),
         "Kimi K3",
         "its activation (situ), and layers that attend to the residual streams of earlier ones (attn_res_block_size)",
