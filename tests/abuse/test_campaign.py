@@ -11,7 +11,7 @@ from tests.abuse.campaign import ALONE, Report, run
 from tests.abuse.servers import everything
 from tests.abuse.shots import drawn, shots
 
-MAX_ATTACKS = 15  # attacks on each server
+MAX_ATTACKS = 8  # attacks on each server
 
 
 def test_nothing_is_served_without_right_nothing_fails(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_flood_leaves_the_memory_as_it_was(*, all_cases: bool) -> None:
             chosen = [request for request in page_requests(config, PATHS[:1]) if request.name in names]
             assert len(chosen) > 80
             if not all_cases:
-                chosen = list(one_in(6, chosen, lambda request: request.name))
+                chosen = list(one_in(12, chosen, lambda request: request.name))
             _flood(http, chosen[: len(chosen) // 2])  # what is imported once stays
             before = memory(page.pid, "VmRSS")
             waits = _flood(http, chosen)

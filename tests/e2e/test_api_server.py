@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -57,46 +55,6 @@ def test_it_prints_urls_and_the_chat_page_follows_when_the_api_is_served() -> No
         eventually_sync(lambda: f"chat page   http://localhost:{page}/\n" in server.output, timeout=START)
         assert "gradio" in httpx.get(f"http://localhost:{page}/", trust_env=False).text
         end(server, signal.SIGTERM, 143)
-
-
-def test_a_killed_tritonserver_comes_back_and_open_streams_end_with_an_error_event() -> None:
-    story = {
-        "model": DEFAULT_MODEL_NAME,
-        "messages": [{"role": "user", "content": "Count to one thousand."}],
-        "stream": True,
-        "ignore_eos": True,
-        "max_tokens": 4000,
-    }
-    ended: list[str] = []
-    begun = threading.Barrier(5)
-
-    def read(url: str) -> None:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=story, trust_env=False) as response:
-            lines = (line for line in response.iter_lines() if line)
-            last = next(lines)
-            begun.wait(180)
-            for line in lines:
-                last = line
-        ended.append(last)
-
-    with api_server() as server, httpx.Client(base_url=server.url, trust_env=False) as http:
-        server.wait_ready()
-        readers = [threading.Thread(target=read, args=(server.url,)) for _ in range(4)]
-        for reader in readers:
-            reader.start()
-        begun.wait(180)
-        os.kill(server.triton_pid(), signal.SIGKILL)
-        for reader in readers:
-            reader.join(180)
-        assert len(ended) == 4
-        assert all('"service_unavailable"' in last for last in ended)
-        eventually_sync(lambda: http.get("/health").status_code == 503)
-        rejected = http.post("/v1/chat/completions", json=story)  # no request hangs
-        assert rejected.status_code == 503
-        assert rejected.json()["error"]["code"] == "service_unavailable"
-        eventually_sync(lambda: http.get("/health").status_code == 200, timeout=START)
-        assert "Paris" in complete(server)
-        end(server, signal.SIGINT, 130)
 
 
 def test_a_model_that_is_not_there_is_named_and_nothing_starts(tmp_path: Path) -> None:

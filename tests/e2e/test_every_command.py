@@ -55,8 +55,10 @@ LINES = {
     "serve": Line(prints="usage: lmdeploy serve"),
     "serve gateway": Line("--triton-address {triton} --server-port {port}", serves="/health"),
     "serve gradio": Line("{triton} --server-port {port}", serves="/"),
+    "serve proxy": Line("--server-port {port}", serves="/nodes/status"),
     "serve ray": Line("{model} --server-port {port} --threads 1 --cache-max-entry-count 64", serves="/health"),
     "serve triton_client": Line("{triton}", typed=CHAT),
+    "batch": Line("{folder}/in.jsonl {model} -o {folder}/out.jsonl"),
     "convert": Line("{model} --dst-path {folder}/workspace", prints="tritonserver"),
     "lite": Line(prints="usage: lmdeploy lite"),
     "lite auto_awq": Line(f"{LITE} --w-group-size 32"),
@@ -74,7 +76,8 @@ LINES = {
     "warm": Line("{folder}/prompts.jsonl {model} --cache-dir {folder}/kept", prints="/kept: 1"),
 }
 
-ALIKE = ("lite auto_gptq", "lite calibrate")  # they read a model and calibrate it as the other two of lite do
+# Those of lite read a model and calibrate it as auto_awq does; a test below converts, and test_ray.py runs replicas.
+ALIKE = ("lite auto_gptq", "lite calibrate", "lite smooth_quant", "convert", "serve ray")
 
 
 def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:
@@ -161,7 +164,10 @@ def test_a_command_serves_or_finishes(
     command: str, model: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     line, output = LINES[command], tmp_path / "printed"
-    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n", encoding="utf-8")
+    prompt = {"prompt": "a"}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt), encoding="utf-8")
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": prompt | {"model": "tiny"}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row), encoding="utf-8")
     (port,) = free_ports(1)
     values: dict[str, object] = {"model": model, "folder": tmp_path, "port": port}
     if "{triton}" in line.words or "{url}" in line.words:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import openai
+import pytest
 from PIL import Image
 
 from openai_gateway.settings import Settings
@@ -122,6 +123,7 @@ def _train(model: Any, processor: Any, targets: dict[str, Any]) -> None:
 NOT_TRAINED_ON = 1000  # seed
 
 
+@pytest.mark.thorough  # test_images.py compares served responses with those of the offline pipeline
 def test_the_response_is_the_colour_in_the_image(tmp_path: Path, default_model_dir: Path) -> None:
     model = make_colour_model(tmp_path / "colours", default_model_dir)
     with (

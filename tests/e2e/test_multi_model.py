@@ -369,7 +369,7 @@ def test_three_models_answer_from_the_memory_of_one_and_a_half(trio: dict[str, P
             watcher.start()
             try:
                 with ThreadPoolExecutor(3) as clients:
-                    list(clients.map(lambda turn: turn.send(http), turns * 2))
+                    list(clients.map(lambda turn: turn.send(http), turns))
             finally:
                 watched.set()
                 watcher.join()

@@ -107,7 +107,7 @@ def expected_responses(version: str, default_model_dir: Path) -> list[str]:
     return responses
 
 
-@pytest.mark.alike(max_cases=2)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize(("version", "options"), [("0.5.1", ()), ("0.5.1", ("--stream-output",)), ("0.2.6", ())])
 def test_two_turns_end_and_a_new_conversation(
     server: TritonServer, default_model_dir: Path, version: str, options: tuple[str, ...]

@@ -53,7 +53,7 @@ def require_fitting(made: Made) -> None:
         jsonschema.validate(arguments, PARAMETERS)
 
 
-@pytest.mark.alike(max_cases=3)
+@pytest.mark.alike(max_cases=1)
 def test_openais_client(url: str) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     options: Any = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": TOKENS}

@@ -39,6 +39,7 @@ def test_a_server_whose_log_cannot_be_written_serves_on_and_says_so_once(model: 
     assert "Traceback" not in server.output
 
 
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("command", ["convert", "serve"])
 def test_a_conversion_without_space_is_an_error_of_one_line_and_leaves_nothing(
     default_model_dir: Path, tmp_path: Path, command: str

@@ -51,6 +51,8 @@ def test_a_killed_tritonserver_ends_responses_with_a_reason_and_is_replaced(serv
     assert regions
     os.kill(first, signal.SIGKILL)
     assert [reader.end() for reader in readers] == ["service_unavailable"] * 4
+    rejected = complete(server)  # no request hangs
+    assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "service_unavailable")
     eventually_sync(lambda: is_answered(server), timeout=START)
     assert not session_members(first)
     assert not [name for name in regions if (FOLDER / name).exists()]
