@@ -83,7 +83,13 @@ struct Block {
 
 struct GivenUp {};
 
-thread_local Block the_block;
+// Set while a block runs: unlike the block itself it has no initializer to ask for.
+constinit thread_local Block* current_block = nullptr;
+
+Block& block_of_this_thread() {
+  thread_local Block block;
+  return block;
+}
 
 Thread& self() {
   return *reinterpret_cast<Thread*>(current_thread);
@@ -96,15 +102,28 @@ std::string name(const Thread& thread) {
 
 void thread_main() {
   try {
-    the_block.launch->kernel();
-    if (the_block.launch->overlaps && !self().has_awaited) {
+    current_block->launch->kernel();
+    if (current_block->launch->overlaps && !self().has_awaited) {
       fail((name(self()) + " has left the kernel without await_previous").c_str());
     }
   } catch (...) {
-    if (!the_block.error) the_block.error = std::current_exception();
+    if (!current_block->error) current_block->error = std::current_exception();
   }
   self().state = State::kGone;
   self().fiber.leave_for_good();
+}
+
+// Ends this lane's turn until its state is kReady again: the next lane of the warp that is ready continues.
+void wait_in(State state) {
+  Thread& thread = self();
+  thread.state = state;
+  for (int offset = 1; offset < kWarpLanes; ++offset) {
+    Thread& next = thread.warp->threads[(thread.position.lane + offset) % kWarpLanes];
+    if (next.state != State::kReady) continue;
+    current_thread = &next.position;
+    return thread.fiber.pass_to(next.fiber);
+  }
+  thread.fiber.leave();
 }
 
 void Block::reserve(int count, size_t shared_bytes) {
@@ -207,6 +226,7 @@ bool Block::pass_barrier() {
 }
 
 void Block::run(size_t index) {
+  current_block = this;
   const dim3 grid = launch->grid;
   const dim3 block = launch->block;
   const auto number = static_cast<unsigned>(index);
@@ -247,10 +267,11 @@ ThreadPool& host_threads() {
 }  // namespace
 
 void run_block(const Launch& launch, size_t index, const std::function<bool()>& wait_for_previous) {
-  the_block.launch = &launch;
-  the_block.wait_for_previous = &wait_for_previous;
+  Block& block = block_of_this_thread();
+  block.launch = &launch;
+  block.wait_for_previous = &wait_for_previous;
   try {
-    the_block.run(index);
+    block.run(index);
   } catch (const GivenUp&) {
     current_thread = nullptr;
   } catch (...) {
@@ -279,9 +300,10 @@ void run_grid(const Launch& launch, size_t skipped) {
   host_threads().parallel_for(static_cast<int>(launch.block_count()), [&](int index) {
     if (static_cast<size_t>(index) == skipped) return;
     try {
-      the_block.launch = &launch;
-      the_block.wait_for_previous = nullptr;
-      the_block.run(static_cast<size_t>(index));
+      Block& block = block_of_this_thread();
+      block.launch = &launch;
+      block.wait_for_previous = nullptr;
+      block.run(static_cast<size_t>(index));
     } catch (...) {
       current_thread = nullptr;
       const std::lock_guard lock(mutex);
@@ -315,21 +337,18 @@ void set_pauses(bool pauses) {
 void await_previous() {
   Thread& thread = self();
   thread.has_awaited = true;
-  if (the_block.wait_for_previous == nullptr) return;
-  thread.state = State::kAtPrevious;
-  thread.fiber.leave();
+  if (current_block->wait_for_previous != nullptr) wait_in(State::kAtPrevious);
 }
 
 std::byte* dynamic_shared_memory() {
-  return reinterpret_cast<std::byte*>(the_block.shared.data());
+  return reinterpret_cast<std::byte*>(current_block->shared.data());
 }
 
 int block_barrier(bool predicate) {
-  const int parity = the_block.parity;
-  the_block.predicates[parity] += predicate ? 1 : 0;
-  self().state = State::kAtBlock;
-  self().fiber.leave();
-  return the_block.predicates[parity];
+  const int parity = current_block->parity;
+  current_block->predicates[parity] += predicate ? 1 : 0;
+  wait_in(State::kAtBlock);
+  return current_block->predicates[parity];
 }
 
 void named_barrier(int id, int threads) {
@@ -337,33 +356,31 @@ void named_barrier(int id, int threads) {
     fail("a barrier has an id from 1 to 15, and whole warps");
   }
   Thread& thread = self();
-  Part& part = the_block.parts[id];
+  Part& part = current_block->parts[id];
   if (part.arrived > 0 && part.threads != threads) fail("threads come to one barrier with different numbers of them");
   part.threads = threads;
   thread.part = id;
-  thread.state = State::kAtPart;
-  if (++part.arrived < threads) return thread.fiber.leave();
+  if (++part.arrived < threads) return wait_in(State::kAtPart);
   part.arrived = 0;
-  for (int i = 0; i < the_block.thread_count; ++i) {
-    Thread& other = the_block.threads[i];
+  for (int i = 0; i < current_block->thread_count; ++i) {
+    Thread& other = current_block->threads[i];
     if (other.state == State::kAtPart && other.part == id) other.state = State::kReady;
   }
 }
 
-Slot* warp_barrier(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*)) {
+Slot* warp_barrier(const char* collective, uint32_t mask, const void* mine, size_t bytes, void (*combine)(Slot*)) {
   if (mask != 0xFFFFFFFFu) fail("a warp collective must name all 32 lanes");
   Thread& thread = self();
   Warp& warp = *thread.warp;
   Slot* slots = warp.slots[warp.parity];
   if (warp.arrived == 0) {
     warp.collective = collective;
-  } else if (std::strcmp(warp.collective, collective) != 0) {
+  } else if (warp.collective != collective && std::strcmp(warp.collective, collective) != 0) {
     fail((name(thread) + " came to " + collective + " while other lanes wait at " + warp.collective).c_str());
   }
-  slots[thread.position.lane] = mine;
+  std::memcpy(slots[thread.position.lane].bytes, mine, bytes);
   if (++warp.arrived < kWarpLanes) {
-    thread.state = State::kAtWarp;
-    thread.fiber.leave();
+    wait_in(State::kAtWarp);
     return slots;
   }
   warp.arrived = 0;
@@ -375,8 +392,8 @@ Slot* warp_barrier(const char* collective, uint32_t mask, const Slot& mine, void
 
 void start_copy(void* to, const void* from, int bytes, int zero_bytes) {
   Thread& thread = self();
-  const bool is_early = the_block.wait_for_previous != nullptr;
-  if (is_early || (thread.warp - the_block.warps.get()) % 2 != 0) return run_copy({to, from, bytes, zero_bytes});
+  const bool is_early = current_block->wait_for_previous != nullptr;
+  if (is_early || (thread.warp - current_block->warps.get()) % 2 != 0) return run_copy({to, from, bytes, zero_bytes});
   if (thread.copies.empty()) thread.copies.emplace_back();
   thread.copies.back().push_back({to, from, bytes, zero_bytes});
 }

@@ -73,9 +73,10 @@ struct Slot {
   alignas(16) std::byte bytes[64];
 };
 
-// Puts this lane's slot alongside the others'; when all 32 are there, the last applies `combine` to them. Returns the
-// slots [32], valid until the lane's next collective but one.
-Slot* warp_barrier(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*) = nullptr);
+// Puts this lane's value into its slot alongside the others'; when all 32 are there, the last applies `combine` to
+// them. Returns the slots [32], valid until the lane's next collective but one.
+Slot* warp_barrier(const char* collective, uint32_t mask, const void* mine, size_t bytes,
+                   void (*combine)(Slot*) = nullptr);
 
 // As above, for a value: lanes' values [32].
 template <class T>
@@ -83,9 +84,7 @@ class Lanes {
  public:
   Lanes(const char* collective, uint32_t mask, const T& mine) {
     static_assert(sizeof(T) <= sizeof(Slot));
-    Slot slot;
-    std::memcpy(slot.bytes, &mine, sizeof(T));
-    slots_ = warp_barrier(collective, mask, slot);
+    slots_ = warp_barrier(collective, mask, &mine, sizeof(T));
   }
   T operator[](int lane) const {
     T value;

@@ -21,6 +21,8 @@ class Fiber {
   // Called by the fiber itself: goes back to who resumed it.
   void leave();
   void leave_for_good();
+  // The same, but another fiber of the same owner continues where it can, and later goes back to who resumed this one.
+  void pass_to(Fiber& other);
 
  private:
   static void begin(Fiber* fiber);

@@ -63,9 +63,7 @@ void wgmma_m64k16(Slot* slots) {
 template <int kColumns>
 void wgmma(float (&d)[kColumns / 2], const uint32_t (&a)[4], const std::byte* b, bool adds) {
   const WgmmaOperands<kColumns> operands{{a[0], a[1], a[2], a[3]}, b, &d, adds};
-  Slot slot;
-  std::memcpy(slot.bytes, &operands, sizeof(operands));
-  warp_barrier("wgmma", 0xFFFFFFFFu, slot, &wgmma_m64k16<kColumns>);
+  warp_barrier("wgmma", 0xFFFFFFFFu, &operands, sizeof(operands), &wgmma_m64k16<kColumns>);
 }
 
 }  // namespace turbomind::emulated

@@ -53,9 +53,7 @@ void mma_m16n8k16(Slot* slots) {
 template <class Element>
 void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   MmaOperands operands{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {d[0], d[1], d[2], d[3]}};
-  Slot slot;
-  std::memcpy(slot.bytes, &operands, sizeof(operands));
-  const Slot* slots = warp_barrier("mma.m16n8k16", 0xFFFFFFFFu, slot, &mma_m16n8k16<Element>);
+  const Slot* slots = warp_barrier("mma.m16n8k16", 0xFFFFFFFFu, &operands, sizeof(operands), &mma_m16n8k16<Element>);
   std::memcpy(&operands, slots[current_thread->lane].bytes, sizeof(operands));
   for (int i = 0; i < 4; ++i) d[i] = operands.d[i];
 }
