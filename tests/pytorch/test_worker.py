@@ -159,6 +159,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_the_workers_reason(tmp_pa
         Engine(str(directory), PytorchEngineConfig(session_len=64, num_gpu_blocks=16))
 
 
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize(("tokens", "steps"), [(60, 40), (12, 12)], ids=["many steps", "until nothing is to be done"])
 def test_a_signal_has_steps_recorded(
     tokens: int, steps: int, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +195,7 @@ def test_without_a_trace_the_error_says_what_the_worker_said(tmp_path: Path) -> 
         trace_of_worker(tmp_path, 0)
 
 
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("call", ["start", "stop", "export_chrome_trace"])
 def test_steps_go_on_where_the_profiler_fails(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

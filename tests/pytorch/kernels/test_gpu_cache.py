@@ -27,6 +27,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     served_by.cache_clear()
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("quant_policy", [0, 8, 4])
 def test_chunks_and_tokens_see_all_that_came_before(
     quant_policy: int, kernels: str, random: torch.Generator, device: torch.device

@@ -42,6 +42,7 @@ def test_steps_of_the_engine_bring_the_logits_of_the_cpu(
             assert native == pytest.approx(reference, abs=1e-4 * np.abs(reference).max())
 
 
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("name", ["OPTForCausalLM", "Qwen2ForCausalLM", "Cohere2ForCausalLM"])
 def test_models_of_transformers_bring_the_logits_of_the_cpu(
     name: str, tmp_path: Path, gpu_driver: Callable[..., StepDriver]

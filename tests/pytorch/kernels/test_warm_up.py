@@ -25,10 +25,10 @@ SEQUENCES, BLOCKS = 3, 5
 
 @pytest.fixture
 def drivers(drivers: tuple[StepDriver, StepDriver]) -> tuple[StepDriver, StepDriver]:
-    """The second one captures while it is prepared, steps of 20 tokens at most."""
+    """The second one captures while it is prepared, steps of 12 tokens at most."""
     _, gpu = drivers
     gpu.runner._captures = True
-    gpu.tokens = gpu.tokens[:20]
+    gpu.tokens = gpu.tokens[:12]
     return drivers
 
 
@@ -39,7 +39,7 @@ def test_graphs_of_all_sizes_are_captured_before_the_first_step(
     gpu.runner.prepare(SEQUENCES, BLOCKS)
     assert len(captures) == len({1, 2, 4})
     # All rows, powers of two below; steps of decoding of every size, and of as many sequences as there may be.
-    assert "pytorch: 9 sizes of steps prepared" in capfd.readouterr().err
+    assert "pytorch: 8 sizes of steps prepared" in capfd.readouterr().err
     steps = [[Part(sequence, 0, [5, 17, 30 + sequence]) for sequence in range(SEQUENCES)]]
     steps += [
         [Part(sequence, 3 + count, [40 + count]) for sequence in range(SEQUENCES - count)] for count in range(SEQUENCES)
@@ -80,7 +80,7 @@ def test_memory_that_is_not_enough_for_the_largest_step_is_said_at_the_start(
 
     _, gpu = drivers
     monkeypatch.setattr(gpu.runner._model, "forward", fail)
-    with pytest.raises(ValueError, match=r"a step of 20 tokens needs more memory .*: lower cache_max_entry_count"):
+    with pytest.raises(ValueError, match=r"a step of 12 tokens needs more memory .*: lower cache_max_entry_count"):
         gpu.runner.prepare(SEQUENCES, BLOCKS)
 
 
@@ -135,5 +135,6 @@ def test_no_step_needs_a_kernel_that_is_not_compiled() -> None:
         assert after == [], model
 
 
+@pytest.mark.thorough
 def test_without_it_steps_need_kernels() -> None:
     assert all(len(after) >= 4 for _, after in needed("not prepared").values())
