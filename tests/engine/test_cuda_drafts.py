@@ -22,8 +22,8 @@ from tools.bench.random_model import write_tokenizer
 
 HIDDEN, VOCAB = 32, 1024
 PROMPTS = [list(range(100 + 7 * i, 130 + 9 * i)) for i in range(2)]
-LIKELY = GenerationConfig(max_new_tokens=9, ignore_eos=True)
-DRAWN = GenerationConfig(max_new_tokens=9, ignore_eos=True, do_sample=True, temperature=0.8, random_seed=5)
+LIKELY = GenerationConfig(max_new_tokens=6, ignore_eos=True)
+DRAWN = GenerationConfig(max_new_tokens=6, ignore_eos=True, do_sample=True, temperature=0.8, random_seed=5)
 COUNTED = ("cudaStreamBeginCapture", "cudaGraphLaunch")
 
 

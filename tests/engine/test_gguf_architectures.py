@@ -214,7 +214,7 @@ GELU = {"gemma", "gemma2", "gemma3", "gemma4", "starcoder2", "starcoder", "gpt2"
 GELU |= {"falcon", "gptneox", "mpt"}
 
 
-@pytest.mark.alike(max_cases=4)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize("name", [*CASES, *VARIANTS])
 def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     require_llama_cpp()

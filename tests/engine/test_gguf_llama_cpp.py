@@ -86,7 +86,7 @@ NAMES = list(
 )
 
 
-@pytest.mark.alike(max_cases=5)
+@pytest.mark.alike(max_cases=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_words_are_cut_as_llama_cpp_cuts_them(name: str, tmp_path: Path) -> None:
     require_llama_cpp()
@@ -128,6 +128,7 @@ WITHOUT_WORDS = {"modern-bert", "eurobert", "gemma-embedding"}  # published with
 TOLERANCE, WITH_GELU = 1e-3, 1e-2
 
 
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     require_llama_cpp()
@@ -167,6 +168,7 @@ def test_xlm_roberta_reads_pieces_as_llama_cpp_does(tmp_path: Path) -> None:
         assert np.abs(pipe.embed(texts) - reference).max() <= WITH_GELU * np.abs(reference).max()
 
 
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("outtype", ["f32", "bf16", "q8_0"])
 def test_rerankers_score_as_llama_cpp_does(outtype: str, tmp_path: Path) -> None:
     require_llama_cpp()

@@ -204,6 +204,7 @@ def as_read(response_format: dict[str, Any]) -> str:
     return translated(json.dumps(response_format)).text
 
 
+@pytest.mark.alike(max_cases=15)
 @pytest.mark.parametrize("name", TAGS)
 def test_structural_tags(name: str, reference: Reference, check: Callable[..., None]) -> None:
     form = {"type": "structural_tag", "structural_tag": TAGS[name]}

@@ -49,8 +49,9 @@ def test_vectors_are_those_of_sentence_transformers(pipe: Any, embedder: Path, t
 
 
 def test_a_text_has_the_same_bits_alone_and_in_a_batch(pipe: Any, texts: list[str]) -> None:
+    texts = texts[::3]
     together = pipe.embed(texts)
-    assert (np.stack([pipe.embed(text) for text in texts[::10]]) == together[::10]).all()
+    assert (np.stack([pipe.embed(text) for text in texts[::4]]) == together[::4]).all()
     assert (pipe.embed(texts[::-1]) == together[::-1]).all()
 
 
@@ -102,6 +103,7 @@ def points_of(embed: Callable[[list[str]], Any], words: list[str]) -> dict[str, 
     return {name: 100 * float(score) for name, score in scores.items()}
 
 
+@pytest.mark.thorough  # equal vectors have equal points
 def test_tasks_have_the_points_of_sentence_transformers(pipe: Any, embedder: Path) -> None:
     words = [word for word in (embedder / "vocab.txt").read_text().split() if word.isalpha() and word.isascii()]
     tokenizer = AutoTokenizer.from_pretrained(embedder)

@@ -29,7 +29,9 @@ def cross_entropy(log_probabilities: torch.Tensor, directory: Path) -> float:
     return float(-log_probabilities[:-1].gather(1, ids[1:, None]).mean())
 
 
-@pytest.mark.parametrize(("quant_dtype", "limit"), [("int8", 0.005), ("fp8", 0.01)])
+@pytest.mark.parametrize(
+    ("quant_dtype", "limit"), [("int8", 0.005), pytest.param("fp8", 0.01, marks=pytest.mark.thorough)]
+)
 def test_the_perplexity_is_close_to_the_models(
     quant_dtype: str, limit: float, first_layers: Path, tmp_path: Path
 ) -> None:

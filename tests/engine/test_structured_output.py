@@ -150,11 +150,11 @@ def respond_with(model: AsyncEngine, seed: int) -> str:
 
 @pytest.mark.timeout(3000)  # all cases take 14 minutes on 2 cores of a Zen 3
 def test_responses_to_random_schemas_with_every_keyword_are_valid(model: AsyncEngine, *, all_cases: bool) -> None:
-    count = 1000 if all_cases else 30
+    count = 1000 if all_cases else 15
     with ThreadPoolExecutor(16) as threads:
         counts = Counter(threads.map(lambda seed: respond_with(model, seed), range(3 * count)))
     assert counts["valid"] >= count, counts
-    assert counts["too much"] <= count // 20, counts
+    assert counts["too much"] <= -(-count // 20), counts
 
 
 def test_the_manuals_schema_works(model: AsyncEngine) -> None:

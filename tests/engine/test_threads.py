@@ -20,7 +20,7 @@ _COUNT_THREADS = """
 import os, sys, time
 def threads():  # one that was joined may be listed a moment longer
     counts = []
-    for _ in range(50):
+    for _ in range(200):
         counts.append(len(os.listdir("/proc/self/task")))
         time.sleep(0.01)
     return min(counts)
