@@ -16,8 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-from gradio import processing_utils
-from gradio.utils import get_upload_folder
 
 from lmdeploy.serve.ports import free_ports
 from tests.abuse.page import API, PATHS, PageRequest, file_requests, floods, page_requests
@@ -60,6 +58,9 @@ def _kind_of(request: PageRequest) -> tuple[str, str]:
 def test_no_field_of_any_event_reads_a_file_or_asks_a_host(
     http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, all_cases: bool
 ) -> None:
+    from gradio import processing_utils  # takes seconds, here in one process
+    from gradio.utils import get_upload_folder
+
     hosts: list[str] = []
 
     async def record(url: str, cache_dir: str) -> str:

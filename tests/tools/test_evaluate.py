@@ -61,7 +61,8 @@ def measured(default_model_dir: Path) -> Evaluation:
     return evaluation
 
 
-ALIKE = ("float16", "`weight_bits` 8, `quant_policy` 8")  # other formats show their parts
+# Those of 4 bits lose the most.
+ALIKE = ("bfloat16", "float16", "`weight_bits` 8", "`quant_policy` 8", "`weight_bits` 8, `quant_policy` 8")
 
 
 @pytest.mark.parametrize(

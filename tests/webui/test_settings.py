@@ -4,7 +4,6 @@ import pytest
 
 from webui.presets import BUILT_IN, DEFAULT, custom_presets, values_of, with_preset, without_preset
 from webui.settings import NUMBERS, Settings, settings_of
-from webui.settings_panel import settings_from
 
 
 @pytest.mark.parametrize(
@@ -22,6 +21,8 @@ def test_numbers_stay_within_their_sliders() -> None:
 
 
 def test_settings_come_back_as_they_were_reported() -> None:
+    from webui.settings_panel import settings_from  # imports gradio, which takes seconds
+
     settings = Settings(
         "Be brief.", "pirate", 0.1, 0.5, 3, 0.1, 9, 1.1, 0.5, -0.5, 7, ("END", " "), "{}", "on", 5, "[]"
     )

@@ -265,7 +265,7 @@ def open_paths(pid: int) -> set[Path]:
     return {link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_batch_that_is_killed_half_way_resumes_without_loss_or_doubles(
     fake: FakeTriton, tmp_path: Path, workers: int
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
     assert torch.equal(y[others], clean[others])
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("reason", ["it is wrong", "the user said so", "rows are few", "there is a bias"])
 @pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])
 def test_a_librarys_product_is_left_out(block: tuple[int, int], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
