@@ -12,10 +12,9 @@ from lmdeploy.templates.tool_call_formats import (
     QuotedArguments,
     TaggedArguments,
 )
-from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
 from openai_gateway.tools.formats import Readers
 from openai_gateway.tools.parser import ToolCallParser
-from tests.support.tool_calls import parse
+from tests.support.tool_calls import parse, streamed
 
 CALLS, SAMPLE = 200, 30
 FUNCTIONS = ("get_weather", "add", "math.sqrt", "read-file", "F2")
@@ -81,23 +80,6 @@ def random_calls(form: Any, seed: int) -> tuple[list[dict[str, Any]], dict[str, 
     return calls, schemas | {name: {} for name in FUNCTIONS if name not in schemas}
 
 
-def streamed(pieces: list[str], schemas: dict[str, Any], parser: str) -> tuple[str, list[tuple[str, Any]]]:
-    """Return text and calls as a client adds them up from a stream."""
-    found = ToolCallParser(schemas, parser=parser)
-    text, calls = "", dict[int, tuple[str, str]]()
-    for event in [event for piece in pieces for event in found.feed(piece)] + found.finish():
-        match event:
-            case TextFound():
-                text += event.text
-            case CallBegun():
-                calls[event.index] = (event.name, "")
-            case ArgumentsFound():
-                calls[event.index] = (calls[event.index][0], calls[event.index][1] + event.text)
-            case CallBroken():
-                raise AssertionError(f"broken: {event.text}")
-    return text, [(name, json.loads(arguments)) for name, arguments in calls.values()]
-
-
 def assert_read_back(name: str, parser: str, seed: int, *, is_cut: bool) -> int:
     """Write calls, read them back, and return how many there were."""
     form = FORMATS[name]
@@ -105,13 +87,18 @@ def assert_read_back(name: str, parser: str, seed: int, *, is_cut: bool) -> int:
     expected = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     written = form.write(calls)
     before = "" if name in UNTAGGED else "Well. 1 < 2"
+
+    def streamed_calls(pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+        text, found = streamed(pieces, ToolCallParser(schemas, parser=parser))
+        return text, [(name, json.loads(arguments)) for name, arguments in found]
+
     whole = parse(before + written, schemas, parser)
     assert (whole.text, [(call.name, json.loads(call.arguments)) for call in whole.calls]) == (before, expected)
-    assert streamed(list(before + written), schemas, parser) == (before, expected)
+    assert streamed_calls(list(before + written)) == (before, expected)
     raw = written.encode()
     for cut in range(1, len(raw)) if is_cut else ():  # the engine sends whole characters: half of one waits
         first = raw[:cut].decode(errors="ignore")
-        assert streamed([first, written[len(first) :]], schemas, parser) == ("", expected), (cut, written)
+        assert streamed_calls([first, written[len(first) :]]) == ("", expected), (cut, written)
     return len(calls)
 
 

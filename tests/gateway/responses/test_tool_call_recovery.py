@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lmdeploy.templates.thinking import THINK, Thinking
-from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
 from openai_gateway.tools.parser import ToolCallParser
 from tests.gateway.responses.test_scripted_responses import Response, Scripted
+from tests.support.tool_calls import streamed
 
 NAMES = {name: dict[str, Any]() for name in ("get_weather", "read_file")}
 NAMES |= {"add": {"type": "object", "properties": {"a": {"type": "array"}, "b": {"type": "string"}}}}
@@ -65,22 +65,8 @@ MISSES: dict[str, tuple[str, str, Any, str]] = {
 def found(pieces: list[str], parser: str, *, recovers: bool) -> tuple[str, Any, list[str]]:
     """Return text and calls as a client adds them up from a stream, and how they were recovered."""
     reader = ToolCallParser(NAMES, parser=parser, recovers=recovers)
-    text, calls = "", dict[int, tuple[str, str]]()
-    for event in [event for piece in pieces for event in reader.feed(piece)] + reader.finish():
-        match event:
-            case TextFound():
-                text += event.text
-            case CallBegun():
-                calls[event.index] = (event.name, "")
-            case ArgumentsFound():
-                calls[event.index] = (
-                    calls[event.index][0],
-                    calls[event.index][1] + event.text,
-                )
-            case CallBroken():
-                del calls[event.index]
-                text += event.text
-    return text, [(name, json.loads(arguments)) for name, arguments in calls.values()], reader.recovered
+    text, calls = streamed(pieces, reader)
+    return text, [(name, json.loads(arguments)) for name, arguments in calls], reader.recovered
 
 
 @pytest.mark.parametrize("case", MISSES)

@@ -16,30 +16,14 @@ from openai_gateway.protocol.tools import Tool
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, CallEnded, TextFound
 from openai_gateway.tools.json_prefix import MAX_DEPTH, JsonObjectReader
 from openai_gateway.tools.parser import ToolCallParser
-from tests.support.tool_calls import parse
+from tests.support.tool_calls import parse, streamed
 
 NAMES = frozenset({"add", "get_weather", "get_date", "wolfram_alpha", "code_interpreter"})
 PIECES = ["<tool_call>", "</tool_call>", '{"name": "add", "arguments": {', '"a": 1', "}}", "{", "}", '"', "\\", " "]
 PIECES += ["[TOOL_CALLS]", "[", "]", ",", "<|assistant|>", "add\n"]
-PIECES += [
-    "[add(",
-    "a=1",
-    "'",
-    ")",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "add<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-]
-PIECES += [
-    "<｜tool▁calls▁end｜>",
-    " to=functions.add",
-    "<|message|>",
-    "<|call|>",
-    "functools",
-    "<|tool_call|>",
-    "<|/tool_call|>",
-]
+PIECES += ["[add(", "a=1", "'", ")", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "add<｜tool▁sep｜>"]
+PIECES += ["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", " to=functions.add", "<|message|>", "<|call|>", "functools"]
+PIECES += ["<|tool_call|>", "<|/tool_call|>"]
 PIECES += ["<|python_tag|>", "<|action_start|><|plugin|>", "<function=add>", "</function>", "x", ";"]
 Calls = list[tuple[str, Any]]
 
@@ -299,24 +283,8 @@ MALFORMED = [
 ]
 
 
-def streamed(pieces: list[str], names: frozenset[str] = NAMES) -> tuple[str, list[tuple[str, str]]]:
-    """Return text and calls as a client adds them up from a stream."""
-    parser = ToolCallParser(names)
-    events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
-    text, calls = "", {}
-    for event in events:
-        match event:
-            case TextFound():
-                text += event.text
-            case CallBegun():
-                calls[event.index] = (event.name, "")
-            case ArgumentsFound():
-                name, arguments = calls[event.index]
-                calls[event.index] = (name, arguments + event.text)
-            case CallBroken():
-                del calls[event.index]
-                text += event.text
-    return text, list(calls.values())
+def streamed_here(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    return streamed(pieces, ToolCallParser(NAMES))
 
 
 def decoded(calls: list[tuple[str, str]]) -> Calls:
@@ -324,22 +292,16 @@ def decoded(calls: list[tuple[str, str]]) -> Calls:
 
 
 @pytest.mark.parametrize("kind", GOLDEN)
-def test_a_golden_response_gives_its_calls(kind: str) -> None:
+def test_a_golden_response_gives_its_calls_whole_and_cut_at_any_byte(kind: str) -> None:
     response, text, calls = GOLDEN[kind]
     found = parse(response, NAMES)
-    assert found.text == text
-    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == calls
-
-
-@pytest.mark.parametrize("kind", GOLDEN)
-def test_a_golden_response_cut_at_any_byte_gives_the_same_calls(kind: str) -> None:
-    response, text, calls = GOLDEN[kind]
+    assert (found.text, decoded([(call.name, call.arguments) for call in found.calls])) == (text, calls)
     raw = response.encode()
     for cut in range(len(raw) + 1):  # the engine sends whole characters: half of one waits for its rest
         first = raw[:cut].decode(errors="ignore")
-        got_text, got_calls = streamed([first, response[len(first) :]])
+        got_text, got_calls = streamed_here([first, response[len(first) :]])
         assert (got_text, decoded(got_calls)) == (text, calls), f"cut at byte {cut}"
-    got_text, got_calls = streamed(list(response))
+    got_text, got_calls = streamed_here(list(response))
     assert (got_text, decoded(got_calls)) == (text, calls)
 
 
@@ -385,7 +347,7 @@ def test_a_malformed_call_comes_back_as_text(response: str) -> None:
     assert found.calls == []
     assert found.text == response
     for cut in range(len(response) + 1):
-        assert streamed([response[:cut], response[cut:]]) == (response, [])
+        assert streamed_here([response[:cut], response[cut:]]) == (response, [])
 
 
 def assert_arguments_are_whole_only_if_the_call_is(pieces: list[str], names: frozenset[str] = NAMES) -> None:
@@ -470,21 +432,15 @@ def test_the_reader_agrees_with_json_about_damaged_objects(value: dict[str, Any]
     assert is_whole == (is_json(damaged) and damaged.lstrip().startswith("{"))
 
 
-@given(
-    st.lists(
-        st.sampled_from(PIECES),
-        max_size=12,
-    ),
-    st.data(),
-)
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
 @settings(max_examples=600)
 def test_no_text_breaks_the_parser_and_cuts_do_not_matter(parts: list[str], data: st.DataObject) -> None:
     response = "".join(parts)
     found = parse(response, NAMES)
     whole = (found.text, [(call.name, call.arguments) for call in found.calls])
     cut = data.draw(st.integers(0, len(response)))
-    assert streamed([response[:cut], response[cut:]]) == whole
-    assert streamed(list(response)) == whole
+    assert streamed_here([response[:cut], response[cut:]]) == whole
+    assert streamed_here(list(response)) == whole
     assert_arguments_are_whole_only_if_the_call_is([response[:cut], response[cut:]])
     assert_arguments_are_whole_only_if_the_call_is(list(response))
 
