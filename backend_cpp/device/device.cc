@@ -19,6 +19,7 @@ constexpr DeviceTraits kTraits{.batch_size = 64,
                                .cache_limit = size_t{4} << 30,
                                .ranks_share_memory = true,
                                .takes_gguf_blocks = true,
+                               .has_tiled_weights = true,
                                .drafts_pay = true,
                                .has_sparse_attention = true};
 

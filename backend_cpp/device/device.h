@@ -35,6 +35,8 @@ struct DeviceTraits {
   bool ranks_share_memory = false;
   // Whether its linear layers take the codes of all GGUF types (WeightOptions::takes_gguf_blocks).
   bool takes_gguf_blocks = false;
+  // Whether its linear layers take weights of 32 and 16 bits as tiles (LinearWeight::is_tiled).
+  bool has_tiled_weights = false;
   // Whether drafts pay where the user says nothing.
   bool drafts_pay = false;
   // Whether it has choose_keys and sparse_attention.

@@ -68,6 +68,7 @@ Storage storage_of(const EngineSettings& settings, int weight_bits, const ModelS
   storage.weights.dtype = is_float32 ? DType::kFloat32 : name == "float16" ? DType::kFloat16 : DType::kBFloat16;
   storage.weights.bits = weight_bits;
   storage.weights.takes_gguf_blocks = device.takes_gguf_blocks;
+  storage.weights.is_tiled = device.has_tiled_weights;
   if (settings.quant_policy == 0) {
     storage.cache = is_float32 ? CacheType::kFloat32 : CacheType::kBFloat16;
   } else {

@@ -74,6 +74,8 @@ struct LinearWeight {
   const half* mins = nullptr;            // of integers, as many as scales, instead of zeros; CPU only
   // Groups that share one of `scales` and `mins`; if more than 1, each has a factor besides (kernels/packed_weight.h).
   int scale_groups = 1;
+  // Of 32 and 16 bits, on the CPU: whether `data` is tiles (kernels/packed_weight.h), else it is row-major.
+  bool is_tiled = false;
 
   bool is_packed() const { return format >= WeightFormat::kInt8; }
 };

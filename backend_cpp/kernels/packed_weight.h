@@ -15,6 +15,9 @@
 //
 // in_features is padded to whole groups and out_features to whole tiles with the code that stands for zero.
 //
+// Weights of 32 and 16 bits that are tiled: [tiles, inputs, 16], and bfloat16 [tiles, pairs of inputs, 16, 2], with
+// zeros beyond the last output and input.
+//
 // float8 is as int8 does. Kernels take its two codes that are no numbers for 480: where there is one, the scale of
 // its group or output is NaN, so that every product of that output is.
 #pragma once
@@ -83,6 +86,11 @@ void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, 
 inline const int8_t* group_factors(const PackedShape& shape, const half* halves) {
   return reinterpret_cast<const int8_t*>(halves + shape.scale_count() / shape.scale_groups);
 }
+
+// Bytes of a tiled weight of a format of 32 or 16 bits.
+size_t tiled_bytes(const LinearWeight& weight);
+// Writes a row-major weight of 32 or 16 bits as tiles.
+void tile_rows(const LinearWeight& weight, void* tiles);
 
 // The numbers [in_features] of one output of a weight of integers with scales, and with minima or without zeros of its
 // own; without an order of inputs.

@@ -1,9 +1,11 @@
 // Every table of CPU kernels that this processor can use, against float64.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <random>
+#include <vector>
 
 #include "kernels/cpu/isa.h"
 #include "kernels/packed_weight.h"
@@ -164,6 +166,16 @@ void check_products(const KernelTable& table, const Weight& weight, const std::v
   }
 }
 
+// The rows of a tiled weight: each number of them that kernels take at once, and those left.
+void check_tiles(const KernelTable& table, Weight weight, const std::vector<float>& x) {
+  std::vector<std::byte> tiles(tiled_bytes(weight.linear));
+  tile_rows(weight.linear, tiles.data());
+  weight.linear.data = tiles.data();
+  weight.linear.is_tiled = true;
+  for (int rows = 1; rows <= 28; ++rows) check_products(table, weight, x, rows);
+  check_products(table, weight, x, kMaxRows);
+}
+
 }  // namespace
 
 TEST(every_table_multiplies_every_format_of_weights) {
@@ -176,6 +188,7 @@ TEST(every_table_multiplies_every_format_of_weights) {
       for (const Kind kind : {Kind::kScaled, Kind::kShifted, Kind::kWithMins}) {
         const Weight weight = random_weight(format, kind, numbers);
         for (const int rows : {1, 2, 3, 5, 8, 9, kMaxRows}) check_products(table, weight, x, rows);
+        if (!weight.linear.is_packed()) check_tiles(table, weight, x);
         if (weight.scales.empty()) break;  // there is one kind
       }
     }

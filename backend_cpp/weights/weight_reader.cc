@@ -1,11 +1,25 @@
 #include "weights/weight_reader.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/packed_weight.h"
 #include "weights/manifest_value.h"
 
 namespace turbomind {
+
+namespace {
+
+// Makes tiles of a row-major weight.
+void tile(LinearStorage& storage, bool only_sizes) {
+  AlignedBuffer tiles(tiled_bytes(storage.view));
+  if (!only_sizes) tile_rows(storage.view, tiles.as<void>());
+  storage.data = std::move(tiles);
+  storage.view.data = storage.data.as<void>();
+  storage.view.is_tiled = true;
+}
+
+}  // namespace
 
 AlignedBuffer WeightReader::vector(const std::string& name, const Slice& size) const {
   AlignedBuffer buffer(static_cast<size_t>(size.size()) * sizeof(float));
@@ -49,6 +63,7 @@ LinearStorage WeightReader::linear(const std::string& name, const Slice& out_fea
     storage = pack_quantized(parts, options_.takes_gguf_blocks, loop);
   } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
+    if (options_.is_tiled) tile(storage, options_.only_sizes);
   } else {
     const LinearStorage exact = matrix(name + ".weight", out_features, in_features, DType::kFloat32);
     storage = round_matrix(exact.data.as<float>(), exact.view.out_features, exact.view.in_features, options_.bits,

@@ -17,6 +17,7 @@ struct WeightOptions {
   int group = 32;  // inputs that share a scale
   // The device multiplies with codes of 5 and 6 bits, and with codes whose groups have minima.
   bool takes_gguf_blocks = false;
+  bool is_tiled = false;    // linear layers of 32 and 16 bits are LinearWeight::is_tiled
   bool only_sizes = false;  // buffers are allocated, which takes no memory, and no values read
 };
 

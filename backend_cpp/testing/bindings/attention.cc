@@ -68,7 +68,7 @@ class Cache {
                        const OptionalArray<float>& like) {
     const Floats queries(ops_, q), out(ops_, like);
     const AlignedBuffer workspace = float_buffer(ops_, queries.size(0), num_heads_ * layout_.value_dim);
-    ops_.project_attention(begin_step(spans), heads_of(queries), workspace.as<float>(), weight.view(), out, false);
+    ops_.project_attention(begin_step(spans), heads_of(queries), workspace.as<float>(), weight.layer(), out, false);
     return out.fetch();
   }
 

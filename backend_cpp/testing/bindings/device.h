@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "device/operators.h"
+#include "kernels/packed_weight.h"
 
 namespace turbomind {
 
@@ -21,6 +22,7 @@ struct TestDevice {
   std::unique_ptr<Operators> ops;
   // Lists of experts stay where they are as long as the operators live.
   std::list<std::vector<ExpertWeight>> experts;
+  bool has_tiled_weights = false;
 };
 
 // Row-major; no other type is converted.
@@ -110,7 +112,7 @@ class WeightOnDevice {
                  const OptionalArray<float>& bias, int group, const OptionalArray<uint16_t>& scales,
                  const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order,
                  const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales,
-                 const OptionalArray<uint16_t>& mins, int scale_groups)
+                 const OptionalArray<uint16_t>& mins, int scale_groups, bool is_tiled)
       : data_(ops, static_cast<const std::byte*>(data.data()), static_cast<size_t>(data.nbytes())),
         bias_(ops, bias),
         scales_(ops, scales),
@@ -132,8 +134,17 @@ class WeightOnDevice {
              output_scales_,
              reinterpret_cast<const half*>(mins_.data()),
              scale_groups};
+    layer_ = view_;
+    if (!is_tiled || view_.is_packed()) return;
+    std::vector<std::byte> tiles(tiled_bytes(view_));
+    tile_rows(view_, tiles.data());
+    tiles_.emplace(ops, tiles.data(), tiles.size());
+    layer_.data = tiles_->data();
+    layer_.is_tiled = true;
   }
+  // As tables and operations on heads read it; as linear layers do.
   const LinearWeight& view() const { return view_; }
+  const LinearWeight& layer() const { return layer_; }
 
  private:
   OnDevice<std::byte> data_;
@@ -144,7 +155,9 @@ class WeightOnDevice {
   Floats block_scales_;
   Floats output_scales_;
   OnDevice<uint16_t> mins_;
+  std::optional<OnDevice<std::byte>> tiles_;
   LinearWeight view_;
+  LinearWeight layer_;
 };
 
 // Sets the field `name` where a dictionary has it.

@@ -68,7 +68,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
   m.def("pack_scaled", &pack_scaled);
   // Local, since the emulation's and the GPU's modules are loaded together.
   py::class_<WeightOnDevice>(m, "Weight", py::module_local());
-  // Fields of LinearWeight; `data` row-major or packed.
+  // Fields of LinearWeight; `data` row-major, which becomes tiled where the device has that, or packed.
   device.def(
       "weight",
       [](TestDevice& d, const py::array& data, int format, int out_features, int in_features,
@@ -78,7 +78,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
          const OptionalArray<uint16_t>& mins, int scale_groups) {
         return std::make_unique<WeightOnDevice>(*d.ops, data, static_cast<WeightFormat>(format), out_features,
                                                 in_features, bias, group, scales, zeros, input_order, block_scales,
-                                                output_scales, mins, scale_groups);
+                                                output_scales, mins, scale_groups, d.has_tiled_weights);
       },
       py::arg("data"), py::arg("format"), py::arg("out_features"), py::arg("in_features"), py::arg("bias") = py::none(),
       py::arg("group") = 0, py::arg("scales") = py::none(), py::arg("zeros") = py::none(),
@@ -89,7 +89,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
              [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, const Floats& y, bool accumulate) {
                // Twice where nothing is added: a call leaves its working memory fit for the next.
                for (int repeat = 0; repeat < (accumulate ? 1 : 2); ++repeat) {
-                 d.ops->linear(weight.view(), x.data(), x.size(0), y.data(), accumulate);
+                 d.ops->linear(weight.layer(), x.data(), x.size(0), y.data(), accumulate);
                }
                return y.fetch();
              });
@@ -100,8 +100,8 @@ void bind_linear(py::module_& m, DeviceClass& device) {
                 float eps, const Floats& like) {
                const AlignedBuffer workspace = float_buffer(*d.ops, x.size(0), x.size(1));
                const NormWeight norm{bias ? NormKind::kLayer : NormKind::kRms, eps, scale, bias};
-               d.ops->linear(weight.view(), LinearInput::normed(norm, x, workspace.as<float>()), x.size(0), like.data(),
-                             false);
+               d.ops->linear(weight.layer(), LinearInput::normed(norm, x, workspace.as<float>()), x.size(0),
+                             like.data(), false);
                return like.fetch();
              });
   // Of the gated activation of x [rows, 2 in_features]; like [rows, out_features]
@@ -109,7 +109,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
              [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, int activation, const Floats& like) {
                const AlignedBuffer workspace = float_buffer(*d.ops, x.size(0), x.size(1) / 2);
                const auto input = LinearInput::gated(static_cast<Activation>(activation), x, workspace.as<float>());
-               d.ops->linear(weight.view(), input, x.size(0), like.data(), false);
+               d.ops->linear(weight.layer(), input, x.size(0), like.data(), false);
                return like.fetch();
              });
   // x [rows, in_features of gate_up], y [rows, out_features of down]
@@ -117,9 +117,9 @@ void bind_linear(py::module_& m, DeviceClass& device) {
              [](TestDevice& d, const WeightOnDevice& gate_up, int activation, const WeightOnDevice& down,
                 const Floats& x, const Floats& y, bool accumulate) {
                const int rows = x.size(0);
-               const AlignedBuffer projected = float_buffer(*d.ops, rows, gate_up.view().out_features);
-               const AlignedBuffer activated = float_buffer(*d.ops, rows, down.view().in_features);
-               d.ops->gated_mlp({gate_up.view(), static_cast<Activation>(activation), down.view(),
+               const AlignedBuffer projected = float_buffer(*d.ops, rows, gate_up.layer().out_features);
+               const AlignedBuffer activated = float_buffer(*d.ops, rows, down.layer().in_features);
+               d.ops->gated_mlp({gate_up.layer(), static_cast<Activation>(activation), down.layer(),
                                  projected.as<float>(), activated.as<float>()},
                                 x.data(), rows, y, accumulate);
                return y.fetch();

@@ -65,7 +65,10 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
 
   // Local, since the emulation's and the GPU's modules are loaded together.
   DeviceClass device(m, "Device", py::module_local());
-  device.def(py::init([](const std::string& name) { return TestDevice{find_device(name).make(0), {}}; }));
+  device.def(py::init([](const std::string& name) {
+    const Device& found = find_device(name);
+    return TestDevice{found.make(0), {}, found.traits.has_tiled_weights};
+  }));
   bind_heads(m);
   bind_ranks(m);
   bind_linear(m, device);

@@ -1,7 +1,7 @@
-// Products of rows with bfloat16 weights on tiles. Included by kernels_isa.cc only.
+// Products of rows with tiled bfloat16 weights on matrix tiles. Included by kernels_isa.cc only.
 //
-// A weight's rows are loaded as they are, as A [16 outputs, 32 inputs]; x is B. So sums come as [outputs, rows] and are
-// transposed once, after all inputs. An output is summed in one tile in steps of 32 inputs, whatever the rows.
+// Rows are A [16 rows, 32 inputs], a tile of the weight is B [32 inputs, 16 outputs]. An output is summed in one tile
+// in steps of 32 inputs, whatever the rows.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,6 @@
 #include "kernels/cpu/amx/bf16_rows.h"
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/linear/packed_tile.h"
-#include "kernels/cpu/linear/transpose.h"
 
 namespace turbomind::TM_ISA {
 
@@ -24,54 +23,48 @@ inline void for_constants(Visit&& visit) {
   }(std::make_integer_sequence<int, kCount>());
 }
 
-// Loads outputs [first, first + 16) and inputs [k, k + 32); those that the weight does not have are 0.
+// Loads inputs [k, k + 32) of a tile of the weight; those that it does not have are 0.
 template <int kTile>
-inline void load_weight_tile(const LinearWeight& weight, int first, int k) {
-  const auto stride = static_cast<size_t>(weight.in_features);
-  const bf16* source = static_cast<const bf16*>(weight.data) + first * stride + k;
-  const int outputs = weight.out_features - first;
-  const int inputs = weight.in_features - k;
-  if (outputs >= kTileSide && inputs >= kTileDepth) {
-    tile_load<kTile>(source, stride * sizeof(bf16));
+inline void load_weight_tile(const LinearWeight& weight, int tile, int k) {
+  const int pairs = (weight.in_features + 1) / 2;
+  constexpr int kPairs = 2 * kTileSide;  // numbers of a pair of inputs
+  const bf16* source = static_cast<const bf16*>(weight.data) + (static_cast<size_t>(tile) * pairs + k / 2) * kPairs;
+  const int left = pairs - k / 2;
+  if (left >= kTileSide) {
+    tile_load<kTile>(source, kTileBytes);
     return;
   }
-  alignas(64) bf16 padded[kTileSide][kTileDepth] = {};
-  for (int o = 0; o < std::min(outputs, kTileSide); ++o) {
-    std::copy_n(source + o * stride, std::min(inputs, kTileDepth), padded[o]);
-  }
+  alignas(64) bf16 padded[kTileSide * kPairs] = {};
+  std::copy_n(source, left * kPairs, padded);
   tile_load<kTile>(padded, kTileBytes);
 }
 
-// kOuts tiles of outputs by kColumns tiles of 16 rows of x: at most four of sums. Weights and rows take the other four.
-template <int kOuts, int kColumns>
+// kOuts tiles of outputs by kBlocks tiles of 16 rows of x: at most four of sums. Weights and rows take the other four.
+template <int kOuts, int kBlocks>
 inline void bf16_rows_on_tiles(const LinearWeight& weight, int first_tile, const ConvertedRows& x, int first_row,
                                float* y, bool accumulate) {
-  static_assert(kOuts * kColumns <= 4 && kColumns <= 2);
-  const bf16* columns[kColumns];
-  for (int c = 0; c < kColumns; ++c) {
-    columns[c] = static_cast<const bf16*>(x.values) + x.layout.offset(static_cast<size_t>(first_row + c * kTileSide));
+  static_assert(kOuts * kBlocks <= 4 && kBlocks <= 2);
+  const bf16* blocks[kBlocks];
+  for (int b = 0; b < kBlocks; ++b) {
+    blocks[b] = static_cast<const bf16*>(x.values) + x.layout.offset(static_cast<size_t>(first_row + b * kTileSide));
   }
-  for_constants<kOuts * kColumns>([](auto sum) { tile_zero<sum()>(); });
+  for_constants<kOuts * kBlocks>([](auto sum) { tile_zero<sum()>(); });
   for (int k = 0; k < weight.in_features; k += kTileDepth) {
     const size_t offset = static_cast<size_t>(k) * kTileSide;
-    for_constants<kColumns>([&](auto column) { tile_load<6 + column()>(columns[column()] + offset, kTileBytes); });
+    for_constants<kBlocks>([&](auto block) { tile_load<6 + block()>(blocks[block()] + offset, kTileBytes); });
     for_constants<kOuts>([&](auto out) {
       constexpr int kWeights = 4 + decltype(out)::value % 2;
-      load_weight_tile<kWeights>(weight, (first_tile + out()) * kTileSide, k);
-      for_constants<kColumns>(
-          [&](auto column) { tile_dot_bf16<out() * kColumns + column(), kWeights, 6 + column()>(); });
+      load_weight_tile<kWeights>(weight, first_tile + out(), k);
+      for_constants<kBlocks>([&](auto block) { tile_dot_bf16<out() * kBlocks + block(), 6 + block(), kWeights>(); });
     });
   }
-  for_constants<kOuts * kColumns>([&](auto sum) {
+  for_constants<kOuts * kBlocks>([&](auto sum) {
     alignas(64) float products[kTileSide][kTileSide];
     tile_store<sum()>(products, kTileBytes);
-    Vec rows[kTileSide];
-    for (int i = 0; i < kTileSide; ++i) rows[i] = load(products[i]);
-    transpose(rows);
     Vec sums[kTileSide][1];
-    for (int i = 0; i < kTileSide; ++i) sums[i][0] = rows[i];
-    const int row = first_row + sum() % kColumns * kTileSide;
-    write_tile(weight, first_tile + sum() / kColumns, 1.0f, sums, row, x.rows - row, y, accumulate);
+    for (int i = 0; i < kTileSide; ++i) sums[i][0] = load(products[i]);
+    const int row = first_row + sum() % kBlocks * kTileSide;
+    write_tile(weight, first_tile + sum() / kBlocks, 1.0f, sums, row, x.rows - row, y, accumulate);
   });
 }
 

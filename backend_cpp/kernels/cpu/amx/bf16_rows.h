@@ -13,7 +13,7 @@ namespace turbomind::TM_ISA {
 // Inputs that one product of bfloat16 takes.
 inline constexpr int kTileDepth = kTileBytes / static_cast<int>(sizeof(bf16));
 
-// A row of A [16, 32] tiles (unit 32) or a column of B [32, 16] tiles (unit 2). Inputs beyond in_features are 0.
+// A row of A [16 rows, 32 inputs]. Inputs beyond in_features are 0.
 inline void convert_row_for_tiles(const float* x, int in_features, int row, const ConvertedRows& converted) {
   const RowsLayout& layout = converted.layout;
   auto* target = static_cast<bf16*>(converted.values) + layout.offset(static_cast<size_t>(row));
@@ -21,9 +21,8 @@ inline void convert_row_for_tiles(const float* x, int in_features, int row, cons
   for (int k = 0; k < static_cast<int>(layout.features); k += kTileDepth) {
     bf16 rounded[kTileDepth] = {};
     round_to_bf16(x + k, std::clamp(in_features - k, 0, kTileDepth), rounded);
-    for (int i = 0; i < kTileDepth; i += layout.unit, target += step) {
-      std::memcpy(target, rounded + i, static_cast<size_t>(layout.unit) * sizeof(bf16));
-    }
+    std::memcpy(target, rounded, sizeof(rounded));
+    target += step;
   }
 }
 

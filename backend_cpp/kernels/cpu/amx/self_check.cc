@@ -48,6 +48,7 @@ bool has_same_gemms(const KernelTable& table, const KernelTable& reference) {
     weight.out_features = kOutputs;
     weight.in_features = kInputs;
     weight.data = format == WeightFormat::kBFloat16 ? static_cast<const void*>(values.data()) : quantized.data();
+    weight.is_tiled = !weight.is_packed();
     if (weight.is_packed()) {
       weight.group = kGroup;
       weight.scales = scales.data();

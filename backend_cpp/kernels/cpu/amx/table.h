@@ -29,7 +29,8 @@ inline RowsPlan rows_plan_on_tiles(const LinearWeight& weight, int rows) {
       if (is_float8_for_tiles(weight)) use_tiles(kTileDepth);
       break;
     case WeightFormat::kBFloat16:
-      use_tiles(2);
+      if (!weight.is_tiled) break;
+      use_tiles(kTileDepth);
       plan.block_tiles = 4;
       plan.kind = RowsPlan::Kind::kWide;
       plan.layout.features = static_cast<size_t>((weight.in_features + kTileDepth - 1) / kTileDepth) * kTileDepth;
@@ -51,7 +52,7 @@ inline void convert_row_by_layout(const float* x, int in_features, int row, cons
 
 inline void converted_block_by_format(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows,
                                       int first_tile, int last_tile, float* y, bool accumulate) {
-  if (weight.format == WeightFormat::kBFloat16) {
+  if (weight.format == WeightFormat::kBFloat16 && weight.is_tiled) {
     bf16_block_on_tiles(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   } else if (x.layout.interleave == kTileSide) {
     float8_block_on_tiles(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);

@@ -21,8 +21,9 @@ inline RowsLayout bf16_layout(int in_features) {
 }
 
 inline void convert_row_to_bf16(const float* x, int in_features, int row, const ConvertedRows& converted) {
-  round_to_bf16(x, in_features,
-                static_cast<bf16*>(converted.values) + converted.layout.offset(static_cast<size_t>(row)));
+  bf16* values = static_cast<bf16*>(converted.values) + converted.layout.offset(static_cast<size_t>(row));
+  round_to_bf16(x, in_features, values);
+  std::fill(values + in_features, values + converted.layout.features, bf16());
 }
 
 inline void bf16_block(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows, int first_tile,

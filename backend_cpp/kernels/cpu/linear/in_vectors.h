@@ -1,5 +1,4 @@
-// Prepared rows and products in vectors. Included by kernels_isa.cc
-// only.
+// Prepared rows and products in vectors. Included by kernels_isa.cc only.
 #pragma once
 
 #include <algorithm>
@@ -10,31 +9,23 @@
 #include "kernels/cpu/linear/float8_block.h"
 #include "kernels/cpu/linear/packed_block.h"
 #include "kernels/cpu/linear/panel_block.h"
+#include "kernels/cpu/linear/tiled_block.h"
 #include "kernels/packed_weight.h"
 
 namespace turbomind::TM_ISA {
 
 inline constexpr int kInterleavedRows = 8;
 
-inline bool multiplies_pairs([[maybe_unused]] const LinearWeight& weight) {
-#if defined(__AVX512BF16__)
-  return weight.format == WeightFormat::kBFloat16;
-#else
-  return false;
-#endif
-}
-
 // Up to eight rows are adjacent, four inputs of each; the last rows may be missing. Rows for a weight that is not
 // packed are consecutive.
 inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   RowsPlan plan;
+  if (weight.is_tiled) return tiled_plan(weight, rows);
 #if defined(__AVX2__)
-  if (!weight.is_packed() && rows >= kMinRowsOfPanels) {
-    return panel_plan(weight, rows, multiplies_pairs(weight) ? 2 : 1);
-  }
+  if (!weight.is_packed() && rows >= kMinRowsOfPanels) return panel_plan(weight, rows, rounds_to_pairs(weight) ? 2 : 1);
 #endif
 #if defined(__AVX512BF16__)
-  if (multiplies_pairs(weight)) {
+  if (rounds_to_pairs(weight)) {
     plan.kind = RowsPlan::Kind::kWide;
     plan.layout = bf16_layout(weight.in_features);
     return plan;
@@ -54,6 +45,7 @@ inline void convert_row_in_vectors(const float* x, int in_features, int row, con
 #if defined(__AVX2__)
   if (is_for_panels(converted.layout)) return convert_row_for_panels(x, in_features, row, converted);
 #endif
+  if (converted.layout.unit == 16) return copy_row(x, in_features, row, converted);
 #if defined(__AVX512BF16__)
   if (converted.layout.unit == kBf16Unit) return convert_row_to_bf16(x, in_features, row, converted);
 #endif
@@ -63,10 +55,9 @@ inline void convert_row_in_vectors(const float* x, int in_features, int row, con
 inline void converted_block_in_vectors(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows,
                                        int first_tile, int last_tile, float* y, bool accumulate) {
 #if defined(__AVX2__)
-  if (is_for_panels(x.layout)) {
-    return panel_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
-  }
+  if (is_for_panels(x.layout)) return panel_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
 #endif
+  if (weight.is_tiled) return tiled_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
 #if defined(__AVX512BF16__)
   if (weight.format == WeightFormat::kBFloat16) {
     return bf16_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);

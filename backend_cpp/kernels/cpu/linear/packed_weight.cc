@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <vector>
 
@@ -30,6 +31,34 @@ float group_value(const PackedShape& shape, const half* halves, size_t group, si
   const float shared = to_float(halves[group / static_cast<size_t>(shape.scale_groups) * kTileOutputs + lane]);
   if (shape.scale_groups == 1) return shared;
   return shared * static_cast<float>(group_factors(shape, halves)[group * kTileOutputs + lane]);
+}
+
+bool is_of_pairs(const LinearWeight& weight) {
+  return weight.format == WeightFormat::kBFloat16;
+}
+
+size_t number_bytes(const LinearWeight& weight) {
+  return weight.format == WeightFormat::kFloat32 ? sizeof(float) : sizeof(half);
+}
+
+// kUnit: the bytes of an output that are adjacent in a tile.
+template <size_t kUnit>
+void write_tiles(const LinearWeight& weight, void* tiles) {
+  const size_t row_bytes = weight.in_features * number_bytes(weight);
+  auto* to = static_cast<std::byte*>(tiles);
+  for (int first = 0; first < weight.out_features; first += kTileOutputs) {
+    for (size_t at = 0; at < row_bytes; at += kUnit) {
+      for (int output = first; output < first + kTileOutputs; ++output, to += kUnit) {
+        const std::byte* from = static_cast<const std::byte*>(weight.data) + output * row_bytes + at;
+        if (output < weight.out_features && at + kUnit <= row_bytes) {
+          std::memcpy(to, from, kUnit);
+          continue;
+        }
+        std::memset(to, 0, kUnit);
+        if (output < weight.out_features) std::memcpy(to, from, row_bytes - at);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -105,6 +134,17 @@ void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_
     }
     if (high_bits != 0) quantized = std::copy_n(reinterpret_cast<const uint8_t*>(high), kVector, quantized);
   }
+}
+
+size_t tiled_bytes(const LinearWeight& weight) {
+  const size_t inputs = static_cast<size_t>(weight.in_features) + (is_of_pairs(weight) ? weight.in_features % 2 : 0);
+  const size_t tiles = static_cast<size_t>(weight.out_features + kTileOutputs - 1) / kTileOutputs;
+  return tiles * kTileOutputs * inputs * number_bytes(weight);
+}
+
+void tile_rows(const LinearWeight& weight, void* tiles) {
+  if (weight.format == WeightFormat::kFloat16) return write_tiles<sizeof(half)>(weight, tiles);
+  write_tiles<sizeof(float)>(weight, tiles);
 }
 
 }  // namespace turbomind

@@ -1,4 +1,4 @@
-// Products of many rows with weights of 16 and 32 bits. Included by kernels_isa.cc only.
+// Products of many rows with row-major weights of 16 and 32 bits. Included by kernels_isa.cc only.
 //
 // linear_block.h sums an output in the lanes of a vector, input i in lane i % kLanes, and adds the lanes at the end.
 // That costs a third of the time where there are a few hundred inputs. So for many rows, a vector holds one lane of
@@ -174,6 +174,7 @@ void panel_block_of(const LinearWeight& weight, const ConvertedRows& x, int firs
   const int chunks = chunks_of(weight.in_features, Products::kInputs);
   float* panel = buffer.reserve<float>(static_cast<size_t>(chunks) * kLanes * kPanelOutputs);
   const size_t ldx = x.layout.features / x.layout.unit;
+  prefetch_panel<Products>(weight, first_tile * kTileOutputs, 0, 1);
   for (int tile = first_tile; tile < last_tile; tile += kPanelTiles) {
     make_panel<Products>(weight, tile * kTileOutputs, chunks, panel);
     const auto multiply = [&](auto count, int row) {
