@@ -87,8 +87,8 @@ void NativeRunner::compile_embeddings() {
   }
 }
 
-void NativeRunner::compile_layer(int index) {
-  const LayerWeights* layer = &weights_.layers[static_cast<size_t>(index)];
+// Cross-attention in front of a layer.
+void NativeRunner::compile_cross_layers(int index) {
   float* stream = hidden_;
   for (int cross = 0; cross < cross_layer_count(spec_); ++cross) {
     if (spec_.images->cross_layers[static_cast<size_t>(cross)] != index) continue;
@@ -97,6 +97,12 @@ void NativeRunner::compile_layer(int index) {
                    if (step.has_cross_spans) cross_->run(step.ops, cross, *cross_layer, mlp_, stream);
                  });
   }
+}
+
+void NativeRunner::compile_layer(int index) {
+  const LayerWeights* layer = &weights_.layers[static_cast<size_t>(index)];
+  float* stream = hidden_;
+  compile_cross_layers(index);
   compile_kept(index);
   if (layer->shared) return compile_shared_block(index);
   if (residual_streams_) {

@@ -86,6 +86,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   // Makes program_ anew; those after it add to it.
   void compile();
   void compile_embeddings();
+  void compile_cross_layers(int index);
   void compile_layer(int index);
   std::pair<Source, Source> compile_inputs(int index);
   void compile_mixers(int index, const Source& input);
