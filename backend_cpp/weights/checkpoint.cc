@@ -79,8 +79,7 @@ class AddedProduct final : public QuantizedMatrix {
     std::vector<std::vector<int64_t>> shapes;
     for (const ManifestValue& part : parts) shapes.push_back(part.shape());
     const bool are_matrices = std::ranges::all_of(shapes, [](const auto& shape) { return shape.size() == 2; });
-    if (parts.size() != 3 || !are_matrices || shapes[0] != std::vector{shapes[1][0], shapes[2][1]} ||
-        shapes[1][1] != shapes[2][0]) {
+    if (!are_matrices || shapes[0] != std::vector{shapes[1][0], shapes[2][1]} || shapes[1][1] != shapes[2][0]) {
       throw invalid_argument("add_product needs matrices [out, in], [out, rank] and [rank, in]");
     }
     up_ = floats(parts[1]);
@@ -238,6 +237,7 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
     if (all.size() != 2) throw invalid_argument("mxfp4 needs codes and scales");
     return {ManifestValue(decode_mxfp4(all[0].numbers(), all[1].numbers()))};
   }
+  if (op == "add_product" && all.size() != 3) throw invalid_argument("add_product needs three matrices");
   if (op == "add_product") return {ManifestValue(std::make_shared<const AddedProduct>(all))};
   const bool is_quantized = op == "quantized" || op == "row_codes" || op == "scaled" || op == "table" || op == "affine";
   if (!is_quantized) return {rearranged(expression, all)};

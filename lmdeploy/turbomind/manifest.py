@@ -209,20 +209,10 @@ class Affine:
 
 
 AnyQuantized = Quantized | RowQuantized | Table | Affine
-Expression = (
-    Load
-    | Concat
-    | Slice
-    | Permute
-    | Reshape
-    | Inputs
-    | LogNegative
-    | AddProduct
-    | Constant
-    | Mxfp4
-    | Scaled
-    | AnyQuantized
+Operation = (
+    Concat | Slice | Permute | Reshape | Inputs | LogNegative | AddProduct | Constant | Mxfp4 | Scaled | AnyQuantized
 )
+Expression = Load | Operation
 
 
 def concat(*args: Expression) -> Concat:
@@ -339,19 +329,7 @@ class Manifest:
             yield from loads_in(expression)
 
 
-def _operation(
-    expression: Concat
-    | Slice
-    | Permute
-    | Reshape
-    | Inputs
-    | LogNegative
-    | AddProduct
-    | Constant
-    | Mxfp4
-    | Scaled
-    | AnyQuantized,
-) -> dict[str, Any]:
+def _operation(expression: Operation) -> dict[str, Any]:
     match expression:
         case Quantized():
             names = ("layout", "bits", "group", "zeros_less_one", "shape")
