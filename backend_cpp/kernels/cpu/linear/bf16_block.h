@@ -12,14 +12,6 @@
 
 namespace turbomind::TM_ISA {
 
-// Inputs of a row that are adjacent: all do, in whole cache lines.
-inline constexpr int kBf16Unit = PairDots::kInputs;
-
-inline RowsLayout bf16_layout(int in_features) {
-  const auto units = (static_cast<size_t>(in_features) + kBf16Unit - 1) / kBf16Unit;
-  return {.interleave = 1, .unit = kBf16Unit, .features = units * kBf16Unit};
-}
-
 inline void convert_row_to_bf16(const float* x, int in_features, int row, const ConvertedRows& converted) {
   bf16* values = static_cast<bf16*>(converted.values) + converted.layout.offset(static_cast<size_t>(row));
   round_to_bf16(x, in_features, values);

@@ -27,7 +27,7 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
 #if defined(__AVX512BF16__)
   if (rounds_to_pairs(weight)) {
     plan.kind = RowsPlan::Kind::kWide;
-    plan.layout = bf16_layout(weight.in_features);
+    plan.layout = lines_layout(weight.in_features, kBf16Line);
     return plan;
   }
 #endif
@@ -45,9 +45,9 @@ inline void convert_row_in_vectors(const float* x, int in_features, int row, con
 #if defined(__AVX2__)
   if (is_for_panels(converted.layout)) return convert_row_for_panels(x, in_features, row, converted);
 #endif
-  if (converted.layout.unit == 16) return copy_row(x, in_features, row, converted);
+  if (converted.layout.unit == kFloatLine) return copy_row(x, in_features, row, converted);
 #if defined(__AVX512BF16__)
-  if (converted.layout.unit == kBf16Unit) return convert_row_to_bf16(x, in_features, row, converted);
+  if (converted.layout.unit == kBf16Line) return convert_row_to_bf16(x, in_features, row, converted);
 #endif
   convert_row_to_quads(x, in_features, row, converted);
 }

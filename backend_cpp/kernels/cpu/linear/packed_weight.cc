@@ -48,14 +48,18 @@ void write_tiles(const LinearWeight& weight, void* tiles) {
   auto* to = static_cast<std::byte*>(tiles);
   for (int first = 0; first < weight.out_features; first += kTileOutputs) {
     for (size_t at = 0; at < row_bytes; at += kUnit) {
+      if (first + kTileOutputs <= weight.out_features && at + kUnit <= row_bytes) {
+        const std::byte* from = static_cast<const std::byte*>(weight.data) + first * row_bytes + at;
+        for (int output = 0; output < kTileOutputs; ++output) {
+          std::memcpy(to + output * kUnit, from + output * row_bytes, kUnit);
+        }
+        to += kTileOutputs * kUnit;
+        continue;
+      }
       for (int output = first; output < first + kTileOutputs; ++output, to += kUnit) {
         const std::byte* from = static_cast<const std::byte*>(weight.data) + output * row_bytes + at;
-        if (output < weight.out_features && at + kUnit <= row_bytes) {
-          std::memcpy(to, from, kUnit);
-          continue;
-        }
         std::memset(to, 0, kUnit);
-        if (output < weight.out_features) std::memcpy(to, from, row_bytes - at);
+        if (output < weight.out_features) std::memcpy(to, from, std::min(kUnit, row_bytes - at));
       }
     }
   }

@@ -23,6 +23,10 @@ inline constexpr size_t kTiledAhead = 2048;  // bytes of a tile that are prefetc
 // Rows that pass by one tile at most: they are read again for each, from the third-level cache.
 inline constexpr int kMaxTiledRows = 768 / kTiledRows * kTiledRows;
 
+// Numbers of a row in a cache line.
+inline constexpr int kFloatLine = 16;
+inline constexpr int kBf16Line = 32;
+
 // Numbers of a weight of W and float32 rows.
 template <class W>
 struct FloatUnit {
@@ -159,15 +163,17 @@ inline bool rounds_to_pairs([[maybe_unused]] const LinearWeight& weight) {
 #endif
 }
 
-// Rows are one after the other, in whole cache lines; `unit` tells their type.
+// Rows one after the other, each in whole lines of `line` numbers. The line tells their type.
+inline RowsLayout lines_layout(int in_features, int line) {
+  const auto lines = (static_cast<size_t>(in_features) + line - 1) / line;
+  return {.interleave = 1, .unit = line, .features = lines * line};
+}
+
 inline RowsPlan tiled_plan(const LinearWeight& weight, int rows) {
   const int blocks = (rows + kMaxTiledRows - 1) / kMaxTiledRows;
   const int groups = (rows + blocks * kTiledRows - 1) / (blocks * kTiledRows);
-  const int line = rounds_to_pairs(weight) ? 32 : 16;
   return {.kind = RowsPlan::Kind::kWide,
-          .layout = {.interleave = 1,
-                     .unit = line,
-                     .features = (static_cast<size_t>(weight.in_features) + line - 1) / line * line},
+          .layout = lines_layout(weight.in_features, rounds_to_pairs(weight) ? kBf16Line : kFloatLine),
           .block_rows = groups * kTiledRows,
           .block_tiles = (rows < 2 * kFewTiledRows ? 2 : 1) * kTiledTiles};
 }
