@@ -13,8 +13,6 @@ from lmdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
-if TYPE_CHECKING:
-    import torch
 
 
 Options = Mapping[str, Any]
@@ -54,13 +52,33 @@ def saved_processor(checkpoint: Path) -> dict[str, Any]:
 
 
 def rows_of(seen: "torch.Tensor | Sequence[torch.Tensor]") -> "torch.Tensor":
-    """Return the rows ``[tokens, hidden]`` of the one image or video that a tower has seen.
-
-    Versions of ``transformers`` differ: it may be an item of a list, or are in tiles ``[tiles, tokens, hidden]``.
-    """
+    """Return the rows ``[tokens, hidden]`` of one image or video, of which a tower may return parts."""
     import torch
 
-    return (seen if isinstance(seen, torch.Tensor) else seen[0]).flatten(0, -2)
+    parts = [seen] if isinstance(seen, torch.Tensor) else seen
+    return torch.cat([part.flatten(0, -2) for part in parts])
+
+
+def all_rows(seen: Any) -> "torch.Tensor":
+    """Return the rows ``[tokens, (1 + deeper layers) hidden]`` of the one image or video that a tower has seen."""
+    import torch
+
+    deeper = getattr(seen, "deepstack_features", None) or ()
+    return torch.cat([rows_of(one) for one in (seen.pooler_output, *deeper)], dim=-1)
+
+
+def image_rows(part: VisionPart, images: Any, options: Options, **settings: Any) -> "torch.Tensor":
+    """Return the rows of an image, of which ``transformers`` knows all steps.
+
+    ``images``: the image, in lists where the processor wants them. ``settings``: the processor's.
+    """
+    from inspect import signature
+
+    body = part.model.model  # its method names all arguments, unlike that of the model with an output layer
+    found = part.processor(images=images, return_tensors="pt", **settings)
+    inputs = {name: found[name] for name in signature(body.get_image_features).parameters if name in found}
+    pixels = {name: values.to(part.model.dtype) for name, values in inputs.items() if "pixel_values" in name}
+    return all_rows(body.get_image_features(**inputs | pixels))
 
 
 Checkpoint = tuple[Path, Mapping[str, Any]]
@@ -114,7 +132,8 @@ class VisionFamily:
     # From the part, an image's size (width, height) and its options to what stands for it in the prompt: ``token`` as
     # often as it has rows, and whatever the model wants between
     expansion: Expansion
-    features: Features  # from the part, an image and its options to its rows ``[tokens, hidden]``
+    # From the part, an image and its options to its rows ``[tokens, hidden]``
+    features: Features = image_rows
     written: str = ""  # an image in a message, for chat templates that know only texts; empty: ``token`` on a line
     # Such templates get a message's images in front of its texts, not in the order of the message
     goes_first: bool = True

@@ -7,14 +7,10 @@ from collections.abc import Iterator, Mapping
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-from PIL.Image import Image
-
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
 from lmdeploy.vl.tensors import seeing_tensors
 
-if TYPE_CHECKING:
-    import torch
 if TYPE_CHECKING:
     import torch
 
@@ -29,19 +25,10 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * int(vision.image_size // vision.patch_size) ** 2
 
 
-def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
-    pixels = part.processor(images=image, return_tensors="pt")
-    sizes = {name: values.to(part.model.dtype) for name, values in pixels.items()}
-    rows: torch.Tensor = part.model.model.get_image_features(**sizes).pooler_output[0]
-    return rows
-
-
 DEEPSEEK_VL = VisionFamily(
     ("DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration"),
     _TOKEN,
     expansion,
-    features,
     written=_TOKEN,
 )
 

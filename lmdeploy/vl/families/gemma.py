@@ -1,16 +1,6 @@
 """Gemma 3 and Gemma 4."""
 
-from typing import TYPE_CHECKING
-
-from PIL.Image import Image
-
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, rows_of
-
-if TYPE_CHECKING:
-    import torch
-if TYPE_CHECKING:
-    import torch
-
+from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
 
 # Gemma 3: one size of image, whose tokens see each other, between tags and empty lines.
 _GEMMA3_TOKEN, _GEMMA3_BEGIN, _GEMMA3_END = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
@@ -21,18 +11,10 @@ def gemma3_expansion(part: VisionPart, size: tuple[int, int], options: Options) 
     return f"\n\n{_GEMMA3_BEGIN}{_GEMMA3_TOKEN * int(part.config.mm_tokens_per_image)}{_GEMMA3_END}\n\n"
 
 
-def gemma3_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
-    pixels = part.processor(images=image, return_tensors="pt")["pixel_values"]
-    rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output[0]
-    return rows
-
-
 GEMMA3 = VisionFamily(
     ("Gemma3ForConditionalGeneration",),
     _GEMMA3_TOKEN,
     gemma3_expansion,
-    gemma3_features,
     written=_GEMMA3_BEGIN,
     goes_first=False,
     words=(_GEMMA3_BEGIN, _GEMMA3_END),
@@ -57,19 +39,10 @@ def gemma4_expansion(part: VisionPart, size: tuple[int, int], options: Options) 
     return f"{_GEMMA4_BEGIN}{_GEMMA4_TOKEN * count}{_GEMMA4_END}"
 
 
-def gemma4_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
-    inputs = part.processor(images=image, return_tensors="pt")
-    pixels = inputs["pixel_values"].to(part.model.dtype)
-    seen = part.model.get_image_features(pixel_values=pixels, image_position_ids=inputs["image_position_ids"])
-    return rows_of(seen.pooler_output)
-
-
 GEMMA4 = VisionFamily(
     ("Gemma4ForConditionalGeneration",),
     _GEMMA4_TOKEN,
     gemma4_expansion,
-    gemma4_features,
     written=_GEMMA4_TOKEN,
     goes_first=False,
     words=(_GEMMA4_BEGIN, _GEMMA4_END),

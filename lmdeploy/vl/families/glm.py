@@ -14,8 +14,6 @@ from lmdeploy.vl.videos import times_of
 
 if TYPE_CHECKING:
     import torch
-if TYPE_CHECKING:
-    import torch
 
 
 # GLM-4.1V: as Qwen2-VL, with tags and bounds of its own.

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart, rows_of
+from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart, image_rows
 from lmdeploy.vl.videos import frames_in, times_of
 
-if TYPE_CHECKING:
-    import torch
 if TYPE_CHECKING:
     import torch
 
@@ -46,20 +44,11 @@ def idefics3_expansion(part: VisionPart, size: tuple[int, int], options: Options
     return "".join(lines) + "\n" + whole
 
 
-def idefics3_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows of all tiles and of the whole."""
-    inputs = part.processor(images=[[image]], return_tensors="pt")
-    seen = part.model.get_image_features(
-        pixel_values=inputs["pixel_values"], pixel_attention_mask=inputs["pixel_attention_mask"]
-    )
-    return rows_of(seen.pooler_output)
-
-
 IDEFICS3 = VisionFamily(
     ("Idefics3ForConditionalGeneration",),
     _IDEFICS3_TOKEN,
     idefics3_expansion,
-    idefics3_features,
+    lambda part, image, options: image_rows(part, [[image]], options),
     written=_IDEFICS3_TOKEN,
     goes_first=False,
     words=(
@@ -105,11 +94,7 @@ def smolvlm_features(part: VisionPart, stacked: Image, options: Options) -> "tor
     size = part.video.get("video_sampling", {}).get("video_size") or part.video.get("size") or {}
     side = int(size.get("longest_edge") or part.processor.size["longest_edge"])
     frames = frames_in(stacked, len(times_of(options)))
-    inputs = part.processor(images=[frames], do_image_splitting=False, size={"longest_edge": side}, return_tensors="pt")
-    seen = part.model.get_image_features(
-        pixel_values=inputs["pixel_values"], pixel_attention_mask=inputs["pixel_attention_mask"]
-    )
-    return rows_of(seen.pooler_output)
+    return image_rows(part, [frames], options, do_image_splitting=False, size={"longest_edge": side})
 
 
 SMOLVLM = dataclasses.replace(

@@ -6,14 +6,18 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from PIL.Image import Image
-
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VideoForm, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import (
+    Checkpoint,
+    NativeForm,
+    Options,
+    VideoForm,
+    VisionFamily,
+    VisionPart,
+    image_rows,
+)
 from lmdeploy.vl.tensors import seeing_tensors
 from lmdeploy.vl.videos import frames_in, times_of
 
-if TYPE_CHECKING:
-    import torch
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
@@ -44,11 +48,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _BEGIN + _TOKEN * (tiles * int(part.config.image_seq_length)) + _END
 
 
-def internvl_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+def internvl_features(part: VisionPart, image: "Image", options: Options) -> "torch.Tensor":
     """Return the rows of all tiles."""
-    pixels = part.processor(images=image, return_tensors="pt", **tiling(part, options))["pixel_values"]
-    rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output
-    return rows.flatten(0, 1)
+    return image_rows(part, image, options, **tiling(part, options))
 
 
 def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
@@ -57,12 +59,9 @@ def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -
     return "\n".join(f"Frame{number}: {frame}" for number in range(1, len(times_of(options)) + 1))
 
 
-def internvl_frames(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
+def internvl_frames(part: VisionPart, stacked: "Image", options: Options) -> "torch.Tensor":
     """Return the rows of all frames, each of which is a tile."""
-    frames = frames_in(stacked, len(times_of(options)))
-    pixels = part.processor(images=frames, return_tensors="pt", crop_to_patches=False)["pixel_values"]
-    rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output
-    return rows.flatten(0, 1)
+    return image_rows(part, frames_in(stacked, len(times_of(options))), options, crop_to_patches=False)
 
 
 INTERNVL = VisionFamily(

@@ -15,12 +15,6 @@ from lmdeploy.vl.videos import frames_in, times_of
 
 if TYPE_CHECKING:
     import torch
-if TYPE_CHECKING:
-    import torch
-if TYPE_CHECKING:
-    import torch
-if TYPE_CHECKING:
-    import torch
 
 
 # LLaVA 1.5 and what was built like it: one size of image, one row a patch.
@@ -40,14 +34,7 @@ def llava_expansion(part: VisionPart, size: tuple[int, int], options: Options) -
     return _LLAVA_TOKEN * rows_of_tower(part)
 
 
-def llava_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
-    pixels = part.processor(images=image, return_tensors="pt")["pixel_values"]
-    rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output[0]
-    return rows
-
-
-LLAVA = VisionFamily(("LlavaForConditionalGeneration",), _LLAVA_TOKEN, llava_expansion, llava_features)
+LLAVA = VisionFamily(("LlavaForConditionalGeneration",), _LLAVA_TOKEN, llava_expansion)
 
 
 # LLaVA 1.6 (NeXT): a small view of the whole image, then tiles of the canvas that fits it best, a newline a row.
@@ -77,19 +64,7 @@ def llava_next_expansion(part: VisionPart, size: tuple[int, int], options: Optio
     return _LLAVA_NEXT_TOKEN * (rows_of_tower(part) + rows * columns + rows)
 
 
-def llava_next_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows, newlines included."""
-    inputs = part.processor(images=image, return_tensors="pt")
-    pixels = inputs["pixel_values"].to(part.model.dtype)
-    rows: torch.Tensor = part.model.get_image_features(
-        pixel_values=pixels, image_sizes=inputs["image_sizes"]
-    ).pooler_output[0]
-    return rows
-
-
-LLAVA_NEXT = VisionFamily(
-    ("LlavaNextForConditionalGeneration",), _LLAVA_NEXT_TOKEN, llava_next_expansion, llava_next_features
-)
+LLAVA_NEXT = VisionFamily(("LlavaNextForConditionalGeneration",), _LLAVA_NEXT_TOKEN, llava_next_expansion)
 
 
 # LLaVA-OneVision: as LLaVA 1.6 with a bound on the rows of one image, and a single view of each of several.

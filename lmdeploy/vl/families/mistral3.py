@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, image_rows
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +33,8 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows of embeddings, row by row of the image."""
     # `transformers` fails where there is one row in all.
-    images = [image] * (2 if expansion(part, image.size, options).count(_TOKEN) == 1 else 1)
-    inputs = part.processor(images=images, patch_size=_side(part), return_tensors="pt")
-    pixels = inputs["pixel_values"].to(part.model.dtype)
-    rows: torch.Tensor = part.model.get_image_features(
-        pixel_values=pixels, image_sizes=inputs["image_sizes"]
-    ).pooler_output[0]
-    return rows
+    count = expansion(part, image.size, options).count(_TOKEN)
+    return image_rows(part, [image] * (2 if count == 1 else 1), options, patch_size=_side(part))[:count]
 
 
 MISTRAL3 = VisionFamily(

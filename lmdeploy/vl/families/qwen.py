@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from lmdeploy.vl.families import qwen_video
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart, image_rows
 from lmdeploy.vl.tensors import seeing_tensors
 
-if TYPE_CHECKING:
-    import torch
 if TYPE_CHECKING:
     import torch
 
@@ -57,16 +55,9 @@ def qwen2_vl_expansion(part: VisionPart, size: tuple[int, int], options: Options
 
 def qwen2_vl_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows: the embedding, then what the model adds after its first layers, if anything."""
-    inputs = part.processor(images=image, return_tensors="pt", **_sizes(part, options))
-    seen = part.model.get_image_features(
-        pixel_values=inputs["pixel_values"].to(part.model.dtype), image_grid_thw=inputs["image_grid_thw"]
-    )
-    return qwen_video.all_rows(seen)
-
-
-def _sizes(part: VisionPart, options: Options) -> dict[str, Any]:
     bounds = pixel_bounds(part, options)
-    return {"size": {"shortest_edge": bounds["min_pixels"], "longest_edge": bounds["max_pixels"]}}
+    size = {"shortest_edge": bounds["min_pixels"], "longest_edge": bounds["max_pixels"]}
+    return image_rows(part, image, options, size=size)
 
 
 QWEN2_VL = VisionFamily(

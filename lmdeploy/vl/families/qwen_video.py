@@ -5,11 +5,11 @@ others write the time alongside every two, which then are as an image does.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VideoForm, VisionPart, rows_of
+from lmdeploy.vl.families.common import Options, VideoForm, VisionPart, all_rows
 from lmdeploy.vl.videos import frames_in, times_of
 
 if TYPE_CHECKING:
@@ -118,14 +118,6 @@ def features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tenso
     whole[0, 0] = len(frames) // 2
     seen = part.model.get_video_features(pixel_values_videos=patches.to(part.model.dtype), video_grid_thw=whole)
     return all_rows(seen)
-
-
-def all_rows(seen: Any) -> "torch.Tensor":
-    """Return the rows ``[tokens, (1 + deeper layers) hidden]`` of the one image or video that a tower has seen."""
-    import torch
-
-    deeper = getattr(seen, "deepstack_features", None) or ()
-    return torch.cat([rows_of(one) for one in (seen.pooler_output, *deeper)], dim=-1)
 
 
 FORM = VideoForm(
