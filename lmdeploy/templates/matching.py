@@ -9,6 +9,7 @@ _NAME_PATTERNS = (
     (r"llava.*v1\.6-34b", "llava-chatml"),
     (r"llava.*mistral", "mistral"),
     (r"llava.*v1|llava-1\.5", "llava-v1"),
+    (r"got-ocr", "got-ocr2"),
     (r"(mgm|mini-gemini)-(7b|13b|34b)", "mini-gemini-vicuna"),
     (r"vicuna", "vicuna"),
     (r"wizardlm", "wizardlm"),

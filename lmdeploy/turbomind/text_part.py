@@ -19,13 +19,16 @@ from lmdeploy.turbomind.spec import ImagesSpec, ModelSpec
 logger = logging.getLogger(__name__)
 
 _NATIVE = (
-    "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration", "Gemma3ForConditionalGeneration",
-    "Gemma4ForConditionalGeneration", "Glm46VForConditionalGeneration", "Glm4vForConditionalGeneration",
-    "Glm4vMoeForConditionalGeneration", "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
-    "Llama4ForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
-    "LlavaOnevisionForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "AyaVisionForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration", "DeepseekVLForConditionalGeneration",
+    "DeepseekVLHybridForConditionalGeneration", "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration",
+    "Glm46VForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration",
+    "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration", "LightOnOcrForConditionalGeneration", "Llama4ForConditionalGeneration",
+    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration", "Mistral3ForConditionalGeneration", "Ovis2ForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 
 
@@ -92,6 +95,7 @@ ARCHITECTURES = (*_NATIVE, *_OWN)
 
 _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs name none, or one that nobody knows
     "cohere2": "Cohere2ForCausalLM",
+    "deepseek_ocr2_text": "DeepseekForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -99,6 +103,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "gemma4_text": "Gemma4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
+    "glm_ocr_text": "Glm4ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
@@ -108,6 +113,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "mistral": "MistralForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "muse_glimmer_text": "MuseGlimmerTextModel",
+    "paddleocr_vl_text": "PaddleOCRTextModel",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
@@ -125,6 +131,8 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
 _SECTIONS = {
     "glm4v_moe_text": (8, 12, 12),
     "glm4v_text": (8, 12, 12),
+    "glm_ocr_text": (8, 12, 12),
+    "paddleocr_vl_text": (16, 24, 24),
     "qwen2_5_vl_text": (16, 24, 24),
     "qwen2_vl_text": (16, 24, 24),
     "qwen3_5_moe_text": (11, 11, 10),
@@ -145,7 +153,7 @@ def _text_config(raw: Mapping[str, Any]) -> str:
 _TEXTS_ALONE = {
     **dict.fromkeys(
         (
-            "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration",
+            "Cohere2VisionForConditionalGeneration",
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
             "Lfm2VlForConditionalGeneration", "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
             "Qwen4ExpForConditionalGeneration", "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",

@@ -139,7 +139,6 @@ UNSUPPORTED = (
         "low-rank matrices that are added in prompts with images",
         "microsoft/Phi-4-multimodal-instruct as published for texts, the models of docs/reference/vision.md for images",
     ),
-    UnsupportedModel(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),
     UnsupportedModel(
         ("MultiModalityCausalLM",),
         "Janus",

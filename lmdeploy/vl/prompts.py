@@ -43,6 +43,9 @@ class _Image:
     def placeholder(self) -> str:
         return self.form.placeholder or self.form.token
 
+    def has_row(self, word: str) -> bool:
+        return word in (self.form.token, *getattr(self.form, "seen_words", ()))
+
     def expansion(self, part: VisionPart) -> str:
         return self.form.expansion(part, frame_size(self.image.size, self.options), self.options)
 
@@ -251,7 +254,7 @@ class Conversation:
             if image == _USERS:
                 tokens += writer.text_ids[word]
             else:
-                if image != _TEMPLATES and word == self._images[image].form.token:
+                if image != _TEMPLATES and self._images[image].has_row(word):
                     positions[image].append(len(tokens))
                 tokens.append(ids[position])
             end = position + 1

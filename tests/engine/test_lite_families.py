@@ -159,7 +159,7 @@ FURTHER = {
     "MolmoE": Case("OlmoeForCausalLM", MOLMOE, published.molmoe),
 }
 OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration", "MPTForCausalLM", "PhiMoEForCausalLM"}
-OTHER_NAMES |= {"IQuestCoderForCausalLM", "Step3p7FlashForCausalLM", "BailingMoeV3ForCausalLM"}
+OTHER_NAMES |= {"IQuestCoderForCausalLM", "Step3p7FlashForCausalLM", "BailingMoeV3ForCausalLM", "PaddleOCRTextModel"}
 OWN_WEIGHTS: dict[str, Callable[[Path], Path]] = {
     "CogVLMForCausalLM": make_tiny_cogvlm,
     "InternLM2VEForCausalLM": make_tiny_mono_internvl,

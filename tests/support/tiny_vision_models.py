@@ -34,6 +34,15 @@ _VISION = {
     "patch_size": PATCH,
     "initializer_range": 0.3,
 }
+_SAM = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "window_size": 4,
+    "global_attn_indexes": [1],
+    "initializer_range": 0.3,
+}
 _INTERNVL_EXPERTS: Mapping[str, Mapping[str, Any]] = {  # of the decoders that have any
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 24},
@@ -340,8 +349,19 @@ def _transpose_experts(file: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+def _rename(file: Path, names: Mapping[str, str]) -> None:
+    """Give tensors the beginnings of names that they are published with."""
+    from safetensors.torch import load_file, save_file
+
+    def renamed(name: str) -> str:
+        begin = next((begin for begin in names if name.startswith(begin)), "")
+        return names.get(begin, "") + name.removeprefix(begin)
+
+    save_file({renamed(name): tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+
+
 def make_tiny_glm4v(directory: Path, *, seed: int = 0, kind: str = "Glm4v") -> Path:
-    """Make a GLM-4.1V that sees squares of 28 pixels, in rows and columns, and rotates half of each head.
+    """Make a GLM-4.1V or GLM-OCR that sees squares of 28 pixels, in rows and columns, and rotates half of each head.
 
     Glm4vMoe has experts in the second of its layers.
     """
@@ -357,6 +377,7 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0, kind: str = "Glm4v") -> P
         "attention_bias": True,
     }  # fmt: skip
     text = {**TEXT, "hidden_size": 64, "rope_parameters": rope} | (experts if kind == "Glm4vMoe" else {})
+    text |= {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1} if kind == "GlmOcr" else {}
     config = getattr(transformers, f"{kind}Config")(
         vision_config={
             "depth": 2, "hidden_size": 32, "num_heads": 2, "image_size": 56, "patch_size": PATCH,
@@ -377,6 +398,150 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0, kind: str = "Glm4v") -> P
         patch_size=PATCH, merge_size=2, size={"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 12}
     ).save_pretrained(directory)
     return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
+
+
+def make_tiny_paddleocr_vl(directory: Path, *, seed: int = 0) -> Path:
+    """Make a PaddleOCR-VL that sees squares of 28 pixels, in rows and columns, in its published layout."""
+    from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration, PaddleOCRVLImageProcessorPil
+
+    tokens = ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "".join(tokens[i] for i in (1, 0, 2))))
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+    config = PaddleOCRVLConfig(
+        vision_config={**_VISION, "image_size": 56},
+        text_config={**TEXT, "head_dim": 8, "use_bias": True, "rope_parameters": rope},
+        image_token_id=token_id(directory, tokens[0]),
+        vision_start_token_id=token_id(directory, tokens[1]),
+        vision_end_token_id=token_id(directory, tokens[2]),
+        tie_word_embeddings=False,
+    )
+    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
+    PaddleOCRVLImageProcessorPil(size=size).save_pretrained(directory)
+    save_random(PaddleOCRVLForConditionalGeneration, config, directory, seed)
+    names = {"model.language_model.": "model.", "model.projector.": "mlp_AR.", "model.visual.": "visual."}
+    _rename(directory / "model.safetensors", names)
+    written = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(
+        json.dumps(written | written.pop("text_config") | {"model_type": "paddleocr_vl"})
+    )
+    return directory
+
+
+def make_tiny_lighton_ocr(directory: Path, *, seed: int = 0) -> Path:
+    """Make a LightOnOCR that sees squares of 28 pixels as a row."""
+    from transformers import LightOnOcrConfig, LightOnOcrForConditionalGeneration, PixtralImageProcessorPil
+
+    write_tokenizer(directory, ["<|image_pad|>"], TEMPLATE.replace("IMAGE\n", "<|image_pad|>"))
+    config = LightOnOcrConfig(
+        vision_config={"model_type": "pixtral", **_VISION, "image_size": 112, "head_dim": 8},
+        text_config={"model_type": "qwen3", **TEXT, "head_dim": 16},
+        image_token_id=token_id(directory, "<|image_pad|>"),
+        tie_word_embeddings=False,
+    )
+    PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 28, "width": 28}).save_pretrained(
+        directory
+    )
+    return save_random(LightOnOcrForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_got_ocr(directory: Path, *, seed: int = 0) -> Path:
+    """Make a GOT-OCR 2.0: 4 tokens an image of any size."""
+    from transformers import GotOcr2Config, GotOcr2ForConditionalGeneration, GotOcr2ImageProcessorPil
+
+    tokens = ["<imgpad>", "<img>", "</img>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE", "<img><imgpad></img>"))
+    config = GotOcr2Config(
+        vision_config={**_SAM, "image_size": 32, "output_channels": 4, "mlp_dim": 32},
+        text_config={"model_type": "qwen2", **TEXT},
+        image_token_index=token_id(directory, "<imgpad>"),
+        tie_word_embeddings=False,
+    )
+    GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(directory)
+    return save_random(GotOcr2ForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_deepseek_ocr(directory: Path, *, seed: int = 0) -> Path:
+    """Make a DeepSeek-OCR 2 with tiles of 96 pixels, 144 tokens each."""
+    from transformers import DeepseekOcr2Config, DeepseekOcr2ForConditionalGeneration, DeepseekOcr2ImageProcessorPil
+
+    write_tokenizer(directory, ["<image>"], TEMPLATE.replace("IMAGE", "<image>"))
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+    config = DeepseekOcr2Config(
+        vision_config={
+            "sam_config": {
+                **_SAM, "patch_size": 2, "image_size": 96, "output_channels": 4, "downsample_channels": [8, 16],
+            },
+            "encoder_config": {
+                "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "num_key_value_heads": 1, "initializer_range": 0.3,
+            },
+        },
+        text_config={**TEXT, **experts, "mlp_layer_types": ["dense", "sparse"], "routed_scaling_factor": 1.5},
+        image_token_id=token_id(directory, "<image>"),
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    DeepseekOcr2ImageProcessorPil(size={"height": 96, "width": 96}, tile_size=96, max_patches=3).save_pretrained(
+        directory
+    )
+    return save_random(DeepseekOcr2ForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_aya_vision(directory: Path, *, seed: int = 0) -> Path:
+    """Make an Aya Vision with tiles of 28 pixels, one row each."""
+    from transformers import AyaVisionConfig, AyaVisionForConditionalGeneration, GotOcr2ImageProcessorPil
+
+    tokens = ["<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<image>"))
+    # The class of `transformers` leaves out Cohere2's scale of logits.
+    config = AyaVisionConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **_VISION},
+        text_config={"model_type": "cohere2", **TEXT, "sliding_window": 16, "logit_scale": 1.0},
+        image_token_index=token_id(directory, "<|IMG_PATCH|>"),
+        tie_word_embeddings=True,
+    )
+    size = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    GotOcr2ImageProcessorPil(size=size, max_patches=6).save_pretrained(directory)
+    return save_random(AyaVisionForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_ovis2(directory: Path, *, seed: int = 0) -> Path:
+    """Make an Ovis 2 with tiles of 28 pixels, one row each."""
+    from transformers import Ovis2Config, Ovis2ForConditionalGeneration, Ovis2ImageProcessorPil
+
+    tags = ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]
+    write_tokenizer(directory, ["<IMG_ATOM>", *tags], TEMPLATE.replace("IMAGE", "<image>"))
+    config = Ovis2Config(
+        vision_config={**_VISION, "vocab_size": 40, "hidden_stride": 2},
+        text_config={"model_type": "qwen2", **TEXT},
+        image_token_id=token_id(directory, "<IMG_ATOM>"),
+        visual_indicator_token_ids=[token_id(directory, tag) for tag in tags],
+        vocab_size=TEXT["vocab_size"],
+        hidden_size=TEXT["hidden_size"],
+        tie_word_embeddings=False,
+    )
+    size = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    Ovis2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=6).save_pretrained(directory)
+    return save_random(Ovis2ForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_minicpmv_4_6(directory: Path, *, seed: int = 0) -> Path:
+    """Make a MiniCPM-V 4.6 whose views have about 784 pixels."""
+    from transformers import MiniCPMV4_6Config, MiniCPMV4_6ForConditionalGeneration, MiniCPMV4_6ImageProcessorPil
+
+    tokens = ["<|image_pad|>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE", "<|image_pad|>"))
+    text = {**TEXT, **{name: value for name, value in GATED_DELTA.items() if name.startswith("linear_")}}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    text |= {"head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "rope_parameters": rope}
+    config = MiniCPMV4_6Config(
+        vision_config={**_VISION, "patch_size": 7},
+        text_config={"model_type": "qwen3_5_text", **text},
+        insert_layer_id=0,
+        image_token_id=token_id(directory, "<|image_pad|>"),
+        tie_word_embeddings=False,
+    )
+    MiniCPMV4_6ImageProcessorPil(scale_resolution=56, patch_size=7, max_slice_nums=4).save_pretrained(directory)
+    return save_random(MiniCPMV4_6ForConditionalGeneration, config, directory, seed)
 
 
 def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16, layers: int = 2) -> Path:

@@ -53,6 +53,8 @@ _DESCRIBED = {
     "<|user|>\nand now?<|end|>\n<|assistant|>\n",
     # haotian-liu/LLaVA, llava/conversation.py, conv_chatml_direct.
     "llava-chatml": _TIGHT_CHATML,
+    # GotOcr2Processor of `transformers`, prepare_inputs_layout.
+    "got-ocr2": _TIGHT_CHATML,
     # 01-ai/Yi, VL/llava/conversation.py, mm_default_conv.
     "yi-vl": "{S}\n\n### Human: Hi, 你好\n### Assistant: Hello!\n### Human: and now?\n### Assistant:",
     # THUDM/cogvlm-chat-hf, modeling_cogvlm.py, _history_to_prompt; the end of a response: LMDeploy 0.6.

@@ -97,6 +97,7 @@ NAMES = {
     "openbmb/UltraCM-13b": "ultracm",
     "openbmb/UltraLM-13b": "ultralm",
     "allenai/Molmo-7B-D-0924": "molmo",
+    "stepfun-ai/GOT-OCR-2.0-hf": "got-ocr2",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2",
     "HuggingFaceTB/SmolLM3-3B": "smollm3",
     "HuggingFaceTB/SmolLM3-3B-Base": "base",

@@ -74,10 +74,12 @@ SEEN = (
     "DeepseekVLHybridForConditionalGeneration", "MiniCPMV", "Phi3VForCausalLM", "ChatGLMModel",
     "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM", "OLMoForCausalLM",
     "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM",
-    "MllamaForConditionalGeneration",
+    "MllamaForConditionalGeneration", "AyaVisionForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration",
+    "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration", "Ovis2ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
 )  # fmt: skip
 REJECTED = (
-    "MiniCPMV4_6ForConditionalGeneration", "Phi4MultimodalForCausalLM",
+    "Phi4MultimodalForCausalLM",
     "Molmo2ForConditionalGeneration", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.

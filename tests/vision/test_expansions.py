@@ -1,16 +1,26 @@
 """An image stands for as many tokens as the processors of `transformers` write, at the sizes of published models."""
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from transformers import (
+    AyaVisionProcessor,
+    DeepseekOcr2Processor,
     DeepseekVLConfig,
     DeepseekVLImageProcessorPil,
+    GotOcr2Processor,
+    LightOnOcrProcessor,
     LlavaConfig,
     LlavaOnevisionConfig,
     LlavaOnevisionImageProcessorPil,
+    MiniCPMV4_6Processor,
+    Ovis2Processor,
+    PaddleOCRVLProcessor,
     PixtralImageProcessorPil,
     SiglipVisionConfig,
 )
@@ -19,12 +29,79 @@ from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_
 
 from lmdeploy.vl.families import deepseek_vl, glm, llava, minicpmv, mistral3, molmo, phi3_vision
 from lmdeploy.vl.families.common import VisionPart
+from lmdeploy.vl.tower import counting_part, family_in
+from tests.support import tiny_vision_models as tiny
+from tests.support.images import make_image
 
 _RANDOM = random.Random(0)
 SIZES = [
     (1024, 1024), (1025, 1024), (384, 384), (16, 16), (17, 2000), (2, 400),
     *((_RANDOM.randint(2, 3000), _RANDOM.randint(20, 3000)) for _ in range(60)),
 ]  # fmt: skip
+
+
+# How a checkpoint is made; its processor in `transformers`, what that has of it, and how it is called.
+WRITTEN: dict[str, tuple[Callable[[Path], Path], Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "Aya Vision": (
+        tiny.make_tiny_aya_vision,
+        AyaVisionProcessor,
+        {
+            "img_size": 28, "patch_size": 28, "tile_token": "TILE", "tile_global_token": "TILE_GLOBAL",
+            "img_patch_token": "<|IMG_PATCH|>", "start_of_img_token": "<|START_OF_IMG|>",
+            "end_of_img_token": "<|END_OF_IMG|>",
+        },
+        {"crop_to_patches": True},
+        {},
+    ),
+    "DeepSeek-OCR 2": (
+        tiny.make_tiny_deepseek_ocr,
+        DeepseekOcr2Processor,
+        {"image_token": "<image>", "patch_size": 2, "downsample_ratio": 4},
+        {},
+        {},
+    ),
+    "GOT-OCR 2.0": (
+        tiny.make_tiny_got_ocr,
+        GotOcr2Processor,
+        {"image_token": "<imgpad>"},
+        {},
+        {"num_pages_per_batch": [1], "patch_indices": [1], "num_image_tokens": 4},
+    ),
+    "LightOnOCR": (
+        tiny.make_tiny_lighton_ocr,
+        LightOnOcrProcessor,
+        {"image_token": "<|image_pad|>", "effective_patch_size": 28},
+        {},
+        {},
+    ),
+    "MiniCPM-V 4.6": (
+        tiny.make_tiny_minicpmv_4_6,
+        MiniCPMV4_6Processor,
+        {
+            "image_token": "<|image_pad|>", "image_start_token": "<image>", "image_end_token": "</image>",
+            "slice_start_token": "<slice>", "slice_end_token": "</slice>", "slice_mode": True,
+        },
+        {},
+        {"image_token_divisor": 16},
+    ),
+    "Ovis 2": (tiny.make_tiny_ovis2, Ovis2Processor, {"image_seq_length": 1}, {}, {}),
+    "PaddleOCR-VL": (
+        tiny.make_tiny_paddleocr_vl, PaddleOCRVLProcessor, {"image_token": "<|IMAGE_PLACEHOLDER|>"}, {}, {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_images_are_written_as_by_their_processor(name: str, tmp_path: Path) -> None:
+    make, processor_class, fields, settings, call = WRITTEN[name]
+    directory = make(tmp_path / "model")
+    part, found = counting_part(directory), family_in(directory)
+    assert found is not None
+    processor = SimpleNamespace(image_processor=part.processor, **fields)
+    for size in [(28, 28), (40, 60), (90, 31), (31, 90), (120, 60), (200, 199), (640, 480), (57, 400)]:
+        inputs = part.processor(images=make_image(*size), return_tensors="pt", **settings)
+        expected = processor_class.replace_image_token(processor, inputs, 0, **call)
+        assert found[1].expansion(part, size, {}) == expected, size
 
 
 @pytest.mark.parametrize("max_tiles", [9, 4])

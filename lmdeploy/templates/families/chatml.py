@@ -42,3 +42,8 @@ builtin(
     "TO THE USER'S QUERY.",
 )
 builtin("llava-chatml", TIGHT_CHATML, meta_instruction="Answer the questions.")
+builtin(
+    "got-ocr2",
+    TIGHT_CHATML,
+    meta_instruction="You should follow the instructions carefully and explain your answers in detail.",
+)

@@ -175,7 +175,13 @@ def deepseek_v1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     scoring = getattr(config, "scoring_func", "softmax")
     reject_unless(scoring == "softmax", f"scoring_func {scoring!r}")
     reject_unless(not config.attention_bias, "attention_bias")
-    return decoder_spec(config, checkpoint, moe=moe_spec(config, RouterSpec(normalizes=config.norm_topk_prob)))
+    method = getattr(config, "topk_method", "greedy")
+    reject_unless(method == "greedy", f"topk_method {method!r}")
+    # The text part of DeepSeek-OCR 2 has a scale, and no choice of the other.
+    router = RouterSpec(
+        normalizes=getattr(config, "norm_topk_prob", False), scale=getattr(config, "routed_scaling_factor", 1.0)
+    )
+    return decoder_spec(config, checkpoint, moe=moe_spec(config, router))
 
 
 DEEPSEEK_MOE = Family(

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense and with experts."""
+"""ERNIE 4.5, dense and with experts, and the text part of PaddleOCR-VL."""
 
 from typing import Any
 
@@ -18,6 +18,8 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, RouterSpec
 
 
 # ERNIE 4.5, dense: Llama whose pairs of dimensions that rotate are neighbours, with biases or without.
+#
+# Those of PaddleOCR-VL's text part are Llama's.
 def ernie4_5_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
     """Return the spec, with further fields."""
     bias = config.use_bias
@@ -26,12 +28,12 @@ def ernie4_5_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSp
         checkpoint,
         attention=attention_spec(config, qkv_bias=bias, o_bias=bias),
         mlp=MlpSpec(activation_of(config.hidden_act), bias=bias),
-        ropes=(rope_of(config, is_interleaved=True),),
+        ropes=(rope_of(config, is_interleaved=checkpoint.architecture != "PaddleOCRTextModel"),),
         **fields,
     )
 
 
-ERNIE4_5 = Family(("Ernie4_5ForCausalLM",), ernie4_5_spec, Layout().tensors)
+ERNIE4_5 = Family(("Ernie4_5ForCausalLM", "PaddleOCRTextModel"), ernie4_5_spec, Layout().tensors)
 
 
 # ERNIE 4.5 with experts, whose softmax scores are corrected by learned numbers for the choice alone.

@@ -22,7 +22,8 @@ from lmdeploy.turbomind.spec import BlockSpec, ImagesSpec, MlpSpec, ModelSpec, N
 
 # GLM-4 as ``transformers`` publishes it: GLM-4-9B (Glm) and the 0414 releases (Glm4), which norm outputs too.
 #
-# The text part of GLM-4.1V is a 0414 that always has biases, so that its config does not say so.
+# The text part of GLM-4.1V is a 0414 that always has biases, so that its config does not say so; that of
+# GLM-OCR never has.
 # Both norms of the 0414 releases that are not Glm's are after attention and MLP.
 GLM_LAYOUT = Layout(
     gate_up="mlp.gate_up_proj",
@@ -36,7 +37,9 @@ def glm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return decoder_spec(
         config,
         checkpoint,
-        attention=attention_spec(config, qkv_bias=getattr(config, "attention_bias", True)),
+        attention=attention_spec(
+            config, qkv_bias=getattr(config, "attention_bias", config.model_type != "glm_ocr_text")
+        ),
         block=BlockSpec(has_output_norms=checkpoint.architecture == "Glm4ForCausalLM"),
         ropes=(rope_of(config, is_interleaved=True),),
     )

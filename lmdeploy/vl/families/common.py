@@ -138,6 +138,7 @@ class VisionFamily:
     # Such templates get a message's images in front of its texts, not in the order of the message
     goes_first: bool = True
     words: tuple[str, ...] = ()  # other special tokens of an expansion
+    seen_words: tuple[str, ...] = ()  # those that have rows as well
     # Only with a ``vision_config`` of this ``model_type``; empty: with every one that no family asks for
     tower: str = ""
     native: NativeForm | None = None  # for checkpoints in their authors' own layout

@@ -1,4 +1,4 @@
-"""GLM-4.1V, GLM-4V-9B, and CogVLM and CogVLM2."""
+"""GLM-4.1V and GLM-OCR, GLM-4V-9B, and CogVLM and CogVLM2."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -52,6 +52,7 @@ GLM4V = dataclasses.replace(
         "Glm4vForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
         "Glm46VForConditionalGeneration",
+        "GlmOcrForConditionalGeneration",
     ),
     token=_GLM4V_TOKEN,
     expansion=glm4v_expansion,

@@ -1,4 +1,4 @@
-"""MiniCPM-V: the whole image, then slices of it as its shape and size ask for, each a fixed number of rows.
+"""MiniCPM-V: the whole image, then slices of it as its shape and size ask for, until 4.5 of a fixed number of rows.
 
 In 2.5 the tags of slices are around all of them, each between those of an image; later, around each.
 """
@@ -166,4 +166,39 @@ FAMILY = VisionFamily(
     words=(*_WHOLE, *_SLICE, *_NUMBER),
     native=NativeForm(config, processor, tensors, model),
     number=number,
+)
+
+
+# MiniCPM-V 4.6, whose processor and tower are those of ``transformers``.
+_PAD = "<|image_pad|>"
+
+
+def numbered(part: VisionPart, index: int, options: Options) -> str:
+    """Return the number of an image between its tags, where images have one."""
+    return str(index).join(_NUMBER) if options.get("use_image_id", part.processor.use_image_id) else ""
+
+
+def views_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of each view between its tags, slices in lines."""
+    processor, sizes = part.processor, (size[1], size[0])
+    side, patch, mode = processor.scale_resolution, processor.patch_size, processor.downsample_mode
+
+    def view(height: float, width: float) -> str:
+        return _PAD * int(height // patch * (width // patch) // (4 if mode == "4x" else 16))
+
+    grid = processor.get_sliced_grid(sizes, processor.max_slice_nums, side) if processor.slice_mode else None
+    whole = view(*processor.find_best_resize(sizes, side, patch, mode, allow_upscale=grid is None)).join(_WHOLE)
+    if grid is None:
+        return whole
+    height, width = processor.get_refine_size(sizes, grid, side, patch, mode, allow_upscale=True)
+    one = view(height // grid[0], width // grid[1]).join(_SLICE)
+    return whole + "\n".join([one * grid[1]] * grid[0])
+
+
+MINICPMV_4_6 = VisionFamily(
+    ("MiniCPMV4_6ForConditionalGeneration",),
+    _PAD,
+    views_expansion,
+    words=(*_WHOLE, *_SLICE, *_NUMBER),
+    number=numbered,
 )

@@ -1,4 +1,4 @@
-"""Mistral 3 and Pixtral."""
+"""Mistral 3, Pixtral and LightOnOCR."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -20,13 +20,18 @@ def _side(part: VisionPart) -> int:
     return int(part.config.vision_config.patch_size * getattr(part.config, "spatial_merge_size", 1))
 
 
-def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens of each row of the image, once it is shrunk to the longest side the model takes."""
+def _fitted(part: VisionPart, size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return columns and rows of squares with a side that show an image shrunk to the longest that the model takes."""
     width, height = size
     ratio = max(width, height) / part.processor.size["longest_edge"]
     if ratio > 1:
         width, height = int(width / ratio), int(height / ratio)
-    columns, rows = -(-width // _side(part)), -(-height // _side(part))
+    return -(-width // side), -(-height // side)
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of each row of the image."""
+    columns, rows = _fitted(part, size, _side(part))
     return _BREAK.join([_TOKEN * columns] * rows) + _END
 
 
@@ -50,3 +55,19 @@ MISTRAL3 = VisionFamily(
 
 # Pixtral: LLaVA's architecture with a tower for images of any shape, written as Mistral Small 3 writes them.
 PIXTRAL = dataclasses.replace(MISTRAL3, architectures=("LlavaForConditionalGeneration",), tower="pixtral")
+
+
+# LightOnOCR: the same tower, without delimiters; sides are multiples of the image processor's patches.
+_PAD = "<|image_pad|>"
+
+
+def lighton_ocr_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens."""
+    patch = part.processor.patch_size["height"]
+    columns, rows = (count * patch // _side(part) for count in _fitted(part, size, patch))
+    return _PAD * int(columns * rows)
+
+
+LIGHTON_OCR = VisionFamily(
+    ("LightOnOcrForConditionalGeneration",), _PAD, lighton_ocr_expansion, written=_PAD, goes_first=False
+)

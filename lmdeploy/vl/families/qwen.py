@@ -1,5 +1,7 @@
-"""Qwen-VL, Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+"""Qwen-VL, Qwen2-VL, Qwen2.5-VL and Qwen3-VL; PaddleOCR-VL, whose images are on a grid as theirs."""
 
+import dataclasses
+import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +40,11 @@ def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
 
 def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int, int, int]:
     """Return frames, rows and columns of an image's tokens."""
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-
     width, height = size
     processor = part.processor
     unit = int(processor.patch_size * processor.merge_size)
-    rows, columns = smart_resize(height, width, factor=unit, **pixel_bounds(part, options))
+    module = importlib.import_module(type(processor).__module__)
+    rows, columns = module.smart_resize(height, width, factor=unit, **pixel_bounds(part, options))
     return 1, rows // unit, columns // unit
 
 
@@ -76,6 +77,14 @@ QWEN2_VL = VisionFamily(
     words=(_QWEN2_VL_BEGIN, _QWEN2_VL_END),
     grid=grid,
     video=qwen_video.FORM,
+)
+
+PADDLEOCR_VL = dataclasses.replace(
+    QWEN2_VL.with_token("<|IMAGE_PLACEHOLDER|>"),
+    architectures=("PaddleOCRVLForConditionalGeneration",),
+    written="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    words=("<|IMAGE_START|>", "<|IMAGE_END|>"),
+    video=None,
 )
 
 
