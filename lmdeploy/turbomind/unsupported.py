@@ -128,6 +128,18 @@ UNSUPPORTED = (
         ("Molmo2ForConditionalGeneration",), "Molmo2", "attention in both directions among a prompt's images"
     ),
     UnsupportedModel(
+        ("PaliGemmaForConditionalGeneration",),
+        "PaliGemma",
+        "attention in both directions within a whole prompt, its texts included",
+        "Gemma 3 or 4",
+    ),
+    UnsupportedModel(
+        ("HunYuanVLForConditionalGeneration",),
+        "HunYuanVL",
+        "positions of four axes (xdrope_section), of which those of images count anew from 0",
+        "PaddleOCR-VL, GLM-OCR or Qwen3-VL",
+    ),
+    UnsupportedModel(
         ("MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM"),
         "Mini-Gemini",
         "a second tower, known by its authors' package alone",

@@ -79,7 +79,7 @@ SEEN = (
     "MiniCPMV4_6ForConditionalGeneration", "Ovis2ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
 )  # fmt: skip
 REJECTED = (
-    "Phi4MultimodalForCausalLM",
+    "HunYuanVLForConditionalGeneration", "PaliGemmaForConditionalGeneration", "Phi4MultimodalForCausalLM",
     "Molmo2ForConditionalGeneration", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.
