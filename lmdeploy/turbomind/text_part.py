@@ -23,12 +23,12 @@ _NATIVE = (
     "DeepseekVLHybridForConditionalGeneration", "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration",
     "Glm46VForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration",
     "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "Idefics3ForConditionalGeneration",
-    "InternVLForConditionalGeneration", "LightOnOcrForConditionalGeneration", "Llama4ForConditionalGeneration",
-    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
-    "MiniCPMV4_6ForConditionalGeneration", "Mistral3ForConditionalGeneration", "Ovis2ForConditionalGeneration",
-    "PaddleOCRVLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3VLForConditionalGeneration",
-    "Qwen3VLMoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "InternVLForConditionalGeneration", "Lfm2VlForConditionalGeneration", "LightOnOcrForConditionalGeneration",
+    "Llama4ForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration", "Mistral3ForConditionalGeneration",
+    "Ovis2ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ _TEXTS_ALONE = {
         (
             "Cohere2VisionForConditionalGeneration",
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
-            "Lfm2VlForConditionalGeneration", "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
+            "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
             "Qwen4ExpForConditionalGeneration", "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",
         ),
         _OwnForm(_text_config, "text_config"),

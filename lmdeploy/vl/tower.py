@@ -47,7 +47,8 @@ def counting_part(checkpoint: Path) -> VisionPart:
             given = checkpoint, _config_json(checkpoint)
             return VisionPart(native.config(given), native.processor(given))
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-        return VisionPart(config, image_processor(checkpoint), video=_video_settings(checkpoint))
+        processor = (found[1].processor if found else image_processor)(checkpoint)
+        return VisionPart(config, processor, video=_video_settings(checkpoint))
     except (CheckpointError, UnsupportedModelError):
         raise
     except (OSError, ValueError, ImportError, TypeError, KeyError, AttributeError) as error:

@@ -103,6 +103,37 @@ def llama4_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, 
     return {"pixel_values": tiles.float() / 127.5 - 1}
 
 
+def lfm2_vl_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
+    """Return patches between -1 and 1 of tiles of 16 pixels and of the whole, which has 4 to 12 squares of 8."""
+    pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None]
+    area, shape = image.width * image.height, image.width / image.height
+    squares = max(1, round(image.width / 8)) * max(1, round(image.height / 8))
+    views = []
+    if squares > 24:
+        grids = sorted(
+            ((rows, columns) for rows in range(1, 7) for columns in range(1, 6 // rows + 1) if rows * columns > 1),
+            key=lambda grid: abs(shape - grid[1] / grid[0]),
+        )
+        alike = [grid for grid in grids if grid[1] / grid[0] == grids[0][1] / grids[0][0]]
+        rows, columns = max([grid for grid in alike if area > 128 * grid[0] * grid[1]], default=min(alike))
+        canvas = _resized(pixels, columns * 16, rows * 16)[0]
+        views = [canvas[:, y : y + 16, x : x + 16] for y in range(0, rows * 16, 16) for x in range(0, columns * 16, 16)]
+    width, height = (max(1, round(side / 8)) for side in image.size)
+    if not 4 <= squares <= 12:
+        scale = (area / 64 / (12 if squares > 12 else 4)) ** 0.5
+        width, height = (
+            max(1, int(side / scale / 8)) if squares > 12 else -int(-side / scale // 8) for side in image.size
+        )
+    views.append(_resized(pixels, width * 8, height * 8)[0])
+    patches = torch.zeros(len(views), 48, 48)
+    shapes = torch.tensor([(view.shape[1] // 4, view.shape[2] // 4) for view in views])
+    for filled, view in zip(patches, views, strict=True):
+        cut = view.unfold(1, 4, 4).unfold(2, 4, 4).permute(1, 2, 3, 4, 0).reshape(-1, 48) / 127.5 - 1
+        filled[: len(cut)] = cut
+    mask = (torch.arange(48) < shapes.prod(1, keepdim=True)).int()
+    return {"pixel_values": patches, "spatial_shapes": shapes, "pixel_attention_mask": mask}
+
+
 TOLERANCE = 1e-4
 SETTINGS = {
     "device": "cpu",
@@ -262,6 +293,12 @@ CASES = {
     "Aya Vision": Case(tiny.make_tiny_aya_vision, _cropped),
     "Ovis 2": Case(tiny.make_tiny_ovis2),
     "MiniCPM-V 4.6": Case(tiny.make_tiny_minicpmv_4_6, together=True),
+    "LFM2-VL": Case(
+        tiny.make_tiny_lfm2_vl,
+        lfm2_vl_inputs,
+        sizes=((40, 60), (90, 31), (30, 24), (7, 9)),
+        processor=lambda directory: None,
+    ),
     "Llama 4": Case(tiny.make_tiny_llama4, llama4_inputs, processor=lambda directory: None),
     "Gemma 3": Case(tiny.make_tiny_gemma3, types="token_type_ids"),
     "Gemma 3, images longer than the window": Case(
@@ -302,6 +339,7 @@ class Seeing:
                 "batch_num_images",
                 "target_sizes",
                 "num_local_patches",
+                "spatial_shapes",
             )
         }
         tokens = torch.tensor([ids])

@@ -544,6 +544,28 @@ def make_tiny_minicpmv_4_6(directory: Path, *, seed: int = 0) -> Path:
     return save_random(MiniCPMV4_6ForConditionalGeneration, config, directory, seed)
 
 
+def make_tiny_lfm2_vl(directory: Path, *, seed: int = 0) -> Path:
+    """Make an LFM2-VL whose images have 4 to 12 rows, or tiles of 16 pixels, 4 rows each."""
+    from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+
+    tags = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 7) for column in range(1, 6 // row + 1)]
+    tokens = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *tags]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<image>"))
+    vision = {name: value for name, value in _VISION.items() if name != "image_size"}
+    config = Lfm2VlConfig(
+        vision_config={"model_type": "siglip2_vision_model", **vision, "patch_size": 4, "num_patches": 16},
+        text_config={"model_type": "lfm2", **TEXT, "layer_types": ["conv", "full_attention"]},
+        image_token_id=token_id(directory, "<image>"),
+        projector_hidden_size=24,
+        tie_word_embeddings=False,
+    )
+    settings = {
+        "encoder_patch_size": 4, "tile_size": 16, "max_tiles": 6, "min_image_tokens": 4, "max_image_tokens": 12,
+    }  # fmt: skip
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    return save_random(Lfm2VlForConditionalGeneration, config, directory, seed)
+
+
 def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16, layers: int = 2) -> Path:
     """Make a Gemma 3 whose images are 16 tokens; all layers but the last look back ``window`` tokens."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil

@@ -76,7 +76,8 @@ SEEN = (
     "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM",
     "MllamaForConditionalGeneration", "AyaVisionForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration",
     "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration",
-    "MiniCPMV4_6ForConditionalGeneration", "Ovis2ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration", "Ovis2ForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration",
 )  # fmt: skip
 REJECTED = (
     "HunYuanVLForConditionalGeneration", "PaliGemmaForConditionalGeneration", "Phi4MultimodalForCausalLM",

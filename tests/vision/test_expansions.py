@@ -27,7 +27,7 @@ from transformers import (
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from lmdeploy.vl.families import deepseek_vl, glm, llava, minicpmv, mistral3, molmo, phi3_vision
+from lmdeploy.vl.families import deepseek_vl, glm, lfm2_vl, llava, minicpmv, mistral3, molmo, phi3_vision
 from lmdeploy.vl.families.common import VisionPart
 from lmdeploy.vl.tower import counting_part, family_in
 from tests.support import tiny_vision_models as tiny
@@ -178,6 +178,27 @@ def test_numbers_of_slices_that_are_none_are_refused(wrong: object) -> None:
     slicer = minicpmv.Slicer(448, 14, 9, True, (0, 0, 0), (1, 1, 1))
     with pytest.raises(ValueError, match="max_slice_nums must be a whole number >= 1"):
         slicer.grid((500, 500), {"max_slice_nums": wrong})
+
+
+# Rows and columns of tiles, and tokens of the whole, as the processor of LFM2-VL says with torchvision 0.28.
+@pytest.mark.parametrize(
+    ("size", "rows", "columns", "whole"),
+    [
+        ((512, 512), 1, 1, 256),
+        ((1024, 1024), 2, 2, 256),
+        ((300, 40), 1, 1, 66),
+        ((1600, 900), 2, 4, 252),
+        ((2000, 600), 1, 3, 232),
+    ],
+)
+def test_lfm2_vl_writes_tiles_after_tags_and_the_whole(
+    size: tuple[int, int], rows: int, columns: int, whole: int, tmp_path: Path
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"do_image_splitting": true}')
+    tags = [f"<|img_row_{row}_col_{column}|>" for row in range(1, rows + 1) for column in range(1, columns + 1)]
+    tiles = "".join(tag + "<image>" * 256 for tag in tags) + "<|img_thumbnail|>" if len(tags) > 1 else ""
+    expected = f"<|image_start|>{tiles}{'<image>' * whole}<|image_end|>"
+    assert lfm2_vl.expansion(VisionPart(None, lfm2_vl.processor(tmp_path)), size, {}) == expected
 
 
 def test_deepseek_vl_writes_576_tokens() -> None:

@@ -51,6 +51,13 @@ def saved_processor(checkpoint: Path) -> dict[str, Any]:
     raise CheckpointError(checkpoint, ["preprocessor_config.json is missing"])
 
 
+def resized(pixels: "torch.Tensor", height: int, width: int, mode: str = "bilinear") -> "torch.Tensor":
+    """Return bytes ``[images, 3, height, width]`` in another size, as torchvision; Pillow rounds a few otherwise."""
+    import torch
+
+    return torch.nn.functional.interpolate(pixels, (height, width), mode=mode, antialias=True)
+
+
 def rows_of(seen: "torch.Tensor | Sequence[torch.Tensor]") -> "torch.Tensor":
     """Return the rows ``[tokens, hidden]`` of one image or video, of which a tower may return parts."""
     import torch
@@ -142,6 +149,7 @@ class VisionFamily:
     # Only with a ``vision_config`` of this ``model_type``; empty: with every one that no family asks for
     tower: str = ""
     native: NativeForm | None = None  # for checkpoints in their authors' own layout
+    processor: Callable[[Path], Any] = image_processor  # of other checkpoints, by their folder
     # An image's rows differ where the prompt has others; the option ``several`` says whether it has
     minds_others: bool = False
     # From the part, an image's index among those of the prompt (from 0) and its options to what is before its expansion

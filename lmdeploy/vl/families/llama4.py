@@ -1,14 +1,13 @@
 """Llama 4: an image in tiles of the best canvas, line by line, then the whole in one tile."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart, saved_processor
-from lmdeploy.vl.tensors import seeing_tensors
+from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, resized, saved_processor
 
 if TYPE_CHECKING:
     import torch
@@ -42,19 +41,16 @@ class Tiles:
         import numpy as np
         import torch
 
-        def resized(width: int, height: int) -> torch.Tensor:
-            # On bytes, as torchvision does it; Pillow rounds a few of them otherwise.
-            return torch.nn.functional.interpolate(whole, (height, width), mode="bilinear", antialias=True)
-
         whole = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
         rows, columns = self.grid(image.size)
         side = self.side
-        fitted = resized(*self._fitted(image.size, columns * side, rows * side))
+        width, height = self._fitted(image.size, columns * side, rows * side)
+        fitted = resized(whole, height, width)
         canvas = torch.zeros(3, rows * side, columns * side, dtype=torch.uint8)
         canvas[:, : fitted.shape[2], : fitted.shape[3]] = fitted[0]
         tiles = canvas.reshape(3, rows, side, columns, side).permute(1, 3, 0, 2, 4).flatten(0, 1)
         if rows * columns > 1:
-            tiles = torch.cat([tiles, resized(side, side)])
+            tiles = torch.cat([tiles, resized(whole, side, side)])
         mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (self.mean, self.std))
         return (tiles / 255 - mean) / std
 
@@ -85,16 +81,9 @@ class Tiles:
         return max(1, min(math.floor(size[0] * down), width)), height
 
 
-def config(checkpoint: Checkpoint) -> Any:
-    """Return the whole model's."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(checkpoint[0], trust_remote_code=False)
-
-
-def processor(checkpoint: Checkpoint) -> Tiles:
+def processor(checkpoint: Path) -> Tiles:
     """Return the processor, which cuts images into tiles, as the checkpoint's files say."""
-    settings = saved_processor(checkpoint[0])
+    settings = saved_processor(checkpoint)
     return Tiles(
         int(settings["size"]["height"]),
         int(settings.get("max_patches", 16)),
@@ -102,11 +91,6 @@ def processor(checkpoint: Checkpoint) -> Tiles:
         tuple(settings.get("image_mean", (0.5,) * 3)),
         tuple(settings.get("image_std", (0.5,) * 3)),
     )
-
-
-def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield the tensors of tower and projector."""
-    return seeing_tensors(checkpoint[0])
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
@@ -134,5 +118,5 @@ FAMILY = VisionFamily(
     goes_first=False,
     words=(_PLACEHOLDER, _BEGIN, _END, _COLUMN_END, _ROW_END),
     placeholder=_PLACEHOLDER,
-    native=NativeForm(config, processor, tensors),
+    processor=processor,
 )
