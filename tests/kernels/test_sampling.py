@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.device import Device
+from tests.kernels.device import Device, host_module
 
 BORDER = 2e-6
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -108,6 +108,19 @@ def test_draws_follow_the_rules_in_float64(cuda: Device, vocab: int, step: float
         sure += is_sure
         assert tokens[i] == expected or not is_sure, rule
     assert sure >= 0.9 * len(rules)
+
+
+def test_ten_thousand_rows_draw_what_the_host_draws(cuda: Device, *, all_cases: bool) -> None:
+    random = np.random.default_rng(7)
+    logits = (random.standard_normal((10_000 if all_cases else 500, 40)) * 3).astype(np.float32)
+    logits[::5] = logits[::5].round()  # equal ones
+    rules = [*RULES, Rule(is_greedy=True)]
+    rows = [asdict(rules[i % len(rules)]) | {"seed": i, "draw": i * i} for i in range(len(logits))]
+    here, there = sample(cuda, logits, rows)[0], host_module().choose_on_host(rows, logits)[0]
+    others = [i for i in range(len(logits)) if here[i] != there[i]]
+    assert len(others) <= 2
+    for i in others:
+        assert not draw(logits[i], rules[i % len(rules)], uniform(i, i * i))[1]
 
 
 @pytest.mark.parametrize(
