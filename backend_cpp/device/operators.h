@@ -103,6 +103,8 @@ class Operators {
   void copy(const void* source, size_t bytes, void* destination) {
     transfer(Transfer::kWithin, source, bytes, destination);
   }
+  // Rewrites the codes of a layer in the order in which `linear` reads them.
+  virtual void lay_out(LinearWeight& /*weight*/) {}
   virtual void transfer(Transfer transfer, const void* source, size_t bytes, void* destination) = 0;
   virtual void fill_zero(void* data, size_t bytes) = 0;
 

@@ -76,6 +76,8 @@ struct LinearWeight {
   int scale_groups = 1;
   // Of 32 and 16 bits, on the CPU: whether `data` is tiles (kernels/packed_weight.h), else it is row-major.
   bool is_tiled = false;
+  // Of 8 bits, on GPUs: whether `data` is rows [whole tiles of outputs, whole groups of inputs], of int8 less 128.
+  bool is_row_major = false;
 
   bool is_packed() const { return format >= WeightFormat::kInt8; }
 };

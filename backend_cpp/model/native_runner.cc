@@ -24,7 +24,10 @@ namespace {
 // Replaces the memory of each buffer of the weights.
 class Mover {
  public:
-  explicit Mover(std::function<void(AlignedBuffer&)> move_buffer) : move_buffer_(std::move(move_buffer)) {}
+  explicit Mover(
+      std::function<void(AlignedBuffer&)> move_buffer,
+      std::function<void(LinearWeight&)> lay_out = [](LinearWeight&) {})
+      : move_buffer_(std::move(move_buffer)), lay_out_(std::move(lay_out)) {}
 
   template <class Part>
   void move(Part& part) {
@@ -73,12 +76,14 @@ class Mover {
     all(linear.data, linear.scales, linear.zeros, linear.mins, linear.input_order, linear.block_scales,
         linear.output_scales, linear.bias);
     linear.set_pointers();
+    lay_out_(linear.view);
     move(linear.for_images);
   }
 
   void move(AlignedBuffer& buffer) { move_buffer_(buffer); }
 
   std::function<void(AlignedBuffer&)> move_buffer_;
+  std::function<void(LinearWeight&)> lay_out_;
 };
 
 size_t bytes_of(Weights& weights) {
@@ -92,12 +97,15 @@ size_t bytes_of(Weights& weights) {
 void move_weights(Operators& ops, Weights& weights) {
   if (ops.shares_host_memory()) return;
   ops.expect(bytes_of(weights), MemoryUse::kWeights);
-  Mover([&](AlignedBuffer& buffer) {
-    if (buffer.size() == 0) return;
-    AlignedBuffer there = ops.allocate(buffer.size(), MemoryUse::kWeights);
-    ops.upload(buffer.as<void>(), buffer.size(), there.as<void>());
-    buffer = std::move(there);
-  }).move(weights);
+  Mover(
+      [&](AlignedBuffer& buffer) {
+        if (buffer.size() == 0) return;
+        AlignedBuffer there = ops.allocate(buffer.size(), MemoryUse::kWeights);
+        ops.upload(buffer.as<void>(), buffer.size(), there.as<void>());
+        buffer = std::move(there);
+      },
+      [&](LinearWeight& weight) { ops.lay_out(weight); })
+      .move(weights);
 }
 
 // How long the preparation of steps may take, and how often its progress is logged.

@@ -4,6 +4,8 @@
 
 #include "device/cuda/sampler.h"
 #include "kernels/all_operations.h"
+#include "kernels/cuda/linear/gemms.h"
+#include "kernels/packed_weight.h"
 
 namespace turbomind {
 
@@ -117,6 +119,17 @@ void CudaOperators::upload_staged() {
   if (staged_.count == 0) return;
   cuda::upload_pieces(stream_, staged_);
   staged_ = {};
+}
+
+void CudaOperators::lay_out(LinearWeight& weight) {
+  if (weight.format == WeightFormat::kInt4 || !cuda::has_ring(weight)) return;
+  const PackedShape shape = packed_shape(weight);
+  expect(shape.quantized_bytes(), MemoryUse::kWeights);
+  const AlignedBuffer rows = cuda::allocate(shape.quantized_bytes());
+  cuda::unpack_weight(stream(), weight, 0, shape.out_features, shape.padded_features(), rows.as<uint8_t>());
+  copy(rows.as<void>(), rows.size(), const_cast<void*>(weight.data));
+  wait();
+  weight.is_row_major = true;
 }
 
 void CudaOperators::wait() {

@@ -39,6 +39,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   AlignedBuffer allocate_staging(size_t bytes) override;
   size_t free_memory() const override { return cuda::free_device_memory(); }
   void transfer(Transfer transfer, const void* source, size_t bytes, void* destination) override;
+  void lay_out(LinearWeight& weight) override;
   void wait() override;
   void fill_zero(void* data, size_t bytes) override;
   std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) override;

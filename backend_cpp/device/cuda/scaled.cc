@@ -24,7 +24,7 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
   std::mt19937 engine(1);
   const bool has_blocks = scales == cuda::GemmScales::kBlocks;
   const PackedShape shape{kOutputs, kInputs, 8, kBlock, true};
-  std::vector<uint8_t> quantized(shape.quantized_bytes());  // in the order of tiles: any order is as random
+  std::vector<uint8_t> quantized(shape.quantized_bytes());
   for (uint8_t& q : quantized) q = random_float8(engine).bits;
   std::vector<float> x(size_t{kRows} * kInputs);
   for (size_t i = 0; i < x.size(); ++i)
@@ -48,6 +48,7 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
     weight.group = kBlock;
     weight.block_scales = block_scales_on_device.as<float>();
     weight.output_scales = output_scales_on_device.as<float>();
+    weight.is_row_major = cuda::has_ring(weight);  // any order is as random
     const AlignedBuffer memory = cuda::allocate(cuda::linear_scratch_bytes(weight, kRows));
     const AlignedBuffer y = on_device(ops, std::vector<float>(size_t{kRows} * kOutputs, NAN));
     cuda::linear(ops.stream(), {&gemm, {memory.as<void>(), memory.size()}, nullptr, by_library}, weight,
@@ -81,7 +82,8 @@ CudaScaled::CudaScaled(CudaOperators& ops, cuda::Gemm& gemm)
 
 cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight, int rows) {
   const cuda::GemmScales scales = cuda::library_scales(weight);
-  if (!may_be_used_ || scales == cuda::GemmScales::kNone || rows < cuda::kDequantizeRows || !gemm_.has_scales(scales)) {
+  if (!may_be_used_ || !weight.is_row_major || scales == cuda::GemmScales::kNone || rows < cuda::kDequantizeRows ||
+      !gemm_.has_scales(scales)) {
     return cuda::GemmScales::kNone;
   }
   return passes(scales, DType::kFloat32) ? scales : cuda::GemmScales::kNone;

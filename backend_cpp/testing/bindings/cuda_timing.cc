@@ -42,9 +42,9 @@ void bind_timing(DeviceClass& device) {
       [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Floats& x, int calls, int rounds) {
         CudaOperators& ops = operators_of(d);
         const int rows = x.size(0);
-        const AlignedBuffer outputs = float_buffer(ops, rows, weights.at(0)->view().out_features);
+        const AlignedBuffer outputs = float_buffer(ops, rows, weights.at(0)->layer().out_features);
         return graph_seconds(ops, calls, rounds, [&](int call) {
-          const LinearWeight& weight = weights[static_cast<size_t>(call) % weights.size()]->view();
+          const LinearWeight& weight = weights[static_cast<size_t>(call) % weights.size()]->layer();
           ops.linear(weight, x.data(), rows, outputs.as<float>(), false);
         });
       });
@@ -55,7 +55,7 @@ void bind_timing(DeviceClass& device) {
                const int rows = x.size(0);
                std::vector<AlignedBuffer> made;
                for (const WeightOnDevice* weight : weights) {
-                 made.push_back(float_buffer(ops, rows, weight->view().out_features));
+                 made.push_back(float_buffer(ops, rows, weight->layer().out_features));
                }
                const auto clear = [&](float* memory, size_t bytes) {  // nothing is left of an earlier run
                  check(cudaMemsetAsync(memory, 0xFF, bytes, ops.stream()), "clearing what layers made");
@@ -66,7 +66,7 @@ void bind_timing(DeviceClass& device) {
                  const float* from = x;
                  for (size_t i = 0; i < weights.size(); ++i) {
                    float* to = i + 1 == weights.size() ? like.data() : made[i].as<float>();
-                   ops.linear(weights[i]->view(), from, rows, to, false);
+                   ops.linear(weights[i]->layer(), from, rows, to, false);
                    from = to;
                  }
                };

@@ -134,16 +134,24 @@ class WeightOnDevice {
              output_scales_,
              reinterpret_cast<const half*>(mins_.data()),
              scale_groups};
-    layer_ = view_;
-    if (!is_tiled || view_.is_packed()) return;
-    std::vector<std::byte> tiles(tiled_bytes(view_));
-    tile_rows(view_, tiles.data());
-    tiles_.emplace(ops, tiles.data(), tiles.size());
-    layer_.data = tiles_->data();
-    layer_.is_tiled = true;
+    layer_ = expert_ = view_;
+    if (view_.is_packed()) {
+      if (ops.shares_host_memory()) return;
+      laid_out_.emplace(ops, static_cast<const std::byte*>(data.data()), data_.bytes());
+      layer_.data = laid_out_->data();
+      ops.lay_out(layer_);
+    } else if (is_tiled) {
+      std::vector<std::byte> tiles(tiled_bytes(view_));
+      tile_rows(view_, tiles.data());
+      laid_out_.emplace(ops, tiles.data(), tiles.size());
+      expert_.data = laid_out_->data();
+      expert_.is_tiled = true;
+      layer_ = expert_;
+    }
   }
-  // As tables and operations on heads read it; as linear layers do.
+  // As tables and operations on heads read it; as experts do; as linear layers do.
   const LinearWeight& view() const { return view_; }
+  const LinearWeight& expert() const { return expert_; }
   const LinearWeight& layer() const { return layer_; }
 
  private:
@@ -155,8 +163,9 @@ class WeightOnDevice {
   Floats block_scales_;
   Floats output_scales_;
   OnDevice<uint16_t> mins_;
-  std::optional<OnDevice<std::byte>> tiles_;
+  std::optional<OnDevice<std::byte>> laid_out_;
   LinearWeight view_;
+  LinearWeight expert_;
   LinearWeight layer_;
 };
 

@@ -17,7 +17,7 @@ void bind_moe(DeviceClass& device) {
                 const std::vector<const WeightOnDevice*>& down, int activation, const Floats& x, const Ints& chosen,
                 const Floats& weights, const Floats& y) {
                std::vector<ExpertWeight>& experts = d.experts.emplace_back();
-               for (size_t e = 0; e < gate_up.size(); ++e) experts.push_back({gate_up[e]->layer(), down[e]->layer()});
+               for (size_t e = 0; e < gate_up.size(); ++e) experts.push_back({gate_up[e]->expert(), down[e]->expert()});
                d.ops->add_experts(static_cast<Activation>(activation), experts, x, x.size(0), chosen.size(1), chosen,
                                   weights, y);
                return y.fetch();

@@ -55,18 +55,18 @@ def test_results_of_16_bits_pass_through_a_gated_mlp(kind: str, rejected: Device
     assert (y - expected).norm() < 2.0**-7 * expected.norm()
 
 
-@pytest.mark.parametrize("block", [(128, 128), (1, 1 << 20)], ids=["blocks", "rows"])
-def test_scales_of_float8_are_applied(block: tuple[int, int], rejected: Device) -> None:
+@pytest.mark.parametrize(("block", "inputs"), [((128, 128), 320), ((1, 1 << 20), 384)], ids=["blocks", "rows"])
+def test_scales_of_float8_are_applied(block: tuple[int, int], inputs: int, rejected: Device) -> None:
     torch.manual_seed(2)
-    x = torch.randn(208, 320)
-    quantized = (torch.randn(48, 320) * 50).clamp(-448, 448).to(torch.float8_e4m3fn)
-    scales = torch.exp(torch.randn(-(-48 // block[0]), -(-320 // block[1])) - 8)
+    x = torch.randn(208, inputs)
+    quantized = (torch.randn(48, inputs) * 50).clamp(-448, 448).to(torch.float8_e4m3fn)
+    scales = torch.exp(torch.randn(-(-48 // block[0]), -(-inputs // block[1])) - 8)
     with library("scales", RIGHT) as device:
         device.module.set_library("products", WRONG)
         weight = quantized_weight(device, quantized, scales, block)
         y = device.linear(weight, x).double()
         assert device.module.library_launches("scales") == 0
-    expected = round_to_float8(x, 128 if block[0] > 1 else 320) @ weight.exact.T
+    expected = round_to_float8(x, 128 if block[0] > 1 else inputs) @ weight.exact.T
     assert (y - expected).norm() < 3e-3 * expected.norm()
 
 

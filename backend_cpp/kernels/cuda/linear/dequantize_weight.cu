@@ -26,10 +26,12 @@ __global__ void __launch_bounds__(kThreads) dequantize_weight_kernel(LinearWeigh
   const int column = (first_output + row) % kTileOutputs;
   const size_t groups = padded_inputs / weight.group;
   const size_t entry = (tile * groups + chunk * kChunk / weight.group) * kTileOutputs + column;
-  const auto* words = static_cast<const uint32_t*>(weight.data) +
-                      (static_cast<size_t>(tile) * chunks + chunk) * (SlabFormat<kFormat>::kLoads * kTileOutputs) +
-                      column;
-
+  const auto* words = static_cast<const uint32_t*>(weight.data);
+  words += weight.is_row_major
+               ? (static_cast<size_t>(first_output + row) * chunks + chunk) * 2
+               : (static_cast<size_t>(tile) * chunks + chunk) * (SlabFormat<kFormat>::kLoads * kTileOutputs) + column;
+  const int stride = weight.is_row_major ? 1 : kTileOutputs;
+  const uint32_t flipped = weight.is_row_major && kFormat == WeightFormat::kInt8 ? 0x80808080u : 0;
   const uint32_t zero = weight.zeros != nullptr ? weight.zeros[entry] : kFormat == WeightFormat::kInt4 ? 8 : 128;
   const uint32_t low = 0x64006400u | zero | zero << 16;
   uint32_t pairs[4];
@@ -41,11 +43,11 @@ __global__ void __launch_bounds__(kThreads) dequantize_weight_kernel(LinearWeigh
       pairs[i] = __byte_perm(split[i / 2], split[i / 2 + 2], i % 2 == 0 ? 0x5410 : 0x7632);
     }
   } else if constexpr (kFormat == WeightFormat::kInt8) {
-    dequantize_int8(words[0], low, pairs);
-    dequantize_int8(words[kTileOutputs], low, pairs + 2);
+    dequantize_int8(words[0] ^ flipped, low, pairs);
+    dequantize_int8(words[stride] ^ flipped, low, pairs + 2);
   } else {
     upcast_float8(words[0], pairs);
-    upcast_float8(words[kTileOutputs], pairs + 2);
+    upcast_float8(words[stride], pairs + 2);
   }
   if constexpr (kFormat == WeightFormat::kFloat8) {
     const float scale = kFloat8Range * (weight.block_scales != nullptr ? weight.block_scales[entry] : 1.0f);
@@ -82,11 +84,15 @@ void dequantize_weight(cudaStream_t stream, const LinearWeight& weight, int firs
   launch(kernel, grid, dim3(kThreads), 0, stream, weight, first_output, outputs, padded_inputs, dequantized);
 }
 
-void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, int padded_inputs,
-                   uint8_t* unpacked) {
+const uint8_t* unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs,
+                             int padded_inputs, uint8_t* unpacked) {
+  if (weight.is_row_major) {
+    return static_cast<const uint8_t*>(weight.data) + static_cast<size_t>(first_output) * padded_inputs;
+  }
   outputs = divide_up(outputs, kTileOutputs) * kTileOutputs;  // a tile's codes beyond the weight stand for 0
   launch(unpack_weight_kernel, unpack_grid(outputs, padded_inputs), dim3(kUnpackThreads), 0, stream, weight,
          first_output, outputs, padded_inputs, reinterpret_cast<uint32_t*>(unpacked));
+  return unpacked;
 }
 
 }  // namespace turbomind::cuda

@@ -9,6 +9,9 @@
 
 namespace turbomind::cuda {
 
+// Outputs of a packed weight that are laid out at once: they stay in the second-level cache for their product.
+int piece_outputs(const LinearWeight& weight);
+
 // A packed weight as a row-major matrix, for large products. Outputs first_output .. first_output + outputs - 1, which
 // are multiples of 16 but for the weight's end.
 
@@ -18,9 +21,9 @@ void dequantize_weight(cudaStream_t stream, const LinearWeight& weight, int firs
                        uint16_t* dequantized);
 
 // plain [outputs rounded up to 16, padded_inputs]: the codes, of int8 less 128; 0 beyond the weight's inputs and
-// outputs. padded_inputs is a multiple of 4.
-void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, int padded_inputs,
-                   uint8_t* unpacked);
+// outputs. padded_inputs is a multiple of 4. Returns where they are: in `unpacked`, or in a weight that is row-major.
+const uint8_t* unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs,
+                             int padded_inputs, uint8_t* unpacked);
 
 // Products of any kind that a library makes, by a plain kernel of ours: for shapes that it has no algorithm for.
 
@@ -61,8 +64,8 @@ inline constexpr int kLibraryRows = 16;
 // Which of a weight's scales a library could apply; kNone: not all of them.
 GemmScales library_scales(const LinearWeight& weight);
 
-// `scales` is library_scales(weight), and not kNone. `rows` is a multiple of kLibraryRows, or the result of 16 bits,
-// with room for such a multiple. Takes no more memory than scaled_gemm.
+// `scales` is library_scales(weight), and not kNone; the weight is row-major. `rows` is a multiple of kLibraryRows, or
+// the result of 16 bits, with room for such a multiple. Takes no more memory than scaled_gemm.
 void library_gemm(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
                   const LinearInput& input, int rows, const TypedRows& result, bool accumulate);
 

@@ -14,16 +14,6 @@ namespace turbomind::cuda {
 
 namespace {
 
-// A packed weight is widened in pieces of this size, which stay in the second-level cache for the product.
-constexpr size_t kDequantizedBytes = size_t{32} << 20;
-
-// Outputs that are widened at once.
-int dequantized_outputs(const LinearWeight& weight) {
-  const auto row_bytes = static_cast<size_t>(padded_inputs(weight)) * 2;
-  const auto requested = static_cast<int>(kDequantizedBytes / row_bytes) / kTileOutputs * kTileOutputs;
-  return std::min(std::max(requested, kTileOutputs), packed_shape(weight).tiles() * kTileOutputs);
-}
-
 // How a call multiplies.
 enum class Variant : uint8_t {
   kReference,    // float32 as it is
@@ -48,7 +38,8 @@ Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
   const bool is_float32 = weight.format == WeightFormat::kFloat32;
   if (is_float32 ? rows <= kReferenceRows : !has_whole_chunks(weight)) return Variant::kReference;
   if (!is_float32 && rows <= native_rows(weight)) {
-    if (has_ring(weight)) return Variant::kRing;
+    const bool needs_rows = weight.format != WeightFormat::kInt4;
+    if (weight.is_row_major == needs_rows && has_ring(weight)) return Variant::kRing;
     return rows <= kGemvRows ? Variant::kGemv : Variant::kTile;
   }
   if (scales != GemmScales::kNone) return Variant::kLibrary;
@@ -113,7 +104,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
     multiply(stream, *scratch.gemm, memory, call);
     return;
   }
-  const int step = dequantized_outputs(weight);
+  const int step = piece_outputs(weight);
   auto* dequantized = memory.take<uint16_t>(static_cast<size_t>(step) * call.inputs);
   call.w = dequantized;
   for (int first = 0; first < weight.out_features; first += step) {
@@ -137,7 +128,7 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
   if (rows <= native_rows(weight)) return bytes;
   if (weight.output_scales != nullptr) return std::max(bytes, scaled_gemm_bytes(weight, rows));
   if (weight.is_packed()) {
-    bytes += scratch_bytes<uint16_t>(static_cast<size_t>(dequantized_outputs(weight)) * padded_inputs(weight));
+    bytes += scratch_bytes<uint16_t>(static_cast<size_t>(piece_outputs(weight)) * padded_inputs(weight));
   }
   return bytes;
 }

@@ -54,6 +54,9 @@ class SplitCounters {
 // The scratch memory that a call with up to `rows` rows takes.
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
 
+// Whether ring_linear takes a weight, which of 8 bits has to be row-major: groups of whole steps.
+bool has_ring(const LinearWeight& weight);
+
 // Types of a call with this many rows. With `scales`, which it is to have, a library has to be able to.
 // Rows of results of 16 bits are aligned to 16 bytes.
 LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales);

@@ -188,8 +188,7 @@ void gemv_quantized(cudaStream_t stream, Scratch scratch, const LinearTask& task
 inline constexpr int kTileRows = 64;
 void tile_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts = 0);
 
-// Weights of 8 and 4 bits in groups of whole steps, and x as round_for_ring makes it for `columns`.
-bool has_ring(const LinearWeight& weight);
+// Weights that it has a kernel for (linear.h), and x as round_for_ring makes it for `columns`.
 int ring_columns(const LinearWeight& weight, int rows);
 void ring_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int columns);
 

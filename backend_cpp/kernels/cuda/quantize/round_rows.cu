@@ -33,26 +33,16 @@ __device__ __forceinline__ ChunkIndex chunk_index(const RoundedRows& to) {
   return {static_cast<int>(blockIdx.x) * 8 + thread % kWarp / 4, thread / kWarp * 4 + thread % 4};
 }
 
-// For ring_linear: four chunks are the columns of two steps of the matrix instruction, a chunk of int4 for each quarter
-// of its lanes or half a chunk of 8 bits (ring_step.cuh). Blocks of 8 columns have 16 bytes of a row, then the
-// next's.
-template <WeightFormat kFormat>
+// For ring_linear: four chunks are the columns of two steps of the matrix instruction, a chunk for each quarter of its
+// lanes (ring_step.cuh). Blocks of 8 columns have 16 bytes of a row, then the next's.
 __device__ __forceinline__ void write_ring_chunk(const RoundedRows& to, int row, int chunk, const uint4& rounded) {
   const size_t first = (static_cast<size_t>(row / to.columns) * to.chunks + chunk / 4 * 4) * to.columns;
-  const int word = chunk % 4;
-  const auto word_at = [&](int block, int quarter) {
-    return static_cast<uint32_t*>(to.data) + (first + block * to.columns + row % to.columns) * 4 + quarter;
-  };
-  if constexpr (kFormat == WeightFormat::kInt4) {
-    *word_at(0, word) = rounded.x;
-    *word_at(1, word) = rounded.y;
-    *word_at(2, word) = rounded.z;
-    *word_at(3, word) = rounded.w;
-  } else {
-    const int block = word / 2 * 2;
-    *reinterpret_cast<uint2*>(word_at(block, word % 2 * 2)) = make_uint2(rounded.x, rounded.z);
-    *reinterpret_cast<uint2*>(word_at(block + 1, word % 2 * 2)) = make_uint2(rounded.y, rounded.w);
-  }
+  uint32_t* word = static_cast<uint32_t*>(to.data) + (first + row % to.columns) * 4 + chunk % 4;
+  const size_t block = static_cast<size_t>(to.columns) * 4;
+  word[0] = rounded.x;
+  word[block] = rounded.y;
+  word[2 * block] = rounded.z;
+  word[3 * block] = rounded.w;
 }
 
 // A chunk in the form that a weight of kFormat takes, which for kFloat32 is as it is.
@@ -65,7 +55,7 @@ __device__ __forceinline__ void write_chunk(const RoundedRows& to, int row, int 
     quads[1] = make_float4(values[4], values[5], values[6], values[7]);
   } else {
     const uint4 rounded = round_chunk<kFormat>(values);
-    if (to.columns > 0) return write_ring_chunk<kFormat>(to, row, chunk, rounded);
+    if (to.columns > 0) return write_ring_chunk(to, row, chunk, rounded);
     static_cast<uint4*>(to.data)[index] = rounded;
   }
 }

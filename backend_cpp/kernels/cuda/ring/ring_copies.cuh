@@ -19,7 +19,11 @@ struct Ring {
   static constexpr bool kIsTight = kTeams == 4 && kColumns * (kScalesSums ? 2 : 1) > 64;
   static constexpr int kThreads = kTeams * 128;
   static constexpr int kSums = kColumns / 2;  // of a thread
-  static constexpr int kTileBytes = kTileOutputs * kRingUnit * (kFormat == WeightFormat::kInt4 ? 4 : 8) / 8;
+  // Codes of 8 bits are row-major, rows in shared memory so far apart that those read together are in different banks.
+  static constexpr bool kHasRows = kFormat != WeightFormat::kInt4;
+  static constexpr int kRowBytes = kRingUnit + 16;
+  static constexpr int kGapBytes = kHasRows ? kTileOutputs * 16 : 0;
+  static constexpr int kTileBytes = kTileOutputs * kRingUnit * (kHasRows ? 8 : 4) / 8 + kGapBytes;
   static constexpr int kScaleBytes = kTileOutputs * (kHasZeros<kFormat> ? 2 : 4);
   static constexpr int kXBytes = kColumns * kRingUnit * 2;
   static constexpr int kQuantizedBytes = kTileBytes + kScaleBytes + kTileOutputs;  // of a warp's stage
@@ -106,7 +110,8 @@ __device__ __forceinline__ RingMemory ring_memory(const RingPlan& plan) {
           quantized, reinterpret_cast<float*>(sums), sums + Ring::sum_bytes(plan.across, plan.ways)};
 }
 
-// Brings the codes that a warp works on, and their constants: a lane the 16 bytes of its number, and every 512th.
+// Brings the codes that a warp works on, and their constants: of int4 a lane the 16 bytes of its number, and every
+// 512th; of 8 bits, which are row-major, eight lanes a row, and every fourth.
 template <class Ring>
 class RingQuantized {
  public:
@@ -130,11 +135,19 @@ class RingQuantized {
   // Begins to copy the next step's, if there is one.
   __device__ __forceinline__ void copy(const LinearTask& task, const RingPlan& plan, std::byte* stage) {
     if (left_ > 0) {
-      std::byte* to = stage + threadIdx.x % kWarp * 16;
+      const int lane = threadIdx.x % kWarp;
+      std::byte* to = stage + lane * 16;
       if (quantized_ != nullptr) {
 #pragma unroll
-        for (int i = 0; i < Ring::kTileBytes; i += kWarp * 16) cp_async_16(to + i, quantized_ + i);
-        quantized_ += plan.ways * Ring::kTileBytes;
+        for (int i = 0; i < (kHasRows ? 4 : 2); ++i) {
+          if constexpr (kHasRows) {
+            cp_async_16(stage + (4 * i + lane / 8) * Ring::kRowBytes + lane % 8 * 16,
+                        quantized_ + 4 * i * plan.units * kRingUnit);
+          } else {
+            cp_async_16(to + i * kWarp * 16, quantized_ + i * kWarp * 16);
+          }
+        }
+        quantized_ += plan.ways * (kHasRows ? kRingUnit : Ring::kTileBytes);
       }
       if (constants_ != nullptr) {
         cp_async_16(to + Ring::kTileBytes, constants_);
@@ -150,6 +163,7 @@ class RingQuantized {
 
  private:
   static constexpr WeightFormat kFormat = Ring::kFormat;
+  static constexpr bool kHasRows = Ring::kHasRows;
   static constexpr int kScaleLanes = Ring::kScaleBytes / 16;
   static constexpr int kConstantLanes = kScaleLanes + 1;
 
@@ -173,7 +187,13 @@ class RingQuantized {
       quantized_ = constants_ = nullptr;
       if (slot_ >= plan.tiles || tile * kTileOutputs >= task.weight.out_features) return;
       const size_t unit = static_cast<size_t>(tile) * plan.units + at.first + way_;
-      quantized_ = static_cast<const std::byte*>(task.weight.data) + unit * Ring::kTileBytes + lane * 16;
+      quantized_ = static_cast<const std::byte*>(task.weight.data);
+      if constexpr (kHasRows) {
+        const size_t row = static_cast<size_t>(tile) * kTileOutputs + lane / 8;
+        quantized_ += (row * plan.units + at.first + way_) * kRingUnit + lane % 8 * 16;
+      } else {
+        quantized_ += unit * Ring::kTileBytes + lane * 16;
+      }
       const std::byte* constants = constants_of(task, lane);
       if (constants == nullptr) return;
       const int bytes = lane < kScaleLanes ? Ring::kScaleBytes : kTileOutputs;

@@ -1,5 +1,6 @@
 #include "kernels/cuda/ring/ring_kernel.cuh"
 
+#include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/linear_task.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 

@@ -58,7 +58,7 @@ float ring_cost(const RingPlan& plan, int multiprocessors) {
   const int rounds = (plan.items + multiprocessors - 1) / multiprocessors;
   const int units = (plan.units + plan.splits - 1) / plan.splits;
   const int steps = (units + plan.ways - 1) / plan.ways;
-  const auto quantized = static_cast<float>(plan.ways * plan.tiles * Ring::kQuantizedBytes);
+  const auto quantized = static_cast<float>(plan.ways * plan.tiles * (Ring::kQuantizedBytes - Ring::kGapBytes));
   const auto x = static_cast<float>(plan.ways * Ring::kXBytes);
   const bool is_int4 = Ring::kFormat == WeightFormat::kInt4;
   const float instructions = (is_int4 ? 700.0f : 980.0f) + (is_int4 ? 8.8f : 11.0f) * Ring::kColumns;

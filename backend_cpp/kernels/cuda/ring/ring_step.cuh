@@ -33,7 +33,7 @@ struct StepConstants {
   }
 };
 
-// The operands of a slab: two steps of 16 inputs.
+// The operands of a slab: two steps of 16 inputs. words: of int4 of both outputs, of 8 bits of each.
 template <class Ring>
 __device__ __forceinline__ void dequantize_slab(const StepConstants<Ring::kFormat>& constants,
                                                 const uint2 (&words)[Ring::kTileBytes / 1024], uint32_t (&a)[2][4]) {
@@ -46,9 +46,9 @@ __device__ __forceinline__ void dequantize_slab(const StepConstants<Ring::kForma
     } else {
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
-        const uint32_t word = i == 0 ? words[step].x : words[step].y;
+        const uint32_t word = step == 0 ? words[i].x : words[i].y;
         if constexpr (kFormat == WeightFormat::kInt8) {
-          dequantize_int8(word, constants.low[i], pairs + 2 * step);
+          dequantize_int8(word ^ 0x80808080u, constants.low[i], pairs + 2 * step);
         } else {
           upcast_float8(word, pairs + 2 * step);
         }
@@ -70,17 +70,21 @@ __device__ __forceinline__ void multiply_step(const std::byte* stage, const std:
                                               float (&totals)[Ring::kSums]) {
   constexpr int kSlabs = kRingUnit / 32;
   constexpr int kLoads = Ring::kTileBytes / 1024;
-  const std::byte* quantized = stage + lane % 4 * 64 + lane / 4 * 8;
+  const int quarter = lane % 4;  // which has a chunk of eight inputs of each slab
+  const int pair = lane / 4;     // of outputs
+  const std::byte* quantized =
+      stage + (Ring::kHasRows ? 2 * pair * Ring::kRowBytes + quarter * 8 : quarter * 64 + pair * 8);
   uint2 words[kSlabs][kLoads];
 #pragma unroll
   for (int slab = 0; slab < kSlabs; ++slab) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      words[slab][i] = *reinterpret_cast<const uint2*>(quantized + (slab * kLoads + i) * 256);
+      const int offset = Ring::kHasRows ? slab * 32 + i * Ring::kRowBytes : slab * 256;
+      words[slab][i] = *reinterpret_cast<const uint2*>(quantized + offset);
     }
   }
   StepConstants<Ring::kFormat> constants;
-  constants.template load<Ring>(stage + Ring::kTileBytes, lane / 4);
+  constants.template load<Ring>(stage + Ring::kTileBytes, pair);
   const auto rows = k_rows<Ring::kColumns>(x);
   float sums[Ring::kSums];
   uint32_t a[kSlabs][2][4];
