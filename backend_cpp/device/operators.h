@@ -218,7 +218,8 @@ class Operators {
   // x [ranks, count], of which each rank has filled its part, becomes equal on all ranks; else as all_reduce.
   virtual void all_gather(float* /*x*/, size_t /*count*/) {}
 
-  // Uses the spans of set_spans for the set in `params`; rows of no span may stay unchanged.
+  // Uses the spans of set_spans for the set in `params`; rows of no span may stay unchanged. Queries become what
+  // paged_attention with the same parameters reads, which may overwrite them.
   virtual void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
                               const float* factors, const HeadsView& k, const HeadsView& v) = 0;
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {

@@ -34,8 +34,7 @@ AttentionSelfCheck::AttentionSelfCheck(CudaOperators& ops, const AttentionParams
   spans_on_device_ = on_device(ops, spans_);
   // Scores of deviation 3: a few keys matter, whichever they are.
   const float deviation = 3.0f / std::sqrt(static_cast<float>(layout.key_dim));
-  q_ =
-      on_device(ops, self_check_numbers(static_cast<size_t>(rows_) * params_.num_heads * layout.key_dim, deviation, 2));
+  q_ = self_check_numbers(static_cast<size_t>(rows_) * params_.num_heads * layout.key_dim, deviation, 2);
   out_ = cuda::allocate(static_cast<size_t>(rows_) * params_.num_heads * layout.value_dim * sizeof(float));
 }
 
@@ -52,9 +51,14 @@ SelfCheck AttentionSelfCheck::run(const std::function<std::vector<float>()>& can
   return check;
 }
 
-HeadsView AttentionSelfCheck::queries() const {
+cuda::DeviceSpans AttentionSelfCheck::device_spans() const {
+  return {spans_on_device_.as<cuda::DeviceSpan>(), blocks(), static_cast<int>(spans_.size()), max_tokens_, max_keys_};
+}
+
+HeadsView AttentionSelfCheck::queries() {
   const auto dim = static_cast<size_t>(params_.layout.key_dim);
-  return {q_.as<float>(), rows_, params_.num_heads * dim, params_.num_heads, dim, params_.layout.key_dim};
+  q_on_device_ = on_device(ops_, q_);
+  return {q_on_device_.as<float>(), rows_, params_.num_heads * dim, params_.num_heads, dim, params_.layout.key_dim};
 }
 
 void AttentionSelfCheck::fill_cache(bool has_absolute_values) {
@@ -94,8 +98,7 @@ std::vector<float> AttentionSelfCheck::fetch() {
 }
 
 std::vector<float> AttentionSelfCheck::native() {
-  const cuda::DeviceSpans spans{spans_on_device_.as<cuda::DeviceSpan>(), blocks(), static_cast<int>(spans_.size()),
-                                max_tokens_, max_keys_};
+  const cuda::DeviceSpans spans = device_spans();
   const AlignedBuffer workspace = cuda::allocate(cuda::attention_workspace_floats(params_, spans) * sizeof(float));
   cuda::paged_attention(ops_.stream(), params_, spans, queries(), workspace.as<float>(), out());
   return fetch();

@@ -25,7 +25,9 @@ class AttentionSelfCheck {
   const AttentionParams& params() const { return params_; }
   const std::vector<cuda::DeviceSpan>& spans() const { return spans_; }
   const int32_t* blocks() const { return blocks_.as<int32_t>(); }
-  HeadsView queries() const;
+  cuda::DeviceSpans device_spans() const;
+  // As they are at first.
+  HeadsView queries();
   float* out() const { return out_.as<float>(); }
   std::vector<float> fetch();
 
@@ -46,7 +48,8 @@ class AttentionSelfCheck {
   std::vector<float> values_;  // the same of value_dim, or none
   AlignedBuffer blocks_;
   AlignedBuffer spans_on_device_;
-  AlignedBuffer q_;
+  std::vector<float> q_;
+  AlignedBuffer q_on_device_;
   AlignedBuffer out_;
   AlignedBuffer pool_;
 };

@@ -242,7 +242,10 @@ void CudaOperators::run(const HeadLinear& op) {
 void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
                                    const float* factors, const HeadsView& k, const HeadsView& v) {
   for (const cuda::DeviceSpans& group : spans_of(params.set).groups()) {
-    if (group.span_count > 0) cuda::rope_and_write(stream(), table, params, group, q, factors, k, v);
+    if (group.span_count == 0) continue;
+    const bool rounds_queries = group.max_tokens > 1 && q.heads > 0 && prefill_->knows(params);
+    cuda::rope_and_write(stream(), table, params, group, q, factors, k, v, rounds_queries);
+    if (rounds_queries) prefill_->set_rounded(q);
   }
 }
 
@@ -253,7 +256,7 @@ DType CudaOperators::attention_output_type(const AttentionParams& params, DType 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) {
   if (out.type == DType::kFloat32 && latents_->compute(params, spans_of(params.set).blocks(), q, out.floats())) return;
   const CudaSpans& spans = spans_of(params.set);
-  const bool are_prompts_done = prefill_->compute(params, spans.blocks(), q, out);
+  const bool are_prompts_done = prefill_->compute(params, spans.groups().back(), q, out);
   for (const cuda::DeviceSpans& group : spans.groups()) {
     if (group.span_count == 0 || (group.max_tokens > 1 && are_prompts_done)) continue;
     const size_t floats = cuda::max_attention_workspace_floats(params);  // one size, so that it never grows

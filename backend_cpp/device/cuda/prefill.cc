@@ -21,6 +21,7 @@ SelfCheck try_prefill(CudaOperators& ops, const AttentionParams& like, const cud
   AttentionSelfCheck sequences(ops, like, kTried);
   return sequences.run([&] {
     const HeadsView q = sequences.queries();
+    cuda::rope_and_write(ops.stream(), {}, sequences.params(), sequences.device_spans(), q, nullptr, {}, {}, true);
     const cuda::PrefillPlan plan{sequences.spans(), like.num_heads, kernel.tile_rows, cuda::multiprocessor_count()};
     std::vector<int32_t> filled(plan.size());
     cuda::fill_prefill_plan(plan, filled.data());
@@ -39,6 +40,7 @@ CudaPrefill::CudaPrefill(CudaOperators& ops) : ops_(ops), may_be_used_(may_use_l
 void CudaPrefill::set_spans(const std::vector<cuda::DeviceSpan>& spans) {
   plan_.spans.clear();
   is_planned_ = false;
+  rounded_ = nullptr;
   if (!may_be_used_) return;
   size_t rows = 0;
   max_keys_ = 0;
@@ -52,7 +54,6 @@ void CudaPrefill::set_spans(const std::vector<cuda::DeviceSpan>& spans) {
   if (kernel_ != nullptr) plan();
 }
 
-// Whether the kernel computes this, and may: the first time that there is one for such heads it is tried.
 bool CudaPrefill::knows(const AttentionParams& params) {
   if (!may_be_used_ || plan_.spans.empty() || !cuda::is_prefill_attention(params, max_keys_)) return false;
   if (kernel_ == nullptr) {
@@ -66,7 +67,7 @@ bool CudaPrefill::knows(const AttentionParams& params) {
     heads_ = params.num_heads;
     plan();
   }
-  return params.num_heads == heads_ && params.layout.key_dim == kernel_->dim;
+  return is_planned_ && params.num_heads == heads_ && params.layout.key_dim == kernel_->dim;
 }
 
 void CudaPrefill::plan() {
@@ -81,11 +82,16 @@ void CudaPrefill::plan() {
   is_planned_ = true;
 }
 
-bool CudaPrefill::compute(const AttentionParams& params, const int32_t* blocks, const HeadsView& q,
+bool CudaPrefill::compute(const AttentionParams& params, const cuda::DeviceSpans& spans, const HeadsView& q,
                           const TypedRows& out) {
-  if (!knows(params) || !is_planned_) return false;
+  const bool is_rounded = std::exchange(rounded_, nullptr) == q.first;
+  if (!knows(params)) {
+    if (is_rounded) throw internal_error("queries were rounded for another kernel");
+    return false;
+  }
+  if (!is_rounded) cuda::rope_and_write(ops_.stream(), {}, params, spans, q, nullptr, {}, {}, true);
   cuda::prefill_attention(ops_.stream(), ops_.scratch(cuda::prefill_scratch_bytes(params, q.rows)), *kernel_, plan_,
-                          on_device_.device<int32_t>(), params, blocks, q, out);
+                          on_device_.device<int32_t>(), params, spans.blocks, q, out);
   return true;
 }
 

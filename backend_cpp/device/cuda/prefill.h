@@ -20,11 +20,15 @@ class CudaPrefill {
 
   // The spans of tokens of the step that follows. Those of several rows are the library's, if they have many.
   void set_spans(const std::vector<cuda::DeviceSpan>& spans);
-  // Attends as cuda::paged_attention would, for all spans of several rows; false where it cannot.
-  bool compute(const AttentionParams& params, const int32_t* blocks, const HeadsView& q, const TypedRows& out);
+  // Whether the kernel computes this, and may: the first time that there is one for such heads it is tried.
+  bool knows(const AttentionParams& params);
+  // That cuda::rope_and_write has rounded such queries of these spans.
+  void set_rounded(const HeadsView& q) { rounded_ = q.first; }
+  // Attends as cuda::paged_attention would, for `spans`, all of several rows; false where it cannot. Queries are
+  // rounded where they are.
+  bool compute(const AttentionParams& params, const cuda::DeviceSpans& spans, const HeadsView& q, const TypedRows& out);
 
  private:
-  bool knows(const AttentionParams& params);
   void plan();
 
   CudaOperators& ops_;
@@ -35,6 +39,7 @@ class CudaPrefill {
   int max_keys_ = 0;                             // of a span of plan_
   bool is_planned_ = false;
   Staged on_device_;
+  const float* rounded_ = nullptr;  // queries of the next compute
 };
 
 }  // namespace turbomind

@@ -32,7 +32,8 @@ size_t offset_of(const cuda::PrefillCall& call, int item, int position, int dim)
 void attention_row(const cuda::PrefillCall& call, int item, int row, int visited, int dim, bool is_wrong) {
   const cuda::PrefillPlanView& plan = call.plan;
   const size_t offset = (static_cast<size_t>(plan.first_token[item] + row) * call.heads + plan.head[item]) * dim;
-  const uint16_t* query = call.queries + offset;
+  const uint16_t* query = call.queries + static_cast<size_t>(plan.first_token[item] + row) * call.query_row_stride +
+                          static_cast<size_t>(plan.head[item]) * call.query_head_stride;
   const int seen = plan.keys[item] - plan.rows[item] + row + (is_wrong ? 0 : 1);
   std::vector<float> scores;
   float top = -std::numeric_limits<float>::infinity();

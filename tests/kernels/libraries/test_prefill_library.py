@@ -123,3 +123,27 @@ def test_a_window_that_hides_no_key_changes_nothing() -> None:
         batch = prompts(device, [75], 64, 32, AttentionRule(0.125, window=75))
         batch.run([[(0, 0, 75)]])
         assert device.module.library_launches("prompts") == TRIAL + 1
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_queries_rounded_while_they_are_rotated_come_to_the_same_bits(*, is_interleaved: bool) -> None:
+    torch.manual_seed(3)
+    with library("prompts", RIGHT) as device:
+        batch = prompts(device, [141, 72], 64, 32)
+        attention, rotated_attention = batch.new_cache(), batch.new_cache()
+        for step in ([(0, 0, 140)], [(0, 140, 1), (1, 0, 72)]):
+            q, k, v = (torch.cat([x[s][p : p + n] for s, p, n in step]) for x in (batch.q, batch.k, batch.v))
+            ends = list(itertools.accumulate((n for _, _, n in step), initial=0))
+            spans = [(end, n, p, batch.blocks[s]) for end, (s, p, n) in zip(ends, step, strict=False)]
+            angles, factors = torch.rand(len(q), 24) * 6, torch.rand(len(q)) + 0.5
+            cos, sin = angles.cos(), angles.sin()
+            turned_q = device.rope(q, cos, sin, factors, is_interleaved=is_interleaved)
+            turned_k = device.rope(k, cos, sin, is_interleaved=is_interleaved)
+            expected = attention(turned_q, turned_k, v, spans)
+            counts = [device.module.calls_of("cudaLaunchKernel")]
+            assert torch.equal(attention(turned_q, turned_k, v, spans), expected)
+            counts.append(device.module.calls_of("cudaLaunchKernel"))
+            assert torch.equal(rotated_attention(q, k, v, spans, (cos, sin, factors, is_interleaved)), expected)
+            counts.append(device.module.calls_of("cudaLaunchKernel"))
+            # Those rotated before are rounded in a launch of its own.
+            assert counts[2] - counts[1] == counts[1] - counts[0] - 1

@@ -50,11 +50,12 @@ struct DeviceSpans {
 // on.
 
 // Rotates the queries, which may be {}, and keys of the spans' rows in place (kernels/rope.h), queries times `factors`,
-// and writes k and v of each row to the cache. Values may be a part of the keys that is not rotated.
+// and writes k and v of each row, which may be {}, to the cache. Values may be a part of the keys that is not rotated.
+// With `rounds_queries` a query, of at most 256 dimensions, becomes bfloat16 from where its float32 began.
 //   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32
 void rope_and_write(cudaStream_t stream, const RopeTable& table, const AttentionParams& params,
                     const DeviceSpans& spans, const HeadsView& q, const float* factors, const HeadsView& k,
-                    const HeadsView& v);
+                    const HeadsView& v, bool rounds_queries = false);
 
 // Attends with the rows' queries to what the cache holds up to each row's own position. No dimension is above 1024.
 //   q [rows, num_heads, key_dim] float32, rotated and multiplied by the factor of q.k already

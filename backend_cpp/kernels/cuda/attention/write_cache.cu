@@ -7,6 +7,7 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kMaxRounded = 256;  // dimensions of a query
 
 struct WriteTask {
   AttentionParams params;
@@ -19,6 +20,8 @@ struct WriteTask {
   RopeTable table;
   int query_units;
   int key_units;
+  int written_heads;  // of keys, and of values
+  bool rounds_queries;
 };
 
 template <class T>
@@ -86,12 +89,21 @@ __global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, in
   const int row = blockIdx.x / head_blocks;
   const int unit = blockIdx.x % head_blocks * kWarps + threadIdx.x / kWarp;
   const int written = unit - task.q.heads;
-  if (row >= span.count || written >= 2 * layout.num_kv_heads) return;
+  if (row >= span.count || written >= 2 * task.written_heads) return;
   const int lane = threadIdx.x % kWarp;
   const auto step_row = static_cast<size_t>(span.first_token + row);
   if (written < 0) {
     float* query = task.q.head(step_row, unit);
-    for (int i = lane; i < task.query_units; i += kWarp) rotate_unit(task.table, step_row, i, task.factors, query);
+    __shared__ float kept[kWarps][kMaxRounded];
+    float* rotated = task.rounds_queries ? kept[threadIdx.x / kWarp] : query;
+    const int dim = task.rounds_queries ? task.q.head_dim : 0;
+    for (int d = lane; d < dim; d += kWarp) rotated[d] = query[d];
+    __syncwarp();
+    for (int i = lane; i < task.query_units; i += kWarp) rotate_unit(task.table, step_row, i, task.factors, rotated);
+    __syncwarp();
+    for (int d = lane; d < dim; d += kWarp) {
+      reinterpret_cast<__nv_bfloat16*>(query)[d] = __float2bfloat16_rn(rotated[d]);
+    }
     return;
   }
   const bool is_key = written < layout.num_kv_heads;
@@ -128,7 +140,7 @@ void launch_write(cudaStream_t stream, const WriteTask& task) {
   }
   const DeviceSpans& spans = task.spans;
   if (spans.span_count == 0 || spans.max_tokens == 0) return;
-  const int head_blocks = divide_up(task.q.heads + 2 * layout.num_kv_heads, kWarps);
+  const int head_blocks = divide_up(task.q.heads + 2 * task.written_heads, kWarps);
   launch(write_kernel, dim3(static_cast<unsigned>(spans.max_tokens) * head_blocks, spans.span_count),
          dim3(kWarps * kWarp), 0, stream, task, head_blocks);
 }
@@ -137,9 +149,11 @@ void launch_write(cudaStream_t stream, const WriteTask& task) {
 
 void rope_and_write(cudaStream_t stream, const RopeTable& table, const AttentionParams& params,
                     const DeviceSpans& spans, const HeadsView& q, const float* factors, const HeadsView& k,
-                    const HeadsView& v) {
+                    const HeadsView& v, bool rounds_queries) {
+  if (rounds_queries && q.head_dim > kMaxRounded) throw internal_error("queries of such dimensions are not rounded");
   launch_write(stream, {params, spans, k, v, q, factors, table, rotated_units(table, q.head_dim, factors),
-                        rotated_units(table, k.head_dim, nullptr)});
+                        rotated_units(table, k.head_dim, nullptr), k.first != nullptr ? params.layout.num_kv_heads : 0,
+                        rounds_queries});
 }
 
 }  // namespace turbomind::cuda

@@ -26,8 +26,10 @@ struct PrefillPlanView {
 };
 
 struct PrefillCall {
-  const uint16_t* queries = nullptr;  // bfloat16 [rows, heads, dim], multiplied by the factor of q.k already
-  uint16_t* out = nullptr;            // bfloat16 [rows, heads, dim]
+  const uint16_t* queries = nullptr;  // bfloat16, multiplied by the factor of q.k already
+  size_t query_row_stride = 0;        // elements from row to row, and from head to head
+  size_t query_head_stride = 0;
+  uint16_t* out = nullptr;  // bfloat16 [rows, heads, dim]
   int rows = 0;
   int heads = 0;
   int kv_heads = 0;  // divides heads
@@ -67,7 +69,7 @@ void fill_prefill_plan(const PrefillPlan& plan, int32_t* memory);
 // That plan where it is on the device.
 PrefillPlanView view_prefill_plan(const PrefillPlan& plan, const int32_t* memory);
 
-// Attention of a step's prompts by a library's kernel: queries rounded to bfloat16, its launch, and results widened.
+// Attention of a step's prompts by a library's kernel, and results widened.
 //
 // Arithmetic. Queries, softmax weights and results are rounded to bfloat16 (relative error 2^-8 each); scores, softmax
 // and sums are float32.
@@ -82,7 +84,8 @@ bool is_prefill_attention(const AttentionParams& params, int max_keys);
 
 size_t prefill_scratch_bytes(const AttentionParams& params, int rows);
 
-// `on_device`: the plan. q and out as paged_attention has them; rows of other spans than the plan's are not written.
+// `on_device`: the plan. out as paged_attention has it, q as rope_and_write rounds it; rows of other spans than the
+// plan's are not written.
 void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel& kernel, const PrefillPlan& plan,
                        const int32_t* on_device, const AttentionParams& params, const int32_t* blocks,
                        const HeadsView& q, const TypedRows& out);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/cuda/elementwise/elementwise.h"
-#include "kernels/cuda/quantize/round_rows.h"
 
 namespace turbomind::cuda {
 
@@ -46,7 +45,7 @@ bool is_prefill_attention(const AttentionParams& params, int max_keys) {
 }
 
 size_t prefill_scratch_bytes(const AttentionParams& params, int rows) {
-  return 2 * scratch_bytes<uint16_t>(rows * row_width(params));
+  return scratch_bytes<uint16_t>(rows * row_width(params));
 }
 
 void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel& kernel, const PrefillPlan& plan,
@@ -54,9 +53,10 @@ void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel&
                        const HeadsView& q, const TypedRows& out) {
   const CacheLayout& layout = params.layout;
   const size_t width = row_width(params);
-  auto* queries = memory.take<uint16_t>(q.rows * width);
   PrefillCall call;
-  call.queries = queries;
+  call.queries = reinterpret_cast<const uint16_t*>(q.first);
+  call.query_row_stride = 2 * q.row_stride;
+  call.query_head_stride = 2 * q.head_stride;
   const bool is_narrow = out.type == DType::kBFloat16;
   call.out = is_narrow ? static_cast<uint16_t*>(out.data) : memory.take<uint16_t>(q.rows * width);
   call.rows = q.rows;
@@ -68,14 +68,9 @@ void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel&
   call.block_len = layout.block_len;
   call.blocks = blocks;
   call.plan = view_prefill_plan(plan, on_device);
-  const std::vector<Rows> runs = runs_of(plan.spans);
-  for (const auto& [first, count] : runs) {
-    round_rows(stream, {q.head(first, 0), count, q.row_stride, q.heads, q.head_stride, layout.key_dim, nullptr},
-               WeightFormat::kBFloat16, ChunkOrder::kSequential, layout.key_dim, queries + first * width);
-  }
   kernel.run(stream, call);
   if (is_narrow) return;
-  for (const auto& [first, count] : runs) {
+  for (const auto& [first, count] : runs_of(plan.spans)) {
     upcast_rows(stream, call.out + first * width, count, static_cast<int>(width), nullptr,
                 static_cast<float*>(out.data) + first * width);
   }

@@ -88,8 +88,10 @@ inline PageParams params_of(const PrefillCall& call, int dim) {
   params.kv_lens = indices(plan.keys);
   params.batch_indices = indices(plan.head);  // read, and not used
   params.kv_indices = indices(call.blocks);
-  params.q_stride_n = params.o_stride_n = int64_t{call.heads} * dim;
-  params.q_stride_h = params.o_stride_h = dim;
+  params.q_stride_n = static_cast<int64_t>(call.query_row_stride);
+  params.q_stride_h = static_cast<int64_t>(call.query_head_stride);
+  params.o_stride_n = int64_t{call.heads} * dim;
+  params.o_stride_h = dim;
   params.k_stride_n = params.v_stride_n = dim;
   params.k_stride_h = params.v_stride_h = int64_t{call.block_len} * dim;
   params.k_page_stride = params.v_page_stride = static_cast<int64_t>(call.block_stride);
