@@ -23,12 +23,13 @@ _NATIVE = (
     "DeepseekVLHybridForConditionalGeneration", "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration",
     "Glm46VForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration",
     "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "Idefics3ForConditionalGeneration",
-    "InternVLForConditionalGeneration", "Lfm2VlForConditionalGeneration", "LightOnOcrForConditionalGeneration",
-    "Llama4ForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
-    "LlavaOnevisionForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration", "Mistral3ForConditionalGeneration",
-    "Ovis2ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
-    "Qwen2VLForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "InternVLForConditionalGeneration", "Lfm2VlForConditionalGeneration", "Lfm3VlForConditionalGeneration",
+    "LightOnOcrForConditionalGeneration", "Llama4ForConditionalGeneration", "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration", "Mistral3ForConditionalGeneration", "Ovis2ForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 
 
@@ -75,6 +76,7 @@ _OWN = {
     "ChatGLMForConditionalGeneration": _GLM_4V,
     "ChatGLMModel": _GLM_4V,
     "CogVLMForCausalLM": _OwnForm(_always("CogVLMForCausalLM"), shares_position=True),
+    "DeepseekOCR2ForCausalLM": _OwnForm(_always("DeepseekForCausalLM"), "language_config"),
     "InternLMXComposer2ForCausalLM": _OwnForm(_always("InternLMXComposer2ForCausalLM")),
     "InternVLChatModel": _OwnForm(_always(""), "llm_config"),
     "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration")),
@@ -107,6 +109,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "gpt_oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
@@ -160,7 +163,6 @@ _TEXTS_ALONE = {
         ),
         _OwnForm(_text_config, "text_config"),
     ),
-    "DeepseekOCR2ForCausalLM": _OwnForm(_always("DeepseekForCausalLM"), "language_config"),
     "LogicsForConditionalGeneration": _OwnForm(_always("Qwen3ForCausalLM")),
     "MiniCPMV": _OwnForm(_always("MiniCPMForCausalLM"), sees=_is_first_minicpm),
 }  # fmt: skip

@@ -5,7 +5,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,7 @@ class Case:
     )
     reference: Callable[[Path], Any] | None = None  # in place of `transformers`, which does not have it
     dtype: torch.dtype = torch.float32  # in which `transformers` computes
+    settings: dict[str, Any] = field(default_factory=dict)  # of the engine
 
 
 def _cropped(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
@@ -268,6 +269,7 @@ CASES = {
         sizes=((40, 60), (90, 31)),
         types="mm_token_type_ids",
     ),
+    "LFM3-VL": Case(tiny.make_tiny_lfm3_vl, sizes=((40, 60), (90, 31), (300, 150))),
     "GLM-4.1V": Case(tiny.make_tiny_glm4v, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
     "GLM-4.5V": Case(
         functools.partial(tiny.make_tiny_glm4v, kind="Glm4vMoe"),
@@ -290,6 +292,12 @@ CASES = {
     "LightOnOCR": Case(tiny.make_tiny_lighton_ocr, sizes=((40, 60), (90, 31), (300, 150))),
     "GOT-OCR 2.0": Case(tiny.make_tiny_got_ocr),
     "DeepSeek-OCR 2": Case(tiny.make_tiny_deepseek_ocr, sizes=((40, 60), (120, 60)), session=352),
+    "DeepSeek-OCR 2 as its authors publish it": Case(
+        tiny_own_layouts.make_tiny_deepseek_ocr_published,
+        sizes=((40, 60), (120, 60)),
+        session=640,
+        settings={"session_len": 1024},
+    ),
     "Aya Vision": Case(tiny.make_tiny_aya_vision, _cropped),
     "Ovis 2": Case(tiny.make_tiny_ovis2),
     "MiniCPM-V 4.6": Case(tiny.make_tiny_minicpmv_4_6, together=True),
@@ -353,7 +361,9 @@ class Seeing:
         return logits
 
     def engine(self, **settings: Any) -> AsyncEngine:
-        return pipeline(str(self.directory), TurbomindEngineConfig(**(WITHOUT_REUSE | SETTINGS | settings)))
+        return pipeline(
+            str(self.directory), TurbomindEngineConfig(**(WITHOUT_REUSE | SETTINGS | self.case.settings | settings))
+        )
 
 
 @pytest.fixture(scope="module", params=list(CASES))

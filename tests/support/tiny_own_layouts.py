@@ -221,6 +221,22 @@ def make_tiny_deepseek_vl_original(directory: Path, *, has_two: bool = False) ->
     return directory
 
 
+def make_tiny_deepseek_ocr_published(directory: Path) -> Path:
+    """Make a DeepSeek-OCR 2 in its authors' layout."""
+    native = tiny.make_tiny_deepseek_ocr(native_of(directory), side=128, width=128)
+    text = json.loads((native / "config.json").read_text())["text_config"]
+    text = {name: value for name, value in text.items() if name not in ("mlp_layer_types", "model_type")}
+    text |= {"architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1, "use_mla": False}
+    fields = {
+        "architectures": ["DeepseekOCR2ForCausalLM"],
+        "model_type": "deepseek_vl_v2",
+        "language_config": text,
+        "vision_config": {"image_size": 128},
+        "hidden_size": text["hidden_size"],
+    }
+    return _write(directory, native, fields, load_file(native / "model.safetensors"))
+
+
 def _text_alone(
     directory: Path, tensors: Mapping[str, torch.Tensor], config: dict[str, Any], kind: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -460,29 +460,29 @@ def make_tiny_got_ocr(directory: Path, *, seed: int = 0) -> Path:
     return save_random(GotOcr2ForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_deepseek_ocr(directory: Path, *, seed: int = 0) -> Path:
-    """Make a DeepSeek-OCR 2 with tiles of 96 pixels, 144 tokens each."""
+def make_tiny_deepseek_ocr(directory: Path, *, seed: int = 0, side: int = 96, width: int = 16) -> Path:
+    """Make a DeepSeek-OCR 2 with tiles of 96 pixels, 144 tokens each; ``side`` is that of the whole."""
     from transformers import DeepseekOcr2Config, DeepseekOcr2ForConditionalGeneration, DeepseekOcr2ImageProcessorPil
 
     write_tokenizer(directory, ["<image>"], TEMPLATE.replace("IMAGE", "<image>"))
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+    std = 1.2 / width**0.5
+    sam = {"hidden_size": width, "patch_size": 2, "image_size": side, "output_channels": 4, "initializer_range": std}
+    text = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+    text |= {"mlp_layer_types": ["dense", "sparse"], "routed_scaling_factor": 1.5, "max_position_embeddings": 1024}
     config = DeepseekOcr2Config(
         vision_config={
-            "sam_config": {
-                **_SAM, "patch_size": 2, "image_size": 96, "output_channels": 4, "downsample_channels": [8, 16],
-            },
+            "sam_config": {**_SAM, **sam, "downsample_channels": [8, width]},
             "encoder_config": {
-                "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-                "num_key_value_heads": 1, "initializer_range": 0.3,
+                "hidden_size": width, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "num_key_value_heads": 1, "initializer_range": std,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
             },
         },
-        text_config={**TEXT, **experts, "mlp_layer_types": ["dense", "sparse"], "routed_scaling_factor": 1.5},
+        text_config={**TEXT, **text},
         image_token_id=token_id(directory, "<image>"),
         tie_word_embeddings=False,
     )  # fmt: skip
-    DeepseekOcr2ImageProcessorPil(size={"height": 96, "width": 96}, tile_size=96, max_patches=3).save_pretrained(
-        directory
-    )
+    DeepseekOcr2ImageProcessorPil(size={"height": side, "width": side}, tile_size=96).save_pretrained(directory)
     return save_random(DeepseekOcr2ForConditionalGeneration, config, directory, seed)
 
 
@@ -564,6 +564,29 @@ def make_tiny_lfm2_vl(directory: Path, *, seed: int = 0) -> Path:
     }  # fmt: skip
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return save_random(Lfm2VlForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_lfm3_vl(directory: Path, *, seed: int = 0) -> Path:
+    """Make an LFM3-VL that sees squares of 28 pixels, in rows and columns."""
+    from transformers import Lfm3VlConfig, Lfm3VlForConditionalGeneration, Qwen2VLImageProcessorPil
+
+    tokens = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
+    layers = ["conv", "sliding_attention", "full_attention"]
+    text = {**TEXT, "num_hidden_layers": 3, "layer_types": layers, "head_dim": 16, "sliding_window": 16}
+    config = Lfm3VlConfig(
+        vision_config={
+            "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "patch_size": PATCH, "spatial_merge_size": 2, "initializer_range": 0.3,
+        },
+        text_config={"model_type": "lfm3", **text},
+        image_token_id=token_id(directory, "<|image_pad|>"),
+        projector_hidden_size=24,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
+    Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=2, size=size).save_pretrained(directory)
+    return save_random(Lfm3VlForConditionalGeneration, config, directory, seed)
 
 
 def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16, layers: int = 2) -> Path:

@@ -77,7 +77,7 @@ SEEN = (
     "MllamaForConditionalGeneration", "AyaVisionForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration",
     "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration",
     "Lfm2VlForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration", "Ovis2ForConditionalGeneration",
-    "PaddleOCRVLForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration", "DeepseekOCR2ForCausalLM", "Lfm3VlForConditionalGeneration",
 )  # fmt: skip
 REJECTED = (
     "HunYuanVLForConditionalGeneration", "PaliGemmaForConditionalGeneration", "Phi4MultimodalForCausalLM",

@@ -85,7 +85,7 @@ def deepseek_vl_original_config(checkpoint: Checkpoint) -> Any:
         return DeepseekVLConfig(
             architectures=["DeepseekVLForConditionalGeneration"], vision_config=low, text_config=text
         )
-    high = _sam({name.removeprefix(_HIGH): shape for name, shape in shapes.items() if name.startswith(_HIGH)})
+    high = sam({name.removeprefix(_HIGH): shape for name, shape in shapes.items() if name.startswith(_HIGH)})
     return DeepseekVLHybridConfig(
         architectures=["DeepseekVLHybridForConditionalGeneration"],
         vision_config=low,
@@ -160,7 +160,7 @@ def _siglip(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     }
 
 
-def _sam(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def sam(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the config of a SAM whose tensors have these shapes."""
     _, grid, _, hidden = shapes["pos_embed"]
     patch = shapes["patch_embed.proj.weight"][-1]

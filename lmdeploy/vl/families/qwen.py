@@ -86,6 +86,10 @@ PADDLEOCR_VL = dataclasses.replace(
     words=("<|IMAGE_START|>", "<|IMAGE_END|>"),
     video=None,
 )
+# The same rows, at positions of the text.
+LFM3_VL = dataclasses.replace(
+    QWEN2_VL, architectures=("Lfm3VlForConditionalGeneration",), grid=VisionFamily.grid, video=None
+)
 
 
 # Qwen-VL: images in one size, a fixed number of rows between tags, numbered from 1.
