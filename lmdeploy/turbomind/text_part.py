@@ -19,7 +19,8 @@ from lmdeploy.turbomind.spec import ImagesSpec, ModelSpec
 logger = logging.getLogger(__name__)
 
 _NATIVE = (
-    "AyaVisionForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration", "DeepseekVLForConditionalGeneration",
+    "AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration",
+    "DeepseekOcr2ForConditionalGeneration", "DeepseekVLForConditionalGeneration",
     "DeepseekVLHybridForConditionalGeneration", "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration",
     "Glm46VForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration",
     "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "Idefics3ForConditionalGeneration",
@@ -156,7 +157,6 @@ def _text_config(raw: Mapping[str, Any]) -> str:
 _TEXTS_ALONE = {
     **dict.fromkeys(
         (
-            "Cohere2VisionForConditionalGeneration",
             "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
             "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
             "Qwen4ExpForConditionalGeneration", "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",

@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 from transformers import LlavaForConditionalGeneration, LlavaImageProcessorPil
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
@@ -34,6 +35,7 @@ from tests.support.mono_internvl_reference import MonoInternVlReference, make_ti
 from tests.support.phi3_vision_reference import Phi3VisionReference, make_tiny_phi3_vision
 from tests.support.qwen_vl_reference import QwenVlReference, make_tiny_qwen_vl_chat
 from tests.support.tiny_vision_models import IMAGE_SIDE as SIDE
+from tests.support.tiny_vision_models import MAX_TILES
 from tests.support.token_engine import relative_error
 from tests.support.xcomposer_reference import XComposerReference, make_tiny_xcomposer
 
@@ -67,9 +69,6 @@ class YiVlReference:
         return logits
 
 
-MAX_TILES = 6
-
-
 def best_canvas(width: int, height: int) -> tuple[int, int]:
     """Return rows and columns of the smallest canvas that holds the image, else of that which shrinks it least."""
     fits = {
@@ -82,8 +81,8 @@ def best_canvas(width: int, height: int) -> tuple[int, int]:
     return min((rows * columns, rows, columns) for (rows, columns), scale in fits.items() if scale == best)[1:]
 
 
-def _resized(pixels: torch.Tensor, width: int, height: int) -> torch.Tensor:
-    return torch.nn.functional.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
+def _resized(pixels: torch.Tensor, width: int, height: int, mode: str = "bilinear") -> torch.Tensor:
+    return torch.nn.functional.interpolate(pixels, (height, width), mode=mode, antialias=True)
 
 
 def llama4_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
@@ -101,6 +100,22 @@ def llama4_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, 
     if rows * columns > 1:
         tiles = torch.cat([tiles, _resized(pixels, SIDE, SIDE)])
     return {"pixel_values": tiles.float() / 127.5 - 1}
+
+
+def command_a_vision_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
+    """Return the pixels of tiles and whole, normalized as CLIP's."""
+    pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None]
+    rows, columns = best_canvas(*image.size)
+    canvas = _resized(pixels, columns * SIDE, rows * SIDE, "bicubic")
+    tiles = [
+        canvas[..., y : y + SIDE, x : x + SIDE]
+        for y in range(0, rows * SIDE, SIDE)
+        for x in range(0, columns * SIDE, SIDE)
+    ]
+    if len(tiles) > 1:
+        tiles.append(_resized(pixels, SIDE, SIDE, "bicubic"))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
+    return {"pixel_values": (torch.cat(tiles).float() / 255 - mean) / std}
 
 
 def lfm2_vl_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
@@ -301,6 +316,9 @@ CASES = {
     "Aya Vision": Case(tiny.make_tiny_aya_vision, _cropped),
     "Ovis 2": Case(tiny.make_tiny_ovis2),
     "MiniCPM-V 4.6": Case(tiny.make_tiny_minicpmv_4_6, together=True),
+    "Command A Vision": Case(
+        tiny.make_tiny_command_a_vision, command_a_vision_inputs, processor=lambda directory: None
+    ),
     "LFM2-VL": Case(
         tiny.make_tiny_lfm2_vl,
         lfm2_vl_inputs,

@@ -11,6 +11,7 @@ from tests.support.hybrid_models import EXPERTS, GATED_DELTA
 IMAGE_SIDE = 28
 PATCH = 14
 GEMMA3_ROWS = 16  # of an image
+MAX_TILES = 6  # of Llama 4 and Command A Vision
 TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -504,6 +505,24 @@ def make_tiny_aya_vision(directory: Path, *, seed: int = 0) -> Path:
     return save_random(AyaVisionForConditionalGeneration, config, directory, seed)
 
 
+def make_tiny_command_a_vision(directory: Path, *, seed: int = 0) -> Path:
+    """Make a Command A Vision with up to six tiles of 28 pixels, one row each."""
+    from transformers import Cohere2VisionConfig, Cohere2VisionForConditionalGeneration
+
+    tokens = ["<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<|IMG_PATCH|>"))
+    config = Cohere2VisionConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **_VISION},
+        text_config={"model_type": "cohere2", **TEXT, "sliding_window": 16, "logit_scale": 1.0},  # as Aya Vision's
+        image_token_id=token_id(directory, "<|IMG_PATCH|>"),
+        alignment_intermediate_size=32,
+        tie_word_embeddings=True,
+    )
+    settings = {"size": {"height": IMAGE_SIDE, "width": IMAGE_SIDE}, "max_patches": MAX_TILES}
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    return save_random(Cohere2VisionForConditionalGeneration, config, directory, seed)
+
+
 def make_tiny_ovis2(directory: Path, *, seed: int = 0) -> Path:
     """Make an Ovis 2 with tiles of 28 pixels, one row each."""
     from transformers import Ovis2Config, Ovis2ForConditionalGeneration, Ovis2ImageProcessorPil
@@ -662,7 +681,7 @@ def make_tiny_llama4(directory: Path, *, seed: int = 0) -> Path:
         eoi_token_id=token_id(directory, "<|image_end|>"),
         tie_word_embeddings=False,
     )
-    settings = {"size": {"height": IMAGE_SIDE, "width": IMAGE_SIDE}, "max_patches": 6}
+    settings = {"size": {"height": IMAGE_SIDE, "width": IMAGE_SIDE}, "max_patches": MAX_TILES}
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return save_random(Llama4ForConditionalGeneration, config, directory, seed)
 

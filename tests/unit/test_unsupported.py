@@ -78,6 +78,7 @@ SEEN = (
     "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration",
     "Lfm2VlForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration", "Ovis2ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration", "DeepseekOCR2ForCausalLM", "Lfm3VlForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration",
 )  # fmt: skip
 REJECTED = (
     "HunYuanVLForConditionalGeneration", "PaliGemmaForConditionalGeneration", "Phi4MultimodalForCausalLM",

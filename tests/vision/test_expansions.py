@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from transformers import (
     AyaVisionProcessor,
+    Cohere2VisionConfig,
     DeepseekOcr2Processor,
     DeepseekVLConfig,
     DeepseekVLImageProcessorPil,
@@ -27,7 +28,7 @@ from transformers import (
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from lmdeploy.vl.families import deepseek_vl, glm, lfm2_vl, llava, minicpmv, mistral3, molmo, phi3_vision
+from lmdeploy.vl.families import cohere, deepseek_vl, glm, lfm2_vl, llava, minicpmv, mistral3, molmo, phi3_vision
 from lmdeploy.vl.families.common import VisionPart
 from lmdeploy.vl.tower import counting_part, family_in
 from tests.support import tiny_vision_models as tiny
@@ -199,6 +200,21 @@ def test_lfm2_vl_writes_tiles_after_tags_and_the_whole(
     tiles = "".join(tag + "<image>" * 256 for tag in tags) + "<|img_thumbnail|>" if len(tags) > 1 else ""
     expected = f"<|image_start|>{tiles}{'<image>' * whole}<|image_end|>"
     assert lfm2_vl.expansion(VisionPart(None, lfm2_vl.processor(tmp_path)), size, {}) == expected
+
+
+# Views as the processor of Command A Vision says with torchvision 0.28.
+@pytest.mark.parametrize(
+    ("size", "views"),
+    [((512, 512), 1), ((1024, 768), 5), ((300, 40), 1), ((1600, 900), 9), ((3000, 200), 7)],
+)
+def test_command_a_vision_writes_256_tokens_a_view(size: tuple[int, int], views: int, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 512, "width": 512}}')
+    part = VisionPart(
+        Cohere2VisionConfig(vision_config={"model_type": "siglip_vision_model", "image_size": 512, "patch_size": 16}),
+        cohere.processor(tmp_path),
+    )
+    expected = f"<|START_OF_IMG|>{('<|IMG_PATCH|>' * 256 + '<|IMG_LINE_BREAK|>') * views}<|END_OF_IMG|>"
+    assert cohere.command_expansion(part, size, {}) == expected
 
 
 def test_deepseek_vl_writes_576_tokens() -> None:

@@ -1,14 +1,41 @@
-"""Aya Vision: tiles, each after its number, then the whole image."""
+"""Aya Vision and Command A Vision: tiles, then the whole image."""
 
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, image_rows
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-_TOKEN, _BEGIN, _END, _PLACEHOLDER = "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<image>"
+from PIL.Image import Image
+
+from lmdeploy.vl.families.common import (
+    Options,
+    VisionFamily,
+    VisionPart,
+    all_rows,
+    image_rows,
+    normalized,
+    resized,
+    saved_processor,
+    tiles_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKEN, _BEGIN, _END = "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"
+_PLACEHOLDER, _BREAK = "<image>", "<|IMG_LINE_BREAK|>"
 
 
-def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens of each tile after its name, between tags."""
+def _view(part: VisionPart) -> str:
+    """Return the tokens of a tile, or of the whole."""
     vision = part.config.vision_config
-    tile = _TOKEN * int(vision.image_size // (vision.patch_size * part.config.downsample_factor)) ** 2
+    return _TOKEN * int(vision.image_size // (vision.patch_size * part.config.downsample_factor)) ** 2
+
+
+# Aya Vision: each view is after its name.
+def aya_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of each view after its name, between tags."""
+    tile = _view(part)
     views = part.processor.get_number_of_image_patches(size[1], size[0], {"crop_to_patches": True})
     names = [*(f"TILE_{number}" for number in range(1, views)), "TILE_GLOBAL"]
     return _BEGIN + "".join(name + tile for name in names) + _END
@@ -17,9 +44,85 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 AYA_VISION = VisionFamily(
     ("AyaVisionForConditionalGeneration",),
     _TOKEN,
-    expansion,
+    aya_expansion,
     lambda part, image, options: image_rows(part, image, options, crop_to_patches=True),
     written=_PLACEHOLDER,
     words=(_BEGIN, _END),
     placeholder=_PLACEHOLDER,
+)
+
+
+# Command A Vision: tiles of the canvas that enlarges an image least, or shrinks it least; a delimiter after each view.
+@dataclass(frozen=True)
+class Tiler:
+    """How images are cut; the processor of ``transformers`` needs torchvision."""
+
+    side: int  # pixels of a tile's side
+    max_tiles: int  # of an image, without the whole
+    # Of each channel's values between 0 and 1
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return rows and columns of tiles for an image of this size (width, height)."""
+        most = range(1, self.max_tiles + 1)
+        canvases = sorted(
+            ((columns, rows) for columns in most for rows in most if columns * rows <= self.max_tiles),
+            key=lambda canvas: canvas[0] * canvas[1],
+        )
+        scales = {
+            canvas: min(count * self.side / length for count, length in zip(canvas, size, strict=True))
+            for canvas in canvases
+        }
+        enlarging = [canvas for canvas in canvases if scales[canvas] >= 1]
+        columns, rows = min(enlarging, key=scales.__getitem__) if enlarging else max(canvases, key=scales.__getitem__)
+        return rows, columns
+
+    def pixels(self, image: Image) -> "torch.Tensor":
+        """Return the normalized views ``[views, 3, side, side]``."""
+        import numpy as np
+        import torch
+
+        whole = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+        rows, columns = self.grid(image.size)
+        views = tiles_of(resized(whole, rows * self.side, columns * self.side, "bicubic")[0], self.side)
+        if rows * columns > 1:
+            views = torch.cat([views, resized(whole, self.side, self.side, "bicubic")])
+        return normalized(views, self.mean, self.std)
+
+
+def processor(checkpoint: Path) -> Tiler:
+    """Return the processor, as the checkpoint's files say."""
+    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+    settings = saved_processor(checkpoint)
+    return Tiler(
+        int(settings["size"]["height"]),
+        int(settings.get("max_patches", 12)) if settings.get("crop_to_patches", True) else 1,
+        tuple(settings.get("image_mean", OPENAI_CLIP_MEAN)),
+        tuple(settings.get("image_std", OPENAI_CLIP_STD)),
+    )
+
+
+def command_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of each view, between tags."""
+    tiler: Tiler = part.processor
+    tiles = math.prod(tiler.grid(size))
+    return _BEGIN + (_view(part) + _BREAK) * (tiles + (tiles > 1)) + _END
+
+
+def command_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows of all views."""
+    pixels = part.processor.pixels(image).to(part.model.dtype)
+    return all_rows(part.model.model.get_image_features(pixel_values=pixels))
+
+
+COMMAND_A_VISION = VisionFamily(
+    ("Cohere2VisionForConditionalGeneration",),
+    _TOKEN,
+    command_expansion,
+    command_features,
+    written=_TOKEN,
+    words=(_BEGIN, _END, _BREAK),
+    processor=processor,
 )

@@ -58,6 +58,18 @@ def resized(pixels: "torch.Tensor", height: int, width: int, mode: str = "biline
     return torch.nn.functional.interpolate(pixels, (height, width), mode=mode, antialias=True)
 
 
+def tiles_of(canvas: "torch.Tensor", side: int) -> "torch.Tensor":
+    """Return the tiles ``[tiles, 3, side, side]`` of a canvas ``[3, height, width]``, line by line."""
+    return canvas.unflatten(2, (-1, side)).unflatten(1, (-1, side)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+
+
+def normalized(pixels: "torch.Tensor", mean: Sequence[float], std: Sequence[float]) -> "torch.Tensor":
+    """Return bytes ``[images, 3, height, width]`` less ``mean``, divided by ``std``, which are of values up to 1."""
+    import torch
+
+    return (pixels / 255 - torch.tensor(mean).reshape(3, 1, 1)) / torch.tensor(std).reshape(3, 1, 1)
+
+
 def rows_of(seen: "torch.Tensor | Sequence[torch.Tensor]") -> "torch.Tensor":
     """Return the rows ``[tokens, hidden]`` of one image or video, of which a tower may return parts."""
     import torch

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, all_rows, resized, saved_processor
+from lmdeploy.vl.families.common import (
+    Options,
+    VisionFamily,
+    VisionPart,
+    all_rows,
+    normalized,
+    resized,
+    saved_processor,
+    tiles_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -66,14 +75,12 @@ class Tiler:
         import torch
 
         def pixels(height: int, width: int) -> torch.Tensor:
-            mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (self.mean, self.std))
-            return (resized(whole, height, width, self.mode) / 255 - mean) / std
+            return normalized(resized(whole, height, width, self.mode), self.mean, self.std)
 
         whole = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
         rows, columns = self.grid(image.size)
         if rows * columns > 1:
-            tiles = pixels(rows * self.tile, columns * self.tile).reshape(3, rows, self.tile, columns, self.tile)
-            yield tiles.permute(1, 3, 0, 2, 4).flatten(0, 1)
+            yield tiles_of(pixels(rows * self.tile, columns * self.tile)[0], self.tile)
         if rows * columns == 1 or self.has_whole:
             height, width = self.whole(image.size)
             yield pixels(height * self.unit, width * self.unit)

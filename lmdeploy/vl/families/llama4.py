@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, resized, saved_processor
+from lmdeploy.vl.families.common import (
+    Options,
+    VisionFamily,
+    VisionPart,
+    normalized,
+    resized,
+    saved_processor,
+    tiles_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +56,10 @@ class Tiles:
         fitted = resized(whole, height, width)
         canvas = torch.zeros(3, rows * side, columns * side, dtype=torch.uint8)
         canvas[:, : fitted.shape[2], : fitted.shape[3]] = fitted[0]
-        tiles = canvas.reshape(3, rows, side, columns, side).permute(1, 3, 0, 2, 4).flatten(0, 1)
+        tiles = tiles_of(canvas, side)
         if rows * columns > 1:
             tiles = torch.cat([tiles, resized(whole, side, side)])
-        mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (self.mean, self.std))
-        return (tiles / 255 - mean) / std
+        return normalized(tiles, self.mean, self.std)
 
     def _canvases(self) -> list[tuple[int, int]]:
         """Return rows and columns of all canvases; of two that fit an image alike the first is taken."""
