@@ -73,6 +73,7 @@ def _is_first_minicpm(raw: Mapping[str, Any]) -> bool:
 
 
 _GLM_4V = _OwnForm(_always("ChatGLMModel"), sees=lambda raw: bool(raw.get("vision_config")), shares_position=True)
+_KIMI_K25 = _OwnForm(lambda raw: _text_config(raw), "text_config")
 _OWN = {
     "ChatGLMForConditionalGeneration": _GLM_4V,
     "ChatGLMModel": _GLM_4V,
@@ -80,6 +81,8 @@ _OWN = {
     "DeepseekOCR2ForCausalLM": _OwnForm(_always("DeepseekForCausalLM"), "language_config"),
     "InternLMXComposer2ForCausalLM": _OwnForm(_always("InternLMXComposer2ForCausalLM")),
     "InternVLChatModel": _OwnForm(_always(""), "llm_config"),
+    "KimiK25ForConditionalGeneration": _KIMI_K25,
+    "Kimi_K25ForConditionalGeneration": _KIMI_K25,
     "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration")),
     "LlavaLlamaForCausalLM": _OwnForm(_always("LlamaForCausalLM")),
     "LlavaMistralForCausalLM": _OwnForm(_always("MistralForCausalLM")),
@@ -157,8 +160,7 @@ def _text_config(raw: Mapping[str, Any]) -> str:
 _TEXTS_ALONE = {
     **dict.fromkeys(
         (
-            "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
-            "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
+            "KimiVLForConditionalGeneration", "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
             "Qwen4ExpForConditionalGeneration", "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",
         ),
         _OwnForm(_text_config, "text_config"),

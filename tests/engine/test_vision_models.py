@@ -118,6 +118,18 @@ def command_a_vision_inputs(processor: Any, config: Any, image: Image.Image) -> 
     return {"pixel_values": (torch.cat(tiles).float() / 255 - mean) / std}
 
 
+def kimi_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
+    """Return patches of 14 pixels between -1 and 1 of at most 48, 12 on a side, and their rows and columns."""
+    patches = max(1, image.width // 14) * max(1, image.height // 14)
+    scale = min(1, (48 / patches) ** 0.5, 168 / image.width, 168 / image.height)
+    width, height = (min(168, max(1, int(side * scale))) for side in image.size)
+    canvas = Image.new("RGB", (-(-width // 28) * 28, -(-height // 28) * 28))
+    canvas.paste(image.resize((width, height), Image.Resampling.BICUBIC))
+    pixels = torch.from_numpy(np.asarray(canvas).copy()).permute(2, 0, 1) / 127.5 - 1
+    cut = [pixels[:, y : y + 14, x : x + 14] for y in range(0, canvas.height, 14) for x in range(0, canvas.width, 14)]
+    return {"pixel_values": torch.stack(cut), "image_grid_thw": [[1, canvas.height // 14, canvas.width // 14]]}
+
+
 def lfm2_vl_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
     """Return patches between -1 and 1 of tiles of 16 pixels and of the whole, which has 4 to 12 squares of 8."""
     pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None]
@@ -318,6 +330,9 @@ CASES = {
     "MiniCPM-V 4.6": Case(tiny.make_tiny_minicpmv_4_6, together=True),
     "Command A Vision": Case(
         tiny.make_tiny_command_a_vision, command_a_vision_inputs, processor=lambda directory: None
+    ),
+    "Kimi K2.5": Case(
+        tiny.make_tiny_kimi, kimi_inputs, sizes=((40, 60), (90, 31), (300, 150)), processor=lambda directory: None
     ),
     "LFM2-VL": Case(
         tiny.make_tiny_lfm2_vl,

@@ -608,6 +608,32 @@ def make_tiny_lfm3_vl(directory: Path, *, seed: int = 0) -> Path:
     return save_random(Lfm3VlForConditionalGeneration, config, directory, seed)
 
 
+def make_tiny_kimi(directory: Path, *, seed: int = 0) -> Path:
+    """Make a Kimi K2.5 that sees squares of 28 pixels, at most 48 patches in all and 12 on a side."""
+    from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
+
+    from tests.support.expert_models import DEEPSEEK, TWO_GROUPS
+
+    tokens = ["<|media_pad|>", "<|media_begin|>", "<|media_content|>", "<|media_end|>"]
+    written = "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>"
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", written))
+    vision = {name: value for name, value in _VISION.items() if name != "image_size"}
+    config = Kimi_K25Config(
+        vision_config={**vision, "pos_emb_height": 6, "pos_emb_width": 6},
+        text_config={"model_type": "deepseek_v3", **TEXT, **DEEPSEEK, **TWO_GROUPS},
+        projection_hidden_size=16,
+        image_token_id=token_id(directory, "<|media_pad|>"),
+        tie_word_embeddings=False,
+    )
+    settings = {"media_proc_cfg": {"in_patch_limit": 48, "patch_limit_on_one_side": 12, "patch_size": PATCH}}
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    save_random(Kimi_K25ForConditionalGeneration, config, directory, seed)
+    # `transformers` does not write these names as it reads them.
+    names = {"language_model.model.blocks.": "language_model.model.layers.", "model.mm_projector.": "mm_projector."}
+    _rename(directory / "model.safetensors", names | {"vision_tower.encoder.patch_embed.": "vision_tower.patch_embed."})
+    return directory
+
+
 def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16, layers: int = 2) -> Path:
     """Make a Gemma 3 whose images are 16 tokens; all layers but the last look back ``window`` tokens."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil

@@ -78,7 +78,7 @@ SEEN = (
     "GlmOcrForConditionalGeneration", "GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration",
     "Lfm2VlForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration", "Ovis2ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration", "DeepseekOCR2ForCausalLM", "Lfm3VlForConditionalGeneration",
-    "Cohere2VisionForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
 )  # fmt: skip
 REJECTED = (
     "HunYuanVLForConditionalGeneration", "PaliGemmaForConditionalGeneration", "Phi4MultimodalForCausalLM",
