@@ -297,6 +297,16 @@ CASES = {
         types="mm_token_type_ids",
     ),
     "LFM3-VL": Case(tiny.make_tiny_lfm3_vl, sizes=((40, 60), (90, 31), (300, 150))),
+    "EXAONE 4.5": Case(tiny.make_tiny_exaone4_5, sizes=((40, 60), (90, 31), (300, 150))),
+    "Qianfan-OCR": Case(tiny.make_tiny_qianfan_ocr, _cropped),
+    "Granite Docling": Case(
+        tiny.make_tiny_granite_docling,
+        lambda processor, config, image: processor(images=[[image]], return_tensors="pt"),
+    ),
+    "Granite Docling, fine": Case(
+        functools.partial(tiny.make_tiny_granite_docling, fine=True),
+        lambda processor, config, image: processor(images=[[image]], return_tensors="pt"),
+    ),
     "GLM-4.1V": Case(tiny.make_tiny_glm4v, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
     "GLM-4.5V": Case(
         functools.partial(tiny.make_tiny_glm4v, kind="Glm4vMoe"),
@@ -380,6 +390,7 @@ class Seeing:
                 "batch_num_images",
                 "target_sizes",
                 "num_local_patches",
+                "tile_fine_mask",
                 "spatial_shapes",
             )
         }

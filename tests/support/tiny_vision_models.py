@@ -587,10 +587,9 @@ def make_tiny_lfm2_vl(directory: Path, *, seed: int = 0) -> Path:
 
 def make_tiny_lfm3_vl(directory: Path, *, seed: int = 0) -> Path:
     """Make an LFM3-VL that sees squares of 28 pixels, in rows and columns."""
-    from transformers import Lfm3VlConfig, Lfm3VlForConditionalGeneration, Qwen2VLImageProcessorPil
+    from transformers import Lfm3VlConfig, Lfm3VlForConditionalGeneration
 
-    tokens = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
-    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
+    _write_qwen_processor(directory)
     layers = ["conv", "sliding_attention", "full_attention"]
     text = {**TEXT, "num_hidden_layers": 3, "layer_types": layers, "head_dim": 16, "sliding_window": 16}
     config = Lfm3VlConfig(
@@ -603,9 +602,84 @@ def make_tiny_lfm3_vl(directory: Path, *, seed: int = 0) -> Path:
         projector_hidden_size=24,
         tie_word_embeddings=False,
     )  # fmt: skip
+    return save_random(Lfm3VlForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_exaone4_5(directory: Path, *, seed: int = 0) -> Path:
+    """Make an EXAONE 4.5 that sees squares of 28 pixels, in rows and columns."""
+    from transformers import Exaone4_5_Config, Exaone4_5_ForConditionalGeneration
+
+    _write_qwen_processor(directory)
+    text = {**TEXT, "head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    config = Exaone4_5_Config(
+        vision_config={
+            "hidden_size": 16, "intermediate_size": 32, "depth": 2, "num_heads": 2, "num_key_value_heads": 1,
+            "patch_size": PATCH, "spatial_merge_size": 2, "out_hidden_size": 32, "window_size": 56,
+            "fullatt_block_indexes": [1], "initializer_range": 0.3,
+        },
+        text_config={"model_type": "exaone4", **text},
+        image_token_id=token_id(directory, "<|image_pad|>"),
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return save_random(Exaone4_5_ForConditionalGeneration, config, directory, seed)
+
+
+def _write_qwen_processor(directory: Path) -> None:
+    """Write tokenizer and image processor of a model that sees images as Qwen2-VL."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    tokens = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
     size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
     Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=2, size=size).save_pretrained(directory)
-    return save_random(Lfm3VlForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_qianfan_ocr(directory: Path, *, seed: int = 0) -> Path:
+    """Make a Qianfan-OCR with tiles of 28 pixels, one row each."""
+    from transformers import GotOcr2ImageProcessorPil, QianfanOCRConfig, QianfanOCRForConditionalGeneration
+
+    write_tokenizer(directory, ["<IMG_CONTEXT>", "<img>", "</img>"], TEMPLATE.replace("IMAGE", "<image>"))
+    config = QianfanOCRConfig(
+        vision_config={**_VISION, "image_size": [IMAGE_SIDE] * 2, "patch_size": [PATCH] * 2, "attention_bias": True},
+        text_config={"model_type": "qwen3", **TEXT, "head_dim": 16},
+        image_token_id=token_id(directory, "<IMG_CONTEXT>"),
+        image_seq_length=1,
+        tie_word_embeddings=False,
+    )
+    size = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    GotOcr2ImageProcessorPil(size=size, max_patches=6).save_pretrained(directory)
+    save_random(QianfanOCRForConditionalGeneration, config, directory, seed)
+    # `transformers` does not write these names as it reads them.
+    _rename(directory / "model.safetensors", {"language_model.model.encoder.layers.": "language_model.model.layers."})
+    return directory
+
+
+def make_tiny_granite_docling(directory: Path, *, seed: int = 0, fine: bool = False) -> Path:
+    """Make a Granite Docling with tiles of 28 pixels, one row each, or four on the fine route."""
+    from transformers import (
+        GraniteDoclingConfig,
+        GraniteDoclingForConditionalGeneration,
+        GraniteDoclingImageProcessorPil,
+    )
+
+    tags = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    special = ["<image>", "<fake_token_around_image>", "<global-img>", *tags]
+    write_tokenizer(directory, special, TEMPLATE.replace("IMAGE\n", "<image>"))
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+    config = GraniteDoclingConfig(
+        vision_config={
+            **_VISION, "scale_factor": 2, "out_hidden_size": 32, "use_fine_route": fine,
+            "deepstack_visual_indexes": [0],
+        },
+        text_config={**TEXT, **factors},
+        image_token_id=token_id(directory, "<image>"),
+        pad_token_id=257,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    GraniteDoclingImageProcessorPil(size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}, fine_route=fine).save_pretrained(
+        directory
+    )
+    return save_random(GraniteDoclingForConditionalGeneration, config, directory, seed)
 
 
 def make_tiny_kimi(directory: Path, *, seed: int = 0) -> Path:

@@ -79,6 +79,8 @@ SEEN = (
     "Lfm2VlForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration", "Ovis2ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration", "DeepseekOCR2ForCausalLM", "Lfm3VlForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
+    "Exaone4_5_ForConditionalGeneration", "GraniteDoclingForConditionalGeneration",
+    "QianfanOCRForConditionalGeneration",
 )  # fmt: skip
 REJECTED = (
     "HunYuanVLForConditionalGeneration", "PaliGemmaForConditionalGeneration", "Phi4MultimodalForCausalLM",

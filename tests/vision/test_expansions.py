@@ -15,6 +15,7 @@ from transformers import (
     DeepseekVLConfig,
     DeepseekVLImageProcessorPil,
     GotOcr2Processor,
+    GraniteDoclingProcessor,
     LightOnOcrProcessor,
     LlavaConfig,
     LlavaOnevisionConfig,
@@ -23,6 +24,7 @@ from transformers import (
     Ovis2Processor,
     PaddleOCRVLProcessor,
     PixtralImageProcessorPil,
+    QianfanOCRProcessor,
     SiglipVisionConfig,
 )
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
@@ -67,6 +69,26 @@ WRITTEN: dict[str, tuple[Callable[[Path], Path], Any, dict[str, Any], dict[str, 
         {"image_token": "<imgpad>"},
         {},
         {"num_pages_per_batch": [1], "patch_indices": [1], "num_image_tokens": 4},
+    ),
+    "Granite Docling": (
+        tiny.make_tiny_granite_docling,
+        GraniteDoclingProcessor,
+        {
+            "image_token": "<image>", "image_seq_len": 1, "fake_image_token": "<fake_token_around_image>",
+            "global_image_tag": "<global-img>",
+        },
+        {},
+        {},
+    ),
+    "Qianfan-OCR": (
+        tiny.make_tiny_qianfan_ocr,
+        QianfanOCRProcessor,
+        {
+            "image_token": "<IMG_CONTEXT>", "image_seq_length": 1, "start_image_token": "<img>",
+            "end_image_token": "</img>",
+        },
+        {"crop_to_patches": True},
+        {},
     ),
     "LightOnOCR": (
         tiny.make_tiny_lighton_ocr,

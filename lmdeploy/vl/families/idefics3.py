@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM."""
+"""Idefics3 and SmolVLM; Granite Docling, which is one, or has deeper features."""
 
 import dataclasses
 import datetime
@@ -56,6 +56,32 @@ IDEFICS3 = VisionFamily(
         _WHOLE,
         *(_tag(r, c) for r in range(1, _MAX_TILES_PER_SIDE + 1) for c in range(1, _MAX_TILES_PER_SIDE + 1)),
     ),
+)
+
+
+# Granite Docling from 500M on: no whole image where there is one tile, and features that layers add.
+def docling_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return tags and tokens, of which there are four times as many on the fine route."""
+    vision, processor = part.config.vision_config, part.processor
+    rows, columns = processor.get_tile_grid(size[1], size[0])
+    count = int((vision.image_size // vision.patch_size) ** 2 // vision.scale_factor**2)
+    tile = _IDEFICS3_TOKEN * (count * (4 if processor.fine_route else 1))
+    lines = ["".join(f"{_AROUND}{_tag(r + 1, c + 1)}{tile}" for c in range(columns)) + "\n" for r in range(rows)]
+    return "".join(lines) + (f"\n{_AROUND}{_WHOLE}{tile}{_AROUND}" if rows * columns > 1 else "")
+
+
+def docling_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows; the embedding is multiplied as those of tokens are, the deeper ones are not."""
+    rows = image_rows(part, [[image]], options)
+    rows[:, : part.config.text_config.hidden_size] *= part.config.text_config.embedding_multiplier
+    return rows
+
+
+GRANITE_DOCLING = dataclasses.replace(
+    IDEFICS3,
+    architectures=("GraniteDoclingForConditionalGeneration",),
+    expansion=docling_expansion,
+    features=docling_features,
 )
 
 

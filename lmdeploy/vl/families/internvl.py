@@ -76,6 +76,16 @@ INTERNVL = VisionFamily(
 )
 
 
+# Qianfan-OCR: the same tiles, of which a template writes a placeholder alone.
+QIANFAN_OCR = dataclasses.replace(
+    INTERNVL,
+    architectures=("QianfanOCRForConditionalGeneration",),
+    written="<image>\n",
+    placeholder="<image>",
+    video=None,
+)
+
+
 # InternVL 1.1 to 3.5 and Mono-InternVL in their authors' layout: other names for what ``transformers`` has.
 #
 # Mono-InternVL has no tower: its decoder gets the embeddings of patches.

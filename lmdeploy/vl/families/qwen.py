@@ -88,7 +88,10 @@ PADDLEOCR_VL = dataclasses.replace(
 )
 # The same rows, at positions of the text.
 LFM3_VL = dataclasses.replace(
-    QWEN2_VL, architectures=("Lfm3VlForConditionalGeneration",), grid=VisionFamily.grid, video=None
+    QWEN2_VL,
+    architectures=("Exaone4_5_ForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
+    grid=VisionFamily.grid,
+    video=None,
 )
 
 
