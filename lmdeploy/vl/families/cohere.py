@@ -1,7 +1,6 @@
 """Aya Vision and Command A Vision: tiles, then the whole image."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from lmdeploy.vl.families.common import (
     saved_processor,
     tiles_of,
 )
+from lmdeploy.vl.families.llama4 import Tiles
 
 if TYPE_CHECKING:
     import torch
@@ -52,34 +52,12 @@ AYA_VISION = VisionFamily(
 )
 
 
-# Command A Vision: tiles of the canvas that enlarges an image least, or shrinks it least; a delimiter after each view.
-@dataclass(frozen=True)
-class Tiler:
-    """How images are cut; the processor of ``transformers`` needs torchvision."""
-
-    side: int  # pixels of a tile's side
-    max_tiles: int  # of an image, without the whole
-    # Of each channel's values between 0 and 1
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return rows and columns of tiles for an image of this size (width, height)."""
-        most = range(1, self.max_tiles + 1)
-        canvases = sorted(
-            ((columns, rows) for columns in most for rows in most if columns * rows <= self.max_tiles),
-            key=lambda canvas: canvas[0] * canvas[1],
-        )
-        scales = {
-            canvas: min(count * self.side / length for count, length in zip(canvas, size, strict=True))
-            for canvas in canvases
-        }
-        enlarging = [canvas for canvas in canvases if scales[canvas] >= 1]
-        columns, rows = min(enlarging, key=scales.__getitem__) if enlarging else max(canvases, key=scales.__getitem__)
-        return rows, columns
+# Command A Vision: Llama 4's tiles, whose canvas an image fills; a delimiter after each view.
+class Stretched(Tiles):
+    """Tiles of images that fill their canvas; the processor of ``transformers`` needs torchvision."""
 
     def pixels(self, image: Image) -> "torch.Tensor":
-        """Return the normalized views ``[views, 3, side, side]``."""
+        """Return the views ``[views, 3, side, side]``."""
         import numpy as np
         import torch
 
@@ -91,14 +69,15 @@ class Tiler:
         return normalized(views, self.mean, self.std)
 
 
-def processor(checkpoint: Path) -> Tiler:
+def processor(checkpoint: Path) -> Stretched:
     """Return the processor, as the checkpoint's files say."""
     from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
     settings = saved_processor(checkpoint)
-    return Tiler(
+    return Stretched(
         int(settings["size"]["height"]),
         int(settings.get("max_patches", 12)) if settings.get("crop_to_patches", True) else 1,
+        False,
         tuple(settings.get("image_mean", OPENAI_CLIP_MEAN)),
         tuple(settings.get("image_std", OPENAI_CLIP_STD)),
     )
@@ -106,7 +85,7 @@ def processor(checkpoint: Path) -> Tiler:
 
 def command_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     """Return the tokens of each view, between tags."""
-    tiler: Tiler = part.processor
+    tiler: Stretched = part.processor
     tiles = math.prod(tiler.grid(size))
     return _BEGIN + (_view(part) + _BREAK) * (tiles + (tiles > 1)) + _END
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image, Resampling
 
 from lmdeploy.errors import CheckpointError
+from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -104,14 +105,24 @@ Checkpoint = tuple[Path, Mapping[str, Any]]
 """Folder and config.json."""
 
 
+def whole_config(checkpoint: Checkpoint) -> Any:
+    """Return the config of a checkpoint that ``transformers`` reads."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(checkpoint[0], trust_remote_code=False)
+
+
 @dataclass(frozen=True)
 class NativeForm:
     """``transformers`` form of a checkpoint in its authors' own layout; ``ValueError`` for what is not supported."""
 
-    config: Callable[[Checkpoint], Any]  # the whole model's, with the class that has the tower in ``architectures``
-    processor: Callable[[Checkpoint], Any]  # the image processor
+    # The whole model's, with the class that has the tower in ``architectures``
+    config: Callable[[Checkpoint], Any] = whole_config
+    processor: Callable[[Checkpoint], Any] = lambda checkpoint: image_processor(checkpoint[0])
     # Name and values of each tensor of the vision tower
-    tensors: Callable[[Checkpoint], "Iterable[tuple[str, torch.Tensor]]"]
+    tensors: Callable[[Checkpoint], "Iterable[tuple[str, torch.Tensor]]"] = lambda checkpoint: seeing_tensors(
+        checkpoint[0]
+    )
     # From that config to the class that has the tower; without, the one that its ``architectures`` name
     model: Callable[[Any], type] | None = None
 

@@ -6,7 +6,6 @@ from typing import Any
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart, image_rows
 from lmdeploy.vl.families.deepseek_vl import sam
-from lmdeploy.vl.tensors import seeing_tensors
 
 # GOT-OCR 2.0: one size of image, a row for four by four patches.
 _GOT_TOKEN, _GOT_BEGIN, _GOT_END = "<imgpad>", "<img>", "</img>"
@@ -94,5 +93,5 @@ def published_processor(checkpoint: Checkpoint) -> Any:
 DEEPSEEK_OCR_PUBLISHED = dataclasses.replace(
     DEEPSEEK_OCR,
     architectures=("DeepseekOCR2ForCausalLM",),
-    native=NativeForm(published_config, published_processor, lambda checkpoint: seeing_tensors(checkpoint[0])),
+    native=NativeForm(published_config, published_processor),
 )

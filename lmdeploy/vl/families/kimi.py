@@ -1,7 +1,6 @@
 """Kimi K2.5 to K2.7: an image of any shape, shrunk if it is large and padded to whole squares."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from lmdeploy.vl.families.common import (
     normalized,
     saved_processor,
 )
-from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -90,11 +88,6 @@ def processor(checkpoint: Checkpoint) -> Fitter:
     )
 
 
-def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Yield the tensors of tower and projector."""
-    return seeing_tensors(checkpoint[0])
-
-
 def model(config: Any) -> type:
     """Return the class of the tower."""
     from transformers import Kimi_K25ForConditionalGeneration
@@ -125,5 +118,5 @@ KIMI_K25 = VisionFamily(
     features,
     written=f"{_BEGIN}image{_CONTENT}{_TOKEN}{_END}",
     words=(_BEGIN, _CONTENT, _END),
-    native=NativeForm(config, processor, tensors, model),
+    native=NativeForm(config, processor, model=model),
 )

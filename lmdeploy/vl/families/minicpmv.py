@@ -13,7 +13,6 @@ from PIL.Image import Image, Resampling
 
 from lmdeploy.turbomind.text_part import minicpm_version
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
-from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -120,11 +119,6 @@ def processor(checkpoint: Checkpoint) -> Slicer:
     )
 
 
-def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Yield the tensors; :class:`lmdeploy.vl.minicpmv_tower.MiniCpmTower` calls them so too."""
-    return seeing_tensors(checkpoint[0])
-
-
 def model(config: Any) -> type:
     """Return the class of the tower."""
     from lmdeploy.vl.minicpmv_tower import MiniCpmTower
@@ -164,7 +158,7 @@ FAMILY = VisionFamily(
     expansion,
     features,
     words=(*_WHOLE, *_SLICE, *_NUMBER),
-    native=NativeForm(config, processor, tensors, model),
+    native=NativeForm(config, processor, model=model),
     number=number,
 )
 

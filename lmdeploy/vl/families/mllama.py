@@ -5,12 +5,12 @@ a row after the text's vocabulary, so that its embedding comes from here, and a 
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart, image_processor
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
 from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 _TOKEN, _PLACEHOLDER = "<|reserved_special_token_0|>", "<|image|>"
 _EMBEDDING = "language_model.model.embed_tokens.weight"
 _BEHIND_VOCABULARY = 8  # rows of the embedding
-
-
-def config(checkpoint: Checkpoint) -> Any:
-    """Return the config."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(checkpoint[0], trust_remote_code=False)
-
-
-def processor(checkpoint: Checkpoint) -> Any:
-    """Return the processor, which cuts images into tiles."""
-    return image_processor(checkpoint[0])
 
 
 def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
@@ -75,7 +63,7 @@ FAMILY = VisionFamily(
     features,
     written=_PLACEHOLDER,
     words=(_PLACEHOLDER,),
-    native=NativeForm(config, processor, tensors),
+    native=NativeForm(tensors=tensors),
     placeholder=_PLACEHOLDER,
     has_cross_attention=True,
 )
