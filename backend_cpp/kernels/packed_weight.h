@@ -6,8 +6,9 @@
 // multiplied with for every output of the tile, and a tile is one unbroken stream. Scales and zero points: [tiles,
 // groups, 16].
 //
-// int5 and int6 are int4 with the higher bits apart: after the vectors of 32 inputs (int5) or 16 (int6) comes a vector
-// whose byte holds the high bits of the codes at its place in each quad of these inputs, the first quad in the lowest.
+// int5 and int6 have four bits of each code there: the lowest of the first four inputs, the highest of the other four.
+// After the vectors of 32 inputs (int5) or 16 (int6) comes a vector whose byte holds the rest of the codes at its place
+// in each quad of these inputs, the first quad in the lowest bits.
 //
 // Where scale_groups groups share a scale (K-quants of GGUF, on the CPU), `scales` has halves [tiles, groups /
 // scale_groups, 16] and after them factors [tiles, groups, 16], signed bytes that the half is multiplied with; `mins`
@@ -49,9 +50,9 @@ struct PackedShape {
     return scale_count() / scale_groups * sizeof(half) + (scale_groups > 1 ? scale_count() : 0);
   }
   int zero_point() const { return is_float8 ? 0 : 1 << (bits - 1); }
-  int high_bits() const { return bits == 8 ? 0 : bits - 4; }  // of a code, in a vector of their own
+  int rest_bits() const { return bits == 8 ? 0 : bits - 4; }  // of a code, in a vector of their own
   // Inputs that share vectors.
-  int unit() const { return bits == 8 ? 4 : bits == 4 ? 8 : 32 / high_bits(); }
+  int unit() const { return bits == 8 ? 4 : bits == 4 ? 8 : 32 / rest_bits(); }
   WeightFormat format() const {
     if (is_float8) return WeightFormat::kFloat8;
     return bits == 8   ? WeightFormat::kInt8

@@ -176,7 +176,7 @@ LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, bool takes
     needs_mins = needs_mins || format.has_mins();
   }
   if (shape.bits == 5 && shape.group % shape.unit() != 0) shape.bits = 6;
-  if (!takes_gguf_blocks && shape.high_bits() != 0) shape.bits = 8;
+  if (!takes_gguf_blocks && shape.rest_bits() != 0) shape.bits = 8;
   const bool shares_scales = std::ranges::all_of(rows, [&](const QuantizedRow& row) {
     const auto& matrix = static_cast<const GgufMatrix&>(*row.matrix);
     return matrix.shares_scales() && matrix.has_mins() == needs_mins;

@@ -37,7 +37,7 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   plan.layout.features = static_cast<size_t>(packed_shape(weight).padded_features());
   if (plan.kind == RowsPlan::Kind::kQuantized && rows > kPackedRows<8>) plan.block_tiles = kPackedTiles;
   // Rows of a block share widened codes and scales.
-  if (packed_shape(weight).high_bits() != 0 || weight.scale_groups > 1) plan.block_rows *= 2;
+  if (packed_shape(weight).rest_bits() != 0 || weight.scale_groups > 1) plan.block_rows *= 2;
   return plan;
 }
 

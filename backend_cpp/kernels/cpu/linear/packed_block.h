@@ -176,18 +176,19 @@ inline constexpr int kUnitSteps = kBits == 5   ? 4
                                   : kBits == 6 ? 2
                                                : 1;
 
-// Codes of eight inputs, of less than 8 bits: of the first four and of the other four. kStep: their place in the unit.
+// Codes of eight inputs, of less than 8 bits: of the first four, and of the other four times 2^(8 - kBits). kStep:
+// their place in the unit.
 template <int kBits, int kStep>
-inline void decode_step(const uint8_t* quantized, IVec& first, IVec& second) {
+inline void decode_step(const uint8_t* quantized, IVec& first, IVec& scaled) {
   const IVec bytes = load_bytes(quantized);
-  first = low_halves(bytes);
-  second = high_halves(bytes);
+  first = masked_bytes<0x0F>(bytes);
+  scaled = masked_bytes<0xF0>(bytes);
   if constexpr (kBits > 4) {
-    constexpr int kHigh = kBits - 4;
-    constexpr int kMask = ((1 << kHigh) - 1) << 4;
-    const IVec high = load_bytes(quantized + (kUnitSteps<kBits> - kStep) * kQuadBytes);
-    first = with_masked_bytes<kMask>(first, shift_bytes<kHigh * 2 * kStep - 4>(high));
-    second = with_masked_bytes<kMask>(second, shift_bytes<kHigh * (2 * kStep + 1) - 4>(high));
+    constexpr int kRest = kBits - 4;
+    constexpr int kMask = (1 << kRest) - 1;
+    const IVec rest = load_bytes(quantized + (kUnitSteps<kBits> - kStep) * kQuadBytes);
+    first = with_masked_bytes<kMask << 4>(first, shift_bytes<kRest * 2 * kStep - 4>(rest));
+    scaled = with_masked_bytes<kMask << (8 - kBits)>(scaled, shift_bytes<kRest * (2 * kStep + 1) - (8 - kBits)>(rest));
   }
 }
 
@@ -210,6 +211,7 @@ inline void unpack_tiles(const uint8_t* quantized, const PackedShape& shape, int
         IVec first;
         IVec second;
         decode_step<kBits, step()>(quantized + at, first, second);
+        second = shift_bytes<8 - kBits>(second);
         std::memcpy(unpacked + at, &first, sizeof(first));
         std::memcpy(unpacked + kQuadBytes + at, &second, sizeof(second));
       }
@@ -222,6 +224,11 @@ inline void unpack_tiles(const uint8_t* quantized, const PackedShape& shape, int
 
 // How codes become values: scale (code - zero) with one zero for all, or one for each group, or scale code + min.
 enum class QuantizedKind : uint8_t { kScaled, kShifted, kWithMins };
+
+// Whether scaled codes have sums of their own, which are shifted in place of each vector of codes. NEON multiplies
+// bytes above 127 slowly.
+template <int kSums>
+inline constexpr bool kSumsScaled = kHasDot4 && kLanes > 4 && kSums <= 4;
 
 // Asks for a group of the tiles that come after these.
 template <int kTiles>
@@ -270,6 +277,10 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
         }
       }
     }
+    constexpr bool kIsScaled = kBits < 8 && kSumsScaled<kRows * kVecs>;
+    IVec scaled_sums[kRows][kVecs];
+#pragma GCC unroll 8
+    for (auto& row : scaled_sums) std::fill(std::begin(row), std::end(row), broadcast_int(0));
     const auto multiply = [&](const IVec(&vectors)[kVecs], auto&& dot, IVec(&to)[kRows][kVecs]) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -294,10 +305,15 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
           low[v] = load_bytes(step_bytes);
         } else {
           decode_step<kBits, step()>(step_bytes, low[v], high[v]);
+          if (!kIsScaled) high[v] = shift_bytes<8 - kBits>(high[v]);
         }
       }
       multiply(low, dot, to);
-      if (kBits < 8) multiply(high, dot, to);
+      if constexpr (kIsScaled) {
+        multiply(high, [](auto... operands) { return dot4(operands...); }, scaled_sums);
+      } else if (kBits < 8) {
+        multiply(high, dot, to);
+      }
       pass_vector();
     };
     // Adds what `add` adds up in 16 bits.
@@ -336,6 +352,15 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, co
         k += kSteps * kStep;
       }
       if (kBits == 5 || kBits == 6) pass_vector();
+    }
+    if constexpr (kIsScaled) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) {
+          group_sums[r][v] = add_ints(group_sums[r][v], shift_ints<8 - kBits>(scaled_sums[r][v]));
+        }
+      }
     }
     const float* x_scales = x.scales + entry;
     Vec scales[kVecs];

@@ -72,7 +72,7 @@ void dequantize_output(const LinearWeight& weight, int output, float* values) {
   const size_t first_group = static_cast<size_t>(output / kTileOutputs) * shape.groups();
   const auto lane = static_cast<size_t>(output % kTileOutputs);
   const int step = shape.bits == 8 ? 4 : 8;  // inputs in one vector
-  const int high_bits = shape.high_bits();
+  const int rest_bits = shape.rest_bits();
   constexpr int kVector = 4 * kTileOutputs;
   const auto* vector = static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes() + 4 * lane;
   for (int g = 0; g < shape.groups(); ++g) {
@@ -81,16 +81,16 @@ void dequantize_output(const LinearWeight& weight, int output, float* values) {
     const float min = weight.mins != nullptr ? group_value(shape, weight.mins, group, lane)
                                              : scale * static_cast<float>(-shape.zero_point());
     for (int unit = 0; unit < shape.group; unit += shape.unit()) {
-      const uint8_t* high = vector + shape.unit() / step * kVector;
+      const uint8_t* rests = vector + shape.unit() / step * kVector;
       for (int k = 0; k < shape.unit(); ++k) {
         const int input = g * shape.group + unit + k;
         if (input == shape.in_features) return;
         int value = vector[k / step * kVector + k % 4];
-        if (shape.bits < 8) value = k % 8 < 4 ? value & 15 : value >> 4;
-        if (high_bits != 0) value |= (high[k % 4] >> (high_bits * (k / 4)) & ((1 << high_bits) - 1)) << 4;
+        const int rest = rest_bits == 0 ? 0 : rests[k % 4] >> (rest_bits * (k / 4)) & ((1 << rest_bits) - 1);
+        if (shape.bits < 8) value = k % 8 < 4 ? (value & 15) | rest << 4 : value >> 4 << rest_bits | rest;
         values[input] = scale * static_cast<float>(value) + min;
       }
-      vector += (shape.unit() / step + (high_bits != 0 ? 1 : 0)) * kVector;
+      vector += (shape.unit() / step + (rest_bits != 0 ? 1 : 0)) * kVector;
     }
   }
 }
@@ -113,11 +113,12 @@ void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_
   constexpr int kVector = 4 * kTileOutputs;
   constexpr uint32_t kLowHalves = 0x0F0F0F0F;
   const int step = shape.bits == 8 ? 4 : 8;  // inputs in one vector
-  const int high_bits = shape.high_bits();
+  const int rest_bits = shape.rest_bits();
+  const uint32_t rest_mask = 0x01010101u * ((1u << rest_bits) - 1);
   uint8_t inputs[8];
   uint32_t words[2] = {};  // the codes of a quad, one in a byte
   for (int unit = 0; unit < shape.padded_features(); unit += shape.unit()) {
-    uint32_t high[kTileOutputs] = {};
+    uint32_t rests[kTileOutputs] = {};
     for (int quad = 0; quad < shape.unit() / 4; quad += step / 4) {
       const int input = unit + 4 * quad;
       const int count = std::clamp(shape.in_features - input, 0, step);
@@ -130,13 +131,13 @@ void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_
         }
         std::memcpy(words, from, step == 4 ? 4 : 8);
         const auto [first, second] = words;
-        const uint32_t packed = step == 4 ? first : (first & kLowHalves) | (second & kLowHalves) << 4;
+        const uint32_t packed = step == 4 ? first : (first & kLowHalves) | (second >> rest_bits & kLowHalves) << 4;
         std::memcpy(quantized, &packed, sizeof(packed));
-        const uint32_t both = (first >> 4 & kLowHalves) | (second >> 4 & kLowHalves) << high_bits;
-        high[row] |= both << (high_bits * quad);
+        const uint32_t both = (first >> 4 & rest_mask) | (second & rest_mask) << rest_bits;
+        rests[row] |= both << (rest_bits * quad);
       }
     }
-    if (high_bits != 0) quantized = std::copy_n(reinterpret_cast<const uint8_t*>(high), kVector, quantized);
+    if (rest_bits != 0) quantized = std::copy_n(reinterpret_cast<const uint8_t*>(rests), kVector, quantized);
   }
 }
 

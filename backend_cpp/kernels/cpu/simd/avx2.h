@@ -123,6 +123,10 @@ template <int kShift>
 inline IVec shift_bytes(IVec v) {
   return kShift >= 0 ? _mm256_srli_epi16(v, std::max(0, kShift)) : _mm256_slli_epi16(v, std::max(0, -kShift));
 }
+template <int kShift>
+inline IVec shift_ints(IVec v) {
+  return _mm256_srai_epi32(v, kShift);
+}
 template <int kMask>
 inline IVec masked_bytes(IVec v) {
   return _mm256_and_si256(v, _mm256_set1_epi8(kMask));

@@ -124,7 +124,9 @@ inline IVec broadcast_int(int32_t value) {
   return _mm512_set1_epi32(value);
 }
 inline IVec load_bytes(const uint8_t* p) {
-  return _mm512_loadu_si512(p);
+  IVec bytes = _mm512_loadu_si512(p);
+  asm("" : "+v"(bytes));  // GCC 12 reads them again at each use
+  return bytes;
 }
 inline IVec upcast_bytes(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -136,6 +138,11 @@ inline IVec upcast_bytes(const int8_t* p) {
 template <int kShift>
 inline IVec shift_bytes(IVec v) {
   return kShift >= 0 ? _mm512_srli_epi16(v, std::max(0, kShift)) : _mm512_slli_epi16(v, std::max(0, -kShift));
+}
+// Each lane divided by 2^kShift, rounded down.
+template <int kShift>
+inline IVec shift_ints(IVec v) {
+  return _mm512_srai_epi32(v, kShift);
 }
 // Of each byte the bits of kMask.
 template <int kMask>

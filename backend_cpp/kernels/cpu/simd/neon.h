@@ -117,6 +117,10 @@ inline IVec shift_bytes(IVec v) {
     return vreinterpretq_s32_u8(vshlq_n_u8(as_bytes(v), -kShift));
   }
 }
+template <int kShift>
+inline IVec shift_ints(IVec v) {
+  return vshrq_n_s32(v, kShift);
+}
 template <int kMask>
 inline IVec masked_bytes(IVec v) {
   return vreinterpretq_s32_u8(vandq_u8(as_bytes(v), vdupq_n_u8(kMask)));

@@ -106,13 +106,17 @@ inline IVec shift_bytes(IVec v) {
     return static_cast<int32_t>(kShift >= 0 ? lane >> std::max(0, kShift) : lane << std::max(0, -kShift));
   });
 }
+template <int kShift>
+inline IVec shift_ints(IVec v) {
+  return map_int([&](int i) { return v.lane[i] >> kShift; });
+}
 template <int kMask>
 inline IVec masked_bytes(IVec v) {
-  return map_int([&](int i) { return v.lane[i] & kMask * 0x01010101; });
+  return map_int([&](int i) { return v.lane[i] & static_cast<int32_t>(kMask * 0x01010101u); });
 }
 template <int kMask>
 inline IVec with_masked_bytes(IVec others, IVec v) {
-  return map_int([&](int i) { return others.lane[i] | (v.lane[i] & kMask * 0x01010101); });
+  return map_int([&](int i) { return others.lane[i] | (v.lane[i] & static_cast<int32_t>(kMask * 0x01010101u)); });
 }
 inline IVec multiply(IVec a, IVec b) {
   return map_int([&](int i) { return a.lane[i] * b.lane[i]; });
