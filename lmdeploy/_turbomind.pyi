@@ -98,7 +98,9 @@ _Rows = tuple[int, int]
 _Heads = tuple[int, int, int, int, int, int]
 
 class LinearWeight:
-    def __init__(self, data: int, type: str, out_features: int, in_features: int, bias: int) -> None: ...
+    def __init__(
+        self, data: int, type: str, out_features: int, in_features: int, bias: int, is_tiled: bool
+    ) -> None: ...
 
 class QuantizedCheckpoint:
     def __init__(self, directory: str) -> None: ...

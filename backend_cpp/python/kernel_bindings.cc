@@ -250,7 +250,8 @@ class CpuKernels {
   std::vector<std::vector<StateSpan>> states_;  // [pages of a state][spans]
 };
 
-LinearWeight linear_weight(Address data, const std::string& type, int out_features, int in_features, Address bias) {
+LinearWeight linear_weight(Address data, const std::string& type, int out_features, int in_features, Address bias,
+                           bool is_tiled) {
   const std::optional<DType> dtype = dtype_of(type);
   if (!dtype) throw invalid_argument("there are no weights of " + type);
   LinearWeight weight;
@@ -259,6 +260,7 @@ LinearWeight linear_weight(Address data, const std::string& type, int out_featur
   weight.out_features = out_features;
   weight.in_features = in_features;
   weight.bias = pointer<const float>(bias);
+  weight.is_tiled = is_tiled;
   return weight;
 }
 
@@ -267,7 +269,7 @@ LinearWeight linear_weight(Address data, const std::string& type, int out_featur
 void bind_kernels(py::module_& m) {
   py::class_<LinearWeight>(m, "LinearWeight", py::module_local())
       .def(py::init(&linear_weight), py::arg("data"), py::arg("type"), py::arg("out_features"), py::arg("in_features"),
-           py::arg("bias"));
+           py::arg("bias"), py::arg("is_tiled"));
   py::class_<PageArena>(m, "PageArena", py::module_local())
       .def(py::init<size_t, int>(), py::arg("page_bytes"), py::arg("page_count"))
       .def("move", &PageArena::move, py::arg("moves"));

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional
 
 import lmdeploy._turbomind as _turbomind
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _MAMBA_GATES = 1  # RecurrenceGate::kMamba
 
+_TILE_OUTPUTS = 16  # kTileOutputs
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -210,16 +212,36 @@ def _rows(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class Matrix:
-    """A weight ``[out_features, in_features]`` as the kernels take it.
+    """A weight ``[out_features, in_features]`` of 32 or 16 bits as the kernels take it.
 
-    ``weight``: dense, of 32 or 16 bits; kept as long as this object. ``bias``: ``[out_features]`` or None.
+    ``bias``: ``[out_features]`` or None. ``is_tiled``: a copy in tiles (backend_cpp/kernels/packed_weight.h), which are
+    multiplied faster; else the weight itself, which others can share and whose rows `Kernels.embed` can look up.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight = weight.detach().contiguous()
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_tiled: bool = True) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._is_tiled = is_tiled
+        weight = weight.detach().contiguous()
+        self._stored = _tiles_of(weight) if is_tiled else weight
         self.bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
-        self.out_features, self.in_features = self.weight.shape
         self.native = _turbomind.LinearWeight(
-            self.weight.data_ptr(), type_name(self.weight.dtype), self.out_features, self.in_features,
-            0 if self.bias is None else self.bias.data_ptr(),
+            self._stored.data_ptr(), type_name(weight.dtype), self.out_features, self.in_features,
+            0 if self.bias is None else self.bias.data_ptr(), is_tiled,
         )  # fmt: skip
+
+    def numbers(self) -> torch.Tensor:
+        """Return the weight ``[out_features, in_features]``."""
+        if not self._is_tiled:
+            return self._stored
+        rows = self._stored.transpose(1, 2).reshape(-1, self._stored.shape[1] * self._stored.shape[3])
+        return rows[: self.out_features, : self.in_features]
+
+
+def _tiles_of(weight: torch.Tensor) -> torch.Tensor:
+    """Return a dense weight as tiles ``[tiles, inputs / unit, 16, unit]``: units are pairs of bfloat16, or numbers."""
+    unit = 2 if weight.dtype == torch.bfloat16 else 1
+    padding = (0, -weight.shape[1] % unit, 0, -weight.shape[0] % _TILE_OUTPUTS)
+    padded = functional.pad(weight, padding) if any(padding) else weight
+    units = padded.view(torch.int32) if unit == 2 else padded  # which PyTorch moves faster than pairs
+    tiles = units.view(-1, _TILE_OUTPUTS, units.shape[1]).transpose(1, 2).contiguous()
+    return tiles.view(weight.dtype).unflatten(2, (_TILE_OUTPUTS, unit))

@@ -52,7 +52,7 @@ class NativeLinear(nn.Module):
         # Where the weight is a slice of the outputs that everybody needs whole: who has the others
         gathers: Ranks | None = None,
         # The kernels' form of the weight, in place of ``weight``, whose shape alone is looked at then
-        matrix: QuantizedMatrix | None = None,
+        matrix: Matrix | QuantizedMatrix | None = None,
         numbers: Callable[[], torch.Tensor] | None = None,  # returns the weight that ``matrix`` stands for
     ) -> None:
         super().__init__()
@@ -61,8 +61,11 @@ class NativeLinear(nn.Module):
             self.weight: torch.Tensor = nn.Parameter(weight, requires_grad=False)
             self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         else:
-            self._matrix: Matrix | QuantizedMatrix = matrix or (matrix_of := Matrix(weight, bias))
-            self.weight = StoredWeight(tuple(weight.shape), numbers or (lambda: matrix_of.weight))
+            self._matrix = matrix or Matrix(weight, bias)
+            if isinstance(self._matrix, Matrix):
+                numbers = self._matrix.numbers
+            assert numbers is not None
+            self.weight = StoredWeight(tuple(weight.shape), numbers)
             self.bias = None if bias is None else nn.Parameter(bias.float(), requires_grad=False)
         self._ranks, self._gathers = ranks, gathers
         self.out_features, self.in_features = weight.shape
@@ -125,8 +128,8 @@ class NativeEmbedding(nn.Module):
 
     def __init__(self, weight: torch.Tensor, kernels: Kernels) -> None:
         super().__init__()
-        self._matrix = Matrix(weight)
-        self.weight = StoredWeight(tuple(weight.shape), lambda: self._matrix.weight)
+        self._matrix = Matrix(weight, is_tiled=False)
+        self.weight = StoredWeight(tuple(weight.shape), self._matrix.numbers)
         self._kernels = kernels
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.logs import without_bars
 from lmdeploy.pytorch.adapted_layers import pattern_of
 from lmdeploy.pytorch.adapters import AdapterTable
-from lmdeploy.pytorch.cpu_kernels import Kernels
+from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
 from lmdeploy.pytorch.models.hf_config import transformers_config
 from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, StoredWeight, rms_norm_of
 from lmdeploy.pytorch.quantized_gpu_layers import gpu_linear_of
@@ -292,12 +292,13 @@ def _divide_and_swap(
 
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
-            weight = Weight(name, module.weight, quantized)
+            weight = Weight(name, module.weight, quantized, is_head=module is head)
             made: nn.Module = plan.linear(name, weight, module.bias, kernels)
             assert isinstance(made, NativeLinear)
             if module is not head:
-                plan.adapt(name, made, module.weight.shape, adapters)
-                shapes[pattern_of(name)] = (module.weight.shape[0], module.weight.shape[1])
+                plan.adapt(name, made, weight.shape, adapters)
+                shapes[pattern_of(name)] = weight.shape
+            del module.weight, weight
         elif type(module) is Conv1D:
             made = plan.linear(name, Weight(name, module.weight.t(), None), module.bias, kernels)
             if kernels is not None:
@@ -384,6 +385,7 @@ class Weight:
     name: str
     numbers: torch.Tensor
     quantized: QuantizedWeights | None
+    is_head: bool = False  # often it is the table of token embeddings too
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -396,7 +398,9 @@ class Weight:
         """Return the layer of some outputs and inputs."""
         part = self.numbers[outputs, inputs]
         if self.quantized is None or self.name not in self.quantized.shapes:
-            return NativeLinear(part if part.shape == self.shape else part.clone(), bias, kernels, **ranks)
+            part = part if part.shape == self.shape else part.clone()
+            head = Matrix(part, bias, is_tiled=False) if self.is_head and kernels is not None else None
+            return NativeLinear(part, bias, kernels, matrix=head, **ranks)
         if kernels is None and part.shape == self.shape and (made := gpu_linear_of(self.quantized, self.name, bias)):
             return made
         if kernels is None:

@@ -188,7 +188,7 @@ def test_the_largest_codes_are_added_up_exactly(cpu: Device, sign: float, bits: 
     assert (error <= 1e-6 * (x.double().abs() @ sizes.T)).all()
 
 
-# Fewer chunks of inputs than lanes, as many, a part of one; panels and groups of tiles that are not full; blocks.
+# Fewer inputs than a vector holds, as many, a part of one; groups of tiles that are not full; blocks.
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rows", "out_features", "in_features"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from lmdeploy.pytorch.nn.attention import LayerCache
 from lmdeploy.pytorch.nn.build_context import BuildContext
 from lmdeploy.pytorch.nn.embedding import Embedding
 from lmdeploy.pytorch.nn.linear import Linear
+from lmdeploy.pytorch.nn.moe import ExpertWeights
 from lmdeploy.pytorch.paged import StateShape
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
@@ -73,6 +75,8 @@ class PatchedModel:
         self._device = torch.device(device)
         if self._device.type == "cpu":
             _upcast_embeddings(self._model, kernels)
+            if kernels is not None:
+                _tile_weights(self._model)
         self._model.to(self._device)  # buffers, which are made on the CPU
         self._logits_indices: torch.Tensor | None = None
         self._last_hidden: torch.Tensor | None = None
@@ -177,3 +181,11 @@ def _upcast_embeddings(model: nn.Module, kernels: Kernels | None) -> None:
             embedding = Embedding.of(module.weight, kernels)
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, embedding)
+
+
+def _tile_weights(model: nn.Module) -> None:
+    """Let the kernels have weights as tiles, but a head that is the embedding."""
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    for module in model.modules():
+        if isinstance(module, (Linear, ExpertWeights)) and uses[id(module.weight)] == 1:
+            module.tile()

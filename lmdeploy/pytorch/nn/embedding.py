@@ -51,7 +51,7 @@ class Embedding(nn.Module):
         if self._kernels is None:
             return nn.functional.embedding(input_ids, self.weight).float()
         if self._matrix is None:
-            self._matrix = Matrix(self.weight)
+            self._matrix = Matrix(self.weight, is_tiled=False)
         return self._kernels.embed(self._matrix.native, self._matrix.in_features, input_ids)
 
 

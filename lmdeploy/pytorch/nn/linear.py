@@ -107,12 +107,17 @@ class Linear(nn.Module):
         inputs = self._rank_inputs(self.in_features * self._input_ranks)
         dtype, device = self.weight.dtype, self.weight.device
         if self._kernels is not None and device.type == "cpu":
-            is_summed = not self._is_colwise and self._ranks.rank > 0
-            self._matrix = quantized.matrix(rows, inputs, None if is_summed else self.bias)
+            self._matrix = quantized.matrix(rows, inputs, self._rank_bias())
             self.weight.data = torch.empty(0, dtype=dtype)
         else:
             parts = [quantized.numbers(layer)[outputs, inputs] for layer, outputs in rows]
             self.weight.data = torch.cat(parts).to(device, dtype)
+
+    def tile(self) -> None:
+        """Let the kernels have the weight as tiles, which nothing else reads."""
+        if self._matrix is None:
+            self._matrix = Matrix(self.weight, self._rank_bias())
+            self.weight.data = torch.empty(0, dtype=self.weight.dtype)
 
     @property
     def _input_ranks(self) -> int:
@@ -124,19 +129,21 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[..., outputs]`` for ``[..., inputs]``."""
-        # Ranks sum their products: one of them adds the bias.
-        is_summed = not self._is_colwise and self._ranks.count > 1
-        bias = None if is_summed and self._ranks.rank > 0 else self.bias
+        bias = self._rank_bias()
         if self._kernels is not None and x.device.type == "cpu":
             if self._matrix is None:
-                self._matrix = Matrix(self.weight, bias)
+                self._matrix = Matrix(self.weight, bias, is_tiled=False)
             y = self._kernels.linear(self._matrix.native, self.out_features, x)
         else:
             y = functional.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
         if self._adapters is not None and self._adapters.is_used:
             for part in self.adapted:
                 self._adapters.add(part.name, x, y[..., part.outputs])
-        return self._ranks.sum(y) if is_summed else y
+        return y if self._is_colwise else self._ranks.sum(y)
+
+    def _rank_bias(self) -> nn.Parameter | None:
+        """Return the bias, but None where ranks sum their products and another adds it."""
+        return self.bias if self._is_colwise or self._ranks.rank == 0 else None
 
 
 class MergedColwiseLinear(Linear):

@@ -118,6 +118,12 @@ class ExpertWeights(nn.Module):
         if takes_quantized:
             self.weight.data = torch.empty(0, dtype=self.weight.dtype)
 
+    def tile(self) -> None:
+        """Let the kernels have the weights as tiles, which nothing else reads."""
+        if not self._matrices:
+            self._matrices = dict(enumerate(map(Matrix, self.weight)))
+            self.weight.data = torch.empty(0, dtype=self.weight.dtype)
+
     def multiply(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         """Return ``[rows, outputs]`` of an expert for ``[rows, inputs]``."""
         if self._kernels is None or x.device.type != "cpu":

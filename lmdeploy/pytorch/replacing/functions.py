@@ -34,7 +34,7 @@ def linear_by(kernels: Kernels, hf_linear: Any) -> Any:
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32 or weight.dim() != 2:
             return hf_linear(x, weight, bias)
-        matrix = Matrix(weight, bias)
+        matrix = Matrix(weight, bias, is_tiled=False)
         return kernels.linear(matrix.native, matrix.out_features, x)
 
     return linear
