@@ -368,7 +368,13 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
     }
   });
   weights.vocab = shard.vocab.ranges().at(0);
-  if (!spec.encoder) weights.lm_head = read_output_layer(shard, checkpoint, read, weights.embedding, pool);
+  if (!spec.encoder) {
+    weights.lm_head = read_output_layer(shard, checkpoint, read, weights.embedding, pool);
+    const bool is_shared = weights.lm_head.view.data == nullptr;
+    if (!is_shared || shard.vocab.is_whole()) {
+      read.tile(is_shared ? weights.embedding : weights.lm_head, loop_on(pool, options));
+    }
+  }
   weights.adapted_layers = find_adapted_layers(weights.layers, checkpoint);
   if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", shard.vocab);
   return weights;

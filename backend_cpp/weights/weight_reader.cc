@@ -8,19 +8,6 @@
 
 namespace turbomind {
 
-namespace {
-
-// Makes tiles of a row-major weight.
-void tile(LinearStorage& storage, bool only_sizes) {
-  AlignedBuffer tiles(tiled_bytes(storage.view));
-  if (!only_sizes) tile_rows(storage.view, tiles.as<void>());
-  storage.data = std::move(tiles);
-  storage.view.data = storage.data.as<void>();
-  storage.view.is_tiled = true;
-}
-
-}  // namespace
-
 AlignedBuffer WeightReader::vector(const std::string& name, const Slice& size) const {
   AlignedBuffer buffer(static_cast<size_t>(size.size()) * sizeof(float));
   checkpoint_.read<float>(name, {size}, buffer.as<float>(), loop_or_none(in_order));
@@ -43,6 +30,24 @@ LinearStorage WeightReader::matrix(const std::string& name, const Slice& out_fea
   return storage;
 }
 
+void WeightReader::tile(LinearStorage& storage, const Loop& over_tiles) const {
+  LinearWeight& weight = storage.view;
+  if (!options_.is_tiled || weight.data == nullptr || weight.is_packed()) return;
+  AlignedBuffer tiles(tiled_bytes(weight));
+  const int count = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
+  const size_t rows_bytes = storage.data.size() / weight.out_features * kTileOutputs;
+  const size_t tile_bytes = tiles.size() / count;
+  loop_or_none(over_tiles)(count, [&](int tile) {
+    LinearWeight rows = weight;
+    rows.data = storage.data.as<std::byte>() + tile * rows_bytes;
+    rows.out_features = std::min(kTileOutputs, weight.out_features - tile * kTileOutputs);
+    tile_rows(rows, tiles.as<std::byte>() + tile * tile_bytes);
+  });
+  storage.data = std::move(tiles);
+  weight.data = storage.data.as<void>();
+  weight.is_tiled = true;
+}
+
 LinearStorage WeightReader::table(const std::string& name, int rows, int size, const Loop& loop) const {
   const std::vector<ManifestValue> parts = checkpoint_.parts(name, {rows, size});
   if (options_.takes_gguf_blocks && can_pack(parts, true)) {
@@ -63,7 +68,7 @@ LinearStorage WeightReader::linear(const std::string& name, const Slice& out_fea
     storage = pack_quantized(parts, options_.takes_gguf_blocks, loop);
   } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
-    if (options_.is_tiled) tile(storage, options_.only_sizes);
+    tile(storage);
   } else {
     const LinearStorage exact = matrix(name + ".weight", out_features, in_features, DType::kFloat32);
     storage = round_matrix(exact.data.as<float>(), exact.view.out_features, exact.view.in_features, options_.bits,

@@ -17,7 +17,7 @@ struct WeightOptions {
   int group = 32;  // inputs that share a scale
   // The device multiplies with codes of 5 and 6 bits, and with codes whose groups have minima.
   bool takes_gguf_blocks = false;
-  bool is_tiled = false;    // linear layers of 32 and 16 bits are LinearWeight::is_tiled
+  bool is_tiled = false;    // linear layers and heads of 32 and 16 bits are LinearWeight::is_tiled
   bool only_sizes = false;  // buffers are allocated, which takes no memory, and no values read
 };
 
@@ -33,6 +33,8 @@ class WeightReader {
   // A matrix that is never rounded: `name` is the whole name.
   LinearStorage matrix(const std::string& name, const Slice& out_features, const Slice& in_features, DType dtype,
                        const Loop& over_rows = in_order) const;
+  // Makes tiles of a matrix of 32 or 16 bits if the options say so.
+  void tile(LinearStorage& storage, const Loop& over_tiles = in_order) const;
   // A matrix that stays in the files.
   StoredTable stored(const std::string& name, int rows, int size) const { return checkpoint_.stored(name, rows, size); }
   // A matrix whose rows are looked up: integers if the checkpoint stores them so and the device takes them, else as

@@ -27,10 +27,18 @@ void for_heads(ThreadPool& pool, const HeadsView& heads, int work, Body&& body) 
 template <class T>
 void embed_rows(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) {
   const auto size = static_cast<size_t>(table.in_features);
+  // A tile's rows take turns of `unit` numbers; without tiles each row is one.
+  const size_t tile_rows = table.is_tiled ? kTileOutputs : 1;
+  const size_t unit = !table.is_tiled ? size : table.format == WeightFormat::kBFloat16 ? 2 : 1;
+  const size_t step = tile_rows * unit;
+  const size_t tile_size = (size + unit - 1) / unit * step;
   for (int row = 0; row < rows; ++row) {
-    const T* source = static_cast<const T*>(table.data) + static_cast<size_t>(tokens[row]) * size;
+    const auto token = static_cast<size_t>(tokens[row]);
+    const T* source = static_cast<const T*>(table.data) + token / tile_rows * tile_size + token % tile_rows * unit;
     float* target = y + static_cast<size_t>(row) * size;
-    for (size_t i = 0; i < size; ++i) target[i] = to_float(source[i]) * scale;
+    for (size_t first = 0; first < size; first += unit, source += step) {
+      for (size_t i = first; i < std::min(size, first + unit); ++i) target[i] = to_float(source[i - first]) * scale;
+    }
   }
 }
 

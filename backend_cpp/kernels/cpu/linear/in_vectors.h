@@ -8,7 +8,6 @@
 #include "kernels/cpu/linear/bf16_block.h"
 #include "kernels/cpu/linear/float8_block.h"
 #include "kernels/cpu/linear/packed_block.h"
-#include "kernels/cpu/linear/panel_block.h"
 #include "kernels/cpu/linear/tiled_block.h"
 #include "kernels/packed_weight.h"
 
@@ -21,9 +20,6 @@ inline constexpr int kInterleavedRows = 8;
 inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   RowsPlan plan;
   if (weight.is_tiled) return tiled_plan(weight, rows);
-#if defined(__AVX2__)
-  if (!weight.is_packed() && rows >= kMinRowsOfPanels) return panel_plan(weight, rows, rounds_to_pairs(weight) ? 2 : 1);
-#endif
 #if defined(__AVX512BF16__)
   if (rounds_to_pairs(weight)) {
     plan.kind = RowsPlan::Kind::kWide;
@@ -42,9 +38,6 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
 }
 
 inline void convert_row_in_vectors(const float* x, int in_features, int row, const ConvertedRows& converted) {
-#if defined(__AVX2__)
-  if (is_for_panels(converted.layout)) return convert_row_for_panels(x, in_features, row, converted);
-#endif
   if (converted.layout.unit == kFloatLine) return copy_row(x, in_features, row, converted);
 #if defined(__AVX512BF16__)
   if (converted.layout.unit == kBf16Line) return convert_row_to_bf16(x, in_features, row, converted);
@@ -54,9 +47,6 @@ inline void convert_row_in_vectors(const float* x, int in_features, int row, con
 
 inline void converted_block_in_vectors(const LinearWeight& weight, const ConvertedRows& x, int first_row, int rows,
                                        int first_tile, int last_tile, float* y, bool accumulate) {
-#if defined(__AVX2__)
-  if (is_for_panels(x.layout)) return panel_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
-#endif
   if (weight.is_tiled) return tiled_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
 #if defined(__AVX512BF16__)
   if (weight.format == WeightFormat::kBFloat16) {

@@ -34,7 +34,6 @@ struct FloatDots {
     return TM_ISA::load_partial(p, count);
   }
   static Vec add(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
-  static Vec add_lanes(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
 };
 
 #if defined(__AVX512BF16__)
@@ -51,7 +50,6 @@ struct PairDots {
     return load(inputs);
   }
   static Vec add(Vec sum, IVec x, IVec w) { return dot2(sum, x, w); }
-  static Vec add_lanes(Vec sum, Vec x, Vec w) { return dot2(sum, as_ints(x), as_ints(w)); }
 };
 #endif
 
