@@ -135,12 +135,25 @@ def test_peers_read_the_same_file_and_one_that_cannot_is_named(
     assert share == pytest.approx(file_cost(SHAPES[name], 4).weight_bytes() * sum(sides[OURS]) / 2 / 1e9)
     assert sides["llama.cpp Q4_0"] == [101.0, 101.0]
     # Both kinds of attention once, then the faster one.
-    assert (tiny / "calls").read_text().splitlines()[:3] == [
-        f"llama-bench 0 64 64 {matches.llama_cpp.thread_count()}"
-    ] * 3
+    threads = matches.llama_cpp.thread_count()
+    bench, ik = f"llama-bench 0 64 64 {threads}", f"ik 0 64 {threads} 0,1"
+    assert (tiny / "calls").read_text().splitlines()[:5] == [bench, bench, ik, bench, ik]
     printed = capsys.readouterr().out
     assert "openvino Q4_0 is left out: no such processor" in printed
     assert not path_of(name, 4).exists()
+
+
+def test_a_file_of_the_user_s_is_measured_beside_llama_cpp_and_ik(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matches, "steady_rate", lambda records: float(sum(record.output_len for record in records)))
+    fake_peers.install(Path("none"))
+    with random_file("llama-3.2-1b", 4) as file:
+        found = played(Choice([], files=[file]), 1)
+    peers = [OURS, "openvino GGUF", "llama.cpp GGUF", "ik_llama.cpp GGUF"]
+    assert {title: list(sides) for title, (sides, _) in found.items()} == {
+        f"{file.stem}: decode, 1 stream": peers,
+        f"{file.stem}: decode, 8 streams": peers[:3],
+        f"{file.stem}: prefill of 512": peers,
+    }
 
 
 def test_long_contexts_have_a_row_for_the_prompt_and_one_for_what_follows(tiny: Path) -> None:

@@ -58,17 +58,19 @@ def test_llama_cpp_is_asked_for_the_same_lengths(log: Path) -> None:
     assert llama_cpp.decode_rate(MODEL, 64, 96, "on") == 100.0
     assert llama_cpp.prefill_rate(MODEL, 512, 2, "off") == 101.0
     assert llama_cpp.streams_rate(MODEL, 8, 64, 32, "on") == 300.0
+    assert llama_cpp.ik_rate(MODEL, 512, 0) == 60.0
     threads = llama_cpp.thread_count()
     assert log.read_text().splitlines() == [
         f"llama-bench 0 96 64 {threads}",
         f"llama-bench 512 0 0 {threads}",
         "llama-batched-bench 8 64 32 768",
+        f"ik 512 0 {threads} 0,1",
     ]
 
 
 def test_a_program_that_fails_shows_what_it_printed(log: Path) -> None:
     fake_peers.write_program(llama_tool("llama-bench"), fake_peers.FAILING)
-    with pytest.raises(RuntimeError, match=r"(?s)llama-bench ended with 1 and 0 results.*no such processor"):
+    with pytest.raises(RuntimeError, match=r"(?s)llama-bench ended with 1 and no results.*no such processor"):
         llama_cpp.prefill_rate(MODEL, 512, 2, "on")
     fake_peers.write_program(openvino_python(), fake_peers.FAILING)
     with genai(MODEL, 4) as peer, pytest.raises(RuntimeError, match=r"(?s)ended while it answered.*no such processor"):

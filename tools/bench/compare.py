@@ -39,7 +39,7 @@ def some_of(known: Sequence[str], text: str) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
-    parser = flags.parser("Measure the engine alongside llama.cpp and OpenVINO GenAI, against the project's targets.")
+    parser = flags.parser("Measure the engine alongside llama.cpp, ik_llama.cpp and OpenVINO GenAI, against targets.")
     parser.add_argument(
         "--only", type=partial(some_of, EVERY_PART), default=list(PARTS), metavar="PART,...", help=", ".join(EVERY_PART)
     )
@@ -48,6 +48,9 @@ def main() -> None:
     )
     parser.add_argument("--contexts", type=sizes, default=list(CONTEXTS), metavar="N,...", help="of long, in tokens")
     parser.add_argument("--cache-bits", type=sizes, default=list(CACHE_BITS), metavar="N,...", help="of long")
+    parser.add_argument(
+        "--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="GGUF files to measure in place of --only"
+    )
     parser.add_argument("--rounds", type=flags.positive, default=3)
     parser.add_argument(
         "--timeout",
@@ -71,7 +74,8 @@ def main() -> None:
 
     rates: dict[str, dict[str, list[float]]] = {}
     shares: dict[str, float] = {}
-    choice = Choice(arguments.only, arguments.models, arguments.contexts, arguments.cache_bits)
+    parts = [] if arguments.gguf else arguments.only
+    choice = Choice(parts, arguments.models, arguments.contexts, arguments.cache_bits, arguments.gguf)
     for name, sides, share in play(choice, model_path, rounds, limits):
         rates[name] = sides
         if share is not None:

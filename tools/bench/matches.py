@@ -23,7 +23,15 @@ from tools.bench.inprocess import InProcess, in_process
 from tools.bench.over_http import run_over_http
 from tools.bench.peers import llama_cpp, vllm
 from tools.bench.peers.genai import genai
-from tools.bench.peers.paths import GGUF_TYPES, gguf, llama_tool, missing_program, openvino_python, vllm_python
+from tools.bench.peers.paths import (
+    GGUF_TYPES,
+    IK_LLAMA,
+    gguf,
+    llama_tool,
+    missing_program,
+    openvino_python,
+    vllm_python,
+)
 from tools.bench.random_gguf import NAMES, file_cost, random_file
 from tools.bench.roofline import Limits, engine_cost, head_bytes
 from tools.bench.server import running_server
@@ -59,7 +67,7 @@ class Match:
     """One workload of the engines alone."""
 
     part: str  # ``decode``, ``streams`` or ``prefill``
-    bits: int  # of the weights
+    bits: int  # of the weights; 0: several kinds
     # Sequences at a time, and their tokens
     streams: int
     prompt_len: int
@@ -67,10 +75,9 @@ class Match:
     prompts: int = PREFILLS  # of a measurement, where prompts are measured
 
     def __str__(self) -> str:
-        if self.part == "prefill":
-            return f"prefill of {self.prompt_len}, {self.bits}-bit"
         streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
-        return f"decode, {streams}, {self.bits}-bit"
+        workload = f"prefill of {self.prompt_len}" if self.part == "prefill" else f"decode, {streams}"
+        return f"{workload}, {self.bits}-bit" if self.bits else workload
 
     def rate(self, response: Answer) -> float:
         """Return an engine's tokens/s: of prompts up to the first token, or generated while all streams generate."""
@@ -96,6 +103,11 @@ MATCHES = (
     *(Match("prefill", bits, 1, length, 1) for bits in (4, 8) for length in (512, 1024)),
     Match("prefill", 16, 1, 512, 1),
 )
+FILE_MATCHES = (
+    Match("decode", 0, 1, 64, 96),
+    Match("streams", 0, 8, 64, 64),
+    Match("prefill", 0, 1, 512, 1),
+)
 LARGER_MODELS = {
     "large": tuple((name, bits) for name in ("llama-3.2-1b", "qwen3-4b") for bits in (4, 8)),
     "moe": (("qwen3-30b-a3b", 4),),
@@ -112,12 +124,16 @@ def larger_matches(bits: int) -> list[Match]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Parts of ``PARTS`` and ``LARGER_PARTS``; of the latter the models, and of ``long`` its lengths and caches."""
+    """Parts of ``PARTS`` and ``LARGER_PARTS``; of the latter the models, and of ``long`` its lengths and caches.
+
+    ``files``: GGUF files of the user's.
+    """
 
     parts: Sequence[str]
     models: Sequence[str] = NAMES
     contexts: Sequence[int] = CONTEXTS
     cache_bits: Sequence[int] = CACHE_BITS
+    files: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,8 @@ def engine_config(bits: int) -> TurbomindEngineConfig:
 
 def play(choice: Choice, model_path: Path, rounds: Rounds, limits: Limits) -> Iterator[Played]:
     """Play the matches of a choice."""
+    for file in choice.files:
+        yield from _larger_model(file.stem, FILE_MATCHES, "GGUF", file, rounds, None)
     matches = [match for match in MATCHES if match.part in choice.parts]
     for bits in GGUF_TYPES:
         if chosen := [match for match in matches if match.bits == bits]:
@@ -164,7 +182,8 @@ def play(choice: Choice, model_path: Path, rounds: Rounds, limits: Limits) -> It
                     elif part == "agent":
                         yield from _agent(name, bits, file, rounds)
                     else:
-                        yield from _larger_model(name, bits, file, rounds, limits)
+                        speed = limits.bandwidth / file_cost(SHAPES[name], bits).weight_bytes()
+                        yield from _larger_model(name, larger_matches(bits), GGUF_TYPES[bits], file, rounds, speed)
 
 
 def _default_model(
@@ -185,13 +204,20 @@ def _default_model(
             yield str(match), rates, share
 
 
-def _larger_model(name: str, bits: int, file: Path, rounds: Rounds, limits: Limits) -> Iterator[Played]:
-    config, kind = replace(engine_config(16), max_prefill_token_num=2048), GGUF_TYPES[bits]
-    with _engines(file, file, kind, config) as (_, answers):
-        for match in larger_matches(bits):
+def _larger_model(
+    name: str,
+    matches: Sequence[Match],
+    kind: str,
+    file: Path,
+    rounds: Rounds,
+    # Tokens/s of one stream at the machine's bandwidth; None: unknown
+    limit: float | None,
+) -> Iterator[Played]:
+    with _engines(file, file, kind, replace(engine_config(16), max_prefill_token_num=2048)) as (_, answers):
+        for match in matches:
             rates = _play(f"{name}: {match}", match, answers, file, kind, rounds)
-            moved = file_cost(SHAPES[name], bits).weight_bytes() * median(rates[OURS])
-            yield f"{name}: {match}", rates, moved / limits.bandwidth if match.part == "decode" else None
+            share = median(rates[OURS]) / limit if limit is not None and match.part == "decode" else None
+            yield f"{name}: {match}", rates, share
 
 
 @contextmanager
@@ -220,6 +246,9 @@ def _play(title: str, match: Match, answers: Mapping[str, Answer], file: Path, k
             sides[side] = partial(match.rate, answer)
     if llama_tool("llama-bench").exists() and file.exists():
         sides[f"llama.cpp {kind}"] = _llama_side(match, file)
+    if match.streams == 1 and llama_tool("llama-bench", IK_LLAMA).exists() and file.exists():
+        lengths = (match.prompt_len, 0) if match.part == "prefill" else (0, match.output_len)
+        sides[f"ik_llama.cpp {kind}"] = partial(llama_cpp.ik_rate, file, *lengths)
     return rounds.play(title, sides)
 
 

