@@ -27,11 +27,11 @@ _NATIVE = (
     "GraniteDoclingForConditionalGeneration", "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
     "Lfm2VlForConditionalGeneration", "Lfm3VlForConditionalGeneration", "LightOnOcrForConditionalGeneration",
     "Llama4ForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
-    "LlavaOnevisionForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration", "Mistral3ForConditionalGeneration",
-    "Ovis2ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration", "QianfanOCRForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
-    "SmolVLMForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
+    "MiniMaxM3SparseForConditionalGeneration", "Mistral3ForConditionalGeneration", "Ovis2ForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration", "QianfanOCRForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 
 
@@ -119,6 +119,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "lfm3": "Lfm3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
+    "minimax_m3_vl_text": "MiniMaxM3ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mistral4": "Mistral4ForCausalLM",

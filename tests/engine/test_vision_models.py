@@ -307,6 +307,13 @@ CASES = {
         functools.partial(tiny.make_tiny_granite_docling, fine=True),
         lambda processor, config, image: processor(images=[[image]], return_tensors="pt"),
     ),
+    "MiniMax-M3": Case(
+        tiny.make_tiny_minimax_m3,
+        sizes=((40, 60), (90, 31), (300, 150)),
+        processor=lambda directory: transformers.Qwen2VLImageProcessorPil(
+            size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
+        ),
+    ),
     "GLM-4.1V": Case(tiny.make_tiny_glm4v, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
     "GLM-4.5V": Case(
         functools.partial(tiny.make_tiny_glm4v, kind="Glm4vMoe"),

@@ -624,6 +624,27 @@ def make_tiny_exaone4_5(directory: Path, *, seed: int = 0) -> Path:
     return save_random(Exaone4_5_ForConditionalGeneration, config, directory, seed)
 
 
+def make_tiny_minimax_m3(directory: Path, *, seed: int = 0) -> Path:
+    """Make a MiniMax-M3 that sees squares of 28 pixels, in rows and columns."""
+    from transformers import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
+
+    from tests.support.expert_models import MODELS
+
+    tokens = ["]<]image[>[", "]<]start of image[>[", "]<]end of image[>["]
+    write_tokenizer(directory, tokens, TEMPLATE.replace("IMAGE\n", tokens[0]))
+    vision = {**_VISION, "spatial_merge_size": 2, "hidden_size": 24, "num_hidden_layers": 2}
+    config = MiniMaxM3VLConfig(
+        vision_config=vision,
+        text_config={**TEXT, **MODELS["MiniMax-M3"][1]},
+        image_token_index=token_id(directory, tokens[0]),
+        projector_hidden_size=24,
+        tie_word_embeddings=False,
+    )
+    settings = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}}
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    return save_random(MiniMaxM3SparseForConditionalGeneration, config, directory, seed)
+
+
 def _write_qwen_processor(directory: Path) -> None:
     """Write tokenizer and image processor of a model that sees images as Qwen2-VL."""
     from transformers import Qwen2VLImageProcessorPil

@@ -2,13 +2,24 @@
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
 from lmdeploy.vl.families import qwen_video
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart, image_rows
+from lmdeploy.vl.families.common import (
+    Checkpoint,
+    NativeForm,
+    Options,
+    Squarer,
+    VisionFamily,
+    VisionPart,
+    image_rows,
+    saved_processor,
+)
 from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
@@ -92,6 +103,40 @@ LFM3_VL = dataclasses.replace(
     architectures=("Exaone4_5_ForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
     grid=VisionFamily.grid,
     video=None,
+)
+
+
+# MiniMax-M3: the same patches, whose processor in ``transformers`` needs torchvision; rows are between tags.
+_M3_BEGIN, _M3_END = "]<]start of image[>[", "]<]end of image[>["
+
+
+def minimax_m3_processor(checkpoint: Path) -> Any:
+    """Return Qwen2-VL's image processor with the settings of the checkpoint's."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    settings = saved_processor(checkpoint)
+    size = settings.get("size")
+    names = ("patch_size", "merge_size", "image_mean", "image_std", "resample")
+    return Qwen2VLImageProcessorPil(
+        size=size if isinstance(size, Mapping) else {"shortest_edge": 4 * 28 * 28, "longest_edge": 451584},
+        **{name: settings[name] for name in names if name in settings},
+    )
+
+
+def minimax_m3_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens between their tags."""
+    return _M3_BEGIN + MINIMAX_M3.token * math.prod(grid(part, size, options)) + _M3_END
+
+
+MINIMAX_M3 = VisionFamily(
+    ("MiniMaxM3SparseForConditionalGeneration",),
+    "]<]image[>[",
+    minimax_m3_expansion,
+    qwen2_vl_features,
+    written="]<]image[>[",
+    goes_first=False,
+    words=(_M3_BEGIN, _M3_END),
+    processor=minimax_m3_processor,
 )
 
 
