@@ -51,6 +51,7 @@ _LLAMA_OPTIONS = {
     "LLAMA_CURL": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
+_BUILD_INFO = 'set(BUILD_NUMBER 0)\nconfigure_file("common/build-info.cpp.in" "common/build-info.cpp")\n'
 # llama.cpp's AMX code traps on processors that have it (seen with 8-bit weights, in its tile kernel).
 _WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
@@ -88,6 +89,10 @@ def llama_sources(llama: LlamaBuild) -> Path:
     sources = unpacked / "vendor" / llama.name
     if not (sources / "CMakeLists.txt").is_file():
         raise RuntimeError(f"{sources} has no CMakeLists.txt; remove {unpacked} and try again")
+    if llama is IK_LLAMA:
+        script = sources / "common" / "cmake" / "build-info-gen-cpp.cmake"  # which the package leaves out
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(_BUILD_INFO, encoding="utf-8")
     return sources
 
 
