@@ -27,7 +27,7 @@ import numpy as np
 import lmdeploy
 from lmdeploy.serve.ports import free_ports
 from tools.bench.peers.install import llama_sources
-from tools.bench.peers.paths import LLAMA, embedders, llama_tool, root, thread_count
+from tools.bench.peers.paths import embedders, llama_tool, root, thread_count
 from tools.bench.report import table
 from tools.bench.server import running
 from tools.bench.stats import median
@@ -108,7 +108,7 @@ def llama_gguf(model: Path, kind: str) -> Path:
     file = root() / "models" / f"{model.name}-{kind}.gguf"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
-        sources = llama_sources(LLAMA)
+        sources = llama_sources()
         command = [sys.executable, str(sources / "convert_hf_to_gguf.py"), str(model), "--outfile", str(file)]
         environment = os.environ | {"PYTHONPATH": str(sources / "gguf-py")}
         subprocess.run([*command, "--outtype", kind], check=True, env=environment, capture_output=True)

@@ -69,7 +69,7 @@ def say(text: str) -> None:
     print(f"peers: {text}", flush=True)
 
 
-def llama_sources(llama: LlamaBuild) -> Path:
+def llama_sources(llama: LlamaBuild = LLAMA) -> Path:
     """Return the sources that a source package carries; it is fetched unless it is there.
 
     Raises `RuntimeError` if the package has none in its folder ``vendor``.
