@@ -290,6 +290,13 @@ LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint
   return round_matrix(exact.data.as<float>(), shard.vocab.size(), spec.hidden_size, 8, options.group, on_pool);
 }
 
+// Makes tiles of the output layer, or of the embedding that serves as one for all tokens.
+void tile_output_layer(const Shard& shard, const WeightReader& read, ThreadPool& pool, Weights& weights) {
+  const bool is_shared = weights.lm_head.view.data == nullptr;
+  if (is_shared && !shard.vocab.is_whole()) return;
+  read.tile(is_shared ? weights.embedding : weights.lm_head, loop_on(pool, read.options()));
+}
+
 // Adapters add to the dense layers of attention, recurrences and MLPs that are made of whole rows.
 std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers, const Checkpoint& checkpoint) {
   std::vector<AdaptedLayer> adapted;
@@ -370,10 +377,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   weights.vocab = shard.vocab.ranges().at(0);
   if (!spec.encoder) {
     weights.lm_head = read_output_layer(shard, checkpoint, read, weights.embedding, pool);
-    const bool is_shared = weights.lm_head.view.data == nullptr;
-    if (!is_shared || shard.vocab.is_whole()) {
-      read.tile(is_shared ? weights.embedding : weights.lm_head, loop_on(pool, options));
-    }
+    tile_output_layer(shard, read, pool, weights);
   }
   weights.adapted_layers = find_adapted_layers(weights.layers, checkpoint);
   if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", shard.vocab);
