@@ -25,6 +25,7 @@ from tests.support.processes import session_members
 _SERVES = re.compile(r"^(?:\S*/)?(?:lmdeploy serve (?:api_server|gateway|gradio|proxy|ray)|make serve)\b")
 _PORTS = {"proxy": 8000, "gradio": 6006}
 _START = 180  # seconds a server has on a busy machine
+_END = 30  # seconds that are waited for what make has left: where nobody reaps orphans, a group never ends
 _TYPED = "Hello\n\nexit\n\n"  # a message, and that it is over
 _INTERRUPTED = (0, 2, 130)  # 2: make
 
@@ -100,7 +101,8 @@ class Shell:
             began = time.monotonic()
             status = self._run_line(f'kill -INT -- -{group}; wait {group}; echo "$?"')
             # make 4.3 may end before what it has started: "wait: No child processes".
-            self._run_line(f'while kill -0 -- -{group} 2> /dev/null; do sleep 0.1; done; echo "$?"')
+            ended = f"while kill -0 -- -{group}; do sleep 0.1; done"
+            self._run_line(f'timeout {_END} bash -c "{ended}" 2> /dev/null; echo "$?"')
             print(f"\n=== {time.monotonic() - began:.1f} s to stop: {step.text}", flush=True)
             assert status in _INTERRUPTED, f"interrupted, this ended with {status}: {step.text}"
 
