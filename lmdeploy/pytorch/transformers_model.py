@@ -298,7 +298,7 @@ def _divide_and_swap(
             if module is not head:
                 plan.adapt(name, made, weight.shape, adapters)
                 shapes[pattern_of(name)] = weight.shape
-            del module.weight, weight
+            del module.weight, weight  # which would be in memory beside its tiles until all layers are swapped
         elif type(module) is Conv1D:
             made = plan.linear(name, Weight(name, module.weight.t(), None), module.bias, kernels)
             if kernels is not None:

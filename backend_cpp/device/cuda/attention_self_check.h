@@ -26,7 +26,7 @@ class AttentionSelfCheck {
   const std::vector<cuda::DeviceSpan>& spans() const { return spans_; }
   const int32_t* blocks() const { return blocks_.as<int32_t>(); }
   cuda::DeviceSpans device_spans() const;
-  // As they are at first.
+  // Copied to the device anew: kernels may round them in place.
   HeadsView queries();
   float* out() const { return out_.as<float>(); }
   std::vector<float> fetch();

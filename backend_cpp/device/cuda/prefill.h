@@ -22,7 +22,7 @@ class CudaPrefill {
   void set_spans(const std::vector<cuda::DeviceSpan>& spans);
   // Whether the kernel computes this, and may: the first time that there is one for such heads it is tried.
   bool knows(const AttentionParams& params);
-  // That cuda::rope_and_write has rounded such queries of these spans.
+  // Records that cuda::rope_and_write has rounded these queries.
   void set_rounded(const HeadsView& q) { rounded_ = q.first; }
   // Attends as cuda::paged_attention would, for `spans`, all of several rows; false where it cannot. Queries are
   // rounded where they are.

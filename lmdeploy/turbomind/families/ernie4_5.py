@@ -18,8 +18,7 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, RouterSpec
 
 
 # ERNIE 4.5, dense: Llama whose pairs of dimensions that rotate are neighbours, with biases or without.
-#
-# Those of PaddleOCR-VL's text part are Llama's.
+# PaddleOCR-VL's text part rotates the dimensions as Llama does.
 def ernie4_5_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
     """Return the spec, with further fields."""
     bias = config.use_bias
