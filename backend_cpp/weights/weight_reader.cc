@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "kernels/packed_weight.h"
 #include "weights/manifest_value.h"
@@ -33,14 +34,19 @@ LinearStorage WeightReader::matrix(const std::string& name, const Slice& out_fea
 void WeightReader::tile(LinearStorage& storage, const Loop& over_tiles) const {
   LinearWeight& weight = storage.view;
   if (!options_.is_tiled || weight.data == nullptr || weight.is_packed()) return;
-  AlignedBuffer tiles(tiled_bytes(weight));
+  // In place where there are no zeros to add: a table of all tokens is not in memory twice.
+  const bool is_in_place = tiled_bytes(weight) == storage.data.size();
+  AlignedBuffer tiles = is_in_place ? std::move(storage.data) : AlignedBuffer(tiled_bytes(weight));
+  const AlignedBuffer& source = is_in_place ? tiles : storage.data;
   const int count = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
-  const size_t rows_bytes = storage.data.size() / weight.out_features * kTileOutputs;
+  const size_t rows_bytes = source.size() / weight.out_features * kTileOutputs;
   const size_t tile_bytes = tiles.size() / count;
   loop_or_none(over_tiles)(count, [&](int tile) {
     LinearWeight rows = weight;
-    rows.data = storage.data.as<std::byte>() + tile * rows_bytes;
     rows.out_features = std::min(kTileOutputs, weight.out_features - tile * kTileOutputs);
+    const auto* first = source.as<std::byte>() + tile * rows_bytes;
+    const std::vector<std::byte> copied(first, first + rows_bytes / kTileOutputs * rows.out_features);
+    rows.data = copied.data();
     tile_rows(rows, tiles.as<std::byte>() + tile * tile_bytes);
   });
   storage.data = std::move(tiles);
