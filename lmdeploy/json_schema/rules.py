@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import takewhile
+from itertools import permutations, takewhile
 from typing import Any
 
 from lmdeploy.json_schema import charsets
@@ -26,6 +26,7 @@ from lmdeploy.json_schema.values import exact, is_number
 _NAME = re.compile(r"[a-z]+\d*")  # of a rule that any grammar may have
 _MAX_TEXT = 1 << 20  # characters of the rules
 _MAX_FREE = 8  # members whose order is free: each set of them is a rule
+_MAX_PERMUTED = 4  # the same of an object of an enum: each order is written
 # Of 64 bits, and of at most 17 digits on each side; Python reads larger powers as infinity.
 _NUMBERS = (
     'integer ::= "-"? ("0" | [1-9] [0-9]{0,18})',
@@ -306,9 +307,10 @@ class Rules:
                 return self._bracketed("[", map(self.literal, value), "]")
             case dict():
                 names = sorted(value, key=str.lower) if syntax.is_sorted else [*value]
-                heads = (f"{quoted(syntax.member(name))} {syntax.colon}" for name in names)
-                members = (f"{head} {self.literal(value[name])}" for head, name in zip(heads, names, strict=True))
-                return self._bracketed("{", members, "}")
+                parts = [f"{quoted(syntax.member(name))} {syntax.colon} {self.literal(value[name])}" for name in names]
+                orders = permutations(parts) if syntax.has_free_order and len(parts) <= _MAX_PERMUTED else [parts]
+                options = " | ".join(self._bracketed("{", order, "}") for order in orders)
+                return f"({options})" if " | " in options else options
         if is_number(value) and exact(value).denominator == 1:
             return quoted(str(int(exact(value)))) + syntax.zero
         return quoted(json.dumps(value))

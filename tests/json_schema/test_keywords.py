@@ -61,6 +61,8 @@ def test_members_come_in_any_order_where_they_are_few() -> None:
         for names in itertools.permutations("abcd", count):
             value = dict.fromkeys(names, 1)
             assert accepts_value(grammar, value) == validator.is_valid(value), names
+    grammar = of_schema({"const": dict.fromkeys("abc", 1)}, has_free_order=True)
+    assert all(accepts_value(grammar, dict.fromkeys(names, 1)) for names in itertools.permutations("abc"))
     many = {"type": "object", "properties": of_many(9, lambda _: True)}
     with pytest.raises(SchemaError, match="property_order is free for up to 8 members, got 9"):
         of_schema(many, has_free_order=True)
