@@ -112,7 +112,7 @@ def decimals_of(given: Numbers) -> Decimals | None:
     else:
         decimals = max((_decimals(limit) for limit in limits), default=0)
         decimals = _decimals(step) if step else min(max(decimals, _DECIMALS), max(_SIGNIFICANT - before, 0))
-        digits = max(_SIGNIFICANT - decimals, 1)
+        digits = max(_SIGNIFICANT - decimals, min(before, _MAX_DIGITS))
     unit = 10**decimals
     if (step * unit).denominator != 1 or digits < 1 or decimals > _SIGNIFICANT:
         raise SchemaError(pointer, f"multiples of {float(step):g} are not enforced")
