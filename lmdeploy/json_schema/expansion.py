@@ -30,6 +30,7 @@ from lmdeploy.json_schema.sets import (
 from lmdeploy.json_schema.values import distinct, exact, is_number, key_of, unspeakable
 
 _MAX_DEPTH = 120  # of schemas in schemas, and of references to references
+_MAX_SHARED = 16  # combinations of alternatives of ``anyOf``
 _REFERENCES = ("$ref", "$dynamicRef")
 
 
@@ -40,9 +41,11 @@ class Expansion:
         self.budget = budget
         self._found: dict[Conjunction, Union] = {}
         self._open: list[Conjunction] = []
+        self._has_unevaluated = False
 
     def document(self, schema: Any) -> Conjunction:
         """Return the conjunction of a whole schema."""
+        self._has_unevaluated = "'unevaluated" in repr(schema)
         return term(Document(schema, self.budget).node(schema, ""))
 
     def of(self, conjunction: Conjunction) -> Union:
@@ -138,6 +141,8 @@ class Expansion:
         if isinstance(schema, bool):
             return EVERYTHING if schema else ()
         self.budget.spend(2 + len(schema), node.pointer)
+        if isinstance(schema, tuple):
+            return self._any(map(self.of, schema), node.pointer)
         union: Union = EVERYTHING if schema.keys() <= _ANY_TYPE else tuple(of_type(node))
         if (values := self._finite(node)) is not None:
             union = self.both((Values(values),), union, node.pointer)
@@ -179,11 +184,13 @@ class Expansion:
         for branch in self._listed(node, "allOf"):
             yield self.of(term(branch))
         if "anyOf" in schema:
-            yield self._any((self.of(term(item)) for item in self._listed(node, "anyOf")), f"{node.pointer}/anyOf")
+            yield self._any_of(node)
         if "not" in schema:
             yield self.of(term(node.at("not"), False))
         if "if" in schema and ("then" in schema or "else" in schema):
             yield self._if(node)
+        elif "if" in schema and self._has_unevaluated:  # what meets it is evaluated, all else may come too
+            yield (*self.of(term(node.at("if"))), *EVERYTHING)
         yield from self._dependent(node)
 
     @staticmethod
@@ -192,6 +199,16 @@ class Expansion:
         if not isinstance(given, list) or (keyword in node.schema and not given):
             raise node.failure(keyword, f"must be a list of schemas, got {shown(given)}")
         return [node.at(keyword, number) for number in range(len(given))]
+
+    def _any_of(self, node: Node) -> Union:
+        """Return the values of the alternatives, and those of several: where it matters, all of these evaluate."""
+        pointer = f"{node.pointer}/anyOf"
+        unions: list[Union] = []
+        for branch in self._listed(node, "anyOf"):
+            union = self.of(term(branch))
+            has_shared = self._has_unevaluated and len(unions) < _MAX_SHARED
+            unions += [*(self.both(other, union, pointer) for other in unions if has_shared), union]
+        return self._any(unions, pointer)
 
     def _one_of(self, node: Node, all_else: Union) -> Union:
         """Return the values of just one alternative, within the other keywords."""
@@ -264,7 +281,8 @@ class Expansion:
         count = alternative.evaluated
         if count is None or others == TRUE:
             return replace(alternative, is_open=True, evaluated=None)
-        # An item that `contains` has found is not asked here either: what is left is allowed.
+        if contained := [needed.what for needed in alternative.contained if needed.evaluates]:
+            others = ((replace(node, index=-len(self._found), schema=(others, *contained)), True),)
         length = max(count, len(alternative.prefix))
         prefix = [
             alternative.at(index) if index < count else conjoined((alternative.at(index), others))

@@ -189,7 +189,8 @@ def _contained(node: Node) -> Iterator[Contained]:
     low, high = count_of(node, "minContains"), count_of(node, "maxContains")
     low = 1 if low is None else low
     if "contains" in node.schema and (low or high is not None):
-        yield Contained(term(node.at("contains")), low, high, f"{node.pointer}/contains")
+        evaluates = not node.document.is_of("2019-09")
+        yield Contained(term(node.at("contains")), low, high, f"{node.pointer}/contains", evaluates)
 
 
 def _objects(node: Node) -> Objects:

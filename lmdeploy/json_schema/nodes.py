@@ -24,7 +24,7 @@ class Node:
     """A schema and its pointer in the document."""
 
     index: int  # in the order in which they are found
-    schema: Any  # an object, or a boolean
+    schema: Any  # an object or a boolean; a tuple: conjunctions, any of which is to be met
     pointer: str  # JSON pointer from the root
     document: Document  # that its references are looked up in
 
@@ -103,9 +103,9 @@ class Document:
         except SchemaError as error:
             raise node.failure(keyword, f"points to no schema: {error.reason}") from None
 
-    def _is_recent(self) -> bool:
-        """Whether the document is surely of draft 2019-09 or 2020-12."""
-        return isinstance(self._root, dict) and "draft/20" in str(self._root.get("$schema"))
+    def is_of(self, draft: str) -> bool:
+        """Return whether the document is surely of a draft whose name begins so."""
+        return isinstance(self._root, dict) and f"draft/{draft}" in str(self._root.get("$schema"))
 
     def _find_names(self) -> None:
         """Find the URIs and anchors of all schemas."""
@@ -116,7 +116,7 @@ class Document:
                 schema = {}
             self.budget.spend(1, pointer)
             uri, _, anchor = _text(schema, pointer, "$id").partition("#")
-            if uri and "$ref" in schema and pointer and not self._is_recent():
+            if uri and "$ref" in schema and pointer and not self.is_of("20"):
                 reason = "hides behind $ref in older drafts: name a newer one in $schema"
                 raise SchemaError(f"{pointer}/$id", reason)
             if uri or not pointer:

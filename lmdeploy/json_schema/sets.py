@@ -89,6 +89,7 @@ class Contained:
     low: int
     high: int | None
     pointer: str
+    evaluates: bool = False  # ``unevaluatedItems`` leaves alone what is contained
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,8 @@ def unevaluating(alternative: Alternative) -> Alternative:
     """Return the same set, found by a schema whose annotations do not count."""
     match alternative:
         case Arrays():
-            return replace(alternative, evaluated=0)
+            contained = tuple(replace(needed, evaluates=False) for needed in alternative.contained)
+            return replace(alternative, evaluated=0, contained=contained)
         case Objects():
             return replace(alternative, rules=tuple(replace(rules, evaluates=False) for rules in alternative.rules))
     return alternative
