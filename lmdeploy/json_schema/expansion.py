@@ -16,7 +16,6 @@ from lmdeploy.json_schema.sets import (
     Alternative,
     Arrays,
     Conjunction,
-    Excluded,
     Numbers,
     Objects,
     Rules,
@@ -282,7 +281,7 @@ class Expansion:
         if count is None or others == TRUE:
             return replace(alternative, is_open=True, evaluated=None)
         if contained := [needed.what for needed in alternative.contained if needed.evaluates]:
-            others = ((replace(node, index=-len(self._found), schema=(others, *contained)), True),)
+            others = ((node.instead((others, *contained)), True),)
         length = max(count, len(alternative.prefix))
         prefix = [
             alternative.at(index) if index < count else conjoined((alternative.at(index), others))
@@ -311,8 +310,7 @@ class Expansion:
                 raise node.failure(keyword, "its opposite is not enforced")
         found = [*opposite(node)]
         if (values := self._finite(node)) is not None:
-            keyword = "enum" if "enum" in schema else "const"
-            found += _other_than(values, f"{node.pointer}/{keyword}")
+            found += self._other_than(node, values)
         for keyword in _REFERENCES:
             if keyword in schema:
                 found += self.of(term(node.document.referred(node, keyword), False))
@@ -337,6 +335,42 @@ class Expansion:
             found += self.both((Objects(required=(name,)),), self.of(term(needed, False)), needed.pointer)
         return tuple(found)
 
+    def _other_than(self, node: Node, values: Sequence[Any]) -> Union:
+        """Return all values but some."""
+        pointer = f"{node.pointer}/{'enum' if 'enum' in node.schema else 'const'}"
+        keys = {key_of(value) for value in values}
+        numbers = sorted(exact(value) for value in values if is_number(value))
+        lows, highs = [None, *((number, 1) for number in numbers)], [*((number, -1) for number in numbers), None]
+        union: Union = (
+            *(Values((value,)) for value in (None, True, False) if key_of(value) not in keys),
+            *(Numbers(low, high, pointer=pointer) for low, high in zip(lows, highs, strict=True)),
+            Strings(excluded=tuple((value, pointer) for value in values if isinstance(value, str))),
+            Arrays(),
+            Objects(),
+        )
+        for value in values:
+            if isinstance(value, list | dict):
+                same = Arrays if isinstance(value, list) else Objects
+                others = [alternative for alternative in EVERYTHING if not isinstance(alternative, same)]
+                union = self.both(union, (*others, *self._different(node, value, pointer)), pointer)
+        return union
+
+    @staticmethod
+    def _different(node: Node, value: list[Any] | dict[str, Any], pointer: str) -> Iterator[Alternative]:
+        """Yield the arrays, or the objects, that are not one of them."""
+        kind = Arrays if isinstance(value, list) else Objects
+        yield kind(low=len(value) + 1, pointer=pointer)
+        if isinstance(value, list) and value:
+            yield Arrays(high=len(value) - 1)
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for part, known in parts:
+            other = term(node.instead({"const": known}), False)
+            if isinstance(part, int):
+                yield Arrays((*[TRUE] * part, other), is_open=True, low=part + 1)
+            else:
+                yield lacking(node, part)
+                yield Objects((Rules({part: other}, evaluates=False),), (part,))
+
     def member(self, objects: Objects, name: str) -> Conjunction:
         """Return the conjunction for a member of a name."""
         found = []
@@ -360,18 +394,20 @@ class Expansion:
                 key = key_of(value)
                 return any(key_of(known) == key for known in values)
             case Numbers():
-                fits = is_number(value) and alternative.holds(exact(value))
+                return is_number(value) and alternative.holds(exact(value))
             case Strings():
-                fits = isinstance(value, str) and self._is_string(alternative, value)
+                return isinstance(value, str) and self._is_string(alternative, value)
             case Arrays():
-                fits = isinstance(value, list) and self._is_array(alternative, value)
+                return isinstance(value, list) and self._is_array(alternative, value)
             case Objects():
-                fits = isinstance(value, dict) and self._is_object(alternative, value)
-        return fits and not any(key_of(entry.value) == key_of(value) for entry in alternative.excluded)
+                return isinstance(value, dict) and self._is_object(alternative, value)
 
     def _is_string(self, strings: Strings, value: str) -> bool:
-        long_enough = strings.low <= len(value) and (strings.high is None or len(value) <= strings.high)
-        return long_enough and all(matches(language, value, self.budget, at) for language, at in strings.languages)
+        if len(value) < strings.low or (strings.high is not None and len(value) > strings.high):
+            return False
+        if any(value == other for other, _ in strings.excluded):
+            return False
+        return all(matches(language, value, self.budget, at) for language, at in strings.languages)
 
     def _is_array(self, arrays: Arrays, value: list[Any]) -> bool:
         if len(value) < arrays.low or (arrays.high is not None and len(value) > arrays.high):
@@ -399,20 +435,6 @@ class Expansion:
             self.holds(names, name) and self.holds(self.of(self.member(objects, name)), member)
             for name, member in value.items()
         )
-
-
-def _other_than(values: Sequence[Any], pointer: str) -> Iterator[Alternative]:
-    """Yield all values but some."""
-    keys = {key_of(value) for value in values}
-    excluded = tuple(Excluded(value, pointer) for value in values)
-    for alternative in EVERYTHING:
-        if isinstance(alternative, Values):
-            if left := tuple(value for value in alternative.values if key_of(value) not in keys):
-                yield Values(left)
-            continue
-        kind: Any = {Numbers: int | float, Strings: str, Arrays: list, Objects: dict}[type(alternative)]
-        own = tuple(entry for entry in excluded if isinstance(entry.value, kind) and not isinstance(entry.value, bool))
-        yield replace(alternative, excluded=own)
 
 
 # Keywords that do not speak of one type.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 from urllib.parse import unquote, urljoin
 
@@ -35,6 +36,10 @@ class Node:
             value = value[part]
         return self.document.node(value, self.pointer + "".join(f"/{escaped(part)}" for part in parts))
 
+    def instead(self, schema: Any) -> Node:
+        """Return another schema in the place of this one."""
+        return Node(next(self.document.indices), schema, self.pointer, self.document)
+
     def failure(self, keyword: str, reason: str) -> SchemaError:
         """Return the error of a keyword of this schema."""
         return SchemaError(f"{self.pointer}/{escaped(keyword)}" if keyword else self.pointer, reason)
@@ -46,6 +51,7 @@ class Document:
     def __init__(self, root: Any, budget: Budget) -> None:
         self._root = root
         self.budget = budget
+        self.indices = count()
         self._known: dict[str, Node] = {}
         # Schemas with an URI (`$id`) by their pointers, and the other way round; the root has an empty one otherwise.
         self._uris: dict[str, str] = {}
@@ -61,7 +67,7 @@ class Document:
             raise SchemaError(pointer, f"a schema must be an object or a boolean, got {shown(schema)}")
         if isinstance(schema, dict):
             self.budget.spend(1 + len(schema) // 8, pointer)
-        self._known[pointer] = node = Node(len(self._known), schema, pointer, self)
+        self._known[pointer] = node = Node(next(self.indices), schema, pointer, self)
         return node
 
     def referred(self, node: Node, keyword: str) -> Node:

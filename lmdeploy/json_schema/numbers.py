@@ -9,7 +9,7 @@ from math import ceil, floor, gcd, lcm
 
 from lmdeploy.json_schema.errors import Budget, SchemaError
 from lmdeploy.json_schema.sets import Numbers
-from lmdeploy.json_schema.values import LARGEST, exact, is_number
+from lmdeploy.json_schema.values import LARGEST
 
 _INTEGER_DIGITS = 19  # 64 bits
 _MAX_DIGITS = 40  # digits of a bound
@@ -28,7 +28,6 @@ class Decimals:
     decimals: int
     step: int  # whose multiples they are
     has_fraction: bool  # they are no integers
-    excluded: frozenset[int]
     pointer: str  # of the keyword to blame
 
     @property
@@ -38,10 +37,9 @@ class Decimals:
 
     def rule(self, add: Callable[[str], str], budget: Budget) -> str:
         """Return the body of their rule, empty where there are none; `add` adds a rule and returns its name."""
-        if self.low == -self.high and not self.excluded:
+        if self.low == -self.high:
             return (above := _Digits(self, add, budget).whole()) and f'"-"? {above}'
-        excluded = frozenset(-number for number in self.excluded)
-        negative = replace(self, low=max(-self.high, 1), high=-self.low, excluded=excluded)
+        negative = replace(self, low=max(-self.high, 1), high=-self.low)
         above, below = (_Digits(bounds, add, budget).whole() for bounds in (self, negative))
         return " | ".join(filter(None, (above, below and f'"-" {below}')))
 
@@ -73,14 +71,14 @@ class _Digits:
         first, last = prefix * width, (prefix + 1) * width - 1
         if first > of.high or last < of.low:
             return ""
-        is_free = of.low <= first and last <= of.high and not any(first <= number <= last for number in of.excluded)
+        is_free = of.low <= first and last <= of.high
         has_fraction = first % 10**of.decimals > 0
         key = (left, first % of.step, has_fraction) if is_free else (left, prefix)
         if key not in self._known:
             self._budget.spend(_STATE, of.pointer)
             options = self._options(prefix, left, range(10) if of.decimals + left else range(0))
-            fits = is_free or (of.low <= first <= of.high and first not in of.excluded)
-            if left <= 0 and fits and first % of.step == 0 and (has_fraction or not of.has_fraction):
+            fits = of.low <= first <= of.high and first % of.step == 0
+            if left <= 0 and fits and (has_fraction or not of.has_fraction):
                 options.append('""')
             self._known[key] = self._add(" | ".join(options)) if options else ""
         return self._known[key]
@@ -125,9 +123,7 @@ def decimals_of(given: Numbers) -> Decimals | None:
     high = largest if given.high is None else -_min_integer(-given.high[0] * unit, given.high[1])
     if low > largest or high < -largest:
         raise SchemaError(pointer, f"numbers of more than {digits} digits are not enforced")
-    excluded = (exact(entry.value) * unit for entry in given.excluded if is_number(entry.value))
-    left_out = frozenset(int(number) for number in excluded if number.denominator == 1)
-    return Decimals(max(low, -largest), min(high, largest), decimals, size, given.whole is False, left_out, pointer)
+    return Decimals(max(low, -largest), min(high, largest), decimals, size, given.whole is False, pointer)
 
 
 def _min_integer(bound: Fraction, opens: int) -> int:

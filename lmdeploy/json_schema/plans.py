@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
-from math import comb, perm, prod
+from itertools import product
+from math import comb, prod
 from typing import Any
 
 from lmdeploy.json_schema.charsets import EVERY, PLAIN_ASCII
@@ -52,7 +52,6 @@ from lmdeploy.json_schema.values import distinct
 
 MAX_FINITE = 64  # strings of a language that is written as a list, and names that are
 MAX_EXCLUDED = 400  # characters of names that further members must not have
-MAX_ARRAYS = 512  # of different items, written as a list
 MAX_DISTINCT = 128  # items of which each may come once
 MAX_COUNTED = 512  # states of an array whose items `contains` counts
 
@@ -145,7 +144,7 @@ class Planner:
         languages = {language: pointer for language, pointer in given.languages if language != ANYTHING}
         if len(languages) > 1:
             languages = {self._combined(languages, [], given): given.pointer}
-        names = [entry.value for entry in given.excluded]
+        names = [name for name, _ in given.excluded]
         if languages:
             [language] = languages
         elif names:
@@ -168,7 +167,7 @@ class Planner:
 
     def _combined(self, included: Iterable[Language], excluded: Iterable[Language], given: Strings) -> Language:
         """Return the strings of all included languages and of no excluded one."""
-        pointer = [*(pointer for _, pointer in given.languages), *(entry.pointer for entry in given.excluded)][-1]
+        pointer = (*given.languages, *given.excluded)[-1][1]
         try:
             return combined([*included], [*excluded], EVERY, self._expansion.budget, pointer)
         except TooAlikeError:
@@ -190,9 +189,7 @@ class Planner:
                 low, high = max(low, needed.low), tightest(high, needed.high)
             else:
                 contained.append(needed)
-        if given.excluded:
-            yield from self._listed(given, low, high, given.excluded[0].pointer)
-        elif given.unique is not None and (high is None or high > 1):
+        if given.unique is not None and (high is None or high > 1):
             yield ArrayPlan((), None, low, high, self._distinct(given, contained, low, high, given.unique))
         else:
             prefix = given.prefix if high is None else given.prefix[:high]
@@ -271,32 +268,12 @@ class Planner:
                 items += alternative.values
         return distinct(items)
 
-    def _listed(self, given: Arrays, low: int, high: int | None, pointer: str) -> Iterator[Plan]:
-        """Yield a list of all arrays, where the items are from a list."""
-        items = self._items(given, high, pointer)
-        high = tightest(high, len(items))
-        found: list[list[Any]] = []
-        count = 0
-        for length in range(low, high + 1):
-            count += perm(len(items), length)
-            if count > MAX_ARRAYS:
-                raise SchemaError(pointer, f"is not enforced where there are more than {MAX_ARRAYS} such arrays")
-        for length in range(low, high + 1):
-            for chosen in permutations(items, length):
-                self._expansion.budget.spend(1 + length, pointer)
-                if self._expansion.holds((given,), list(chosen)):
-                    found.append(list(chosen))
-        if found:
-            yield Values(tuple(found))
-
     # ---- objects ----
 
     def _object(self, given: Objects) -> Iterator[Plan]:
         if given == Objects():
             yield Kind("object")
             return
-        if given.excluded:
-            raise SchemaError(given.excluded[0].pointer, "is not enforced where other objects are allowed")
         names = self._expansion.of(given.names)
         declared: dict[str, Conjunction] = {}
         never: list[str] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from operator import add
 from typing import Any
 
 from lmdeploy.json_schema.languages import Language
@@ -28,14 +27,6 @@ def conjoined(conjunctions: Iterable[Conjunction]) -> Conjunction:
     if len(given) <= 1 or all(terms == given[0] for terms in given):
         return given[0] if given else TRUE
     return tuple(sorted({term for terms in given for term in terms}, key=lambda term: (term[0].index, term[1])))
-
-
-@dataclass(frozen=True, slots=True)
-class Excluded:
-    """A value that is not to come, and the keyword that says so."""
-
-    value: Any
-    pointer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +49,6 @@ class Numbers:
     whole: bool | None = None  # they have to be integers (True), or must not be (False)
     pointer: str = field(default="", compare=False)  # of a keyword that is to blame where this is not enforced
     factors: tuple[tuple[Fraction, str], ...] = ()  # that they are multiples of, with the keyword of each
-    excluded: tuple[Excluded, ...] = ()
 
     def holds(self, number: Fraction) -> bool:
         """Return whether a number is within the bounds, and whole if it has to be."""
@@ -72,13 +62,13 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """Strings of some lengths, in some languages, each of which comes with its keyword."""
+    """Strings of some lengths, in some languages, but for some; languages and strings come with their keywords."""
 
     low: int = 0
     high: int | None = None
     pointer: str = field(default="", compare=False)  # of the keyword that bounds the length
     languages: tuple[tuple[Language, str], ...] = ()
-    excluded: tuple[Excluded, ...] = ()
+    excluded: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +95,6 @@ class Arrays:
     pointer: str = field(default="", compare=False)  # of a keyword that bounds the number of items
     unique: str | None = None  # the keyword that wants them to differ
     contained: tuple[Contained, ...] = ()
-    excluded: tuple[Excluded, ...] = ()
 
     def at(self, index: int) -> Conjunction:
         """Return the conjunction for an item."""
@@ -134,7 +123,6 @@ class Objects:
     low: int = 0
     high: int | None = None
     pointer: str = field(default="", compare=False)  # of a keyword that bounds the number of members
-    excluded: tuple[Excluded, ...] = ()
 
     def declared(self) -> Iterator[str]:
         """Yield the names that are spoken of, in the order of the schemas."""
@@ -168,10 +156,9 @@ def _all_of(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _COMMON: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("beyond", "contained", "factors", "languages", "required", "rules"), _all_of),
+    **dict.fromkeys(("beyond", "contained", "excluded", "factors", "languages", "required", "rules"), _all_of),
     **dict.fromkeys(("is_open", "pointer", "unique"), lambda one, other: one or other),
     **dict.fromkeys(("names", "rest"), lambda one, other: conjoined((one, other))),
-    "excluded": add,
     "low": lambda one, other: one if other is None else other if one is None else max(one, other),
     "high": tightest,
     "whole": lambda one, other: other if one is None else one,
