@@ -1,10 +1,11 @@
-#include "grammar/grammar_program.h"
-
+// The library turbomind_grammar: makes a grammar that xgrammar has read the program that the engine follows
+// (engine/grammar/program.h), for lmdeploy/grammars/__main__.py.
 #include <algorithm>
 #include <array>
 #include <exception>
 #include <functional>
 #include <map>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -15,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "engine/grammar/program.h"
 #include "grammar/prepare_program.h"
 
 namespace turbomind {
@@ -35,7 +37,7 @@ enum Expression : int32_t {
   kToken,          // any of them
   kTokenBut,       // any but them
   kTokenDispatch,  // is not supported
-  kRegex,          // whether it is in a JSON string, then its characters
+  kRegex,          // a grammar of its own, among `regexes` of the grammar
   kSubstring,      // of chunks: how many bytes, and those
 };
 
@@ -51,7 +53,7 @@ struct Unknown : std::exception {
 
 class ProgramBuilder {
  public:
-  ProgramBuilder(const Json& grammar, RegexParser parse_regex) : parse_regex_(parse_regex) {
+  explicit ProgramBuilder(const Json& grammar) {
     end_ = add({GrammarProgram::kReturn, 0, 0, 0, 0});
     add_rules(grammar);
   }
@@ -67,6 +69,7 @@ class ProgramBuilder {
     std::vector<int32_t> data;
     std::vector<int32_t> offsets;                          // in `data`
     std::vector<int32_t> numbers;                          // of the rules in the program
+    std::map<int32_t, const Json*> regexes;                // grammars of expressions
     std::map<int32_t, std::pair<int32_t, int32_t>> stops;  // rules that end without the second of these, where they
                                                            // have no room for it
   };
@@ -102,6 +105,9 @@ class ProgramBuilder {
       const int32_t rule = to_int(info.at(0));
       if (info.at(2).as_int() == 0 || to_int(rules.at(static_cast<size_t>(rule)).at(4)) < 0) continue;
       expressions_.stops[rule] = {to_int(info.at(3)), to_int(info.at(4))};
+    }
+    if (const Json* regexes = grammar.find("regexes")) {
+      for (const Json& regex : regexes->as_array()) expressions_.regexes[to_int(regex.at(0))] = &regex.at(1);
     }
     const auto first = static_cast<int32_t>(program_.starts.size());
     expressions_.numbers.resize(rules.size());
@@ -214,17 +220,6 @@ class ProgramBuilder {
 
   int32_t tokens(const int32_t* values, int32_t count, bool is_all_but, int32_t next) {
     return add({GrammarProgram::kToken, list({values, values + count}), count, is_all_but ? 1 : 0, next});
-  }
-
-  // The rule of a regular expression.
-  int32_t regex(const int32_t* values, int32_t count) {
-    if (count < 2 || values[0] != 0) throw Unknown();
-    std::string text;
-    for (int32_t i = 1; i < count; ++i) {
-      if (values[i] <= 0 || values[i] >= 0x80) throw Unknown();
-      text.push_back(static_cast<char>(values[i]));
-    }
-    return add_rules(Json::parse(parse_regex_(text)));
   }
 
   // The automaton of Aho and Corasick: finds texts in a text that comes byte by byte.
@@ -415,7 +410,7 @@ class ProgramBuilder {
       case kTokenBut:
         return tokens(values, count, type == kTokenBut, next);
       case kRegex:
-        return add({GrammarProgram::kCall, regex(values, count), 0, 0, next});
+        return add({GrammarProgram::kCall, add_rules(*expressions_.regexes.at(number)), 0, 0, next});
       case kSubstring:
         return substring(values, count, next);
       default:
@@ -423,7 +418,6 @@ class ProgramBuilder {
     }
   }
 
-  const RegexParser parse_regex_;
   Expressions expressions_;  // of the grammar whose rules are added
   int32_t end_ = 0;
   GrammarProgram program_;
@@ -432,15 +426,30 @@ class ProgramBuilder {
 
 }  // namespace
 
-GrammarProgram grammar_program(const std::string& source, RegexParser parse_regex) {
-  try {
-    if (auto program = ProgramBuilder(Json::parse(source), parse_regex).take()) return *std::move(program);
-    throw invalid_argument("no text fits it");
-  } catch (const Unknown& unknown) {
-    throw invalid_argument(unknown.why);
-  } catch (const std::out_of_range&) {
-    throw invalid_argument(Unknown().why);
-  }
-}
-
 }  // namespace turbomind
+
+// `source`: the JSON that xgrammar writes a grammar as, before it optimizes it. Returns a type of frame
+// (process_compiler.cc); of M there are no bytes. `bytes`: the program, or the reason why there is none; they live
+// until the next call.
+extern "C" __attribute__((visibility("default"))) int turbomind_grammar_program(const char* source, size_t size,
+                                                                                const char** bytes, size_t* length) {
+  using namespace turbomind;
+  static std::string result;
+  int type = 'R';
+  try {
+    auto program = ProgramBuilder(Json::parse({source, size})).take();
+    type = program ? 'P' : 'R';
+    result = program ? program->bytes() : "no text fits it";
+  } catch (const std::bad_alloc&) {
+    return 'M';
+  } catch (const Unknown& unknown) {
+    result = unknown.why;
+  } catch (const std::out_of_range&) {
+    result = Unknown().why;
+  } catch (const std::exception& error) {
+    result = error.what();
+  }
+  *bytes = result.data();
+  *length = result.size();
+  return type;
+}

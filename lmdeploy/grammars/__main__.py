@@ -1,39 +1,83 @@
 """A process that compiles response formats for an engine, which has started it and talks to it over a socket.
 
-`translated` writes a format as a text that xgrammar reads; ``turbomind_grammar.so`` (``backend_cpp/grammar``) has that
-read and makes it a program. The engine (``backend_cpp/engine/grammar/process_compiler.cc``) says how messages look,
+`translated` writes a format as a text that xgrammar reads; ``turbomind_grammar.so`` (``backend_cpp/grammar``) makes the
+grammar a program. The engine (``backend_cpp/engine/grammar/process_compiler.cc``) says how messages look,
 and ends a process that takes too long.
 """
 
 import ctypes
+import json
 import os
 import resource
 import signal
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from select import poll
+from typing import Any
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's affair
 
 from lmdeploy.grammars import InvalidFormatError, translated  # noqa: E402 - takes a moment
 
 _SOCKET = 3
+_REGEX = 12  # the type of xgrammar's expressions that are regular ones
 _LIBRARY = Path(__file__).parents[1] / "turbomind_grammar.so"
 _PRIORITY = 10
 _MEMORY = 1 << 30  # alongside what the process has
 
 
-def _answer(read: Callable[..., int], response_format: bytes) -> tuple[str, bytes]:
+class _Reader:
+    """xgrammar's own library, whose package imports torch, and the one that makes programs."""
+
+    def __init__(self) -> None:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it where it is there
+        import tvm_ffi
+
+        if (package := find_spec("xgrammar")) is None or package.origin is None:
+            raise ImportError("xgrammar is not installed")
+        ctypes.CDLL(str(Path(package.origin).with_name("libxgrammar_bindings.so")), ctypes.RTLD_GLOBAL)
+
+        @tvm_ffi.register_object("xgrammar.tvm_ffi_binding.Grammar")
+        class Grammar(tvm_ffi.Object):
+            pass
+
+        self._grammar: Any = Grammar
+        self._program = ctypes.CDLL(str(_LIBRARY)).turbomind_grammar_program
+        self._program.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+
+    def program(self, kind: str, text: str) -> tuple[str, bytes]:
+        """Return the type and the payload of the answer to a text for xgrammar; raise its errors."""
+        source = self._source(kind, text).encode()
+        size, found = ctypes.c_size_t(), ctypes.c_void_p()
+        kind = chr(self._program(source, len(source), ctypes.byref(found), ctypes.byref(size)))
+        return kind, ctypes.string_at(found, size.value) if found else b""
+
+    def _source(self, kind: str, text: str) -> str:
+        if kind == "grammar":
+            return str(self._grammar.from_ebnf(text, "root").serialize_json())
+        if kind == "structural_tag":
+            return str(self._grammar.from_structural_tag(text).serialize_json())
+        source = json.loads(self._grammar.from_lark(text, None, [], []).serialize_json())
+        data, regexes = source["grammar_expr_data"], []
+        for number, at in enumerate(source["grammar_expr_indptr"]):
+            if data[at] == _REGEX:
+                pattern = "".join(map(chr, data[at + 3 : at + 2 + data[at + 1]]))
+                regexes.append((number, json.loads(self._grammar.from_regex(pattern, False).serialize_json())))
+        return json.dumps(source | {"regexes": regexes})
+
+
+def _answer(reader: _Reader, response_format: bytes) -> tuple[str, bytes]:
     """Return the type and the payload of the answer to a format."""
-    size, found = ctypes.c_size_t(), ctypes.c_void_p()
     try:
         given = translated(response_format.decode(errors="replace"))
-        text = given.text.encode(errors="replace")
-        kind = chr(read(given.kind.encode(), text, len(text), ctypes.byref(found), ctypes.byref(size)))
-        payload = ctypes.string_at(found, size.value) if found else b""
+        try:
+            kind, payload = reader.program(given.kind, given.text)
+        except (RuntimeError, TypeError, ValueError) as error:
+            kind, payload = "M" if "bad_alloc" in str(error) else "R", str(error).encode(errors="replace")
         if kind == "R":
             payload = given.explain(payload.decode(errors="replace")).encode(errors="replace")
     except InvalidFormatError as error:
@@ -76,10 +120,9 @@ def main() -> None:
 
     threading.Thread(target=leave, daemon=True).start()
     try:
-        read = ctypes.CDLL(str(_LIBRARY)).turbomind_grammar_read
-        read.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
-        kind, payload = _answer(read, b'{"type": "json_object"}')  # the first is the slowest
-    except OSError as error:
+        reader = _Reader()
+        kind, payload = _answer(reader, b'{"type": "json_object"}')  # the first is the slowest
+    except (ImportError, OSError) as error:
         kind, payload = "F", f"response_format: {error}".encode()
     if kind != "P":
         send("F", b"response_format is not supported here" + payload.removeprefix(b"response_format"))
@@ -88,7 +131,7 @@ def main() -> None:
     send("L", b"")
     while kind != "M":
         [size] = struct.unpack("<I", received(4))
-        kind, payload = _answer(read, received(size))
+        kind, payload = _answer(reader, received(size))
         send(kind, payload)
 
 
