@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.offline.texts import states_of
 from lmdeploy.turbomind.checkpoint import describe
 from lmdeploy.turbomind.families import families
-from tests.support.tiny_encoders import ENCODERS, hidden_states, make_encoder, texts_of, write_modules
+from tests.support.tiny_encoders import (
+    ENCODERS,
+    hidden_states,
+    make_encoder,
+    make_nomic_experts,
+    texts_of,
+    write_modules,
+)
 
 LENGTHS = (1, 40, 3, 90, 17, 64, 62)
 NEAR = 1e-4
@@ -46,6 +54,16 @@ def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         alone = np.stack([pipe.embed(text) for text in texts])
         assert (alone == vectors).all()
         assert (pipe.embed(texts[::-1])[::-1] == vectors).all()
+
+
+def test_experts_of_nomic_bert_are_those_of_its_code(tmp_path: Path) -> None:
+    model = make_nomic_experts(tmp_path)
+    texts = texts_of(LENGTHS)
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        vectors = pipe.embed(texts)
+        for text, vector in zip(texts, vectors, strict=True):
+            assert_near(vector, hidden_states(model, ids_of(pipe, text)).mean(axis=0))
+        assert (np.stack([pipe.embed(text) for text in texts]) == vectors).all()
 
 
 @pytest.mark.parametrize("family", [family for family in ENCODERS if family not in WITHOUT_HEAD])
@@ -234,8 +252,11 @@ def test_fewer_bits_change_vectors_little(settings: dict[str, Any], near: float,
         assert (np.stack([pipe.embed(text) for text in texts]) == vectors).all()
 
 
-def test_ranks_share_an_encoder(tmp_path: Path) -> None:
-    model = make_encoder(tmp_path, "Bert")
+@pytest.mark.parametrize(
+    "make", [make_nomic_experts, partial(make_encoder, family="Bert")]
+)
+def test_ranks_share_an_encoder(make: Any, tmp_path: Path) -> None:
+    model = make(tmp_path)
     texts = texts_of(LENGTHS)
     with lmdeploy.pipeline(str(tmp_path), backend_config=lmdeploy.TurbomindEngineConfig(tp=2)) as pipe:
         for text, vector in zip(texts, pipe.embed(texts), strict=True):

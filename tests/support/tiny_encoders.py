@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn.functional import gelu, layer_norm, linear
 
@@ -183,6 +183,63 @@ def make_encoder(directory: Path, family: str, kind: str = "Model", *, tokenizer
             parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() > 1 else 0.3))
     model.save_pretrained(directory)
     return model
+
+
+class _NomicExperts(torch.nn.Module):
+    """An MLP of the code of NomicBERT with experts: the two best of all, weighed as the softmax says, and one bias."""
+
+    def __init__(self, hidden: int, inner: int, count: int) -> None:
+        super().__init__()
+        self.inner, self.w1, self.w2 = inner, *(torch.nn.Parameter(torch.zeros(count * inner, hidden)) for _ in "12")
+        self.router, self.bias = (torch.nn.Parameter(torch.zeros(*shape, hidden)) for shape in ((count,), ()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.bias.repeat(1, x.shape[1], 1)
+        weights, chosen = linear(x[0], self.router).softmax(-1).topk(2)
+        for row, token in enumerate(x[0]):
+            for weight, expert in zip(weights[row], chosen[row], strict=True):
+                part = slice(expert * self.inner, (expert + 1) * self.inner)
+                found[0, row] += weight * (gelu(self.w1[part] @ token) @ self.w2[part])
+        return found
+
+
+def make_nomic_experts(directory: Path) -> Any:
+    """Write a NomicBERT with experts in its second layer as its authors do, and return the model."""
+    model = make_encoder(directory, "NomicBert")
+    hidden, inner, count = 48, 72, 4
+    tensors = load_file(directory / "model.safetensors")
+    tensors = {name: tensor for name, tensor in tensors.items() if ".mlp." not in name}
+    for i, layer in enumerate(model.layers):
+        layer.mlp = torch.nn.Sequential(torch.nn.Linear(hidden, inner), torch.nn.GELU(), torch.nn.Linear(inner, hidden))
+        if i == 1:
+            layer.mlp = _NomicExperts(hidden, inner, count)
+        projections = [getattr(layer.self_attn, f"{part}_proj") for part in "qkvo"]
+        for projection in projections:
+            projection.bias = torch.nn.Parameter(torch.zeros(hidden))
+        for name, parameter in layer.named_parameters():
+            if name.startswith("mlp.") or name.endswith("proj.bias"):
+                parameter.data = torch.randn_like(parameter) * 0.4
+        prefix = f"encoder.layers.{i}."
+        qkv = torch.cat([projection.bias.detach() for projection in projections[:3]])
+        tensors |= {f"{prefix}attn.Wqkv.bias": qkv, f"{prefix}attn.out_proj.bias": projections[3].bias.detach()}
+        names = {"0.weight": "fc1.weight", "0.bias": "fc1.bias", "2.weight": "fc2.weight", "2.bias": "fc2.bias"}
+        names |= {
+            "w1": "experts.mlp.w1",
+            "w2": "experts.mlp.w2",
+            "bias": "experts.bias",
+            "router": "router.layer.weight",
+        }
+        tensors |= {f"{prefix}mlp.{names[name]}": value.detach() for name, value in layer.mlp.named_parameters()}
+    save_file(tensors, directory / "model.safetensors")
+    config = {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": hidden, "n_layer": 3, "n_head": 4,
+        "n_inner": inner, "n_positions": 2048, "vocab_size": VOCAB, "type_vocab_size": 2, "layer_norm_epsilon": EPS,
+        "activation_function": "gelu", "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True,
+        "rotary_emb_base": model.config.rope_parameters["rope_theta"], "rotary_emb_fraction": 1.0, "num_experts": count,
+        "moe_top_k": 2, "moe_every_n_layers": 2, "expert_choice_router": False, "num_shared_experts": 0,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    return model.eval()
 
 
 def write_modules(directory: Path, mode: str, *further: str) -> None:

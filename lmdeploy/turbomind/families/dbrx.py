@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, decoder_spec, reject_unless
-from lmdeploy.turbomind.families.experts import moe_of
+from lmdeploy.turbomind.families.experts import joined_experts
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import default_rope
-from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of, transpose
 from lmdeploy.turbomind.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec
 
 _NORM_EPS = 1e-5  # torch.nn.LayerNorm's
@@ -42,21 +41,6 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the engine tensors of the experts of a layer: expert e has rows e size .. (e + 1) size of each stack."""
-    moe, hidden = moe_of(spec), spec.hidden_size
-    size = moe.intermediate_size
-    stack = (moe.num_experts * size, hidden)
-    w1, v1, w2 = (Load(f"{prefix}ffn.experts.mlp.{name}", stack) for name in ("w1", "v1", "w2"))
-    router = Load(f"{prefix}ffn.router.layer.weight", (moe.num_experts, hidden))
-    engine: dict[str, Expression] = {"moe.router.weight": router}
-    for e in range(moe.num_experts):
-        rows = (e * size, (e + 1) * size)
-        engine[f"moe.experts.{e}.gate_up.weight"] = concat(rows_of(w1, *rows), rows_of(v1, *rows))
-        engine[f"moe.experts.{e}.down.weight"] = transpose(rows_of(w2, *rows))
-    return engine
-
-
 LAYOUT = Layout(
     embedding="transformer.wte",
     final_norm="transformer.norm_f",
@@ -65,7 +49,7 @@ LAYOUT = Layout(
     mlp_norm="norm_attn_norm.norm_2",
     qkv="norm_attn_norm.attn.Wqkv",
     o="norm_attn_norm.attn.out_proj",
-    experts=experts,
+    experts=lambda spec, prefix: joined_experts(spec, f"{prefix}ffn."),
 )
 FAMILY = Family(
     ("DbrxForCausalLM",), spec, LAYOUT.tensors, config, sizes=("vocab_size", "d_model", "n_layers", "n_heads")

@@ -78,6 +78,23 @@ def stacked_experts(spec: ModelSpec, gate_up: str, down: str, *, are_turned: boo
     return engine
 
 
+def joined_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of experts that MegaBlocks made: expert e has rows e size .. (e + 1) size of each."""
+    moe, hidden = moe_of(spec), spec.hidden_size
+    size = moe.intermediate_size
+    w1, v1, w2 = (Load(f"{prefix}experts.mlp.{name}", (moe.num_experts * size, hidden)) for name in ("w1", "v1", "w2"))
+    router = Load(f"{prefix}router.layer.weight", (moe.num_experts, hidden))
+    engine: dict[str, Expression] = {"moe.router.weight": router}
+    for e in range(moe.num_experts):
+        rows = (e * size, (e + 1) * size)
+        if spec.mlp.is_gated:
+            engine[f"moe.experts.{e}.gate_up.weight"] = concat(rows_of(w1, *rows), rows_of(v1, *rows))
+        else:
+            engine[f"moe.experts.{e}.up.weight"] = rows_of(w1, *rows)
+        engine[f"moe.experts.{e}.down.weight"] = transpose(rows_of(w2, *rows))
+    return engine
+
+
 def _mlp(engine: str, parts: tuple[str, ...], size: int, hidden: int, spec: ModelSpec) -> dict[str, Expression]:
     """Return the engine tensors of an expert, whose gate is only there in a gated MLP."""
     gate, up, down = (part + ".weight" for part in parts)

@@ -1,18 +1,20 @@
-"""NomicBERT: BERT with rotary positions, a gated MLP and no biases in attention.
+"""NomicBERT: BERT with rotary positions, and a gated MLP without biases or, with experts in some layers, a plain one.
 
 Published with code of its own, whose config.json has GPT-2's names; ``transformers`` writes others.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, reject_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, reject_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
+from lmdeploy.turbomind.families.experts import joined_experts
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import default_rope
-from lmdeploy.turbomind.manifest import Expression
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
+from lmdeploy.turbomind.manifest import Constant, Expression, Load
+from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec
 
 LAYOUT = Layout(
     embedding="embeddings.word_embeddings",
@@ -25,6 +27,7 @@ LAYOUT = Layout(
     up="mlp.fc11",
     down="mlp.fc2",
 )
+_BIAS_CHANNELS = 64  # of a shared expert that gives the bias of the experts' sum alone: enough for eight ranks
 _NAMES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -43,36 +46,61 @@ def config(raw: Mapping[str, Any]) -> SimpleNamespace:
     theta = rope.get("rope_theta", raw.get("rotary_emb_base", 10000.0))
     reject_unless(rope.get("rope_type", "default") == "default", f"rope type {rope.get('rope_type')}")
     reject_unless(not raw.get("prenorm"), "prenorm")
-    reject_unless(not raw.get("moe_every_n_layers"), "a mixture of experts in NomicBERT")
+    every = raw.get("moe_every_n_layers") or 0
+    for name in ("expert_choice_router", "num_shared_experts", "moe_normalize_expert_weights"):
+        reject_unless(not (every and raw.get(name)), name)
     reject_unless(raw.get("rotary_emb_fraction", 1.0) == 1.0, "rotary_emb_fraction unlike 1")
     reject_unless(not raw.get("rotary_emb_interleaved"), "rotary_emb_interleaved")
-    reject_unless(found["hidden_act"] in {"swiglu", "silu"}, f"activation {found['hidden_act']}")
+    is_gated = found["hidden_act"] in {"swiglu", "silu"}
     bias = bool(raw.get("qkv_proj_bias", False)), bool(raw.get("mlp_fc1_bias", False))
+    reject_unless(not every or (bias[1] and not is_gated), "experts without biases, or with a gate, in NomicBERT")
+    layers = tuple(i % every == 1 for i in range(found["num_hidden_layers"])) if every else ()
     return SimpleNamespace(
         **found,
         vocab_size=raw["vocab_size"],
         type_vocab_size=raw.get("type_vocab_size", 0),
         theta=float(theta),
-        bias=bias,
+        bias=bias[0],
+        mlp=MlpSpec("silu" if is_gated else activation_of(found["hidden_act"]), is_gated=is_gated, bias=bias[1]),
+        moe=MoeSpec(
+            raw["num_experts"],
+            raw["moe_top_k"],
+            found["intermediate_size"],
+            layers=layers,
+            shared_intermediate_size=_BIAS_CHANNELS,
+        )
+        if every
+        else None,
         tie_word_embeddings=True,
     )
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    attends, projects = config.bias
     return post_norm_spec(
         config,
         checkpoint,
-        attention=attention_spec(config, qkv_bias=attends, o_bias=attends, windows=()),
-        mlp=MlpSpec("silu", bias=projects),
+        bias=config.bias,
+        mlp=config.mlp,
+        moe=config.moe,
         ropes=(default_rope(config.theta, config.hidden_size // config.num_attention_heads),),
     )
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
-    return post_norm_tensors(spec, LAYOUT, "emb_ln") | token_types(spec, "embeddings.token_type_embeddings")
+    layout = LAYOUT if spec.mlp.is_gated else replace(LAYOUT, up="mlp.fc1", experts=_experts)
+    return post_norm_tensors(spec, layout, "emb_ln") | token_types(spec, "embeddings.token_type_embeddings")
+
+
+def _experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the experts of a layer, which have no biases themselves: one is added to their sum."""
+    engine, hidden = joined_experts(spec, f"{prefix}mlp."), spec.hidden_size
+    engine["moe.shared.up.weight"] = Constant((_BIAS_CHANNELS, hidden), 0.0)
+    engine["moe.shared.down.weight"] = Constant((hidden, _BIAS_CHANNELS), 0.0)
+    weights = [name for name in engine if name.endswith(("up.weight", "down.weight"))]
+    engine |= {name.replace("weight", "bias"): Constant(engine[name].shape[:1], 0.0) for name in weights}
+    return engine | {"moe.shared.down.bias": Load(f"{prefix}mlp.experts.bias", (hidden,))}
 
 
 # The other sizes have one of two names.
