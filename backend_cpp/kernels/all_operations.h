@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/activation.h"
+#include "kernels/disentangled_attention.h"
 #include "kernels/head_linear.h"
 #include "kernels/lora.h"
 #include "kernels/ngrams.h"
@@ -13,8 +14,8 @@ namespace turbomind {
 
 using AllOperations =
     OperationList<CausalConv, ChooseBestBlocks, ChooseBlocks, ChooseKeys, AltupCorrect, ActivationSparsity, AddToParts,
-                  EmbedNgrams, GatedLru, GateNgrams, HeadLinear, LoraExpand, LoraGather, LoraShrink, MatchRms,
-                  MeanOfParts, MixParts, AltupPredict, Recurrence, RecurrenceGates, ScaledSum, SelectiveScan,
-                  SparseAttention, WriteBlockKeys, Xielu>;
+                  DisentangledAttention, EmbedNgrams, GatedLru, GateNgrams, HeadLinear, LoraExpand, LoraGather,
+                  LoraShrink, MatchRms, MeanOfParts, MixParts, AltupPredict, Recurrence, RecurrenceGates, ScaledSum,
+                  SelectiveScan, SparseAttention, WriteBlockKeys, Xielu>;
 
 }  // namespace turbomind

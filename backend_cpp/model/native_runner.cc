@@ -198,6 +198,7 @@ size_t NativeRunner::weight_bytes_of(const Shard& shard, const Checkpoint& check
 
 void NativeRunner::prepare(const StepLimits& limits) {
   attention_.allocate_texts(*ops_, limits.spans);
+  attention_.project_distances(*ops_, weights_);
   if (ops_->shares_host_memory()) return;
   // Prompts alone take most memory: long products, and scratch memory for each. They share their blocks, since nobody
   // looks at what comes of them.

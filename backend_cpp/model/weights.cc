@@ -297,11 +297,14 @@ void tile_output_layer(const Shard& shard, const WeightReader& read, ThreadPool&
   read.tile(is_shared ? weights.embedding : weights.lm_head, loop_on(pool, read.options()));
 }
 
-// Adapters add to the dense layers of attention, recurrences and MLPs that are made of whole rows.
-std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers, const Checkpoint& checkpoint) {
+// Adapters add to the dense layers of attention, recurrences and MLPs that are made of whole rows. `has_distances`:
+// vectors of distances go through qkv too, once for all adapters.
+std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers, const Checkpoint& checkpoint,
+                                              bool has_distances) {
   std::vector<AdaptedLayer> adapted;
   for (LayerWeights& layer : layers) {
-    std::vector<LinearStorage*> linears{&layer.attention.qkv, &layer.attention.o, &layer.mlp.up, &layer.mlp.down};
+    std::vector<LinearStorage*> linears{&layer.attention.o, &layer.mlp.up, &layer.mlp.down};
+    if (!has_distances) linears.push_back(&layer.attention.qkv);
     if (layer.shared) linears.push_back(&layer.shared->project);
     if (std::optional<RecurrenceWeights>& layer_recurrence = layer.recurrence) {
       linears.insert(linears.end(), {&layer_recurrence->in, &layer_recurrence->gates, &layer_recurrence->out});
@@ -321,6 +324,13 @@ NormStorage read_final_norm(const ModelSpec& spec, const WeightReader& read) {
   NormSpec norm = spec.norm;
   if (spec.output.has_plain_norm) norm.offset = 0;
   return NormStorage::load(read, "final_norm", spec.hidden_size, norm, norm.bias);
+}
+
+void read_distances(const ModelSpec& spec, const WeightReader& read, Weights& weights) {
+  const std::vector<int>& buckets = spec.attention.distance_buckets;
+  if (buckets.empty()) return;
+  weights.distance_norm = read_norm(spec, read, "distance_norm");
+  weights.distance_embedding = read.matrix("distance_embedding", buckets.back() + 1, spec.hidden_size, DType::kFloat32);
 }
 
 }  // namespace
@@ -345,6 +355,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   if (spec.head) weights.head = read_head(spec, read);
   if (has_final_norm(spec)) weights.final_norm = read_final_norm(spec, read);
   if (spec.has_embedding_norm) weights.embedding_norm = read_norm(spec, read, "embedding_norm");
+  read_distances(spec, read, weights);
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
   weights.embedding = read.table("token_embedding", spec.vocab_size, spec.hidden_size, loop_on(pool, options));
   const int cross_layers = cross_layer_count(spec);
@@ -379,7 +390,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
     weights.lm_head = read_output_layer(shard, checkpoint, read, weights.embedding, pool);
     tile_output_layer(shard, read, pool, weights);
   }
-  weights.adapted_layers = find_adapted_layers(weights.layers, checkpoint);
+  weights.adapted_layers = find_adapted_layers(weights.layers, checkpoint, !spec.attention.distance_buckets.empty());
   if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", shard.vocab);
   return weights;
 }

@@ -162,6 +162,8 @@ struct Weights {
   LinearStorage token_types;  // [token types, hidden], never rounded; empty where there are none
   LinearStorage position_embedding;  // [learned_positions, hidden], never rounded; empty where there are none
   NormStorage embedding_norm;        // empty where there is none
+  LinearStorage distance_embedding;  // float32 [buckets, hidden], of disentangled attention, and its norm; or empty
+  NormStorage distance_norm;
   std::optional<InputTableWeights> layer_inputs;
   std::vector<LinearStorage> stream_makers;   // [hidden, hidden], of each stream but the first
   std::vector<LinearStorage> stream_readers;  // the same, after the last layer
@@ -175,8 +177,9 @@ struct Weights {
   AlignedBuffer output_bias;  // float32, or empty
   Slice::Range vocab;
   std::vector<AdaptedLayer> adapted_layers;  // by LinearStorage::adapted_layer
-  WEIGHT_MEMBERS(embedding, token_types, position_embedding, embedding_norm, layer_inputs, makers, readers, hyper,
-                 layers, cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers)
+  WEIGHT_MEMBERS(embedding, token_types, position_embedding, embedding_norm, distance_embedding, distance_norm,
+                 layer_inputs, makers, readers, hyper, layers, cross_layers, final_norm, head, lm_head, output_bias,
+                 vocab, adapted_layers)
 
   // Valid as long as this lives.
   LinearWeight output_layer() const;

@@ -170,7 +170,7 @@ _ENCODER_HEADS = (
     ((("classifier.dense", "Tanh"),), "classifier.out_proj"),  # RoBERTa and its like, MPNet
     ((("pre_classifier", "ReLU"),), "classifier"),  # DistilBERT
     ((("head.dense", ""),), "classifier"),  # ModernBERT; its norm follows
-    ((("pooler.dense", "Tanh"),), "classifier"),  # BERT, GTE, NomicBERT
+    ((("pooler.dense", "Tanh"),), "classifier"),  # BERT, GTE, NomicBERT; DeBERTa, with an activation of its own
     ((("cls", "Tanh"),), "cls.output"),  # RoBERTa in GGUF
 )
 
@@ -187,6 +187,7 @@ def _encoder_head(model_dir: Path, raw: Mapping[str, Any]) -> ScoreHead:
     layers = []
     for name, (_, activation) in zip(names, before, strict=True):
         weight, bias = linear_of(model_dir, name)
+        activation = _TORCH[raw["pooler_hidden_act"]] if raw.get("pooler_hidden_act") else activation
         norm, eps = np.zeros(0, np.float32), 0.0
         if not activation:
             activation = _TORCH[str(raw.get("classifier_activation", "gelu"))]

@@ -41,7 +41,7 @@ def reject_unsupported(raw: Config) -> None:
 # Encoders of other forms than those that are served: each prefix with each ending.
 ENCODERS = tuple(
     prefix + ending
-    for prefix in ("Electra", "Deberta", "DebertaV2", "Albert")
+    for prefix in ("Electra", "Deberta", "Albert")
     for ending in ("Model", "ForSequenceClassification", "ForMaskedLM")
 )
 
@@ -52,7 +52,7 @@ _INTERNVL = "InternVL2, 2.5, 3 or 3.5"
 UNSUPPORTED = (
     UnsupportedModel(
         ENCODERS,
-        "ELECTRA, DeBERTa and ALBERT",
+        "ELECTRA, the first DeBERTa and ALBERT",
         "their form of attention or embeddings",
         "the encoders of docs/reference/supported-models.md, such as all-MiniLM and bge",
     ),

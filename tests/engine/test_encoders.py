@@ -253,7 +253,7 @@ def test_fewer_bits_change_vectors_little(settings: dict[str, Any], near: float,
 
 
 @pytest.mark.parametrize(
-    "make", [make_nomic_experts, partial(make_encoder, family="Bert")]
+    "make", [make_nomic_experts, *(partial(make_encoder, family=name) for name in ("Bert", "DebertaV2"))]
 )
 def test_ranks_share_an_encoder(make: Any, tmp_path: Path) -> None:
     model = make(tmp_path)

@@ -121,6 +121,14 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "XLMRoberta": SIZES | {"pad_token_id": 1, "type_vocab_size": 1},
     "Camembert": SIZES | {"pad_token_id": 1, "type_vocab_size": 1},
     "MPNet": SIZES | {"pad_token_id": 1},
+    "DebertaV2": SIZES
+    | {"relative_attention": True, "pos_att_type": "p2c|c2p", "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    | {
+        "position_buckets": 8,
+        "max_relative_positions": 24,
+        "position_biased_input": False,
+        "pooler_hidden_act": "gelu",
+    },
     "DistilBert": {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 72},
     "ModernBert": SIZES | BOUNDARIES | {"local_attention": 12},
     "NomicBert": SIZES,
@@ -138,6 +146,7 @@ NO_TYPES = {
     "XLMRoberta",
     "Camembert",
     "MPNet",
+    "DebertaV2",
     "DistilBert",
     "ModernBert",
     "Gte",

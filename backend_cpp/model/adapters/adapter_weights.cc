@@ -115,8 +115,7 @@ void AdapterPlan::reject_unused(const std::vector<std::string>& used) const {
     throw invalid_argument("the adapter adds to " + module.name +
                            ", which is no linear layer of this model that adapters can add to: those of attention, "
                            "recurrences and dense MLPs are, and on CPUs embeddings of tokens; experts, latent "
-                           "attention and the output layer "
-                           "are not");
+                           "attention, queries, keys and values of DeBERTa, and the output layer are not");
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "model/step/image_tokens.h"
+#include "model/weights.h"
 
 namespace turbomind {
 
@@ -109,6 +110,9 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
       throw invalid_argument("attention.is_chunked is incompatible with images.whole_rows");
     }
   }
+  if (!spec.attention.distance_buckets.empty()) {
+    attend_by_distance_ = ops.operations().require<DisentangledAttention>();
+  }
   if (spec.encoder) texts_.emplace(ops, spec, kinds_.front().shape, max_tokens);
   qkv_ = FloatRows(ops, max_tokens, row_width);
   attention_output_ = FloatRows(ops, max_tokens, found_width);
@@ -134,6 +138,7 @@ SelfAttention::Kind SelfAttention::make_kind(Operators& ops, const ModelSpec& sp
           (heads + shape.num_kv_heads) * shape.key_dim + (kind_spec.mla ? 0 : shape.num_kv_heads * shape.value_dim) +
               (kind_spec.has_output_gate ? heads * shape.value_dim : 0),
           uploaded(ops, kind_spec.alibi_slopes),
+          uploaded(ops, kind_spec.distance_buckets),
           Staged(ops, factor_bytes),
           Staged(ops, kind_spec.tempers_unrotated ? factor_bytes : 0)};
 }
@@ -162,6 +167,22 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
   if (token_indexer_) groups.push_back(token_indexer_->cache_group(limits));
   if (block_indexer_) groups.push_back(block_indexer_->cache_group(limits));
   return groups;
+}
+
+void SelfAttention::project_distances(Operators& ops, const Weights& weights) {
+  if (attend_by_distance_ == nullptr) return;
+  const Kind& kind = kinds_.front();
+  const int rows = spec_.attention.distance_buckets.back() + 1;
+  const auto dim = static_cast<size_t>(kind.shape.key_dim);
+  const FloatRows normed(ops, rows, spec_.hidden_size);
+  const FloatRows projected(ops, rows, kind.row_width);
+  ops.norm(weights.distance_norm.view, weights.distance_embedding.data.as<float>(), rows, spec_.hidden_size, normed);
+  for (const LayerWeights& layer : weights.layers) {
+    AlignedBuffer& made = distances_.emplace_back(float_buffer(ops, rows, 2 * kind.num_heads * kind.shape.key_dim));
+    ops.linear(layer.attention.qkv.view, normed, rows, projected, false);
+    ops.copy_heads({projected, rows, static_cast<size_t>(kind.row_width), 2 * kind.num_heads, dim, kind.shape.key_dim},
+                   {made.as<float>(), rows, dim, 2 * kind.num_heads, rows * dim, kind.shape.key_dim});
+  }
 }
 
 size_t SelfAttention::use_cache(Operators&, const CachePlan& plan, size_t first_group, std::byte* pages) {
@@ -352,7 +373,7 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
   if (latent_) {
     compile_latent(program, layer, *weights.latent, program.made(x));
   } else {
-    const bool chooses = block_indexer_ && this->chooses(layer);
+    const bool chooses = this->chooses(layer);
     const Source rows = chooses ? program.made(x) : x;
     if (chooses) {
       program.add("chosen = indexer(" + rows.name + ")",
@@ -362,6 +383,8 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
     }
     compile_projection(program, layer, weights, rows);
   }
+  // Keys and values are read where they are.
+  if (attend_by_distance_ != nullptr) return compile_output(program, layer, qkv, weights, y);
   if (!latent_ && !kind.spec.norms_rotated) compile_head_norms(program, layer, weights);
   if (kind.spec.norms_rotated) {
     program.add("queries, keys = rope(queries, keys)", [has_keys, table, qkv](ModelStep& step) {
@@ -386,12 +409,32 @@ void SelfAttention::compile(Program& program, int layer, const AttentionWeights&
   compile_output(program, layer, qkv, weights, y);
 }
 
+void SelfAttention::compile_distances(Program& program, int layer, const Heads& qkv) {
+  const Kind& kind = kind_of(layer);
+  program.add("attended = attend(queries), with products of distances", [this, &kind, layer, qkv](ModelStep& step) {
+    const AlignedBuffer& made = distances_[static_cast<size_t>(layer)];
+    const auto* queries = made.as<float>();
+    const auto* keys = queries + made.size() / sizeof(float) / 2;
+    const int reach = static_cast<int>(kind.spec.distance_buckets.size() / 2);
+    attend_by_distance_(step.ops, {{},
+                                   kind.spec.scale,
+                                   step.of(qkv.queries),
+                                   step.of(qkv.keys),
+                                   step.of(qkv.values),
+                                   queries,
+                                   keys,
+                                   kind.distance_buckets.as<int32_t>(),
+                                   reach,
+                                   attention_output_});
+  });
+}
+
 void SelfAttention::compile_output(Program& program, int layer, const Heads& qkv, const AttentionWeights& weights,
                                    const Target& y) {
   const Kind& kind = kind_of(layer);
   const Indexer* chooser = chooses(layer) ? indexer() : nullptr;
-  if (!latent_ && !kind.spec.has_output_gate &&
-      chooser == nullptr) {  // one operation of the device, where nothing comes between
+  if (!latent_ && !kind.spec.has_output_gate && chooser == nullptr &&
+      attend_by_distance_ == nullptr) {  // one operation of the device, where nothing comes between
     program.add(y.is() + "o(attend(queries))", [this, &weights, queries = qkv.queries, y](ModelStep& step) {
       float* attention_output = attention_output_;
       if (step.adapters == nullptr && weights.o.for_images.empty()) {
@@ -408,6 +451,8 @@ void SelfAttention::compile_output(Program& program, int layer, const Heads& qkv
     program.add("attended = attend(queries), to those chosen", [this, chooser, queries = qkv.queries](ModelStep& step) {
       chooser->run_attention(step, params_, step.of(queries), attention_output_);
     });
+  } else if (attend_by_distance_ != nullptr) {
+    compile_distances(program, layer, qkv);
   } else {
     program.add("attended = attend(queries)", [this, queries = qkv.queries](ModelStep& step) {
       step.ops.paged_attention(params_, step.of(queries), attention_output_);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/operators.h"
+#include "kernels/disentangled_attention.h"
 #include "kernels/heads_view.h"
 #include "kernels/paged_attention.h"
 #include "model/attention/indexer.h"
@@ -20,6 +21,8 @@
 #include "weights/weight_reader.h"
 
 namespace turbomind {
+
+struct Weights;
 
 struct AttentionWeights {
   LinearStorage qkv;  // and a gate, where attention has one; queries alone where the keys are another layer's;
@@ -47,6 +50,8 @@ class SelfAttention final : public LayerMemory {
   void allocate_texts(Operators& ops, int max_texts) {
     if (texts_) texts_->allocate(ops, max_texts);
   }
+  // Where scores have products with vectors of distances: makes these once, before the first step.
+  void project_distances(Operators& ops, const Weights& weights);
   size_t use_cache(Operators& ops, const CachePlan& plan, size_t first_group, std::byte* pages) override;
   int table_count() const { return static_cast<int>(tables_.size()); }
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
@@ -61,11 +66,12 @@ class SelfAttention final : public LayerMemory {
   struct Kind {
     AttentionSpec spec;
     int num_heads;
-    CacheLayout shape;           // without a block's length
-    int row_width;               // of qkv_: queries, keys, values unless a part of the keys, and a gate
-    AlignedBuffer alibi_slopes;  // [heads], or empty
-    Staged query_factors;        // float32 [max_tokens]
-    Staged unrotated_factors;    // the same of layers that do not rotate, where these differ
+    CacheLayout shape;               // without a block's length
+    int row_width;                   // of qkv_: queries, keys, values unless a part of the keys, and a gate
+    AlignedBuffer alibi_slopes;      // [heads], or empty
+    AlignedBuffer distance_buckets;  // int32, AttentionSpec::distance_buckets
+    Staged query_factors;            // float32 [max_tokens]
+    Staged unrotated_factors;        // the same of layers that do not rotate, where these differ
   };
   // Operands of attention, of no rows yet; keys and values may overlap. Without keys of its own, a layer has queries
   // alone.
@@ -93,6 +99,7 @@ class SelfAttention final : public LayerMemory {
   bool chooses(int layer) const {
     return token_indexer_ || (block_indexer_ && spec_.attention.block_indexer->layers[static_cast<size_t>(layer)]);
   }
+  void compile_distances(Program& program, int layer, const Heads& qkv);
   void compile_output(Program& program, int layer, const Heads& qkv, const AttentionWeights& weights, const Target& y);
   void norm_heads(Operators& ops, QkNorm kind, const NormStorage& norm, const HeadsView& heads) const;
   NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_, nullptr}; }
@@ -132,6 +139,9 @@ class SelfAttention final : public LayerMemory {
   FloatRows unit_;                   // ones [head_dim], the weight of QkNorm::kUnit and of norms_values
   Staged kv_lens_;                   // int32 [max_tokens], where images see ahead
   std::optional<TextMemory> texts_;  // of an encoder, whose layers have no other memory
+  OperationFunction<DisentangledAttention> attend_by_distance_ = nullptr;
+  // Of disentangled attention, by layer: float32 [2, heads, buckets, head_dim], queries before keys.
+  std::vector<AlignedBuffer> distances_;
 };
 
 }  // namespace turbomind

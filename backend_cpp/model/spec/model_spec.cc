@@ -130,6 +130,13 @@ void check_block_indexer(const ModelSpec& spec, int kind, int layer) {
   }
 }
 
+void check_distances(const ModelSpec& spec, const std::vector<int>& buckets, const HeadSizes& sizes, int layer) {
+  if (!spec.encoder || buckets.size() % 2 == 0 || !std::ranges::is_sorted(buckets) || sizes.heads != sizes.kv_heads ||
+      sizes.head_dim != sizes.value_dim) {
+    reject(layer, "attention.distance_buckets does not fit the other fields");
+  }
+}
+
 // A kind of attention, named by the first layer that has it.
 void check_attention(const ModelSpec& spec, int layer) {
   const int kind = attention_of(spec, layer);
@@ -143,6 +150,7 @@ void check_attention(const ModelSpec& spec, int layer) {
   if (const size_t slopes = kind_spec.alibi_slopes.size(); slopes != 0 && slopes != static_cast<size_t>(sizes.heads)) {
     reject(layer, "attention.alibi_slopes must have num_heads values");
   }
+  if (!kind_spec.distance_buckets.empty()) check_distances(spec, kind_spec.distance_buckets, sizes, layer);
   if (kind_spec.mla && !spec.attentions.empty()) reject(layer, "attention.mla with attentions");
   if (kind_spec.mla) check_latent(kind_spec, layer);
   if (kind_spec.block_indexer) check_block_indexer(spec, kind, layer);

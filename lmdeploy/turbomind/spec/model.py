@@ -328,6 +328,9 @@ def _encoder_problems(spec: ModelSpec) -> Iterator[str]:
     attention = spec.attention
     if spec.attentions or spec.layer_keys or attention.mla or attention.logn_length or attention.temperature_length:
         yield "encoder is incompatible with attentions, layer_keys, or attention.mla or factors of positions"
+    scores = attention.alibi_slopes or attention.bias_reach or attention.softcap or any(attention.windows) or spec.ropes
+    if attention.distance_buckets and (scores or attention.num_heads != attention.num_kv_heads):
+        yield "attention.distance_buckets is incompatible with alibi_slopes, bias_reach, softcap, windows or ropes"
     if "chunk" in map(attention.reach, range(spec.num_layers)):
         yield "encoder is incompatible with attention in chunks"
     if spec.recurrence or spec.images or spec.head or spec.layer_input or spec.layer_mixers:
@@ -377,6 +380,9 @@ def _attention_problems(attention: AttentionSpec, where: str) -> Iterator[str]:
         yield f"{where}head_dim must be even, got {attention.head_dim}"
     if len(attention.alibi_slopes) not in {0, attention.num_heads}:
         yield f"{where}attention.alibi_slopes must have a finite number for each of {attention.num_heads} heads"
+    buckets = attention.distance_buckets
+    if buckets and (len(buckets) % 2 == 0 or list(buckets) != sorted(buckets)):
+        yield f"{where}attention.distance_buckets must be an odd number of numbers, none below the one before it"
     if attention.bias_reach and attention.mla:
         yield f"{where}attention.bias_reach is incompatible with attention.mla"
     if attention.has_output_gate and attention.mla:

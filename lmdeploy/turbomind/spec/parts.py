@@ -509,6 +509,10 @@ class AttentionSpec:
     bias_reach
         Each head has a learned bias of a score for each distance from a token to another, as far as this to both
         sides, and beyond it the last; 0: none (MPNet).
+    distance_buckets
+        Scores have products with learned vectors of distances too (DeBERTa; He et al., 2021, arXiv 2006.03654): which
+        vector each distance has, from the same number of tokens after a token to that many before, and beyond them the
+        first and the last; empty: they have none.
     has_sinks
         Whether each head has a learned logit that takes its share of the softmax and gives nothing.
     logn_length
@@ -550,6 +554,7 @@ class AttentionSpec:
     is_causal_in_images: bool = False
     alibi_slopes: tuple[Finite, ...] = ()
     bias_reach: OptionalSize = 0
+    distance_buckets: tuple[OptionalSize, ...] = ()
     has_sinks: bool = False
     logn_length: OptionalSize = 0
     temperature_length: OptionalSize = 0
