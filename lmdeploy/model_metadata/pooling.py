@@ -30,6 +30,7 @@ _FILE = "pooling.json"
 _WEIGHTS = "pooling.npz"
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
+_TASKS = "adapters"
 _MODE = "pooling_mode_"
 _MODES = {
     "cls": "first",
@@ -138,6 +139,7 @@ class Pooling:
     without_prompt: str = ""
     dense: tuple[DenseLayer, ...] = ()  # linear layers that the vector goes through
     frame: Frame = NO_FRAME  # the special tokens around a text
+    default_task: str = ""  # the adapter for texts whose caller names no task; empty: none is used
 
     def whole(self, prompt: str, text: str) -> str:
         """Return a text as the tokenizer reads it."""
@@ -252,6 +254,7 @@ def pooling_of(model_dir: Path, is_encoder: bool = False) -> Pooling | None:
             lowers=bool(_transformer_config(model_dir).get("do_lower_case")),
             without_prompt=mode if leaves_prompt and mode not in ("first", "last") else "",
             dense=dense,
+            default_task=(_read(model_dir / "config.json").get("task_names") or [""])[0],
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Pooling(refusal=f"{_MODULES} and what it names cannot be read ({' '.join(str(error).split())})")
@@ -265,6 +268,8 @@ def module_steps(model_dir: Path) -> list[tuple[str, str]]:
     if not (model_dir / _MODULES).is_file():
         return []
     steps = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in _read(model_dir / _MODULES)]
+    if len(steps) == 1 and "task_names" in _read(model_dir / "config.json"):  # Jina v5, whose own code pools
+        steps += [("Pooling", _TASKS), ("Normalize", _TASKS)]
     return [step for step in steps if step[0] != "Dropout"]
 
 
@@ -377,6 +382,8 @@ def _pooling_config(model_dir: Path, steps: list[tuple[str, str]]) -> Any:
     folder = next((path for kind, path in steps if kind == "Pooling"), None)
     if folder is None:
         raise ValueError(f"{_MODULES} has no pooling")
+    if folder == _TASKS:
+        return {"pooling_mode": "lasttoken"}
     return _read(model_dir / folder / "config.json")
 
 

@@ -1,5 +1,6 @@
-"""Task adapters (LoRA) of a checkpoint: those of Jina embeddings v3 in its original format.
+"""Task adapters (LoRA) of a checkpoint: those of Jina embeddings v3 and v5 in their original formats.
 
+v5 has each in PEFT's form, in the folder ``adapters/TASK``; ``config.json`` names the tasks (``task_names``). v3's
 ``config.json`` names the tasks (``lora_adaptations``). A layer's weight is ``parametrizations.weight.original``;
 ``parametrizations.weight.0`` has ``lora_A`` and ``lora_B`` of all tasks: ``[tasks, rank, inputs]`` and
 ``[tasks, outputs, rank]`` of a linear layer, ``[tasks, rows, rank]`` and ``[tasks, rank, size]`` of embeddings. The
@@ -9,6 +10,7 @@ engine directory gets each task's as an adapter in PEFT's form.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,14 @@ def write_task_adapters(model_dir: Path, config: dict[str, Any], target: Path) -
 
     Raises `CheckpointError` if ``config.json`` and the tensors do not agree.
     """
+    for number, task in enumerate(config.get("task_names", ())):
+        (target / _FOLDER / str(number)).mkdir(parents=True)
+        for part in ("adapter_config.json", "adapter_model.safetensors"):
+            source = model_dir / "adapters" / Path(str(task)).name / part
+            if not source.is_file():
+                raise CheckpointError(model_dir, [f"{source.relative_to(model_dir)} of task_names is missing"])
+            shutil.copyfile(source, target / _FOLDER / str(number) / part)
+        (target / _NAMES).write_text(json.dumps(config["task_names"]), encoding="utf-8")
     tasks = config.get("lora_adaptations")
     if not tasks:
         return

@@ -38,6 +38,7 @@ def embed_texts(
     pooling = _pooling_of(engine)
     if dimensions is not None:
         check_dimensions(pooling, dimensions)
+    task = task or pooling.default_task or None
     if task is not None and task not in (tasks := task_adapters(engine.directory.path)):
         raise ValueError(f"task must be one that the model has ({', '.join(tasks) or 'none'}), got {task!r}")
     prompt = prompt_of(pooling, task if prompt_name is None and task in pooling.prompts else prompt_name)

@@ -1,4 +1,4 @@
-"""Adapters for tasks that a checkpoint has (Jina embeddings v3), against the authors' formula."""
+"""Adapters for tasks that a checkpoint has (Jina embeddings v3 and v5), against the authors' formula and PEFT."""
 
 import json
 import shutil
@@ -10,16 +10,26 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from lmdeploy import TurbomindEngineConfig, pipeline
 from lmdeploy.errors import CheckpointError
 from lmdeploy.offline.async_engine import AsyncEngine
-from tests.support.tiny_encoders import SIZES, hidden_states, make_encoder, texts_of, write_modules
+from tests.support.tiny_encoders import (
+    SIZES,
+    VOCAB,
+    hidden_states,
+    make_encoder,
+    make_tokenizer,
+    texts_of,
+    write_modules,
+)
 
 TASKS = ["retrieval.query", "text-matching", "separation"]
 PROMPTS = {"retrieval.query": "w1 w2 ", "text-matching": "", "separation": ""}
 RANK, ALPHA = 4, 3.0
+V5_TASKS = ["retrieval", "clustering"]
 TEXTS = texts_of([3, 40, 1, 17, 90])
 
 
@@ -120,3 +130,68 @@ def test_tensors_of_another_number_of_tasks_are_refused(checkpoints: tuple[Path,
     (broken / "config.json").write_text(json.dumps(config | {"lora_adaptations": TASKS[:2]}))
     with pytest.raises(CheckpointError, match="must be of 2 tasks, got the shape"):
         pipeline(str(broken))
+
+
+def publish_v5(directory: Path, family: str) -> Any:
+    """Write a checkpoint as Jina publishes v5, with random adapters; return the base with all of them."""
+    if family == "EuroBert":
+        base = make_encoder(directory, family)
+    else:
+        make_tokenizer(directory)
+        fields = SIZES | {"vocab_size": VOCAB, "head_dim": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
+        base = transformers.Qwen3Model(transformers.Qwen3Config(**fields)).eval()
+        for parameter in base.parameters():
+            parameter.data = torch.randn_like(parameter) * 0.4
+        base.save_pretrained(directory)
+    layers = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    model: Any = None
+    for task in V5_TASKS:
+        lora = LoraConfig(r=RANK, lora_alpha=8, target_modules=layers, task_type="FEATURE_EXTRACTION")
+        model = get_peft_model(base, lora, task) if model is None else model
+        if task not in model.peft_config:
+            model.add_adapter(task, lora)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn_like(parameter) * 0.3
+    model.save_pretrained(directory / "adapters")  # a folder each
+    config = json.loads((directory / "config.json").read_text()) | {
+        "architectures": ["JinaEmbeddingsV5Model"],
+        "model_type": "jina_embeddings_v5",
+        "auto_map": {"AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"},
+        "task_names": V5_TASKS,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    steps = [{"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task"]}]
+    (directory / "modules.json").write_text(json.dumps(steps))
+    prompts = {"prompts": {"query": "w1 w2 ", "document": "w3 "}, "default_prompt_name": "document"}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    return model
+
+
+@pytest.mark.parametrize("family", ["EuroBert", "Qwen3"])
+def test_tasks_in_folders_have_the_last_token_s_vectors(family: str, tmp_path: Path) -> None:
+    model = publish_v5(tmp_path, family)
+    with pipeline(str(tmp_path), backend_config=TurbomindEngineConfig(dtype="float32")) as pipe:
+        frame = pipe.tokenizer.frame()
+
+        def correct(task: str, prompt: str) -> np.ndarray[Any, Any]:
+            model.set_adapter(task)
+            ids = pipe.tokenizer.encode_bare([prompt + text for text in TEXTS])
+            last = np.stack([hidden_states(model, frame.single(one))[-1] for one in ids])
+            return last / np.linalg.norm(last, axis=1, keepdims=True)
+
+        for task in V5_TASKS:
+            found = pipe.embed(TEXTS, task=task)
+            assert np.abs(found - correct(task, "w3 ")).max() < 1e-4
+            assert all(
+                pipe.embed(text, task=task).tobytes() == one.tobytes() for text, one in zip(TEXTS, found, strict=True)
+            )
+        assert (
+            np.abs(pipe.embed(TEXTS, task=V5_TASKS[1], prompt_name="query") - correct(V5_TASKS[1], "w1 w2 ")).max()
+            < 1e-4
+        )
+        assert (pipe.embed(TEXTS) == pipe.embed(TEXTS, task=V5_TASKS[0])).all()
+    shutil.rmtree(tmp_path / "adapters" / V5_TASKS[1])
+    (tmp_path / "config.json").touch()
+    with pytest.raises(CheckpointError, match=r"adapters/clustering/adapter_config.json of task_names is missing"):
+        pipeline(str(tmp_path))

@@ -46,7 +46,12 @@ def _texts() -> dict[str, str]:
         architecture: TRANSFORMERS if CASES[name].forward is reference_forward else FORMULAS
         for architecture, name in shown.items()
     }
-    found |= {name: TRANSFORMERS for family in (*ENCODERS, "New") for name in names_of(family) if name in families()}
+    found |= {
+        name: TRANSFORMERS
+        for family in (*ENCODERS, "JinaEmbeddingsV5", "New")
+        for name in names_of(family)
+        if name in families()
+    }
     found["Qwen3VLMoeTextModel"] = TRANSFORMERS  # by the whole model, which has images
     for family in families().values():  # other names of the same
         known = next((found[name] for name in family.architectures if name in found), None)

@@ -1,4 +1,4 @@
-"""Jina embeddings v2 and v3."""
+"""Jina embeddings v2, v3 and v5."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -7,6 +7,8 @@ from typing import Any
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, reject_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.llama import EUROBERT
+from lmdeploy.turbomind.families.qwen import QWEN3
 from lmdeploy.turbomind.families.rope import alibi_slopes, rope_of
 from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
@@ -103,3 +105,25 @@ def jina_v3_tensors(spec: ModelSpec) -> dict[str, Expression]:
 
 
 JINA_V3 = Family(names_of("JinaEmbeddingsV3"), jina_v3_spec, jina_v3_tensors, jina_v3_config)
+
+
+# Jina embeddings v5: Qwen3 (small) or EuroBERT (nano), with an adapter for each task in a folder of its own.
+def jina_v5_config(raw: Mapping[str, Any]) -> Any:
+    """Return the config in the names of ``transformers``."""
+    from transformers import EuroBertConfig, Qwen3Config
+
+    fields = {name: value for name, value in raw.items() if name not in {"model_type", "auto_map"}}
+    return (EuroBertConfig if "mask_token_id" in raw else Qwen3Config)(**fields)
+
+
+def jina_v5_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    return (EUROBERT if config.model_type == "eurobert" else QWEN3).spec(config, checkpoint)
+
+
+def jina_v5_tensors(spec: ModelSpec) -> Mapping[str, Expression]:
+    """Return the expression of each engine tensor."""
+    return (EUROBERT if spec.encoder else QWEN3).tensors(spec)
+
+
+JINA_V5 = Family(("JinaEmbeddingsV5Model",), jina_v5_spec, jina_v5_tensors, jina_v5_config)

@@ -90,8 +90,8 @@ async def vectors_of(
         sizes = ", ".join(map(str, pooling.dimensions))
         message = f"dimensions must be one of {sizes} with the model `{model.name}`, got {dimensions}"
         raise ApiError(400, message, param="dimensions")
-    if params.task is not None:
-        ctx, params = await with_task(ctx, pooling, params, params.task)
+    if task := params.task or ("" if ctx.chosen.is_adapter else pooling.default_task):
+        ctx, params = await with_task(ctx, pooling, params, task)
     chosen, prompt = ctx.chosen, prompt_of(ctx.chosen, pooling, params)
     if pooling.without_prompt and prompt and isinstance(inputs[0], str):
         beginning = pooling.frame.bare(await model.client.tokenize(text=pooling.whole(prompt, "")))
