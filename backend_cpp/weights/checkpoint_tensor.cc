@@ -56,7 +56,7 @@ int64_t element_count(const std::vector<int64_t>& shape) {
 
 size_t type_bytes(const std::string& dtype) {
   if (dtype == "F32" || dtype == "I32" || dtype == "U32") return 4;
-  if (dtype == "U8" || dtype == "I8" || dtype == "F8_E4M3") return 1;
+  if (dtype == "U8" || dtype == "I8" || dtype == "F8_E4M3" || dtype == "F8_E8M0") return 1;
   return dtype == "BF16" || dtype == "F16" ? 2 : 0;
 }
 

@@ -39,6 +39,11 @@ float divisor_of(const Json& expression) {
   return divisor == nullptr ? 1.0f : static_cast<float>(divisor->as_double());
 }
 
+float power_of_two(std::byte scale) {
+  const int exponent = std::to_integer<int>(scale);
+  return exponent == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, exponent - 127);
+}
+
 const CheckpointTensor& argument(const std::vector<CheckpointTensor>& args, size_t index) {
   if (args.size() != 2) throw invalid_argument("a scaled matrix needs codes and scales");
   return args[index];
@@ -71,7 +76,11 @@ W8A8Matrix::W8A8Matrix(CheckpointTensor quantized, const CheckpointTensor& scale
     throw invalid_argument("there must be " + std::to_string(count) + " scales, got " + std::to_string(stored));
   }
   scales_.resize(count);
-  copy_values(scales, scales_.data());
+  if (scales.dtype == "U8" || scales.dtype == "F8_E8M0") {
+    std::transform(scales.data, scales.data + count, scales_.begin(), power_of_two);
+  } else {
+    copy_values(scales, scales_.data());
+  }
   for (float& scale : scales_) scale /= divisor;
   for (size_t i = 0; i < count; ++i) {
     if (std::isfinite(scales_[i])) continue;

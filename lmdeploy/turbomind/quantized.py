@@ -144,6 +144,8 @@ def settings_and_file(
                     break
     if not isinstance(given, dict):
         return given, file
+    if isinstance(given.get("quantization"), dict):  # hf_quant_config.json's within config.json's
+        given = {**given, "quantization": None, **given["quantization"]}
     named = {_NAMES.get(name, name): value for name, value in given.items()}
     if not named.get("quant_method"):
         named["quant_method"] = next((method for field, method in _METHODS.items() if field in given), None)

@@ -11,7 +11,8 @@ Names and shapes, by source:
 * ``fbgemm_fp8`` (Llama 3.1 405B FP8): ``X.weight_scale [out, 1]``.
 * ``compressed-tensors`` (llm-compressor), formats ``int-quantized``, ``float-quantized`` and ``naive-quantized``:
   ``X.weight_scale`` ``[1]``, ``[out, 1]`` or for blocks of ``block_structure``.
-* ``modelopt`` (NVIDIA's Model Optimizer), ``quant_algo`` FP8: ``X.weight_scale``, one for all.
+* ``modelopt`` (NVIDIA's Model Optimizer), ``quant_algo`` FP8: ``X.weight_scale``, one for all; MXFP8, and
+  compressed-tensors' ``mxfp8-quantized``: powers of two for blocks of 32 inputs (OCP Microscaling, 2023).
 * ``smooth_quant`` (``lmdeploy lite smooth_quant``): ``X.scale [out, 1]``.
 * Stacks of experts: ``lmdeploy.turbomind.stacked_experts``.
 
@@ -28,9 +29,23 @@ from typing import TYPE_CHECKING, Any
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Expression, Load, RowQuantized, Scaled
-from lmdeploy.turbomind.row_quantized.schemes import COMPRESSED_FORMATS, config_groups, is_of_rows, require, row_schemes
+from lmdeploy.turbomind.row_quantized.schemes import (
+    COMPRESSED_FORMATS,
+    MXFP8,
+    config_groups,
+    is_of_rows,
+    require,
+    row_schemes,
+)
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
-from lmdeploy.turbomind.stacked_experts import NUMBERS, QUANTIZED_DTYPES, quantized_stack, scaled_part
+from lmdeploy.turbomind.stacked_experts import (
+    MX_BLOCK,
+    NUMBERS,
+    POWERS,
+    QUANTIZED_DTYPES,
+    quantized_stack,
+    scaled_part,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -139,6 +154,9 @@ def _group_block(group: Mapping[str, Any], whole_format: object) -> tuple[int, i
         require(method, f"{what}.type", side.get("type") or "int", ("int", "float"))
         require(method, f"{what}.symmetric", side.get("symmetric", True), (True,))
     strategy = weights.get("strategy")
+    if (group.get("format") or whole_format) == MXFP8:
+        require(method, "weights.strategy and group_size", (strategy, weights.get("group_size")), (("group", 32),))
+        return None  # the types of scales say it
     require(method, "weights.strategy", strategy, ("tensor", "channel", "block"))
     if strategy != "block":
         return None
@@ -176,8 +194,9 @@ def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Sca
     found = index.tensors.get(name)
     out_features, in_features = weight.shape
     quantized = dataclasses.replace(weight, dtypes=QUANTIZED_DTYPES)
-    if method.block is not None:
-        block = (method.block[0], min(method.block[1], in_features))
+    size = MX_BLOCK if found is not None and found.dtype in POWERS else method.block
+    if size is not None:
+        block = (size[0], min(size[1], in_features))
         shape: tuple[int, ...] = (-(-out_features // block[0]), -(-in_features // block[1]))
     elif found is not None and found.shape in {(), (1,), (1, 1)}:
         block, shape = (out_features, in_features), found.shape
@@ -185,4 +204,4 @@ def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Sca
         block, shape = (1, in_features), (out_features, 1)
         if found is not None and found.shape == (out_features,):
             shape = found.shape
-    return Scaled(block, (quantized, Load(name, shape, NUMBERS)))
+    return Scaled(block, (quantized, Load(name, shape, NUMBERS + POWERS)))

@@ -33,6 +33,8 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
 QUANTIZED_DTYPES = ("I8", "F8_E4M3")
 NUMBERS = ("F32", "BF16", "F16")
+POWERS = ("U8", "F8_E8M0")  # of scales that are powers of two, in MXFP8
+MX_BLOCK = (1, 32)  # outputs and inputs that share one
 _STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj")
 _TRANSPOSED = ("Qwen3VLMoeForConditionalGeneration", "Qwen3VLMoeTextModel")  # whose matrices are [in, out]
 _MATRIX = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -99,14 +101,16 @@ def scaled_part(
     """
     experts, rows, columns = stack.shape
     found = index.tensors.get(scales)
-    if block is None or (found is not None and found.shape == (experts, 1, 1)):
+    if found is not None and found.dtype in POWERS:
+        block = MX_BLOCK
+    elif block is None or (found is not None and found.shape == (experts, 1, 1)):
         block = rows, columns
     sizes = (1, min(block[0], rows), min(block[1], columns))
 
     def scales_of(expression: Expression) -> Expression:
         if isinstance(expression, Load):
             shape = (experts, *(-(-count // size) for count, size in zip((rows, columns), sizes[1:], strict=True)))
-            return Load(scales, shape, NUMBERS)
+            return Load(scales, shape, NUMBERS + POWERS)
         found = scales_of(expression.args[0])
         match expression:
             case Slice(dim=dim, begin=begin, end=end):

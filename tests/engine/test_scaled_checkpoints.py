@@ -38,6 +38,8 @@ FORMS = {
     "compressed float8": Form("compressed-tensors", FLOAT8, "channel", scales=torch.bfloat16),
     "compressed float8, one scale": Form("compressed-tensors", FLOAT8, "tensor", static_activations=True),
     "compressed float8 in blocks": Form("compressed-tensors", FLOAT8, "block", scales=torch.bfloat16),
+    "MXFP8 of ModelOpt": Form("modelopt", FLOAT8, "group", scales=torch.uint8),
+    "compressed MXFP8": Form("compressed-tensors", FLOAT8, "group", scales=torch.uint8),
     "smooth_quant int8": Form("smooth_quant", torch.int8, "channel", "scale"),
     "smooth_quant float8": Form("smooth_quant", FLOAT8, "channel", "scale"),
     "with its lm_head": Form("compressed-tensors", FLOAT8, "channel", unquantized=()),
@@ -121,7 +123,7 @@ MOE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.alike
-@pytest.mark.parametrize("name", ["fp8 in small blocks", "compressed float8", "compressed int8"])
+@pytest.mark.parametrize("name", ["fp8 in small blocks", "compressed float8", "compressed int8", "MXFP8 of ModelOpt"])
 @pytest.mark.parametrize("model", MOE_MODELS)
 def test_experts_are_multiplied_as_codes(model: str, name: str, tmp_path: Path) -> None:
     architecture, sizes = MOE_MODELS[model]

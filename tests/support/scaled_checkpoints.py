@@ -21,7 +21,8 @@ FLOAT8 = torch.float8_e4m3fn
 class Form:
     """How a checkpoint's layers are stored.
 
-    ``strategy`` is ``tensor``, ``channel`` or ``block``; ``unquantized`` names layers (by ending) that stay numbers.
+    ``strategy`` is ``tensor``, ``channel``, ``block`` or, of MXFP8, ``group``; ``unquantized`` names layers (by ending)
+    that stay numbers.
     """
 
     method: str
@@ -42,6 +43,8 @@ class Form:
         if self.method == "fp8":
             block = list(self.block) if self.strategy == "block" else None
             return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": scheme, "weight_block_size": block}
+        if self.method == "modelopt":
+            return {"quant_method": "modelopt", "quantization": {"quant_algo": "MXFP8", "group_size": 32}}
         if self.method == "fbgemm_fp8":
             return {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
         kind = "float" if self.dtype == FLOAT8 else "int"
@@ -49,6 +52,9 @@ class Form:
         weights = common | {"strategy": self.strategy, "dynamic": False, "block_structure": None}
         if self.strategy == "block":
             weights["block_structure"] = list(self.block)
+        if self.strategy == "group":
+            weights |= {"group_size": 32, "scale_dtype": "torch.uint8"}
+        stored = "mxfp8" if self.strategy == "group" else kind
         inputs = common | {
             "strategy": "tensor" if self.static_activations else "token",
             "dynamic": not self.static_activations,
@@ -57,15 +63,15 @@ class Form:
             "targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None,
         }  # fmt: skip
         return {
-            "quant_method": "compressed-tensors", "format": f"{kind}-quantized", "quantization_status": "compressed",
+            "quant_method": "compressed-tensors", "format": f"{stored}-quantized", "quantization_status": "compressed",
             "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None,
         }  # fmt: skip
 
     def sizes(self, weight: torch.Tensor) -> tuple[int, int]:
         """Return how many outputs and inputs of a weight share a scale."""
         out_features, in_features = weight.shape
-        if self.strategy == "block":
-            return self.block
+        if self.strategy in ("block", "group"):
+            return (1, 32) if self.strategy == "group" else self.block
         return (1 if self.strategy == "channel" else out_features), in_features
 
 
@@ -76,7 +82,10 @@ def quantize(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tens
     blocks = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
     largest = 448.0 if form.dtype == FLOAT8 else 127.0
     scales = (blocks.abs().amax((1, 3)) / largest).clamp(min=1e-12).to(form.scales)
-    factors = scales.float()[:, None, :, None]
+    if form.scales == torch.uint8:  # the smallest powers of two with which codes do not overflow
+        scales = (blocks.abs().amax((1, 3)) / largest).clamp(min=2.0**-120).log2().ceil().add(127).to(torch.uint8)
+    factors = (scales.float() - 127).exp2() if form.scales == torch.uint8 else scales.float()
+    factors = factors[:, None, :, None]
     steps = blocks / factors
     quantized = (
         steps.clamp(-448, 448).to(FLOAT8) if form.dtype == FLOAT8 else steps.round().clamp(-128, 127).to(torch.int8)
@@ -104,7 +113,7 @@ def quantize_stacks(directory: Path, form: Form, scales: str = "block") -> dict[
 
 def stored_scales(scales: torch.Tensor, form: Form) -> torch.Tensor:
     """Return scales in the shape in which the form stores them."""
-    if form.strategy == "block" or (form.strategy == "channel" and form.scale_shape == "column"):
+    if form.strategy in ("block", "group") or (form.strategy == "channel" and form.scale_shape == "column"):
         return scales
     return scales[0, 0].clone() if form.scale_shape == "scalar" else scales.flatten()
 

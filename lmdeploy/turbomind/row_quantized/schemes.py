@@ -17,9 +17,10 @@ from lmdeploy.errors import UnsupportedModelError
 
 NUMBERS = ("F32", "BF16", "F16")
 _PACKED, _MXFP4, _NVFP4 = "pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized"
+MXFP8 = "mxfp8-quantized"
 _BYTES = ("int-quantized", "naive-quantized")
-COMPRESSED_FORMATS = (*_BYTES, "float-quantized", _PACKED, _MXFP4, _NVFP4)
-MODELOPT_ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4")
+COMPRESSED_FORMATS = (*_BYTES, "float-quantized", _PACKED, _MXFP4, _NVFP4, MXFP8)
+MODELOPT_ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4", "MXFP8")
 _INSTEAD = "serve the model it was made from with --weight-bits 4 or 8, or make that smaller with `lmdeploy lite`"
 
 
@@ -129,7 +130,8 @@ def _modelopt(given: Mapping[str, Any]) -> tuple[RowScheme, ...]:
         layers = list((given.get("quantized_layers") or {}).values())
     for layer in layers:
         require("modelopt", "quant_algo", layer.get("quant_algo"), MODELOPT_ALGORITHMS)
-        require("modelopt", "group_size", layer.get("group_size") or 16, (16,))
+        size = 32 if layer.get("quant_algo") == "MXFP8" else 16
+        require("modelopt", "group_size", layer.get("group_size") or size, (size,))
     return (RowScheme("float4", 4, 16, quantized="weight", scales=("F8_E4M3",), whole=("factor", "weight_scale_2")),)
 
 
