@@ -1,13 +1,14 @@
 """BERT, RoBERTa, XLM-RoBERTa, DistilBERT and MPNet."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, reject_unless
-from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
+from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of, transpose
 from lmdeploy.turbomind.spec import EncoderSpec, MlpSpec, ModelSpec
@@ -40,7 +41,6 @@ def bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return post_norm_spec(
         config,
         checkpoint,
-        mlp=MlpSpec(activation_of(config.hidden_act), is_gated=False, bias=True),
         max_position_embeddings=config.max_position_embeddings - unused,
         learned_positions=config.max_position_embeddings - unused,
     )
@@ -48,12 +48,14 @@ def bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def bert_tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
-    engine = post_norm_tensors(spec, BERT_LAYOUT, "embeddings.LayerNorm")
-    if unused := _unused_rows(spec.architecture):
-        rows = unused + spec.learned_positions
-        table = Load(f"{BERT_LAYOUT.positions}.weight", (rows, spec.hidden_size))
-        engine["position_embedding"] = rows_of(table, unused, rows)
-    return engine | token_types(spec, "embeddings.token_type_embeddings")
+    return _with_positions(post_norm_tensors(spec, BERT_LAYOUT), spec, _unused_rows(spec.architecture))
+
+
+def _with_positions(engine: dict[str, Expression], spec: ModelSpec, unused: int) -> dict[str, Expression]:
+    """Return the tensors with a table of positions that begins after so many rows of the checkpoint's."""
+    rows = unused + spec.learned_positions
+    table = Load(f"{BERT_LAYOUT.positions}.weight", (rows, spec.hidden_size))
+    return engine | {"position_embedding": rows_of(table, unused, rows)}
 
 
 def _unused_rows(architecture: str) -> int:
@@ -65,9 +67,8 @@ BERT = Family((*names_of("Bert", *_ROBERTA), "HF_ColBERT"), bert_spec, bert_tens
 
 
 # DistilBERT: BERT with half as many layers, without token types.
-DISTILBERT_LAYOUT = Layout(
-    embedding="embeddings.word_embeddings",
-    positions="embeddings.position_embeddings",
+DISTILBERT_LAYOUT = replace(
+    BERT_LAYOUT,
     layer="transformer.layer.{}.",
     mlp_norm="sa_layer_norm",
     final_norm="output_layer_norm",
@@ -100,32 +101,22 @@ def distilbert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def distilbert_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
-    return post_norm_tensors(spec, DISTILBERT_LAYOUT, "embeddings.LayerNorm")
-
-
 DISTILBERT = Family(
     names_of("DistilBert"),
     distilbert_spec,
-    distilbert_tensors,
+    lambda spec: post_norm_tensors(spec, DISTILBERT_LAYOUT),
     sizes=("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim"),
 )
 
 
 # MPNet: BERT without token types, with a learned bias of attention for each distance, in buckets as T5 has them.
-MPNET_LAYOUT = Layout(
-    embedding="embeddings.word_embeddings",
-    positions="embeddings.position_embeddings",
-    layer="encoder.layer.{}.",
+MPNET_LAYOUT = replace(
+    BERT_LAYOUT,
     mlp_norm="attention.LayerNorm",
-    final_norm="output.LayerNorm",
     q="attention.attn.q",
     k="attention.attn.k",
     v="attention.attn.v",
     o="attention.attn.o",
-    up="intermediate.dense",
-    down="output.dense",
 )
 _UNUSED = 2  # rows of the table of positions, which begins after the padding's
 _BUCKETS, _FARTHEST = 32, 128  # of `transformers`, whatever config.json says
@@ -152,7 +143,6 @@ def mpnet_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return post_norm_spec(
         config,
         checkpoint,
-        mlp=MlpSpec(activation_of(config.hidden_act), is_gated=False, bias=True),
         attention=attention_spec(config, qkv_bias=True, o_bias=True, windows=(), bias_reach=_FARTHEST),
         max_position_embeddings=config.max_position_embeddings - _UNUSED,
         learned_positions=config.max_position_embeddings - _UNUSED,
@@ -162,10 +152,7 @@ def mpnet_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def mpnet_tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor; all layers have the same biases."""
-    engine = post_norm_tensors(spec, MPNET_LAYOUT, "embeddings.LayerNorm")
-    rows = _UNUSED + spec.learned_positions
-    table = Load(f"{MPNET_LAYOUT.positions}.weight", (rows, spec.hidden_size))
-    engine["position_embedding"] = rows_of(table, _UNUSED, rows)
+    engine = _with_positions(post_norm_tensors(spec, MPNET_LAYOUT), spec, _UNUSED)
     by_bucket = Load("encoder.relative_attention_bias.weight", (_BUCKETS, spec.num_heads))
     buckets = map(bucket_of, range(-_FARTHEST, _FARTHEST + 1))
     by_head = transpose(concat(*(rows_of(by_bucket, bucket, bucket + 1) for bucket in buckets)))

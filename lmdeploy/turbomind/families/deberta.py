@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from lmdeploy.turbomind.families.bert import BERT_LAYOUT
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, reject_unless
-from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, reject_unless
+from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors
 from lmdeploy.turbomind.manifest import Expression, Load
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
+from lmdeploy.turbomind.spec import ModelSpec
 
 LAYOUT = replace(BERT_LAYOUT, q="attention.self.query_proj", k="attention.self.key_proj", v="attention.self.value_proj")
 
@@ -44,7 +44,6 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return post_norm_spec(
         config,
         checkpoint,
-        mlp=MlpSpec(activation_of(config.hidden_act), is_gated=False, bias=True),
         attention=attention_spec(
             config,
             scale=(3 * head_dim) ** -0.5,
@@ -59,12 +58,12 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
-    engine = post_norm_tensors(spec, LAYOUT, "embeddings.LayerNorm")
+    engine = post_norm_tensors(spec, LAYOUT)
     rows = spec.attention.distance_buckets[-1] + 1
     engine["distance_embedding"] = Load("encoder.rel_embeddings.weight", (rows, spec.hidden_size))
     for part in ("weight", "bias"):
         engine[f"distance_norm.{part}"] = Load(f"encoder.LayerNorm.{part}", (spec.hidden_size,))
-    return engine | token_types(spec, "embeddings.token_type_embeddings")
+    return engine
 
 
 FAMILY = Family(names_of("DebertaV2"), spec, tensors)

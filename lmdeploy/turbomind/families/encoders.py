@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.common import Checkpoint, activation_of, attention_spec, decoder_spec
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, renamed, walk
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
-from lmdeploy.turbomind.spec import BlockSpec, EncoderSpec, ModelSpec, NormSpec
+from lmdeploy.turbomind.spec import BlockSpec, EncoderSpec, MlpSpec, ModelSpec, NormSpec
 
 # Post-norm layers, as BERT has them, in terms of the engine's blocks.
 #
@@ -35,12 +35,18 @@ def post_norm_spec(config: Any, checkpoint: Checkpoint, *, bias: bool = True, **
         "ropes": (),
         "block": BlockSpec(norms_stream=True),
         "tied_embeddings": True,
+        **({} if "mlp" in fields else {"mlp": MlpSpec(activation_of(config.hidden_act), is_gated=False, bias=True)}),
         "encoder": EncoderSpec(token_types=getattr(config, "type_vocab_size", 0)),
     }
     return decoder_spec(config, checkpoint, **(common | fields))
 
 
-def post_norm_tensors(spec: ModelSpec, layout: Layout, embedding_norm: str) -> dict[str, Expression]:
+def post_norm_tensors(
+    spec: ModelSpec,
+    layout: Layout,
+    embedding_norm: str = "embeddings.LayerNorm",
+    token_types: str = "embeddings.token_type_embeddings",
+) -> dict[str, Expression]:
     """Return the engine tensors of such an encoder.
 
     ``layout``: names in the checkpoint; ``mlp_norm`` is the norm after attention, ``final_norm``, within a layer, that
@@ -52,13 +58,9 @@ def post_norm_tensors(spec: ModelSpec, layout: Layout, embedding_norm: str) -> d
     for name, source in zip(names, sources, strict=True):
         for part in ("weight", "bias"):
             engine[f"{name}.{part}"] = Load(f"{source}.{part}", (spec.hidden_size,))
+    if spec.encoder and (count := spec.encoder.token_types):
+        engine["token_types"] = Load(f"{token_types}.weight", (count, spec.hidden_size))
     return engine
-
-
-def token_types(spec: ModelSpec, name: str) -> dict[str, Expression]:
-    """Return the table of token types, where there is one."""
-    count = spec.encoder.token_types if spec.encoder else 0
-    return {"token_types": Load(f"{name}.weight", (count, spec.hidden_size))} if count else {}
 
 
 def body_names(tensors: Mapping[str, Expression]) -> dict[str, Expression]:

@@ -1,19 +1,19 @@
 """GTE (v1.5 and multilingual): BERT with rotary positions and a gated MLP; ``NewModel`` in code of its own."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from lmdeploy.turbomind.families.bert import BERT_LAYOUT
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, reject_unless
-from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
-from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors
 from lmdeploy.turbomind.families.rope import default_rope
 from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
 
-LAYOUT = Layout(
-    embedding="embeddings.word_embeddings",
-    layer="encoder.layer.{}.",
+LAYOUT = replace(
+    BERT_LAYOUT,
     mlp_norm="attn_ln",
     final_norm="mlp_ln",
     qkv="attention.qkv_proj",
@@ -51,12 +51,12 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor; the checkpoint has the MLP's gate last, and no bias for both."""
-    engine = post_norm_tensors(spec, LAYOUT, "embeddings.LayerNorm")
+    engine = post_norm_tensors(spec, LAYOUT)
     size = spec.intermediate_size
     for i in range(spec.num_layers):
         whole = Load(LAYOUT.layer.format(i) + f"{LAYOUT.gate_up}.weight", (2 * size, spec.hidden_size))
         engine[f"layers.{i}.mlp.gate_up.weight"] = concat(rows_of(whole, size, 2 * size), rows_of(whole, 0, size))
-    return engine | token_types(spec, "embeddings.token_type_embeddings")
+    return engine
 
 
 FAMILY = Family(names_of("Gte", "New"), spec, tensors, config)

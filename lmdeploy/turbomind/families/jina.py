@@ -1,31 +1,22 @@
 """Jina embeddings v2, v3 and v5."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, reject_unless
-from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
-from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.bert import BERT_LAYOUT
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, reject_unless
+from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors
 from lmdeploy.turbomind.families.llama import EUROBERT
+from lmdeploy.turbomind.families.nomic_bert import LAYOUT as NOMIC_LAYOUT
 from lmdeploy.turbomind.families.qwen import QWEN3
 from lmdeploy.turbomind.families.rope import alibi_slopes, rope_of
 from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
 
 # JinaBERT (Jina embeddings v2, reranker v1): BERT with ALiBi to both sides and a gated MLP, in code of its own.
-JINA_BERT_LAYOUT = Layout(
-    embedding="embeddings.word_embeddings",
-    layer="encoder.layer.{}.",
-    mlp_norm="attention.output.LayerNorm",
-    final_norm="mlp.layernorm",
-    q="attention.self.query",
-    k="attention.self.key",
-    v="attention.self.value",
-    o="attention.output.dense",
-    gate_up="mlp.gated_layers",
-    down="mlp.wo",
-)
+JINA_BERT_LAYOUT = replace(BERT_LAYOUT, final_norm="mlp.layernorm", gate_up="mlp.gated_layers", down="mlp.wo")
 _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 
@@ -49,29 +40,16 @@ def jina_bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def jina_bert_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
-    engine = post_norm_tensors(spec, JINA_BERT_LAYOUT, "embeddings.LayerNorm")
-    return engine | token_types(spec, "embeddings.token_type_embeddings")
-
-
-JINA_BERT = Family(names_of("JinaBert"), jina_bert_spec, jina_bert_tensors, jina_bert_config)
+JINA_BERT = Family(
+    names_of("JinaBert"), jina_bert_spec, lambda spec: post_norm_tensors(spec, JINA_BERT_LAYOUT), jina_bert_config
+)
 
 
 # Jina embeddings v3: XLM-RoBERTa with rotary positions.
 #
 # Its authors publish it as an XLM-RoBERTa with an adapter for each task (`lmdeploy.model_metadata.task_adapters`);
 # others converted it for ``transformers``.
-JINA_V3_LAYOUT = Layout(
-    embedding="embeddings.word_embeddings",
-    layer="encoder.layers.{}.",
-    mlp_norm="norm1",
-    final_norm="norm2",
-    qkv="mixer.Wqkv",
-    o="mixer.out_proj",
-    up="mlp.fc1",
-    down="mlp.fc2",
-)
+JINA_V3_LAYOUT = replace(NOMIC_LAYOUT, qkv="mixer.Wqkv", o="mixer.out_proj", up="mlp.fc1")
 
 
 def is_published(raw: Mapping[str, Any]) -> bool:
@@ -91,20 +69,15 @@ def jina_v3_config(raw: Mapping[str, Any]) -> Any:
 
 def jina_v3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    return post_norm_spec(
-        config,
-        checkpoint,
-        mlp=MlpSpec(activation_of(config.hidden_act), is_gated=False, bias=True),
-        ropes=(rope_of(config),),
-    )
+    return post_norm_spec(config, checkpoint, ropes=(rope_of(config),))
 
 
-def jina_v3_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
-    return post_norm_tensors(spec, JINA_V3_LAYOUT, "emb_ln") | token_types(spec, "embeddings.token_type_embeddings")
-
-
-JINA_V3 = Family(names_of("JinaEmbeddingsV3"), jina_v3_spec, jina_v3_tensors, jina_v3_config)
+JINA_V3 = Family(
+    names_of("JinaEmbeddingsV3"),
+    jina_v3_spec,
+    lambda spec: post_norm_tensors(spec, JINA_V3_LAYOUT, "emb_ln"),
+    jina_v3_config,
+)
 
 
 # Jina embeddings v5: Qwen3 (small) or EuroBERT (nano), with an adapter for each task in a folder of its own.

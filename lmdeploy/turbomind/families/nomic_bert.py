@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, reject_unless
-from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
+from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors
 from lmdeploy.turbomind.families.experts import joined_experts
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import default_rope
@@ -90,7 +90,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
     layout = LAYOUT if spec.mlp.is_gated else replace(LAYOUT, up="mlp.fc1", experts=_experts)
-    return post_norm_tensors(spec, layout, "emb_ln") | token_types(spec, "embeddings.token_type_embeddings")
+    return post_norm_tensors(spec, layout, "emb_ln")
 
 
 def _experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

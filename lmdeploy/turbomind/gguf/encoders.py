@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.families.encoders import post_norm_tensors, token_types
+from lmdeploy.turbomind.families.encoders import post_norm_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, gemma3
 from lmdeploy.turbomind.gguf.metadata import Metadata
@@ -25,7 +25,7 @@ class PostNormLayout(Layout):
 
     def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
         """Return the expression of each engine tensor of a model."""
-        return post_norm_tensors(spec, self, "token_embd_norm") | token_types(spec, "token_types")
+        return post_norm_tensors(spec, self, "token_embd_norm", "token_types")
 
 
 def is_encoder(metadata: Metadata) -> bool:
