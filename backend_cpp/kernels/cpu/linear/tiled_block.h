@@ -22,8 +22,8 @@ inline constexpr int kTiledRows = 3 * kRegisters / 4 / (kTiledTiles * kTileVecs)
 inline constexpr int kFewTiledRows = std::max(1, kTiledRows / 3);
 inline constexpr int kFewRowsTiles = std::max(2, kTiledTiles);
 inline constexpr size_t kTiledAhead = 2048;  // bytes of a tile that are prefetched
-// Rows that pass by one tile at most: they are read again for each, from the third-level cache.
-inline constexpr int kMaxTiledRows = 768 / kTiledRows * kTiledRows;
+// Rows that pass by one tile at most: they stay in the second-level cache, and threads have more chunks to share.
+inline constexpr int kMaxTiledRows = 192 / kTiledRows * kTiledRows;
 
 // Numbers of a row in a cache line.
 inline constexpr int kFloatLine = 16;
