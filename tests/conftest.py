@@ -19,9 +19,11 @@ from tests.support.order import order
 from tests.support.samples import OPTION, leave_out
 from tools.default_model import make
 
-# A shell starts background commands with SIGINT ignored, and so would they the servers that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts background commands with SIGINT ignored, `nohup` with SIGHUP, and so would they the servers that tests
+# signal.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 # Every engine, also one inside a server that a test starts, checks itself whenever it goes idle.
 os.environ["LMDEPLOY_CHECK_INVARIANTS"] = "1"
 
