@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.model_metadata.pooling import engine_pooling, max_text_len
+from lmdeploy.model_metadata.pooling import engine_pooling, max_text_len, module_steps
 from lmdeploy.model_metadata.task_adapters import is_of_task
 from lmdeploy.turbomind.families import family_of, jina
 from lmdeploy.turbomind.families.common import Checkpoint, Family
@@ -36,7 +36,7 @@ from lmdeploy.turbomind.quantized import (
 from lmdeploy.turbomind.row_quantized import row_schemes, with_block_quantized, with_row_quantized
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
-from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.spec import EncoderSpec, ModelSpec
 from lmdeploy.turbomind.spec.fields import size_problems
 from lmdeploy.turbomind.stacked_experts import with_stacks
 from lmdeploy.turbomind.text_part import (
@@ -92,6 +92,8 @@ def describe(model_dir: Path, model_name: str) -> Description:
     dtype = _dtype_of(index, scaled) if gguf is None else stored_dtype(index)
     checkpoint = Checkpoint(architecture, model_name, dtype, bos_token_of(model_dir, config))
     spec = _spec_of(model_dir, config, family, checkpoint, text)
+    if raw.get("is_causal") is False and "Pooling" in dict(module_steps(model_dir)):  # gte-Qwen2
+        spec = replace(spec, encoder=spec.encoder or EncoderSpec())
     if text is not None:
         spec = spec_in(spec, text)
     elif spec.encoder is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import lmdeploy
@@ -26,6 +27,7 @@ from tests.support.tiny_encoders import (
     texts_of,
     write_modules,
 )
+from tests.support.tiny_models import make_tiny
 
 LENGTHS = (1, 40, 3, 90, 17, 64, 62)
 NEAR = 1e-4
@@ -64,6 +66,24 @@ def test_experts_of_nomic_bert_are_those_of_its_code(tmp_path: Path) -> None:
         for text, vector in zip(texts, vectors, strict=True):
             assert_near(vector, hidden_states(model, ids_of(pipe, text)).mean(axis=0))
         assert (np.stack([pipe.embed(text) for text in texts]) == vectors).all()
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3Model", "MistralModel"])
+def test_decoders_that_are_not_causal_see_the_whole_text(architecture: str, tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path / "model", architecture, dtype="float32", is_causal=False, sliding_window=None)
+    write_modules(directory, "mean_tokens", "Normalize")
+    model = transformers.AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
+    texts = ["What is the capital of China?", "Gravity", "w1 w2 " * 40]
+    with lmdeploy.pipeline(str(directory)) as pipe:
+        found = pipe.embed(texts)
+        for text, vector in zip(texts, found, strict=True):
+            ids = pipe.tokenizer.frame().single(pipe.tokenizer.encode_bare([text])[0])
+            whole = hidden_states(model, ids).mean(axis=0)
+            assert_near(vector, whole / np.linalg.norm(whole))
+            model.config.is_causal = True
+            assert np.abs(hidden_states(model, ids).mean(axis=0) - whole).max() > 1e-2
+            model.config.is_causal = False
+            assert (pipe.embed(text) == vector).all()
 
 
 @pytest.mark.parametrize("family", [family for family in ENCODERS if family not in WITHOUT_HEAD])

@@ -63,11 +63,6 @@ def post_norm_tensors(
     return engine
 
 
-def body_names(tensors: Mapping[str, Expression]) -> dict[str, Expression]:
-    """Return the tensors of a decoder's layers by the names that a body alone has."""
-    return {name: renamed(made, lambda stored: stored.removeprefix("model.")) for name, made in tensors.items()}
-
-
 # The names that encoders' tensors have in a checkpoint: with the model's prefix or without it.
 _HEADS = re.compile(
     r"(^|\.)(pooler|classifier|pre_classifier|cls|lm_head|head|decoder|vocab_transform|vocab_layer_norm|vocab_projector)"
@@ -94,12 +89,12 @@ def _adapted(name: str) -> str:
 
 
 def encoder_names(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
-    """Return the expressions of an encoder with the names that its tensors have in a checkpoint."""
+    """Return the expressions of an encoder, maybe with a decoder's layers, with the names that a checkpoint has."""
     first = next(part.name for part in walk(tensors["token_embedding"]) if isinstance(part, Load))
-    prefix = prefix_in(index, first)
+    prefix = prefix_in(index, first.removeprefix("model."))
 
     def stored(name: str) -> str:
-        full = prefix + name
+        full = prefix + name.removeprefix("model.")
         for newer, older in _OLDER.items():
             if full.endswith(newer) and full not in index.tensors:
                 return full.removesuffix(newer) + older

@@ -13,7 +13,6 @@ from lmdeploy.turbomind.families.common import (
     reject_unless,
     windows_of,
 )
-from lmdeploy.turbomind.families.encoders import body_names
 from lmdeploy.turbomind.families.experts import has_experts, moe_of, stacked_experts
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import default_rope, rope_of, ropes_by_kind
@@ -73,10 +72,9 @@ def gemma_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def gemma_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor; those of encoders without a prefix."""
+    """Return the expression of each engine tensor."""
     has_later_names = spec.block.has_output_norms or spec.architecture == _VAULT
-    engine = (LATER_LAYOUT if has_later_names else _GEMMA_LAYOUT).tensors(spec)
-    return body_names(engine) if spec.encoder else engine
+    return (LATER_LAYOUT if has_later_names else _GEMMA_LAYOUT).tensors(spec)
 
 
 GEMMA = Family(

@@ -12,7 +12,6 @@ from lmdeploy.turbomind.families.common import (
     llama_config,
     reject_unless,
 )
-from lmdeploy.turbomind.families.encoders import body_names
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
 from lmdeploy.turbomind.spec import EncoderSpec, MlpSpec, ModelSpec, NormSpec
@@ -40,9 +39,7 @@ def eurobert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return llama_spec(config, checkpoint, encoder=EncoderSpec(), tied_embeddings=True)
 
 
-EUROBERT = Family(
-    ("EuroBertModel", "EuroBertForMaskedLM"), eurobert_spec, lambda spec: body_names(Layout().tensors(spec))
-)
+EUROBERT = Family(("EuroBertModel", "EuroBertForMaskedLM"), eurobert_spec, Layout().tensors)
 
 
 # CWM: Llama with windows in most layers.
