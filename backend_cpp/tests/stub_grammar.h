@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -19,87 +19,74 @@
 
 namespace turbomind::testing {
 
-// Allows tokens 0 to 9 at even places of the response and only token 11 at odd ones; ends after `length` with token 60.
-class PatternGrammar final : public Grammar {
+// A grammar whose matchers go by the number of tokens that have come.
+class StubGrammar : public Grammar {
  public:
-  explicit PatternGrammar(int length) : length_(length) {}
+  using Mask = std::function<std::vector<int32_t>(int position)>;
+  using Accept = std::function<void(int position, int32_t token)>;
+  // `matchers`: how many there can be; -1: any number.
+  StubGrammar(Mask mask, Accept accept, int matchers = -1)
+      : mask_(std::move(mask)), accept_(std::move(accept)), left_(matchers) {}
   std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
-    return std::make_unique<Matcher>(length_);
+    if (left_ == 0) throw std::runtime_error("no matcher left");
+    left_ -= left_ > 0;
+    return std::make_unique<Matcher>(mask_, accept_);
   }
 
  private:
   class Matcher final : public GrammarMatcher {
    public:
-    explicit Matcher(int length) : length_(length) {}
+    Matcher(Mask mask, Accept accept) : mask_(std::move(mask)), accept_(std::move(accept)) {}
     const GrammarState& state() override {
-      std::vector<int32_t>& mask = state_.mask;
-      mask.assign((kStubVocab + 31) / 32, 0);
-      if (position_ == length_) {
-        mask[60 / 32] |= 1 << (60 % 32);
-      } else if (position_ % 2 == 1) {
-        mask[0] |= 1 << 11;
-      } else {
-        mask[0] |= 0x3FF;
-      }
-      state_.only_token = only_token(mask);
+      state_.mask = mask_(position_);
+      state_.only_token = only_token(state_.mask);
       return state_;
     }
-    void accept(int32_t token) override {
-      if (position_++ % 2 == 1 ? token != 11 : token >= 10) throw internal_error("a token outside the response format");
-    }
+    void accept(int32_t token) override { accept_(position_++, token); }
 
    private:
+    const Mask mask_;
+    const Accept accept_;
     GrammarState state_;
-    int length_;
     int position_ = 0;
   };
 
-  int length_;
+  const Mask mask_;
+  const Accept accept_;
+  mutable int left_;
+};
+
+inline std::vector<int32_t> every_token() {
+  return std::vector<int32_t>((kStubVocab + 31) / 32, -1);
+}
+
+// Allows tokens 0 to 9 at even places of the response and only token 11 at odd ones; ends after `length` with token 60.
+class PatternGrammar final : public StubGrammar {
+ public:
+  explicit PatternGrammar(int length, int matchers = -1) : StubGrammar(mask_of(length), accept, matchers) {}
+
+ private:
+  static Mask mask_of(int length) {
+    return [length](int position) {
+      std::vector<int32_t> mask((kStubVocab + 31) / 32, 0);
+      if (position != length) mask[0] = position % 2 == 1 ? 1 << 11 : 0x3FF;
+      if (position == length) allow(mask, 60);
+      return mask;
+    };
+  }
+  static void accept(int position, int32_t token) {
+    if (position % 2 == 1 ? token != 11 : token >= 10) throw internal_error("a token outside the response format");
+  }
 };
 
 // Allows all tokens, until `length` have come and it takes too much to say what may come then.
-class CostlyGrammar final : public Grammar {
+class CostlyGrammar final : public StubGrammar {
  public:
-  explicit CostlyGrammar(int length) : length_(length) {}
-  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
-    return std::make_unique<Matcher>(length_);
-  }
-
- private:
-  class Matcher final : public GrammarMatcher {
-   public:
-    explicit Matcher(int left) : left_(left) { state_.mask.assign((kStubVocab + 31) / 32, -1); }
-    const GrammarState& state() override { return state_; }
-    void accept(int32_t) override {
-      if (--left_ == 0) throw invalid_argument("it takes too much");
-    }
-
-   private:
-    GrammarState state_;
-    int left_;
-  };
-
-  int length_;
-};
-
-class UnusableGrammar final : public Grammar {
- public:
-  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
-    throw std::runtime_error("no matcher today");
-  }
-};
-
-// Makes this many matchers, and then no more.
-class ScarceGrammar final : public Grammar {
- public:
-  explicit ScarceGrammar(int matchers) : left_(matchers) {}
-  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stops) const override {
-    if (left_-- == 0) throw std::runtime_error("no matcher left");
-    return PatternGrammar(8).new_matcher(stops);
-  }
-
- private:
-  mutable int left_;
+  explicit CostlyGrammar(int length)
+      : StubGrammar([](int) { return every_token(); },
+                    [length](int position, int32_t) {
+                      if (position + 1 == length) throw invalid_argument("it takes too much");
+                    }) {}
 };
 
 class PatternCompiler final : public GrammarCompiler {
@@ -109,9 +96,7 @@ class PatternCompiler final : public GrammarCompiler {
   std::shared_ptr<const Grammar> compile(const std::string& format, const Waiting&) override {
     while (format == "slow" && is_blocked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (format == "broken") throw invalid_argument("response_format is broken");
-    if (format == "unusable") return std::make_shared<UnusableGrammar>();
-    if (format == "scarce") return std::make_shared<ScarceGrammar>(2);
-    return std::make_shared<PatternGrammar>(8);
+    return std::make_shared<PatternGrammar>(8, format == "unusable" ? 0 : format == "scarce" ? 2 : -1);
   }
 };
 
@@ -131,38 +116,18 @@ class LibraryCompiler final : public GrammarCompiler {
   explicit LibraryCompiler(std::shared_ptr<GrammarLibrary> library) : library_(std::move(library)) {}
   ~LibraryCompiler() override { library_->is_loaded = false; }
   std::shared_ptr<const Grammar> compile(const std::string&, const Waiting&) override {
-    return std::make_shared<Endless>(library_);
+    // The grammar and its matchers share it, and the last of them uses the library at its own end.
+    const std::shared_ptr<GrammarLibrary> shared(library_.get(),
+                                                 [library = library_](GrammarLibrary* used) { used->use(); });
+    return std::make_shared<StubGrammar>(
+        [shared](int) {
+          shared->use();
+          return every_token();
+        },
+        [shared](int, int32_t) { shared->use(); });
   }
 
  private:
-  class Matcher final : public GrammarMatcher {
-   public:
-    explicit Matcher(std::shared_ptr<GrammarLibrary> library) : library_(std::move(library)) {}
-    ~Matcher() override { library_->use(); }
-    const GrammarState& state() override {
-      library_->use();
-      state_.mask.assign((kStubVocab + 31) / 32, -1);
-      return state_;
-    }
-    void accept(int32_t) override { library_->use(); }
-
-   private:
-    GrammarState state_;
-    std::shared_ptr<GrammarLibrary> library_;
-  };
-
-  class Endless final : public Grammar {
-   public:
-    explicit Endless(std::shared_ptr<GrammarLibrary> library) : library_(std::move(library)) {}
-    ~Endless() override { library_->use(); }
-    std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
-      return std::make_unique<Matcher>(library_);
-    }
-
-   private:
-    std::shared_ptr<GrammarLibrary> library_;
-  };
-
   std::shared_ptr<GrammarLibrary> library_;
 };
 

@@ -296,7 +296,7 @@ ENGINE_TEST(what_a_request_that_could_not_begin_asked_for_is_forgotten_with_it) 
     Request request = request_of(id, {1}, 2);
     request.session = SessionParams{7, id % 2 == 0, id > 3, false, 2};
     request.deadline = now + std::chrono::hours(1);
-    driven.add(std::move(request), std::make_shared<UnusableGrammar>());
+    driven.add(std::move(request), std::make_shared<PatternGrammar>(8, 0));
     CHECK(driven.last(id).error_code == ErrorCode::kInternal);
   }
   Request next = request_of(6, {9}, 3);
@@ -365,7 +365,7 @@ TEST(a_refused_request_changes_nothing_whichever_check_refuses_it) {
        [&](Request& r) { r.session = turn(7, false), r.input_ids.assign(125, 1); }},
       {"its images fill the cache", ErrorCode::kTooLong, [&](Request& r) { r.embeddings = {image}; }},
       {"its grammar cannot begin", ErrorCode::kInternal, [&](Request& r) { r.session = turn(7, true); },
-       std::make_shared<UnusableGrammar>()},
+       std::make_shared<PatternGrammar>(8, 0)},
   };
   const auto traces = [&] {
     const EngineStats stats = driven.core.stats();
