@@ -1,18 +1,12 @@
 #include "engine/grammar/process_compiler.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/types.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -28,14 +22,12 @@
 #include "base/json.h"
 #include "engine/grammar/automaton_grammar.h"
 #include "engine/grammar/token_trie.h"
-
-extern char** environ;
+#include "model/worker/worker_process.h"
 
 namespace turbomind {
 
 namespace {
 
-constexpr int kSocket = 3;             // the process's end of it
 constexpr int kLookMilliseconds = 50;  // how often a process is looked at
 constexpr double kQuickSeconds = 0.1;  // of processor time
 constexpr size_t kMaxFrame = size_t{64} << 20;
@@ -51,6 +43,19 @@ enum Type : char {
   kTooBig = 'M',    // why it is rejected; the process ends
 };
 
+// Throws Error if there are no file descriptors left.
+struct SocketPair {
+  SocketPair() {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+      throw Error(ErrorCode::kUnavailable, "response_format: no file descriptors are left");
+    }
+    first = FileDescriptor(ends[0]);
+    second = FileDescriptor(ends[1]);
+  }
+  FileDescriptor first, second;
+};
+
 // The engine's end of a process that parses response formats (lmdeploy/grammars/__main__.py).
 //
 // It parses one format at a time. Parsing cannot be interrupted, so a slow or cancelled format ends with its process.
@@ -62,10 +67,7 @@ class GrammarProcess {
   };
 
   // Starts `program`. Throws Error if that fails.
-  explicit GrammarProcess(const std::vector<std::string>& program);
-  // Ends the process.
-  ~GrammarProcess();
-  GrammarProcess(const GrammarProcess&) = delete;
+  explicit GrammarProcess(const std::vector<std::string>& program) : GrammarProcess(program, SocketPair()) {}
 
   // Throws Error if the process has ended, as does receive().
   void send(const std::string& text);
@@ -83,54 +85,21 @@ class GrammarProcess {
   // From now on it runs when nobody else would.
   void make_way() {
     const sched_param none{};
-    sched_setscheduler(pid_, SCHED_IDLE, &none);
+    sched_setscheduler(process_.pid(), SCHED_IDLE, &none);
   }
 
  private:
+  GrammarProcess(const std::vector<std::string>& program, SocketPair&& ends)
+      : socket_(std::move(ends.first)), process_(program, ends.second.get()) {}
+
   FileDescriptor socket_;
-  pid_t pid_ = -1;
+  WorkerProcess process_;
   bool is_loaded_ = false;
   std::string received_;
 };
 
-Error unavailable(const std::string& what) {
-  return {ErrorCode::kUnavailable, "response_format: " + what + ": " + std::strerror(errno)};
-}
-
 Error ended() {
   return {ErrorCode::kUnavailable, "the process that reads the response format ended; try again"};
-}
-
-GrammarProcess::GrammarProcess(const std::vector<std::string>& program) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw unavailable("no socket");
-  socket_ = FileDescriptor(ends[0]);
-  const FileDescriptor child_end(ends[1]);
-  const FileDescriptor socket(fcntl(child_end.get(), F_DUPFD_CLOEXEC, kSocket + 1));  // not what it becomes
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_adddup2(&actions, socket.get(), kSocket);
-  sigset_t signals;
-  sigemptyset(&signals);
-  posix_spawnattr_setsigmask(&attributes, &signals);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  std::vector<char*> arguments;
-  for (const std::string& word : program) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  errno = posix_spawnp(&pid_, arguments[0], &actions, &attributes, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (errno == 0) return;
-  pid_ = -1;
-  throw unavailable(program[0] + " cannot be started");
-}
-
-GrammarProcess::~GrammarProcess() {
-  if (pid_ <= 0) return;
-  kill(pid_, SIGKILL);
-  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) continue;
 }
 
 void GrammarProcess::send(const std::string& text) {
@@ -176,7 +145,7 @@ bool GrammarProcess::load(const std::function<bool()>& may_continue) {
 double GrammarProcess::seconds() const {
   clockid_t clock{};
   timespec time{};
-  if (clock_getcpuclockid(pid_, &clock) == 0) clock_gettime(clock, &time);
+  if (clock_getcpuclockid(process_.pid(), &clock) == 0) clock_gettime(clock, &time);
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 

@@ -21,6 +21,7 @@ class WorkerProcess {
 
   // How it ended, as a sentence's end ("was killed by signal 9"); empty while it runs.
   std::string how_it_ended();
+  pid_t pid() const { return pid_; }
   // Readable once it has ended.
   int watched_fd() const { return pidfd_.get(); }
 
