@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from lmdeploy.json_schema import SchemaError, grammar_of
-from lmdeploy.json_schema.expressions import in_lark, rule_of_text, text_in_any_case
-from lmdeploy.json_schema.patterns import PatternError
+from lmdeploy.json_schema.expressions import body_of, in_lark
+from lmdeploy.json_schema.patterns import PatternError, language_of_text
 
 _TOKENS = r'"(?:\\.|[^"\\\n])*"|(?P<number>\d{10,})|\w+|(?P<open>")'
 _EBNF = re.compile(
@@ -120,7 +120,8 @@ def lark_text(grammar: str) -> GrammarText:
         if found["expression"]:
             text.replace(start, at, _expression(text, found))
         elif found["string"]:
-            text.replace(start, at, text_in_any_case(_string(text, start, found["string"])))
+            string = _string(text, start, found["string"])
+            text.replace(start, at, in_lark(body_of(language_of_text(re.escape(string), "i"))))
         elif found["directive"] and grammar[at : at + 1] == "{":
             try:
                 value, end = json.JSONDecoder().raw_decode(grammar, at)
@@ -150,7 +151,7 @@ def _expression(text: GrammarText, found: re.Match[str]) -> str:
     if "\n" in pattern and "x" not in flags and not re.match(r"\(\?[imsu]*x[imsu]*\)", pattern):
         text.fail(found.start(), "the regular expression is not closed on its line; only with flag x may it be")
     try:
-        return rule_of_text(pattern, flags)
+        return f"({in_lark(body_of(language_of_text(pattern, flags)))})"
     except PatternError as error:
         text.fail(found.start() + 1 + error.at, f"the expression {error.reason}")
 

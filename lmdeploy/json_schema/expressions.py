@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lmdeploy.json_schema import charsets
 from lmdeploy.json_schema.charsets import Ranges
-from lmdeploy.json_schema.languages import Chars, Choice, Concatenation, Language, Repeat, concatenation
+from lmdeploy.json_schema.languages import Chars, Choice, Concatenation, Language, Repeat
 from lmdeploy.json_schema.patterns import language_of_text
 
 _TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]| ::= ')
@@ -18,16 +18,6 @@ _ESCAPE = re.compile(r"\\(?:u|U00)((?<=u)[0-9a-f]{4}|(?<=00)[0-9a-f]{6})")
 def full_match(pattern: str) -> str:
     """Return the grammar that a whole text is held to; raise `PatternError`."""
     return f"root ::= {body_of(language_of_text(pattern))}"
-
-
-def rule_of_text(pattern: str, flags: str) -> str:
-    """Return an expression with flags as a part of a rule in Lark; raise `PatternError`."""
-    return f"({in_lark(body_of(language_of_text(pattern, flags)))})"
-
-
-def text_in_any_case(string: str) -> str:
-    """Return a string in any case as a part of a rule in Lark."""
-    return in_lark(body_of(concatenation(Chars(charsets.in_any_case(charsets.of(char))) for char in string)))
 
 
 def in_lark(rules: str) -> str:
