@@ -9,7 +9,6 @@ from lmdeploy.json_schema import charsets
 from lmdeploy.json_schema.charsets import Ranges
 from lmdeploy.json_schema.errors import Budget
 
-MAX_SPLITS = 16  # alternatives that a bound of a length may turn a language into
 _SHARES = (128, 64, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # how long parts may be, where a bound is shared by several
 _MAX_SIZE = 512  # of what a bound turns a language into
 _STEP = 1 / 4  # of a budget, for a part of a language at one place of a string
@@ -241,30 +240,12 @@ def _capped(language: Language, share: int) -> Language:
 def _bounded_parts(parts: Sequence[Language], low: int, high: int | None) -> Language | None:
     found = [widths(part) for part in parts]
     loose = [index for index, (min_len, max_len) in enumerate(found) if min_len != max_len]
-    fixed = sum(min_len for min_len, max_len in found if min_len == max_len)
-    if len(loose) == 1:
-        only = loose[0]
-        limited = bounded(parts[only], max(low - fixed, 0), None if high is None else high - fixed)
-        return None if limited is None else concatenation([*parts[:only], limited, *parts[only + 1 :]])
-    # Each length of the first loose part, with what that leaves for the rest.
-    first = loose[0]
-    before, rest = list(parts[:first]), concatenation(parts[first + 1 :])
-    ahead = sum(min_len for min_len, _ in found[:first])
-    min_len, max_len = found[first]
-    last = low if high is None else high - ahead - widths(rest)[0]
-    if max_len is not None:
-        last = min(last, max_len)
-    if last - min_len + 1 > MAX_SPLITS:
+    if len(loose) > 1:
         return None
-    options = []
-    for width in range(min_len, last + 1):
-        width_limit = width if high is not None or width < last else None
-        head = bounded(parts[first], width, width_limit)
-        tail = bounded(rest, max(low - ahead - width, 0), None if high is None else high - ahead - width)
-        if head is None or tail is None:
-            return None
-        options.append(concatenation([*before, head, tail]))
-    return choice(options) if sum(map(expanded_size, options)) <= _MAX_SIZE else None
+    [only] = loose
+    fixed = sum(min_len for min_len, max_len in found if min_len == max_len)
+    limited = bounded(parts[only], max(low - fixed, 0), None if high is None else high - fixed)
+    return None if limited is None else concatenation([*parts[:only], limited, *parts[only + 1 :]])
 
 
 def matches(language: Language, string: str, budget: Budget | None = None, pointer: str = "") -> bool:

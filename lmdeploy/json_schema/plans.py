@@ -7,6 +7,7 @@ come only where the schema speaks of them, numbers within bounds have six decima
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from math import comb, prod
@@ -52,6 +53,7 @@ from lmdeploy.json_schema.values import distinct
 
 MAX_FINITE = 64  # strings of a language that is written as a list, and names that are
 MAX_EXCLUDED = 400  # characters of names that further members must not have
+MAX_COMBINED = 16  # characters of strings of a pattern, up to which a bound of their length leaves all that fit
 MAX_DISTINCT = 128  # items of which each may come once
 MAX_COUNTED = 512  # states of an array whose items `contains` counts
 
@@ -145,6 +147,7 @@ class Planner:
         if len(languages) > 1:
             languages = {self._combined(languages, [], given): given.pointer}
         names = [name for name, _ in given.excluded]
+        within = repeat(Chars(EVERY), low, high)
         if languages:
             [language] = languages
         elif names:
@@ -152,15 +155,17 @@ class Planner:
         elif low == 0 and high is None:
             return None
         else:
-            return repeat(Chars(EVERY), low, high)
+            return within
         limited = bounded(language, low, high)
         if limited is None:
             language = short_form(language)
             limited = bounded(language, low, high)
         if limited is None and high is not None:
-            limited = shortened(language, high)
+            with suppress(SchemaError):
+                limited = self._combined([language, within], [], given) if high <= MAX_COMBINED else None
+            limited = limited or shortened(language, high)
         if limited is None or widths(limited)[0] < low:
-            limited = self._combined([language, repeat(Chars(EVERY), low, high)], [], given)
+            limited = self._combined([language, within], [], given)
         if any(matches(limited, name, self._expansion.budget, given.pointer) for name in names):
             limited = self._combined([limited], map(text, names), given)
         return limited
