@@ -67,16 +67,16 @@ def as_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "test", "schema": schema}}
 
 
+def config_of(response_format: dict[str, Any], max_new_tokens: int = 40, **changes: Any) -> GenerationConfig:
+    return GenerationConfig(max_new_tokens=max_new_tokens, response_format=response_format, **changes)
+
+
+FREE: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0}  # draws from all that may come
+
+
 def test_schemas_of_functions_are_kept_by_a_model_with_random_weights(babbler: AsyncEngine) -> None:
     configs = [
-        GenerationConfig(
-            max_new_tokens=1900,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            random_seed=seed,
-            response_format=as_format(schema),
-        )
+        config_of(as_format(schema), 1900, random_seed=seed, **FREE)
         for seed, schema in enumerate(CALL_SCHEMAS.values())
     ]
     prompts = ["".join(random.Random(seed).choices("abc def\n{}[]", k=20)) for seed in range(len(configs))]
@@ -95,16 +95,8 @@ def respond_with(model: AsyncEngine, seed: int) -> str:
         grammar_of(schema)
     except SchemaError:
         return "refused"
-    config = GenerationConfig(
-        max_new_tokens=256,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        random_seed=seed,
-        response_format=as_format(schema),
-    )
     try:
-        response = model("Write a short example.", config)
+        response = model("Write a short example.", config_of(as_format(schema), 256, random_seed=seed, **FREE))
     except (ValueError, RuntimeError) as error:
         if "response_format: " not in str(error):
             raise
@@ -128,12 +120,7 @@ def test_responses_to_random_schemas_with_every_keyword_are_valid(model: AsyncEn
 
 def test_the_manuals_schema_works(model: AsyncEngine) -> None:
     # The schema's strings are unbounded, so a greedy small model may continue forever; three of these seeds must end.
-    configs = [
-        GenerationConfig(
-            max_new_tokens=300, do_sample=True, top_k=40, random_seed=seed, response_format=as_format(GUIDE)
-        )
-        for seed in range(5)
-    ]
+    configs = [config_of(as_format(GUIDE), 300, do_sample=True, top_k=40, random_seed=seed) for seed in range(5)]
     responses = model(["Make a self introduction please."] * 5, configs)
     ended = [json.loads(response.text) for response in responses if response.finish_reason == "stop"]
     assert len(ended) >= 3
@@ -148,13 +135,8 @@ def test_a_response_has_allowed_tokens_alone(babbler: AsyncEngine) -> None:
     tag = {"type": "plus", "content": {"type": "or", "elements": tokens}}  # as the gateway writes them
 
     def tokens_with(favoured: int) -> set[int]:
-        config = GenerationConfig(
-            max_new_tokens=9,
-            logit_bias={favoured: 100.0},
-            ignore_eos=True,
-            response_format={"type": "structural_tag", "structural_tag": tag},
-        )
-        return set(babbler("Hello", config).token_ids)
+        tagged = {"type": "structural_tag", "structural_tag": tag}
+        return set(babbler("Hello", config_of(tagged, 9, logit_bias={favoured: 100.0}, ignore_eos=True)).token_ids)
 
     for token in allowed:
         assert tokens_with(token) == {token}
@@ -163,12 +145,7 @@ def test_a_response_has_allowed_tokens_alone(babbler: AsyncEngine) -> None:
 
 @pytest.mark.parametrize("pattern", [r"call me [A-Za-z]{1,10}", r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d", r"(yes|no)\."])
 def test_a_regular_expression_is_matched_from_end_to_end(babbler: AsyncEngine, pattern: str) -> None:
-    config = GenerationConfig(
-        max_new_tokens=40,
-        do_sample=True,
-        temperature=1.0,
-        response_format={"type": "regex_schema", "regex_schema": pattern},
-    )
+    config = config_of({"type": "regex_schema", "regex_schema": pattern}, do_sample=True, temperature=1.0)
     for response in babbler(["Who are you?", "When?", "Really?"], config):
         assert re.fullmatch(pattern, response.text), response.text
 
@@ -179,13 +156,7 @@ def test_a_regular_expression_is_matched_from_end_to_end(babbler: AsyncEngine, p
     ids=["tokens", "lazy"],
 )
 def test_a_rule_of_lark_keeps_its_limits(babbler: AsyncEngine, rule: str, pattern: str) -> None:
-    config = GenerationConfig(
-        max_new_tokens=60,
-        do_sample=True,
-        top_k=0,
-        random_seed=1,
-        response_format={"type": "lark", "lark": f'start: a "!"\n{rule}'},
-    )
+    config = config_of({"type": "lark", "lark": f'start: a "!"\n{rule}'}, 60, do_sample=True, top_k=0, random_seed=1)
     for response in babbler(["Who are you?", "When?", "Really?"], config):
         assert re.fullmatch(pattern, response.text), response.text
         assert "max_tokens" not in rule or len(response.token_ids) <= 4
@@ -237,11 +208,8 @@ def test_expressions_of_lark_are_read_as_re_reads_them(
     babbler: AsyncEngine, lark: str, judge: str, texts: list[str]
 ) -> None:
     def matches(text: str) -> bool:
-        config = GenerationConfig(
-            max_new_tokens=40,
-            response_format={"type": "lark", "lark": f'start: "<" EXPRESSION ">"\nEXPRESSION: {lark}'},
-            logits_processors=[Dictation(babbler, f"<{text}>")],
-        )
+        grammar = {"type": "lark", "lark": f'start: "<" EXPRESSION ">"\nEXPRESSION: {lark}'}
+        config = config_of(grammar, logits_processors=[Dictation(babbler, f"<{text}>")])
         return babbler("Go on:", config).text == f"<{text}>"
 
     assert [matches(text) for text in texts] == [bool(re.fullmatch(judge, text)) for text in texts]
@@ -289,7 +257,7 @@ def test_a_refused_grammar_names_the_line_and_column(
     babbler: AsyncEngine, kind: str, grammar: str, message: str
 ) -> None:
     with pytest.raises((ValueError, RuntimeError), match=re.escape(message)):
-        babbler("Hello", GenerationConfig(max_new_tokens=8, response_format={"type": kind, kind: grammar}))
+        babbler("Hello", config_of({"type": kind, kind: grammar}))
 
 
 TAGGED = {
@@ -324,22 +292,14 @@ def test_a_model_that_writes_digits_only_comes_to_the_end_of_a_number(
     babbler: AsyncEngine, response_format: dict[str, Any], digit: str, pattern: str
 ) -> None:
     (token,) = babbler.tokenizer.encode(digit, add_bos=False)
-    config = GenerationConfig(max_new_tokens=60, logit_bias={token: 100.0}, response_format=response_format)
-    response = babbler("x", config, do_preprocess=False)
+    response = babbler("x", config_of(response_format, 60, logit_bias={token: 100.0}), do_preprocess=False)
     assert re.fullmatch(pattern, response.text), response.text
 
 
 def test_json_object_and_grammar(model: AsyncEngine) -> None:
-    grammar = 'root ::= "<" [a-c]+ ">"'
-    config = GenerationConfig(max_new_tokens=30, response_format={"type": "grammar", "grammar": grammar})
+    config = config_of({"type": "grammar", "grammar": 'root ::= "<" [a-c]+ ">"'})
     assert re.fullmatch(r"<[a-c]+>?", model("Go", config).text)
-    config = GenerationConfig(
-        max_new_tokens=300,
-        do_sample=True,
-        random_seed=3,
-        response_format={"type": "json_object"},
-        repetition_penalty=1.3,
-    )
+    config = config_of({"type": "json_object"}, 300, do_sample=True, random_seed=3, repetition_penalty=1.3)
     response = model("Give me a tiny JSON object with one number.", config)
     if response.finish_reason == "stop":
         assert isinstance(json.loads(response.text), dict | list | str | int | float | bool | None)
@@ -351,15 +311,8 @@ def test_what_follows_a_mark_is_held_to_its_schema(babbler: AsyncEngine) -> None
     call = {"type": "json_schema", "json_schema": schema | {"additionalProperties": False}, "max_whitespace_cnt": 1}
     tag = {"type": "tag", "begin": "<call>", "content": call, "end": "</call>"}
     tags = {"type": "triggered_tags", "triggers": ["<call>"], "tags": [tag], "stop_after_first": True}
-    configs = [
-        GenerationConfig(
-            max_new_tokens=100,
-            do_sample=True,
-            random_seed=seed,
-            response_format={"type": "structural_tag", "structural_tag": tags | {"at_least_one": seed > 0}},
-        )
-        for seed in range(4)
-    ]
+    formats = [{"type": "structural_tag", "structural_tag": tags | {"at_least_one": seed > 0}} for seed in range(4)]
+    configs = [config_of(tag, 100, do_sample=True, random_seed=seed) for seed, tag in enumerate(formats)]
     free, *marked = babbler(["abc"] * 4, configs, do_preprocess=False)
     assert "<call>" not in free.text
     assert free.generate_token_len > 20
@@ -371,23 +324,14 @@ def test_what_follows_a_mark_is_held_to_its_schema(babbler: AsyncEngine) -> None
 def test_one_of_some_texts_comes_whatever_is_in_them(babbler: AsyncEngine) -> None:
     choices = ['say "yes"', "back\\slash", "two\nlines", "über 🦜", "\x01", "{4294967297}"]
     for forced in ([choice] for choice in choices):
-        config = GenerationConfig(
-            max_new_tokens=40, response_format={"type": "grammar", "grammar": choice_grammar(forced)}
-        )
+        config = config_of({"type": "grammar", "grammar": choice_grammar(forced)})
         assert [babbler("Well?", config).text] == forced
-    config = GenerationConfig(
-        max_new_tokens=40,
-        do_sample=True,
-        temperature=1.0,
-        response_format={"type": "grammar", "grammar": choice_grammar(choices)},
-    )
+    config = config_of({"type": "grammar", "grammar": choice_grammar(choices)}, do_sample=True, temperature=1.0)
     assert {response.text for response in babbler(["Well?"] * 12, config)} <= set(choices)
 
 
 def test_a_response_without_stop_tokens_ends_where_its_format_ends(babbler: AsyncEngine) -> None:
-    config = GenerationConfig(
-        max_new_tokens=40, ignore_eos=True, response_format={"type": "regex_schema", "regex_schema": "[0-9]{4}"}
-    )
+    config = config_of({"type": "regex_schema", "regex_schema": "[0-9]{4}"}, ignore_eos=True)
     response = babbler("A year", config, do_preprocess=False)
     assert re.fullmatch("[0-9]{4}", response.text)
     assert response.finish_reason == "stop"
@@ -395,9 +339,7 @@ def test_a_response_without_stop_tokens_ends_where_its_format_ends(babbler: Asyn
 
 def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEngine) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 4
-    config = GenerationConfig(
-        max_new_tokens=200, response_format={"type": "grammar", "grammar": f'root ::= "{text}" [0-9]'}
-    )
+    config = config_of({"type": "grammar", "grammar": f'root ::= "{text}" [0-9]'}, 200)
     whole = babbler("Say it", config)
     assert whole.text.startswith(text)
     assert whole.text[len(text) :].isdigit()
@@ -440,7 +382,7 @@ def test_a_format_that_cannot_be_compiled_fails_its_request_alone(
     good = GenerationConfig(max_new_tokens=8)
     expected = babbler("Hello", good).text
     with pytest.raises((ValueError, RuntimeError), match=re.escape(message)):
-        babbler("Hello", GenerationConfig(max_new_tokens=8, response_format=response_format))
+        babbler("Hello", config_of(response_format))
     assert babbler("Hello", good).text == expected
     eventually_sync(lambda: babbler.engine.metrics()["cache_blocks_used"] == 0)
 
@@ -452,13 +394,8 @@ def test_a_special_token_comes_in_a_structural_tag_that_names_its_text_and_in_no
 
     def respond(begin: str) -> Any:
         tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": "</end>"}
-        config = GenerationConfig(
-            max_new_tokens=12,
-            logit_bias={token: 100.0},
-            skip_special_tokens=False,
-            response_format={"type": "structural_tag", "structural_tag": tag},
-        )
-        return model("Go on", config)
+        tagged = {"type": "structural_tag", "structural_tag": tag}
+        return model("Go on", config_of(tagged, 12, logit_bias={token: 100.0}, skip_special_tokens=False))
 
     named = respond(f"call{content}")
     assert (named.token_ids.count(token) > 0, named.text.startswith(f"call{content}")) == (True, True)
