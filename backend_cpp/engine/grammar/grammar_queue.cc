@@ -26,9 +26,8 @@ void GrammarQueue::add(Request&& request) {
     const std::string& format = request.params.response_format;
     ++counts_.requests;
     request.submitted = Clock::now();
-    if (const auto known = failure_of_.find(format); known != failure_of_.end()) {
-      failures_.splice(failures_.begin(), failures_, known->second);
-      failure = known->second->second;
+    if (const auto known = failures_.find(format); known != failures_.end()) {
+      failure = known->second;
       ++counts_.failures;
     } else {
       JobRef& job = jobs_[format];
@@ -193,14 +192,12 @@ void GrammarQueue::count(const Job& job, size_t requests, bool is_compiled) {
 }
 
 void GrammarQueue::remember(const std::string& format, const Error& failure) {
-  failures_.emplace_front(format, failure);
-  failure_of_[failures_.front().first] = failures_.begin();
   failure_bytes_ += format.size();
-  while (failure_bytes_ > kFailureBytes && failures_.size() > 1) {
-    failure_bytes_ -= failures_.back().first.size();
-    failure_of_.erase(failures_.back().first);
-    failures_.pop_back();
+  if (failure_bytes_ > kFailureBytes) {
+    failures_.clear();
+    failure_bytes_ = format.size();
   }
+  failures_.emplace(format, failure);
 }
 
 }  // namespace turbomind

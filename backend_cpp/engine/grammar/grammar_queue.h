@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -89,9 +88,8 @@ class GrammarQueue {
   std::unordered_map<std::string, JobRef> jobs_;  // by format
   Turns quick_, slow_;
   int quick_running_ = 0, slow_running_ = 0;
-  std::unordered_map<std::string, int> slow_of_;       // those of slow_running_ by caller
-  std::list<std::pair<std::string, Error>> failures_;  // latest first
-  std::unordered_map<std::string_view, decltype(failures_)::iterator> failure_of_;
+  std::unordered_map<std::string, int> slow_of_;     // those of slow_running_ by caller
+  std::unordered_map<std::string, Error> failures_;  // by format
   size_t failure_bytes_ = 0;
   GrammarCounts counts_;
   bool is_stopping_ = false;
