@@ -254,7 +254,7 @@ def pooling_of(model_dir: Path, is_encoder: bool = False) -> Pooling | None:
             lowers=bool(_transformer_config(model_dir).get("do_lower_case")),
             without_prompt=mode if leaves_prompt and mode not in ("first", "last") else "",
             dense=dense,
-            default_task=(_read(model_dir / "config.json").get("task_names") or [""])[0],
+            default_task=next(iter(tasks_in_folders(_read(model_dir / "config.json"))), ""),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Pooling(refusal=f"{_MODULES} and what it names cannot be read ({' '.join(str(error).split())})")
@@ -268,9 +268,14 @@ def module_steps(model_dir: Path) -> list[tuple[str, str]]:
     if not (model_dir / _MODULES).is_file():
         return []
     steps = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in _read(model_dir / _MODULES)]
-    if len(steps) == 1 and "task_names" in _read(model_dir / "config.json"):  # Jina v5, whose own code pools
+    if len(steps) == 1 and tasks_in_folders(_read(model_dir / "config.json")):  # its own code pools
         steps += [("Pooling", _TASKS), ("Normalize", _TASKS)]
     return [step for step in steps if step[0] != "Dropout"]
+
+
+def tasks_in_folders(raw: Mapping[str, Any]) -> list[str]:
+    """Return the tasks of Jina embeddings v5, whose adapters are in folders of these names; empty: of another model."""
+    return list(raw.get("task_names") or ()) if raw.get("model_type") == "jina_embeddings_v5" else []
 
 
 def dense_layer(folder: Path) -> DenseLayer:

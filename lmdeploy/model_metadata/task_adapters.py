@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError
+from lmdeploy.model_metadata.pooling import tasks_in_folders
 from lmdeploy.turbomind.families.encoders import is_of_head
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
@@ -33,14 +34,14 @@ def write_task_adapters(model_dir: Path, config: dict[str, Any], target: Path) -
 
     Raises `CheckpointError` if ``config.json`` and the tensors do not agree.
     """
-    for number, task in enumerate(config.get("task_names", ())):
+    for number, task in enumerate(folders := tasks_in_folders(config)):
         (target / _FOLDER / str(number)).mkdir(parents=True)
         for part in ("adapter_config.json", "adapter_model.safetensors"):
             source = model_dir / "adapters" / Path(str(task)).name / part
             if not source.is_file():
                 raise CheckpointError(model_dir, [f"{source.relative_to(model_dir)} of task_names is missing"])
             shutil.copyfile(source, target / _FOLDER / str(number) / part)
-        (target / _NAMES).write_text(json.dumps(config["task_names"]), encoding="utf-8")
+        (target / _NAMES).write_text(json.dumps(folders), encoding="utf-8")
     tasks = config.get("lora_adaptations")
     if not tasks:
         return

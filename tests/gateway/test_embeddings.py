@@ -99,6 +99,26 @@ def test_a_task_is_an_adapter_with_the_prompt_of_its_name(tmp_path: Path) -> Non
     fake.stop()
 
 
+def test_a_model_of_tasks_takes_the_first_unless_another_is_asked_for(tmp_path: Path) -> None:
+    directory = write_modules(tmp_path, steps=("Transformer",))
+    config = {"model_type": "jina_embeddings_v5", "task_names": ["retrieval", "clustering"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    write_pooling(directory, directory)
+    fake = FakeTriton(MODEL)
+    fake.adapters = dict.fromkeys(config["task_names"], "")
+    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+        for body, adapter in (
+            ({}, "retrieval"),
+            ({"task": "clustering"}, "clustering"),
+            ({"model": "clustering"}, "clustering"),
+        ):
+            response = httpx.post(f"{url}/v1/embeddings", json={"input": "one", **body}, trust_env=False)
+            (entry,) = response.raise_for_status().json()["data"]
+            np.testing.assert_allclose(entry["embedding"], expected("one"), rtol=1e-6)
+            assert fake.requests[-1].inputs.get("lora_name") == adapter
+    fake.stop()
+
+
 def test_tei_clients_say_whether_vectors_have_length_one(embedder: str) -> None:
     for normalizes, correct in ((True, expected("one")), (False, struct.unpack("<4f", embedding_of(token_ids("one"))))):
         body = {"inputs": "one", "normalize": normalizes}
