@@ -261,12 +261,23 @@ def walk(expression: Expression) -> Iterator[Expression]:
             yield from walk(argument)
 
 
+def over_loads(
+    expression: Expression,
+    made_of: Callable[[Load], Expression],
+    whole: Callable[[Operation], Expression | None] = lambda _: None,
+) -> Expression:
+    """Return an expression with something else in each tensor's place, or in an operation's if ``whole`` returns it."""
+    if isinstance(expression, Load):
+        return made_of(expression)
+    if (made := whole(expression)) is not None:
+        return made
+    arguments: Any = tuple(over_loads(argument, made_of, whole) for argument in expression.args)
+    return replace(expression, args=arguments)
+
+
 def renamed(expression: Expression, name_of: Callable[[str], str]) -> Expression:
     """Return an expression over tensors of other names."""
-    if isinstance(expression, Load):
-        return replace(expression, name=name_of(expression.name))
-    arguments: Any = tuple(renamed(argument, name_of) for argument in expression.args)
-    return replace(expression, args=arguments)
+    return over_loads(expression, lambda load: replace(load, name=name_of(load.name)))
 
 
 @dataclass(frozen=True)

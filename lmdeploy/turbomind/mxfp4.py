@@ -5,11 +5,9 @@ A family describes a stack ``X`` of matrices ``[experts, in, out]``. Where a che
 decodes them.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-from lmdeploy.turbomind.manifest import Expression, Load, Mxfp4, Slice, permute, rows_of
+from lmdeploy.turbomind.manifest import Expression, Load, Mxfp4, Operation, Slice, over_loads, permute, rows_of
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
 METHOD = "mxfp4"  # in config.json's quantization_config
@@ -19,17 +17,14 @@ _BLOCK = 32  # inputs that share a scale
 def with_mxfp4(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
     """Return the engine tensors with the codes in place of each stack of matrices that the checkpoint stores so."""
 
-    def replaced(expression: Expression) -> Expression:
-        if isinstance(expression, Load):
-            return expression
+    def stored(expression: Operation) -> Expression | None:
         if isinstance(expression, Slice) and expression.dim == 0:
             (stack,) = expression.args
             if isinstance(stack, Load) and f"{stack.name}_blocks" in index.tensors:
                 return _matrices(stack, expression.begin, expression.end)
-        args: Any = tuple(map(replaced, expression.args))
-        return dataclasses.replace(expression, args=args)
+        return None
 
-    return {name: replaced(expression) for name, expression in tensors.items()}
+    return {name: over_loads(expression, lambda load: load, stored) for name, expression in tensors.items()}
 
 
 def _matrices(stack: Load, begin: int, end: int) -> Expression:

@@ -8,14 +8,13 @@ instead, :func:`with_quantized` puts the codes in that weight's place. How they 
 ``backend_cpp/weights/quantized/awq_gptq.h``, which decodes them.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.manifest import Expression, Load, Quantized
+from lmdeploy.turbomind.manifest import Expression, Load, Quantized, over_loads
 from lmdeploy.turbomind.mxfp4 import METHOD as MXFP4
 from lmdeploy.turbomind.row_quantized import BLOCK_METHODS
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
@@ -229,16 +228,13 @@ def with_quantized(
 ) -> dict[str, Expression]:
     """Return the engine tensors with the codes in place of each weight that the checkpoint stores as codes."""
 
-    def replaced(expression: Expression) -> Expression:
-        if isinstance(expression, Load):
-            layer = _layer_of(expression)
-            if layer is None or f"{layer}.qweight" not in index.tensors:
-                return expression
-            return _quantized_of(layer, expression.shape, quantization, has_groups=f"{layer}.g_idx" in index.tensors)
-        args: Any = tuple(map(replaced, expression.args))
-        return dataclasses.replace(expression, args=args)
+    def stored(load: Load) -> Expression:
+        layer = _layer_of(load)
+        if layer is None or f"{layer}.qweight" not in index.tensors:
+            return load
+        return _quantized_of(layer, load.shape, quantization, has_groups=f"{layer}.g_idx" in index.tensors)
 
-    return {name: replaced(expression) for name, expression in tensors.items()}
+    return {name: over_loads(expression, stored) for name, expression in tensors.items()}
 
 
 def _layer_of(load: Load) -> str | None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.manifest import Expression, Load, RowQuantized, Scaled
+from lmdeploy.turbomind.manifest import Expression, Load, Operation, RowQuantized, Scaled, over_loads
 from lmdeploy.turbomind.row_quantized.schemes import (
     COMPRESSED_FORMATS,
     MXFP8,
@@ -169,22 +169,20 @@ def with_scales(
 ) -> dict[str, Expression]:
     """Return the engine tensors with codes and scales in place of each weight that the checkpoint stores so."""
 
-    def replaced(expression: Expression) -> Expression:
+    def of_stack(expression: Operation) -> Expression | None:
         if isinstance(expression, RowQuantized):
             return expression
         if stack := quantized_stack(expression, index):
             suffix = _SCALE_NAMES[weights.method][0].removeprefix("weight")
             return scaled_part(expression, stack, stack.name + suffix, weights.block, index)
-        if isinstance(expression, Load):
-            found = index.tensors.get(expression.name)
-            is_quantized = found is not None and found.dtype in QUANTIZED_DTYPES and expression.name.endswith(".weight")
-            if not is_quantized or len(expression.shape) != 2:
-                return expression
-            return _scaled(expression, weights, index)
-        args: Any = tuple(map(replaced, expression.args))
-        return dataclasses.replace(expression, args=args)
+        return None
 
-    return {name: replaced(expression) for name, expression in tensors.items()}
+    def stored(load: Load) -> Expression:
+        found = index.tensors.get(load.name)
+        is_quantized = found is not None and found.dtype in QUANTIZED_DTYPES and load.name.endswith(".weight")
+        return _scaled(load, weights, index) if is_quantized and len(load.shape) == 2 else load
+
+    return {name: over_loads(expression, stored, of_stack) for name, expression in tensors.items()}
 
 
 def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Scaled:

@@ -23,6 +23,7 @@ from lmdeploy.turbomind.manifest import (
     Reshape,
     Scaled,
     Slice,
+    over_loads,
     permute,
     reshape,
     rows_of,
@@ -44,14 +45,7 @@ def with_stacks(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> d
     """Return the engine tensors with parts of stacks in place of the matrices that the checkpoint stores so."""
     if not any(name.endswith(".experts.gate_up_proj") for name in index.tensors):
         return dict(tensors)
-
-    def replaced(expression: Expression) -> Expression:
-        if isinstance(expression, Load):
-            return _part(expression, index)
-        args: Any = tuple(map(replaced, expression.args))
-        return dataclasses.replace(expression, args=args)
-
-    return {name: replaced(expression) for name, expression in tensors.items()}
+    return {name: over_loads(expression, lambda load: _part(load, index)) for name, expression in tensors.items()}
 
 
 def _part(matrix: Load, index: SafetensorsIndex) -> Expression:
@@ -127,14 +121,8 @@ def scaled_part(
 
     is_transposed = any(isinstance(part, Permute) for part in walk(matrix))
     of_matrix = (sizes[2], sizes[1]) if is_transposed else (sizes[1], sizes[2])
-    return Scaled(of_matrix, (_with_quantized(matrix), scales_of(matrix)))
-
-
-def _with_quantized(expression: Expression) -> Expression:
-    if isinstance(expression, Load):
-        return dataclasses.replace(expression, dtypes=QUANTIZED_DTYPES)
-    args: Any = tuple(map(_with_quantized, expression.args))
-    return dataclasses.replace(expression, args=args)
+    quantized = over_loads(matrix, lambda load: dataclasses.replace(load, dtypes=QUANTIZED_DTYPES))
+    return Scaled(of_matrix, (quantized, scales_of(matrix)))
 
 
 def parts_of_stacks(raw: Mapping[str, Any], index: SafetensorsIndex) -> dict[str, Expression]:

@@ -7,7 +7,6 @@ for channels of the convolution, for numbers of a head, and for the inputs of th
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from lmdeploy.turbomind.families import kimi_linear, lfm2, mamba, minimax
 from lmdeploy.turbomind.families.gated_delta import recurrence_of
@@ -17,6 +16,7 @@ from lmdeploy.turbomind.manifest import (
     Load,
     LogNegative,
     concat,
+    over_loads,
     permute,
     renamed,
     reshape,
@@ -121,10 +121,7 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     rnn = recurrence_of(spec)
     values = rnn.num_heads * rnn.value_dim
 
-    def as_stored(expression: Expression) -> Expression:
-        if not isinstance(expression, Load):
-            arguments: Any = tuple(map(as_stored, expression.args))
-            return dataclasses.replace(expression, args=arguments)
+    def as_stored(expression: Load) -> Expression:
         name = expression.name.removeprefix(prefix)
         match name:
             case "A_log" | "D":
@@ -139,7 +136,7 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
                 return reshape(Load(f"{prefix}ssm_norm.weight", (groups, values // groups)), values)
         return dataclasses.replace(expression, name=f"{prefix}{_MAMBA[name]}")
 
-    return {name: as_stored(whole) for name, whole in mamba.mamba_tensors(spec, prefix).items()}
+    return {name: over_loads(whole, as_stored) for name, whole in mamba.mamba_tensors(spec, prefix).items()}
 
 
 def scan_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -175,16 +172,13 @@ def convolution_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a short convolution (LFM2)."""
     hidden, kernel = spec.hidden_size, recurrence_of(spec).conv_kernel
 
-    def as_stored(expression: Expression) -> Expression:
-        if not isinstance(expression, Load):
-            arguments: Any = tuple(map(as_stored, expression.args))
-            return dataclasses.replace(expression, args=arguments)
+    def as_stored(expression: Load) -> Expression:
         name = f"{prefix}shortconv.{expression.name.removeprefix(prefix).removeprefix('conv.')}"
         if expression.name.endswith("conv.conv.weight"):
             return reshape(Load(name, (hidden, kernel)), *expression.shape)
         return dataclasses.replace(expression, name=name)
 
-    return {name: as_stored(whole) for name, whole in lfm2.convolution_tensors(spec, prefix).items()}
+    return {name: over_loads(whole, as_stored) for name, whole in lfm2.convolution_tensors(spec, prefix).items()}
 
 
 def _channel_count(spec: ModelSpec) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmdeploy.turbomind.gguf.architectures import architecture_of
 from lmdeploy.turbomind.gguf.header import BLOCK_TYPES, FLOAT_TYPES, TYPES, UPCAST_TYPES
-from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, permute, reshape
+from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, over_loads, permute, reshape
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ModelSpec
 
@@ -70,11 +70,7 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
     """Return the expression of each engine tensor over GGUF's names."""
     architecture = architecture_of(name)
 
-    def replaced(expression: Expression) -> Expression:
-        if not isinstance(expression, Load):
-            arguments: Any = tuple(map(replaced, expression.args))
-            return dataclasses.replace(expression, args=arguments)
-        load = expression
+    def stored(load: Load) -> Expression:
         if load.name not in index.tensors and load.name.removesuffix(".weight") in index.tensors:  # of Falcon-H1
             load = dataclasses.replace(load, name=load.name.removesuffix(".weight"))
         found = index.tensors.get(load.name)
@@ -89,7 +85,7 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
         return _in_halves(load, attention.num_heads if turned[2] == "q" else attention.num_kv_heads)
 
     tensors = architecture.layout_of(index.tensors).tensors(spec)
-    return {engine_name: replaced(expression) for engine_name, expression in tensors.items()}
+    return {engine_name: over_loads(expression, stored) for engine_name, expression in tensors.items()}
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:

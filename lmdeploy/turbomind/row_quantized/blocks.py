@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.manifest import Affine, Expression, Load, Scaled, Table
+from lmdeploy.turbomind.manifest import Affine, Expression, Load, Scaled, Table, over_loads
 from lmdeploy.turbomind.row_quantized.schemes import NUMBERS
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
@@ -39,18 +39,15 @@ def with_block_quantized(
         raise UnsupportedModelError(f"mlx weights of mode {mode!r} are not supported; supported: affine")
     states = _quant_states(index) if method == "bitsandbytes" else {}
 
-    def replaced(expression: Expression) -> Expression:
-        if isinstance(expression, Load):
-            layer = expression.name.removesuffix(".weight")
-            if layer == expression.name or len(expression.shape) != 2:
-                return expression
-            if method == "mlx":
-                return _affine(layer, expression.shape, index) or expression
-            return _table(layer, expression.shape, states) or _int8(layer, expression, index) or expression
-        args: Any = tuple(map(replaced, expression.args))
-        return dataclasses.replace(expression, args=args)
+    def stored(load: Load) -> Expression:
+        layer = load.name.removesuffix(".weight")
+        if layer == load.name or len(load.shape) != 2:
+            return load
+        if method == "mlx":
+            return _affine(layer, load.shape, index) or load
+        return _table(layer, load.shape, states) or _int8(layer, load, index) or load
 
-    return {name: replaced(expression) for name, expression in tensors.items()}
+    return {name: over_loads(expression, stored) for name, expression in tensors.items()}
 
 
 def _affine(layer: str, shape: tuple[int, ...], index: SafetensorsIndex) -> Affine | None:

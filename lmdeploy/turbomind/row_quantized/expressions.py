@@ -1,10 +1,8 @@
 """Manifest expressions of weights quantized output by output."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from lmdeploy.turbomind.manifest import Expression, Load, RowQuantized
+from lmdeploy.turbomind.manifest import Expression, Load, RowQuantized, over_loads
 from lmdeploy.turbomind.row_quantized.schemes import RowScheme
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
@@ -15,14 +13,10 @@ def with_row_quantized(
     tensors: Mapping[str, Expression], schemes: Sequence[RowScheme], index: SafetensorsIndex
 ) -> dict[str, Expression]:
     """Return the engine tensors with the codes in place of each weight that the checkpoint stores in such a scheme."""
-
-    def replaced(expression: Expression) -> Expression:
-        if isinstance(expression, Load):
-            return _quantized_of(expression, schemes, index) or expression
-        args: Any = tuple(map(replaced, expression.args))
-        return dataclasses.replace(expression, args=args)
-
-    return {name: replaced(expression) for name, expression in tensors.items()}
+    return {
+        name: over_loads(expression, lambda load: _quantized_of(load, schemes, index) or load)
+        for name, expression in tensors.items()
+    }
 
 
 def _quantized_of(weight: Load, schemes: Sequence[RowScheme], index: SafetensorsIndex) -> RowQuantized | None:
