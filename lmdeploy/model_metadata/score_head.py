@@ -165,37 +165,34 @@ def _activation(model_dir: Path, raw: Mapping[str, Any], labels: int) -> str:
     return "softmax" if labels > 1 and raw.get("problem_type") != "multi_label_classification" else "sigmoid"
 
 
-# Of an encoder's head: the layers in front of the last one, and what follows each; then the last one.
+# Of an encoder's head: the layer in front of the last one, and what follows it; then the last one.
 _ENCODER_HEADS = (
-    ((("classifier.dense", "Tanh"),), "classifier.out_proj"),  # RoBERTa and its like, MPNet
-    ((("pre_classifier", "ReLU"),), "classifier"),  # DistilBERT
-    ((("head.dense", ""),), "classifier"),  # ModernBERT; its norm follows
-    ((("pooler.dense", "Tanh"),), "classifier"),  # BERT, GTE, NomicBERT; DeBERTa, with an activation of its own
-    ((("cls", "Tanh"),), "cls.output"),  # RoBERTa in GGUF
+    ("classifier.dense", "Tanh", "classifier.out_proj"),  # RoBERTa and its like, MPNet
+    ("pre_classifier", "ReLU", "classifier"),  # DistilBERT
+    ("head.dense", "", "classifier"),  # ModernBERT; its norm follows
+    ("pooler.dense", "Tanh", "classifier"),  # BERT, GTE, NomicBERT; DeBERTa, with an activation of its own
+    ("cls", "Tanh", "cls.output"),  # RoBERTa in GGUF
 )
 
 
 def _encoder_head(model_dir: Path, raw: Mapping[str, Any]) -> ScoreHead:
     """Return the head of an encoder with a classifier."""
     index = read_checkpoint(model_dir)
-    for before, last in _ENCODER_HEADS:
-        names = [prefix_in(index, f"{name}.weight") + name for name, _ in before]
-        if f"{last}.weight" in index.tensors and all(f"{name}.weight" in index.tensors for name in names):
-            break
-    else:
+    heads = ((prefix_in(index, f"{name}.weight") + name, activation, last) for name, activation, last in _ENCODER_HEADS)
+    found = next((head for head in heads if {f"{head[0]}.weight", f"{head[2]}.weight"} <= index.tensors.keys()), None)
+    if found is None:
         raise ValueError("its classifier is of no known form")
-    layers = []
-    for name, (_, activation) in zip(names, before, strict=True):
-        weight, bias = linear_of(model_dir, name)
-        activation = _TORCH[raw["pooler_hidden_act"]] if raw.get("pooler_hidden_act") else activation
-        norm, eps = np.zeros(0, np.float32), 0.0
-        if not activation:
-            activation = _TORCH[str(raw.get("classifier_activation", "gelu"))]
-            norm, eps = tensor_of(model_dir, (name.removesuffix("dense") + "norm.weight",))[0], float(raw["norm_eps"])
-        layers.append(DenseLayer(activation, weight, bias, norm, eps))
+    name, activation, last = found
+    weight, bias = linear_of(model_dir, name)
+    activation = _TORCH[raw["pooler_hidden_act"]] if raw.get("pooler_hidden_act") else activation
+    norm, eps = np.zeros(0, np.float32), 0.0
+    if not activation:
+        activation = _TORCH[str(raw.get("classifier_activation", "gelu"))]
+        norm, eps = tensor_of(model_dir, (name.removesuffix("dense") + "norm.weight",))[0], float(raw["norm_eps"])
+    layer = DenseLayer(activation, weight, bias, norm, eps)
     weight, bias = linear_of(model_dir, last)
     labels = _labels(raw, len(weight))
-    return ScoreHead(labels, False, _activation(model_dir, raw, len(labels)), "", weight, bias, tuple(layers))
+    return ScoreHead(labels, False, _activation(model_dir, raw, len(labels)), "", weight, bias, (layer,))
 
 
 _TORCH = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}

@@ -300,10 +300,16 @@ def test_older_names_of_norms_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"is_decoder": True}, "is_decoder"), ({"position_embedding_type": "relative_key"}, "position_embedding_type")],
+    [
+        ({"is_decoder": True}, "is_decoder"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"conv_kernel_size": 3}, "DeBERTa with conv_kernel_size 3"),
+        ({"pos_att_type": ["c2p"]}, r"DeBERTa with pos_att_type \['c2p'\]"),
+        ({"share_att_key": False}, "DeBERTa with share_att_key False"),
+    ],
 )
 def test_what_encoders_lack_is_named(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
-    make_encoder(tmp_path, "Bert")
+    make_encoder(tmp_path, "DebertaV2" if "DeBERTa" in why else "Bert")
     config = json.loads((tmp_path / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match=f"{why}.* is not supported"):

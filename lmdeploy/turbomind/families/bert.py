@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,18 +82,10 @@ DISTILBERT_LAYOUT = replace(
 
 def distilbert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    sizes = {"hidden_size": config.dim, "num_hidden_layers": config.n_layers, "num_attention_heads": config.n_heads}
-    config_of = SimpleNamespace(
-        **sizes,
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        intermediate_size=config.hidden_dim,
-        layer_norm_eps=1e-12,
-        tie_word_embeddings=True,
-    )
     return post_norm_spec(
-        config_of,
+        config,
         checkpoint,
+        intermediate_size=config.hidden_dim,
         mlp=MlpSpec(activation_of(config.activation), is_gated=False, bias=True),
         learned_positions=config.max_position_embeddings,
         encoder=EncoderSpec(),

@@ -31,16 +31,16 @@ def buckets_of(span: int, farthest: int) -> tuple[int, ...]:
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    kinds = config.pos_att_type or []
-    reject_unless(config.relative_attention and {*kinds} == {"c2p", "p2c"}, f"DeBERTa with pos_att_type {kinds}")
-    reject_unless(getattr(config, "share_att_key", False), "DeBERTa without share_att_key")
-    reject_unless(getattr(config, "norm_rel_ebd", "none") == "layer_norm", "DeBERTa without norm_rel_ebd layer_norm")
-    reject_unless(not getattr(config, "conv_kernel_size", 0), "a convolution (conv_kernel_size, DeBERTa-v2 XL)")
-    for name in ("embedding_size", "attention_head_size"):
-        reject_unless(not hasattr(config, name), name)
+    head_dim = config.hidden_size // config.num_attention_heads
+    kinds = {*(config.pos_att_type or [])}
+    reject_unless(config.relative_attention and kinds == {"c2p", "p2c"}, f"DeBERTa with pos_att_type {sorted(kinds)}")
+    needed = {"share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    sizes = {"conv_kernel_size": 0, "embedding_size": config.hidden_size, "attention_head_size": head_dim}
+    for name, value in (needed | sizes).items():  # XL has a convolution
+        given = getattr(config, name, sizes.get(name))
+        reject_unless(given == value, f"DeBERTa with {name} {given}")
     farthest = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
     buckets = getattr(config, "position_buckets", -1)
-    head_dim = config.hidden_size // config.num_attention_heads
     return post_norm_spec(
         config,
         checkpoint,

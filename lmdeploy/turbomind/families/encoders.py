@@ -30,7 +30,7 @@ def post_norm_spec(config: Any, checkpoint: Checkpoint, *, bias: bool = True, **
     """
     common: dict[str, Any] = {
         "num_kv_heads": config.num_attention_heads,
-        "norm": NormSpec(config.layer_norm_eps, kind="layer", bias=True),
+        "norm": NormSpec(getattr(config, "layer_norm_eps", 1e-12), kind="layer", bias=True),
         "attention": attention_spec(config, qkv_bias=bias, o_bias=bias, windows=()),
         "ropes": (),
         "block": BlockSpec(norms_stream=True),

@@ -24,7 +24,7 @@ def jina_bert_config(raw: Mapping[str, Any]) -> SimpleNamespace:
     """Return a config of a config.json."""
     kind = raw.get("position_embedding_type", "absolute")
     reject_unless(kind == "alibi", f"position_embedding_type {kind}")
-    return SimpleNamespace(**{"tie_word_embeddings": True, "layer_norm_eps": 1e-12, "type_vocab_size": 2} | dict(raw))
+    return SimpleNamespace(**{"tie_word_embeddings": True, "type_vocab_size": 2} | dict(raw))
 
 
 def jina_bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
