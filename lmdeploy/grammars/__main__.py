@@ -76,6 +76,8 @@ def _answer(reader: _Reader, response_format: bytes) -> tuple[str, bytes]:
         given = translated(response_format.decode(errors="replace"))
         try:
             kind, payload = reader.program(given.kind, given.text)
+        except UnicodeDecodeError as error:  # of a message of xgrammar's that quotes half a character
+            kind, payload = "R", bytes(error.object)
         except (RuntimeError, TypeError, ValueError) as error:
             kind, payload = "M" if "bad_alloc" in str(error) else "R", str(error).encode(errors="replace")
         if kind == "R":
