@@ -3,10 +3,9 @@
 // 128 x 128.
 //
 //   codes   I8 or F8_E4M3 (kernels/types.h) [out, in]
-//   scales  F32, BF16, F16, or powers of two (U8 or F8_E8M0: 2^(scale - 127), 255 is no number; MXFP8), as many as
-//   there
-//           are blocks: [out / block outputs, in / block inputs], rounded up; where that is one for each output or one
-//           in all, of any shape
+//   scales  F32, BF16, F16, or powers of two (U8 or F8_E8M0: 2^(scale - 127), 255 is no number; MXFP8), one a block:
+//           [out / block outputs, in / block inputs], rounded up; where that is one for each output or one in all, of
+//           any shape
 //
 // (DeepSeek-V3, arXiv 2412.19437, 3.3, and its `weight_scale_inv`; compressed-tensors, "int-quantized" and
 // "float-quantized"; LMDeploy's smooth_quant, where scales are [out, 1])
