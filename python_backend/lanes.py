@@ -4,10 +4,7 @@ Triton hands a Python model one request after another. A lane hands them on to i
 later: a short text neither waits for another caller's images nor behind a hundred of another caller's texts.
 """
 
-import faulthandler
 import logging
-import os
-import select
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -16,13 +13,13 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from python_backend.end_with_server import end_with_server
 from python_backend.inputs import text
 from python_backend.respond import Cancelled, respond
 
 logger = logging.getLogger(__name__)
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-_SHUTDOWN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Lanes:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}  # by the request's id, guarded by _lock
         self._queues = {name: FairQueue() for name in threads}
-        threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
+        end_with_server()
         for name, count in threads.items():
             for number in range(count):
                 queue = self._queues[name]
@@ -92,22 +89,6 @@ class Lanes:
             job.sender.send(response, flags=_FINAL)
         except Exception:
             logger.exception("the response of request %s was not sent", name)
-
-
-def end_with_parent() -> None:
-    """Wait until the parent process ends; end this one soon after.
-
-    A server that is killed takes no response any more, and a lane that is sending one would wait for it forever. The
-    timer belongs to faulthandler's own thread, which needs no interpreter: this one may be about to end.
-    """
-    try:
-        parent = os.pidfd_open(os.getppid())
-    except OSError:  # the kernel has none (before 5.3), or a sandbox forbids it
-        return
-    changed = select.poll()
-    changed.register(parent, select.POLLIN)
-    changed.poll()
-    faulthandler.dump_traceback_later(_SHUTDOWN_SECONDS, exit=True)
 
 
 class FairQueue:

@@ -8,6 +8,7 @@ import numpy as np
 
 from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.turbomind.engine_dir import resolve
+from python_backend.end_with_server import end_with_server
 from python_backend.inputs import array, flag
 from python_backend.parameters import model_path
 from python_backend.respond import respond
@@ -18,6 +19,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the token table; an exception here keeps the model from becoming ready."""
+        end_with_server()
         self._table = TokenBytes.read(resolve(model_path(args)).path / "token_bytes.bin")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

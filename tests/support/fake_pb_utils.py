@@ -123,7 +123,8 @@ def loaded_model(name: str, **parameters: str) -> Iterator[Any]:
         patch.setattr(os, "nice", lambda increment: increment)  # a model in a server has its own process
         for module in [module for module in sys.modules if module.startswith("python_backend.")]:
             patch.delitem(sys.modules, module)
-        patch.setattr(importlib.import_module("python_backend.lanes"), "end_with_parent", lambda: None)  # likewise
+        ending = importlib.import_module("python_backend.end_with_server")
+        patch.setattr(ending, "end_with_server", lambda: None)  # likewise
         kind = importlib.import_module(f"python_backend.{name}").TritonPythonModel
         patch.setattr(kind, "execute", _waiting(kind.execute))
         instance = kind()

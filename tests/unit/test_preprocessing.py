@@ -397,15 +397,15 @@ def test_a_request_whose_caller_left_is_dropped(model: Any, monkeypatch: pytest.
     assert reply.array("INPUT_ID").shape == (1, 0)
 
 
-# A model in its own process, as a server has it, whose lane waits for good.
+# A model in its own process, as a server has it, which waits for good with the interpreter's lock.
 ORPHAN = """
-import sys, threading, types
+import ctypes, sys, types
 sys.modules["triton_python_backend_utils"] = types.SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)
-from python_backend import lanes
-lanes._SHUTDOWN_SECONDS = 0.1
+from python_backend import end_with_server, lanes
+end_with_server.SECONDS = 0.1
 lanes.Lanes(lambda job: {}, {"short": 1})
 print("loaded", flush=True)
-threading.Event().wait()
+ctypes.PyDLL(None).pause()
 """
 
 
