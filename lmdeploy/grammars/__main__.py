@@ -65,7 +65,7 @@ class _Reader:
         data, regexes = source["grammar_expr_data"], []
         for number, at in enumerate(source["grammar_expr_indptr"]):
             if data[at] == _REGEX:
-                pattern = "".join(map(chr, data[at + 3 : at + 2 + data[at + 1]]))
+                pattern = bytes(data[at + 3 : at + 2 + data[at + 1]]).decode()
                 regexes.append((number, json.loads(self._grammar.from_regex(pattern, False).serialize_json())))
         return json.dumps(source | {"regexes": regexes})
 

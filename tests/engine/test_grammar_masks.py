@@ -98,6 +98,7 @@ LARK = {
     "shortest": 'start: a+ "!"\na[lazy]: /[a-z]*[aeiou]/',
     "shortest, which is nothing": 'start: a* ";"\na[lazy]: /[abc]*/',
     "up to": 'start: a+ "x"\na[stop="q"]: /[a-p0-9 ]+/',
+    "up to a character of two bytes": 'start: a+ "x"\na[stop="é"]: /[a-p0-9 ]+/',
     "up to and with": 'start: a+ "x"\na[suffix="qq", max_tokens=4]: /[a-z]+/',
     "up to, or most tokens": 'start: "<" a ">"\na[stop="q", max_tokens=3]: /[a-p0-9 ]+/',
     "up to, or most tokens where it cannot end": 'start: a "!"\na[stop="qq", max_tokens=2]: /[a-p]{9}[0-9]*/',
