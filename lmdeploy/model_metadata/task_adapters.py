@@ -41,6 +41,7 @@ def write_task_adapters(model_dir: Path, config: dict[str, Any], target: Path) -
             if not source.is_file():
                 raise CheckpointError(model_dir, [f"{source.relative_to(model_dir)} of task_names is missing"])
             shutil.copyfile(source, target / _FOLDER / str(number) / part)
+    if folders:
         (target / _NAMES).write_text(json.dumps(folders), encoding="utf-8")
     tasks = config.get("lora_adaptations")
     if not tasks:
