@@ -24,53 +24,29 @@ Prompt = str | list[Message] | tuple[Any, Any]
 
 @dataclass(frozen=True)
 class PromptImage:
-    """Image or video of a prompt, and the placeholder tokens that it replaces.
+    """Image or video of a prompt, and the placeholder tokens that it replaces."""
 
-    Parameters
-    ----------
-    image, options
-        RGB, of a video the frames below each other; and how its caller wants it processed.
-    digest
-        32 bytes, made of both.
-    runs
-        First token and length of each run of tokens.
-    """
-
+    # RGB, of a video the frames below each other; and how its caller wants it processed
     image: "Image"
     options: Mapping[str, Any]
-    digest: bytes
-    runs: tuple[tuple[int, int], ...]
+    digest: bytes  # 32 bytes, made of both
+    runs: tuple[tuple[int, int], ...]  # first token and length of each run of tokens
 
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Image embeddings in place of a run of a prompt's tokens, and the cross-attention of the text from there on.
+    """Image embeddings in place of a run of a prompt's tokens, and the cross-attention of the text from there on."""
 
-    Parameters
-    ----------
-    begin
-        The first of these tokens.
-    rows
-        ``[tokens + cross_tokens, hidden]`` of type ``dtype``; as 16-bit integers for ``bfloat16``.
-    digest
-        32 bytes, made of all that the rows were made of: prompts share cached blocks where theirs are equal.
-    dtype
-        ``float32``, ``bfloat16`` or ``float16``.
-    grid
-        Frames, rows and columns that the tokens stand for, where the model's positions have three axes; else zeros.
-    frame_step
-        How many positions these frames are apart.
-    cross_tokens
-        How many rows stand for no token: for models whose text looks at images by cross-attention.
-    """
-
-    begin: int
+    begin: int  # the first of these tokens
+    # ``[tokens + cross_tokens, hidden]`` of type ``dtype``; as 16-bit integers for ``bfloat16``
     rows: "np.ndarray[Any, np.dtype[Any]]"
+    # 32 bytes, made of all that the rows were made of: prompts share cached blocks where theirs are equal
     digest: bytes
-    dtype: str = "float32"
+    dtype: str = "float32"  # ``float32``, ``bfloat16`` or ``float16``
+    # Frames, rows and columns that the tokens stand for, where the model's positions have three axes; else zeros
     grid: tuple[int, int, int] = (0, 0, 0)
-    frame_step: float = 1.0
-    cross_tokens: int = 0
+    frame_step: float = 1.0  # how many positions these frames are apart
+    cross_tokens: int = 0  # how many rows stand for no token: for models whose text looks at images by cross-attention
 
     @property
     def tokens(self) -> int:

@@ -26,18 +26,10 @@ _SEPARATOR = "\U0010fffd"  # of the private use area: no decoder changes it
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Bytes and kind of every token id.
+    """Bytes and kind of every token id."""
 
-    Attributes
-    ----------
-    tokens
-        ``[vocab]`` bytes; empty for ids beyond the tokenizer.
-    special
-        ``[vocab]`` whether the token is left out of text unless asked for.
-    """
-
-    tokens: tuple[bytes, ...]
-    special: tuple[bool, ...]
+    tokens: tuple[bytes, ...]  # ``[vocab]`` bytes; empty for ids beyond the tokenizer
+    special: tuple[bool, ...]  # ``[vocab]`` whether the token is left out of text unless asked for
 
     def join(self, ids: list[int]) -> bytes:
         """Return the bytes of a sequence of token ids."""

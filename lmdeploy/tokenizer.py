@@ -24,14 +24,9 @@ from lmdeploy.tokenizer_readers.resolved import (
 
 @dataclass(frozen=True)
 class DetokenizeState:
-    """State of incremental detokenization.
+    """State of incremental detokenization."""
 
-    Parameters
-    ----------
-    context, read
-        Tokens from ``context`` to ``read`` were returned last; those from ``read`` on were not returned yet.
-    """
-
+    # Tokens from ``context`` to ``read`` were returned last; those from ``read`` on were not returned yet
     context: int = 0
     read: int = 0
 

@@ -49,65 +49,36 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FieldInfo:
-    """One field.
+    """One field."""
 
-    Parameters
-    ----------
-    name, default
-        As in the dataclass.
-    kind
-        What it holds; None is allowed as well where it is the default or ``is_optional``.
-    description
-        What it does, for documentation and ``--help``.
-    low, high, above
-        Range of a number: ``low <= value <= high`` and ``value > above``.
-    wire_low
-        Where the tensor allows lower numbers than the Python field, which ``description`` then explains.
-    choices
-        The values allowed.
-    max_items, max_bytes
-        Of a list, and of each string as UTF-8.
-    none_means
-        What the engine takes None for; the default None: the engine can see that nothing was given.
-    also
-        Other names of it among a Triton request's parameters: those of Triton's vLLM backend.
-    is_tensor
-        A tensor of the models ``turbomind`` and ``ensemble``; what is not is a parameter of their requests.
-    is_param
-        Read into the C++ struct ``GenerationFields``.
-    is_in_bodies
-        A member of the JSON bodies of the HTTP API, under its own name.
-    makes_sampling
-        A request that has its tensor samples, unless ``do_sample`` says otherwise.
-    off
-        The value of a field about the choice of a token that asks for nothing; makes it a member of ``SamplingFields``.
-    tensor_default
-        Default reported alongside the tensor, where it is not `default`.
-    no_effect
-        Why the field does nothing; setting it logs this.
-    """
-
+    # As in the dataclass
     name: str = ""
     default: Any = None
-    kind: Kind
-    description: str
+    kind: Kind  # what it holds; None is allowed as well where it is the default or ``is_optional``
+    description: str  # what it does, for documentation and ``--help``
     is_optional: bool = False
+    # Range of a number: ``low <= value <= high`` and ``value > above``
     low: float | None = None
     high: float | None = None
     above: float | None = None
+    # Where the tensor allows lower numbers than the Python field, which ``description`` then explains
     wire_low: int | None = None
-    choices: tuple[Any, ...] = ()
+    choices: tuple[Any, ...] = ()  # the values allowed
+    # Of a list, and of each string as UTF-8
     max_items: int | None = None
     max_bytes: int | None = None
+    # What the engine takes None for; the default None: the engine can see that nothing was given
     none_means: Any = None
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # other names of it among a Triton request's parameters: those of Triton's vLLM backend
+    # A tensor of the models ``turbomind`` and ``ensemble``; what is not is a parameter of their requests
     is_tensor: bool = False
-    is_param: bool = False
-    is_in_bodies: bool = False
-    makes_sampling: bool = False
+    is_param: bool = False  # read into the C++ struct ``GenerationFields``
+    is_in_bodies: bool = False  # a member of the JSON bodies of the HTTP API, under its own name
+    makes_sampling: bool = False  # a request that has its tensor samples, unless ``do_sample`` says otherwise
+    # The value of a field about the choice of a token that asks for nothing; makes it a member of ``SamplingFields``
     off: float | None = None
-    tensor_default: str = ""
-    no_effect: str = ""
+    tensor_default: str = ""  # default reported alongside the tensor, where it is not `default`
+    no_effect: str = ""  # why the field does nothing; setting it logs this
 
     @property
     def range_text(self) -> str:

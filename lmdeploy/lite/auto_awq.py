@@ -32,21 +32,11 @@ _LARGEST_BLOCK = 128
 
 @dataclass
 class InputMoments:
-    """Second moments of the inputs of a linear layer.
+    """Second moments of the inputs of a linear layer."""
 
-    Attributes
-    ----------
-    second
-        Means of ``x x^T`` of blocks of neighbouring inputs, ``[in / block, block, block]`` float32.
-    magnitude
-        Mean of ``|x|``, ``[in]`` float32.
-    count
-        Inputs seen.
-    """
-
-    second: Tensor
-    magnitude: Tensor
-    count: int = 0
+    second: Tensor  # means of ``x x^T`` of blocks of neighbouring inputs, ``[in / block, block, block]`` float32
+    magnitude: Tensor  # mean of ``|x|``, ``[in]`` float32
+    count: int = 0  # inputs seen
 
     @classmethod
     def empty(cls, features: int, device: torch.device, block: int | None = None) -> "InputMoments":
@@ -150,23 +140,15 @@ def search_limits(weight: Tensor, moments: InputMoments, grid: Grid) -> tuple[Te
 class AwqSettings(QuantizationSettings):
     """How to quantize.
 
-    Parameters
-    ----------
-    w_bits, w_group_size, w_sym
-        Bits of a code, 4 or 8; inputs that share a scale, -1: all of a row, None: the largest that fits; whether the
-        zero point is the middle code. AWQ's own format has 4 bits: 8-bit codes are stored in GPTQ's.
-    search_scale
-        Search the factors of each group of layers, instead of taking the ratio 0.5 where that is better than none.
-
-    Raises
-    ------
-    ValueError
-        If a value is out of range.
+    Raises `ValueError` if a value is out of range.
     """
 
+    # Bits of a code, 4 or 8; inputs that share a scale, -1: all of a row, None: the largest that fits; whether the zero
+    # point is the middle code. AWQ's own format has 4 bits: 8-bit codes are stored in GPTQ's.
     w_bits: int = 4
     w_group_size: int | None = None
     w_sym: bool = False
+    # Search the factors of each group of layers, instead of taking the ratio 0.5 where that is better than none
     search_scale: bool = False
 
     def __post_init__(self) -> None:

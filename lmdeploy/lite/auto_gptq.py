@@ -118,23 +118,14 @@ def _grid_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 class GptqSettings(QuantizationSettings):
     """How to quantize.
 
-    Parameters
-    ----------
-    w_bits, w_group_size
-        Bits of a code, 4 or 8; inputs that share a scale, -1: all of a row, None: the largest that fits. The zero point
-        is the middle code.
-    act_order
-        Round inputs that carry much first.
-
-    Raises
-    ------
-    ValueError
-        If a value is out of range.
+    Raises `ValueError` if a value is out of range.
     """
 
+    # Bits of a code, 4 or 8; inputs that share a scale, -1: all of a row, None: the largest that fits. The zero point
+    # is the middle code.
     w_bits: int = 4
     w_group_size: int | None = None
-    act_order: bool = False
+    act_order: bool = False  # round inputs that carry much first
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,15 +35,10 @@ LayerStats = dict[str, dict[str, dict[str, Any]]]  # of inputs and outputs: kind
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationSettings(RunSettings):
-    """Calibration data and statistics.
+    """Calibration data and statistics."""
 
-    Parameters
-    ----------
-    search_scale
-        Find the ratio of AWQ's scales for each layer (``ratios`` with the statistics of inputs) without looking at
-        outputs.
-    """
-
+    # Find the ratio of AWQ's scales for each layer (``ratios`` with the statistics of inputs) without looking at
+    # outputs
     search_scale: bool = False
 
 

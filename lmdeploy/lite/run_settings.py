@@ -17,26 +17,15 @@ class RunSettings:
     """Text, device and type.
 
     Raises `ValueError` if a value is out of range.
-
-    Parameters
-    ----------
-    calib_dataset, calib_samples, calib_seqlen
-        Text (see :func:`lmdeploy.lite.calibration.load_text`), and how many pieces of how many tokens to take of
-        it.
-    batch_size
-        Pieces to compute at a time.
-    device
-        ``cpu`` or ``cuda``.
-    dtype
-        Of what is not quantized: ``auto`` (float16), ``float16``, ``bfloat16``.
     """
 
+    # Text (see :func:`lmdeploy.lite.calibration.load_text`), and how many pieces of how many tokens to take of it
     calib_dataset: str | None = None
     calib_samples: int = 128
     calib_seqlen: int = 2048
-    batch_size: int = 1
-    device: str = "cpu"
-    dtype: str = "auto"
+    batch_size: int = 1  # pieces to compute at a time
+    device: str = "cpu"  # ``cpu`` or ``cuda``
+    dtype: str = "auto"  # of what is not quantized: ``auto`` (float16), ``float16``, ``bfloat16``
 
     def __post_init__(self) -> None:
         for name in ("calib_samples", "calib_seqlen", "batch_size"):

@@ -33,21 +33,11 @@ _SMALLEST = 1e-5  # of a range, and of a weight's: what has none is not scaled w
 class SmoothQuantSettings(QuantizationSettings):
     """How to quantize.
 
-    Parameters
-    ----------
-    quant_dtype
-        Of weights: ``int8`` or ``fp8`` (E4M3).
-    search_scale
-        Search the strength of each group of layers, instead of taking 0.5 for all.
-
-    Raises
-    ------
-    ValueError
-        If a value is out of range.
+    Raises `ValueError` if a value is out of range.
     """
 
-    quant_dtype: str = "int8"
-    search_scale: bool = False
+    quant_dtype: str = "int8"  # of weights: ``int8`` or ``fp8`` (E4M3)
+    search_scale: bool = False  # search the strength of each group of layers, instead of taking 0.5 for all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,21 +58,11 @@ def smooth_quant(
 
 @dataclass
 class InputRange:
-    """Range of the inputs of a linear layer.
+    """Range of the inputs of a linear layer."""
 
-    Attributes
-    ----------
-    largest
-        The largest ``|x|`` of each input, ``[in]`` float32.
-    rows
-        Some of the inputs, ``[rows, in]``, from all over the text.
-    count
-        Inputs seen.
-    """
-
-    largest: Tensor
-    rows: Tensor
-    count: int = 0
+    largest: Tensor  # the largest ``|x|`` of each input, ``[in]`` float32
+    rows: Tensor  # some of the inputs, ``[rows, in]``, from all over the text
+    count: int = 0  # inputs seen
 
     def add(self, x: Tensor) -> None:
         """Take note of inputs ``[..., in]``."""

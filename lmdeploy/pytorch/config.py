@@ -8,34 +8,22 @@ from typing import Any
 
 @dataclass
 class ModelConfig:
-    """Sizes of a model.
-
-    Parameters
-    ----------
-    hidden_size, num_layers, num_attention_heads, num_key_value_heads, head_dim, vocab_size
-        Of the decoder.
-    bos_token_id, eos_token_id
-        Tokens that begin and end a text.
-    sliding_window
-        -1: none in all layers.
-    k_head_dim, v_head_dim
-        Of the cache; ``head_dim`` by default.
-    hf_config
-        The configuration that this was built from.
-    """
+    """Sizes of a model."""
 
     hidden_size: int
     num_layers: int
     num_attention_heads: int
     num_key_value_heads: int
+    # Tokens that begin and end a text
     bos_token_id: int | None
     eos_token_id: int | list[int] | None
     head_dim: int
-    sliding_window: int = -1
+    sliding_window: int = -1  # -1: none in all layers
     vocab_size: int = 0
+    # Of the cache; ``head_dim`` by default
     k_head_dim: int | None = None
     v_head_dim: int | None = None
-    hf_config: Any = None
+    hf_config: Any = None  # the configuration that this was built from
 
     def __post_init__(self) -> None:
         self.k_head_dim = self.k_head_dim or self.head_dim

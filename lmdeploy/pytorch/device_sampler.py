@@ -30,29 +30,17 @@ _NEGATIVE_INFINITY = float("-inf")
 
 @dataclass
 class Choices:
-    """A step's choices, where the sampler reads them.
+    """A step's choices, where the sampler reads them."""
 
-    Parameters
-    ----------
-    count
-        Rows of logits.
-    arrays
-        ``[entries]`` each, by name.
-    by_id, nucleus, top_k
-        How many rows are drawn from in the order of ids, and in the order of logits without and with a top-k.
-    max_top_k
-        Of any row.
-    reported_rows, max_logprobs
-        Rows whose log probabilities are asked for, and how many most likely tokens of them at most.
-    """
-
-    count: int
-    arrays: dict[str, torch.Tensor]
+    count: int  # rows of logits
+    arrays: dict[str, torch.Tensor]  # ``[entries]`` each, by name
+    # How many rows are drawn from in the order of ids, and in the order of logits without and with a top-k
     by_id: int
     nucleus: int
     top_k: int
-    max_top_k: int
+    max_top_k: int  # of any row
     has_sigma: bool
+    # Rows whose log probabilities are asked for, and how many most likely tokens of them at most
     reported_rows: Array
     max_logprobs: int
 

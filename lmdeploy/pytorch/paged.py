@@ -67,26 +67,13 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Arguments of attention beside queries, keys and values.
+    """Arguments of attention beside queries, keys and values."""
 
-    Parameters
-    ----------
-    scale
-        Multiplies q.k.
-    window
-        Keys so far back or further are not seen, a token's own position counted; 0: all are.
-    softcap
-        Scores become ``softcap tanh(score / softcap)``; 0: they stay.
-    sinks
-        ``[heads]``: logits that take part in the softmax and have no value; None: none.
-    alibi_slopes
-        ``[heads]`` float32: scores lose this for each position that a key is further back; None: nothing.
-    """
-
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
-    sinks: torch.Tensor | None = None
+    scale: float  # multiplies q.k
+    window: int = 0  # keys so far back or further are not seen, a token's own position counted; 0: all are
+    softcap: float = 0.0  # scores become ``softcap tanh(score / softcap)``; 0: they stay
+    sinks: torch.Tensor | None = None  # ``[heads]``: logits that take part in the softmax and have no value; None: none
+    # ``[heads]`` float32: scores lose this for each position that a key is further back; None: nothing
     alibi_slopes: torch.Tensor | None = None
 
 

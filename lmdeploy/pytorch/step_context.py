@@ -21,57 +21,35 @@ HostSpans = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 @dataclass
 class StepContext:
-    """One step of a model.
+    """One step of a model."""
 
-    Parameters
-    ----------
-    input_ids, position_ids
-        ``[1, tokens]`` int64.
-    q_start_loc, q_seqlens, kv_seqlens
-        ``[spans]`` int64: for each sequence its first token, how many tokens it has, and how many tokens it has
-        with these tokens.
-    block_offsets
-        ``[spans, most blocks]`` int64: the blocks of the cache with the keys and values of each sequence.
-    kv_caches
-        What each layer's attention writes to and reads from (`lmdeploy.pytorch.paged.PagedCache`).
-    is_decoding
-        Whether every sequence has one row.
-    logits_indices
-        ``[logits]`` int64: the tokens whose logits are asked for.
-    prompt_lens
-        ``[spans]`` int64: how many tokens each sequence's prompt has; None: ``kv_seqlens``.
-    max_q_len
-        The largest of ``q_seqlens``, which the host knows; 0: look at them.
-    input_embeddings, input_embedding_indexing
-        ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
-    deeper_embeddings
-        ``[count, layers, hidden]``: what these rows add to the outputs of the first layers; None: nothing.
-    grid_positions
-        ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else
-        None.
-    host_spans
-        ``kv_seqlens`` and ``block_offsets`` in the host's memory; None: not known there.
-    plans
-        Of a graph: what it calls before each replay, ``plan(host_spans)``, by names of their own; None: the step
-        belongs to no graph.
-    """
-
+    # ``[1, tokens]`` int64
     input_ids: torch.Tensor
     position_ids: torch.Tensor
+    # ``[spans]`` int64: for each sequence its first token, how many tokens it has, and how many tokens it has with
+    # these tokens
     q_start_loc: torch.Tensor
     q_seqlens: torch.Tensor
     kv_seqlens: torch.Tensor
+    # ``[spans, most blocks]`` int64: the blocks of the cache with the keys and values of each sequence
     block_offsets: torch.Tensor
-    kv_caches: Any
-    is_decoding: bool
-    logits_indices: torch.Tensor
+    kv_caches: Any  # what each layer's attention writes to and reads from (`lmdeploy.pytorch.paged.PagedCache`)
+    is_decoding: bool  # whether every sequence has one row
+    logits_indices: torch.Tensor  # ``[logits]`` int64: the tokens whose logits are asked for
+    # ``[spans]`` int64: how many tokens each sequence's prompt has; None: ``kv_seqlens``
     prompt_lens: torch.Tensor | None = None
-    max_q_len: int = 0
+    max_q_len: int = 0  # the largest of ``q_seqlens``, which the host knows; 0: look at them
+    # ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none
     input_embeddings: torch.Tensor | None = None
     input_embedding_indexing: torch.Tensor | None = None
+    # ``[count, layers, hidden]``: what these rows add to the outputs of the first layers; None: nothing
     deeper_embeddings: torch.Tensor | None = None
+    # ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None
     grid_positions: torch.Tensor | None = None
+    # ``kv_seqlens`` and ``block_offsets`` in the host's memory; None: not known there
     host_spans: HostSpans | None = None
+    # Of a graph: what it calls before each replay, ``plan(host_spans)``, by names of their own; None: the step belongs
+    # to no graph
     plans: dict[Any, Any] | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 

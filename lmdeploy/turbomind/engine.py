@@ -46,72 +46,43 @@ EngineUnavailable = _turbomind.EngineUnavailable
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """The session of a request, whose tokens the engine keeps between requests.
+    """The session of a request, whose tokens the engine keeps between requests."""
 
-    Parameters
-    ----------
-    session_id
-        Session id, >= 0.
-    start
-        True: start a new session, replacing one of the same id.
-    end
-        True: delete the session after this request.
-    step
-        First truncate the session to this many tokens; negative: keep all.
-    """
-
-    session_id: int
-    start: bool = False
-    end: bool = False
-    step: int = -1
+    session_id: int  # session id, >= 0
+    start: bool = False  # true: start a new session, replacing one of the same id
+    end: bool = False  # true: delete the session after this request
+    step: int = -1  # first truncate the session to this many tokens; negative: keep all
 
 
 @dataclass(slots=True)
 class EngineOutput:
-    """An output of a request: of one step, or with ``stream=False`` a complete response.
+    """An output of a request: of one step, or with ``stream=False`` a complete response."""
 
-    Parameters
-    ----------
-    request, index
-        Number of the request, and index among its ``n`` responses.
-    text, token_ids
-        New text and tokens, without the stop token.
-    finish_reason
-        Empty before the last output of the response, then ``stop``, ``length``, ``cancelled`` or ``error``.
-    is_final
-        Whether this is the last output of the request.
-    input_token_len, history_token_len, generate_token_len
-        Number of tokens of the prompt, of the session before it, and generated so far.
-    logprobs
-        For each of ``token_ids``, its log probability and those of the most likely tokens; None: not requested.
-    logits, last_hidden_state
-        ``[tokens, vocab]`` and ``[tokens, hidden]`` float32, if requested.
-    embedding
-        Result of ``Engine.embed``: ``[1, hidden]`` float32.
-    ppl
-        Result of ``Engine.score``: the sum of -log p over the tokens of the text, and their number.
-    error, is_bad_request
-        With finish reason ``error``: the message, and whether the request was invalid.
-    stop_reason
-        With ``length``: ``repetition`` where `GenerationConfig.repetition_detection` ended the response.
-    """
-
+    # Number of the request, and index among its ``n`` responses
     request: int
     index: int
+    # New text and tokens, without the stop token
     text: str
     token_ids: list[int]
+    # Empty before the last output of the response, then ``stop``, ``length``, ``cancelled`` or ``error``
     finish_reason: str
-    is_final: bool
+    is_final: bool  # whether this is the last output of the request
+    # Number of tokens of the prompt, of the session before it, and generated so far
     input_token_len: int
     history_token_len: int
     generate_token_len: int
+    # For each of ``token_ids``, its log probability and those of the most likely tokens; None: not requested
     logprobs: list[dict[int, float]] | None
+    # ``[tokens, vocab]`` and ``[tokens, hidden]`` float32, if requested
     logits: "np.ndarray[Any, np.dtype[np.float32]] | None"
     last_hidden_state: "np.ndarray[Any, np.dtype[np.float32]] | None"
-    embedding: "np.ndarray[Any, np.dtype[np.float32]] | None"
+    embedding: "np.ndarray[Any, np.dtype[np.float32]] | None"  # result of ``Engine.embed``: ``[1, hidden]`` float32
+    # Result of ``Engine.score``: the sum of -log p over the tokens of the text, and their number
     ppl: tuple[float, int] | None
+    # With finish reason ``error``: the message, and whether the request was invalid
     error: str
     is_bad_request: bool
+    # With ``length``: ``repetition`` where `GenerationConfig.repetition_detection` ended the response
     stop_reason: Literal["repetition"] | None = None
 
 

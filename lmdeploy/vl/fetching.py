@@ -22,27 +22,14 @@ _DEFAULT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class FetchRules:
-    """Limits on downloads.
+    """Limits on downloads."""
 
-    Parameters
-    ----------
-    hosts
-        Names of hosts, exactly; ``*`` among them is any; None: nothing is fetched.
-    allows_private
-        Whether a host may be in this network: loopback, private, link-local and other addresses of no use outside.
-    max_bytes
-        Most bytes of a response.
-    seconds
-        Time for all of it, redirects included.
-    max_redirects
-        How often a response may lead elsewhere; every place must be allowed.
-    """
-
-    hosts: tuple[str, ...] | None = None
+    hosts: tuple[str, ...] | None = None  # names of hosts, exactly; ``*`` among them is any; None: nothing is fetched
+    # Whether a host may be in this network: loopback, private, link-local and other addresses of no use outside
     allows_private: bool = False
-    max_bytes: int = 20_000_000
-    seconds: float = _DEFAULT_SECONDS
-    max_redirects: int = 3
+    max_bytes: int = 20_000_000  # most bytes of a response
+    seconds: float = _DEFAULT_SECONDS  # time for all of it, redirects included
+    max_redirects: int = 3  # how often a response may lead elsewhere; every place must be allowed
 
 
 def default_seconds() -> float:

@@ -50,28 +50,15 @@ class InThisProcess:
 
 @dataclass(frozen=True)
 class SourceRules:
-    """Image sources that a caller may name.
+    """Image sources that a caller may name."""
 
-    Parameters
-    ----------
-    fetch_rules
-        URLs.
-    folder
-        Files in it may be named, by path or ``file://``; ``/``: all; None: none.
-    limits
-        Of every image.
-    max_images, max_total_pixels
-        Most images and videos, and most pixels of all of them, of a prompt.
-    decoder
-        What decodes files.
-    """
-
-    fetch_rules: FetchRules = field(default_factory=FetchRules)
-    folder: Path | None = None
-    limits: Limits = field(default_factory=Limits)
+    fetch_rules: FetchRules = field(default_factory=FetchRules)  # URLs
+    folder: Path | None = None  # files in it may be named, by path or ``file://``; ``/``: all; None: none
+    limits: Limits = field(default_factory=Limits)  # of every image
+    # Most images and videos, and most pixels of all of them, of a prompt
     max_images: int = 64
     max_total_pixels: int = 150_000_000
-    decoder: Decoder = field(default_factory=InThisProcess)
+    decoder: Decoder = field(default_factory=InThisProcess)  # what decodes files
 
 
 ANYTHING = SourceRules(FetchRules(("*",), allows_private=True), Path("/"), Limits(10**9, 178_956_970), 10**6, 10**12)

@@ -17,18 +17,10 @@ from lmdeploy.turbomind.families.rope import alibi_slopes
 
 @dataclass(frozen=True)
 class LayerCache:
-    """The cache of keys, or of values, of a layer: what a model finds in ``past_key_values[layer]``.
+    """The cache of keys, or of values, of a layer: what a model finds in ``past_key_values[layer]``."""
 
-    Parameters
-    ----------
-    cache
-        The cache of all layers.
-    layer
-        The layer's number.
-    """
-
-    cache: Any
-    layer: int
+    cache: Any  # the cache of all layers
+    layer: int  # the layer's number
 
     def attention(
         self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

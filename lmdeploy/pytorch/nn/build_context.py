@@ -13,18 +13,10 @@ from lmdeploy.pytorch.ranks import Ranks
 
 @dataclass(frozen=True)
 class BuildContext:
-    """The surroundings of a model that is being built.
+    """The surroundings of a model that is being built."""
 
-    Parameters
-    ----------
-    ranks
-        This process among those that the model is spread over.
-    kernels
-        The engine's operators for CPUs; None: plain PyTorch.
-    """
-
-    ranks: Ranks = field(default_factory=Ranks)
-    kernels: Kernels | None = None
+    ranks: Ranks = field(default_factory=Ranks)  # this process among those that the model is spread over
+    kernels: Kernels | None = None  # the engine's operators for CPUs; None: plain PyTorch
 
 
 _current: ContextVar[BuildContext | None] = ContextVar("build_context", default=None)

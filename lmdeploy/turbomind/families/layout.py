@@ -13,34 +13,15 @@ from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec
 
 @dataclass(frozen=True)
 class Layout:
-    """Names in a checkpoint, without ``.weight`` and ``.bias``. The defaults are Llama's.
-
-    Parameters
-    ----------
-    layer
-        Beginning of the names of a layer's tensors; ``{}`` is its number.
-    number
-        The number that a layer of the engine's has in the checkpoint.
-    qkv
-        One matrix for q, k and v instead of three.
-    is_grouped
-        The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v.
-    output_gate
-        A matrix for the gate of what attention gives, instead of rows of ``q`` by head.
-    gate_up
-        One matrix for gate and up, gate first, instead of two.
-    experts, latent, recurrence, images
-        From spec and the beginning of a layer's names to the engine tensors of the layer's experts, of its latent
-        attention, of what is in attention's place, or of what rows of images take.
-    """
+    """Names in a checkpoint, without ``.weight`` and ``.bias``. The defaults are Llama's."""
 
     embedding: str = "model.embed_tokens"
     embedding_norm: str = ""
     positions: str = ""
     final_norm: str = "model.norm"
     lm_head: str = "lm_head"
-    layer: str = "model.layers.{}."
-    number: Callable[[int], int] = lambda layer: layer
+    layer: str = "model.layers.{}."  # beginning of the names of a layer's tensors; ``{}`` is its number
+    number: Callable[[int], int] = lambda layer: layer  # the number that a layer of the engine's has in the checkpoint
     attention_norm: str = "input_layernorm"
     attention_output_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
@@ -48,18 +29,21 @@ class Layout:
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
-    qkv: str = ""
+    qkv: str = ""  # one matrix for q, k and v instead of three
+    # The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v
     is_grouped: bool = False
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
     o: str = "self_attn.o_proj"
-    output_gate: str = ""
+    output_gate: str = ""  # A matrix for the gate of what attention gives, instead of rows of ``q`` by head
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     xielu: str = "mlp.act_fn"
-    gate_up: str = ""
+    gate_up: str = ""  # one matrix for gate and up, gate first, instead of two
     down: str = "mlp.down_proj"
+    # From spec and the beginning of a layer's names to the engine tensors of the layer's experts, of its latent
+    # attention, of what is in attention's place, or of what rows of images take
     experts: Callable[[ModelSpec, str], dict[str, Expression]] = ExpertNames().tensors
     latent: Callable[[ModelSpec, str], dict[str, Expression]] = latent_tensors
     recurrence: Callable[[ModelSpec, str], dict[str, Expression]] = lambda spec, prefix: {}

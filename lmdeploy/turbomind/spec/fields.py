@@ -1,13 +1,11 @@
-"""Field declarations of a ModelSpec: type, range or choices, and a sentence in the docstring.
+"""Field declarations of a ModelSpec: type, range or choices; comments say what each means.
 
 Each is declared once, in ``parts.py`` or ``model.py``. ``problems_of_fields`` checks values by these declarations, and
 ``make fields`` writes the C++ structs with the rules that their reader checks (``tools/fields/spec.py``).
 """
 
 import dataclasses
-import inspect
 import math
-import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -18,7 +16,6 @@ from typing import Annotated, Any
 LARGEST_SIZE = 1 << 27
 LARGEST_COUNT = 1 << 12  # of layers, and of experts in one
 _COUNTS = frozenset({"num_layers", "num_hidden_layers", "n_layers", "num_experts", "n_routed_experts"})
-_PARAMETER = re.compile(r"^(\w+(?:, \w+)*)\n((?:    .*\n?)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -65,32 +62,16 @@ Finite = Annotated[float, Real()]
 
 @dataclass(frozen=True)
 class Field:
-    """One field.
-
-    Parameters
-    ----------
-    name, default
-        As in the dataclass; without a default, MISSING.
-    kind
-        Its type, or that of a tuple's items.
-    rule
-        What the value, or each item, may be; None: anything of the type.
-    is_tuple, is_optional
-        Whether it is a tuple, and whether it may be None.
-    per_layer
-        Of a tuple that has a value for each layer.
-    sentence
-        What it means.
-    """
+    """One field."""
 
     name: str
-    kind: Any
-    rule: Rule | None
+    kind: Any  # its type, or that of a tuple's items
+    rule: Rule | None  # what the value, or each item, may be; None: anything of the type
+    # Whether it is a tuple, and whether it may be None
     is_tuple: bool
     is_optional: bool
-    per_layer: PerLayer | None
-    default: Any
-    sentence: str
+    per_layer: PerLayer | None  # of a tuple that has a value for each layer
+    default: Any  # MISSING without one
 
     @property
     def is_required(self) -> bool:
@@ -101,7 +82,6 @@ class Field:
 def fields_of(part: type) -> Iterator[Field]:
     """Yield the fields of one of the dataclasses."""
     hints = typing.get_type_hints(part, include_extras=True)
-    sentences = _sentences(part)
     for field in dataclasses.fields(part):
         rules: list[Any] = []
         kind, is_tuple, is_optional = hints[field.name], False, False
@@ -115,17 +95,7 @@ def fields_of(part: type) -> Iterator[Field]:
         rule = next((rule for rule in rules if isinstance(rule, Whole | Real | OneOf)), None)
         per_layer = next((rule for rule in rules if isinstance(rule, PerLayer)), None)
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        sentence = sentences.get(field.name, "")
-        yield Field(field.name, kind, rule, is_tuple, is_optional, per_layer, default, sentence)
-
-
-def _sentences(part: type) -> dict[str, str]:
-    """Return the sentences of a dataclass's docstring about each parameter, or about several together."""
-    _, _, parameters = inspect.cleandoc(part.__doc__ or "").partition("Parameters\n----------\n")
-    found: dict[str, str] = {}
-    for names, text in _PARAMETER.findall(parameters):
-        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
+        yield Field(field.name, kind, rule, is_tuple, is_optional, per_layer, default)
 
 
 def problems_of_fields(part: Any, layers: int, prefix: str = "") -> Iterator[str]:

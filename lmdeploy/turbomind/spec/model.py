@@ -81,120 +81,69 @@ LARGEST_EXPERT_COUNT = 1 << 17  # in all layers
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One parametric decoder. Constructing one that is invalid raises ``ValueError`` naming every reason.
+    """One parametric decoder. Constructing one that is invalid raises ``ValueError`` naming every reason."""
 
-    Parameters
-    ----------
-    architecture, model_name
-        As the checkpoint calls itself, and as users call the model.
-    dtype
-        Of the checkpoint.
-    vocab_size, hidden_size, num_layers
-        Rows of the token embedding, their width, and the layers that attend to text.
-    intermediate_size
-        Of an MLP that is no expert.
-    num_heads, num_kv_heads, head_dim
-        Query heads, key and value heads, and the size of a head.
-    norm, attention, block, mlp
-        What every layer consists of, where the fields below do not give some layers a kind of their own.
-    max_position_embeddings
-        The longest sequence that the model is made for.
-    tied_embeddings
-        Whether the output layer has the token embedding as its weight.
-    bos_token_id
-        Of the token in front of a text; None: there is none.
-    eos_token_ids
-        Tokens that end a response.
-    moe
-        Layers whose MLP is a mixture of experts; None: there are none.
-    layer_mixers
-        What each layer mixes tokens with: ``attention``, ``recurrence``, the sum of ``both``, or ``none``. Empty:
-        attention, everywhere.
-    layer_mlps
-        For each layer whether it has an MLP or experts. Empty: all have.
-    attentions
-        Further kinds of attention, where layers differ in more than windows and rotation.
-    layer_attentions
-        For each layer its kind of attention: 0: ``attention``, n: ``attentions[n - 1]``. Empty: the first, everywhere.
-    layer_keys
-        For each layer the earlier one whose keys and values it attends to, in place of its own; -1: its own. Both are
-        of the same kind and have the same window. Empty: all have their own.
-    recurrence_block
-        How the halves of layers with a recurrence are joined to the residual stream; None: as those of others.
-    recurrence
-        What the layers with ``recurrence`` or ``both`` compute; None: there are none.
-    ropes
-        The rotary embeddings.
-    layer_ropes
-        For each layer which of them it uses, -1: none. Empty: the first, if there is one.
-    output
-        From the last norm to logits.
-    embedding_scale
-        Factor of the token embeddings.
-    has_embedding_norm
-        The embeddings go through a norm.
-    layer_input
-        A further input of each layer; None: there is none.
-    streams
-        Several residual streams; None: there is one.
-    shared_blocks
-        Attention and MLP of layers with ``both``, where layers share them; None: the layers' own.
-    hyper_connections
-        Several residual streams that both halves of a layer read and add to; None: there is one.
-    ngrams
-        Embeddings of n-grams that layers add; None: there are none.
-    learned_positions
-        Rows of a table with an embedding of each position, which is added to the token's; 0: there is none. No sequence
-        is longer.
-    images
-        How the model sees; None: it reads text only.
-    head
-        Whose head it is; None: it is a model.
-    encoder
-        What a model that generates nothing makes of a text; None: it generates. Its output layer is not read.
-    """
-
+    # As the checkpoint calls itself, and as users call the model
     architecture: str
     model_name: str
-    dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))]
+    dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))]  # of the checkpoint
+    # Rows of the token embedding, their width, and the layers that attend to text
     vocab_size: Size
     hidden_size: Size
     num_layers: Count
-    intermediate_size: Size
+    intermediate_size: Size  # of an MLP that is no expert
+    # Query heads, key and value heads, and the size of a head
     num_heads: Size
     num_kv_heads: Size
     head_dim: Size
+    # What every layer consists of, where the fields below do not give some layers a kind of their own
     norm: NormSpec
     attention: AttentionSpec
-    max_position_embeddings: Size
-    tied_embeddings: bool
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
+    max_position_embeddings: Size  # the longest sequence that the model is made for
+    tied_embeddings: bool  # whether the output layer has the token embedding as its weight
+    bos_token_id: int | None  # of the token in front of a text; None: there is none
+    eos_token_ids: tuple[int, ...]  # tokens that end a response
+    # What every layer consists of, where the fields below do not give some layers a kind of their own
     block: BlockSpec = field(default_factory=BlockSpec)
     mlp: MlpSpec = field(default_factory=MlpSpec)
-    moe: MoeSpec | None = None
+    moe: MoeSpec | None = None  # layers whose MLP is a mixture of experts; None: there are none
+    # What each layer mixes tokens with: ``attention``, ``recurrence``, the sum of ``both``, or ``none``. Empty:
+    # attention, everywhere.
     layer_mixers: Annotated[
         tuple[Annotated[str, OneOf(("attention", "recurrence", "both", "none"), "Mixer")], ...], PerLayer("attention")
     ] = ()
+    # For each layer whether it has an MLP or experts. Empty: all have.
     layer_mlps: Annotated[tuple[bool, ...], PerLayer(True)] = ()
+    # Further kinds of attention, where layers differ in more than windows and rotation
     attentions: tuple[AttentionSpec, ...] = ()
+    # For each layer its kind of attention: 0: ``attention``, n: ``attentions[n - 1]``. Empty: the first, everywhere.
     layer_attentions: Annotated[tuple[OptionalSize, ...], PerLayer(0)] = ()
+    # For each layer the earlier one whose keys and values it attends to, in place of its own; -1: its own. Both are of
+    # the same kind and have the same window. Empty: all have their own.
     layer_keys: Annotated[tuple[Annotated[int, Whole(-1)], ...], PerLayer(-1)] = ()
+    # What the layers with ``recurrence`` or ``both`` compute; None: there are none
     recurrence: RecurrenceSpec | None = None
+    # How the halves of layers with a recurrence are joined to the residual stream; None: as those of others
     recurrence_block: BlockSpec | None = None
-    ropes: tuple[RopeSpec, ...] = ()
+    ropes: tuple[RopeSpec, ...] = ()  # the rotary embeddings
+    # For each layer which of them it uses, -1: none. Empty: the first, if there is one.
     layer_ropes: tuple[int, ...] = ()
-    output: OutputSpec = field(default_factory=OutputSpec)
-    embedding_scale: Positive = 1.0
-    has_embedding_norm: bool = False
-    layer_input: LayerInputSpec | None = None
-    streams: StreamsSpec | None = None
+    output: OutputSpec = field(default_factory=OutputSpec)  # from the last norm to logits
+    embedding_scale: Positive = 1.0  # factor of the token embeddings
+    has_embedding_norm: bool = False  # the embeddings go through a norm
+    layer_input: LayerInputSpec | None = None  # a further input of each layer; None: there is none
+    streams: StreamsSpec | None = None  # several residual streams; None: there is one
+    # Attention and MLP of layers with ``both``, where layers share them; None: the layers' own
     shared_blocks: SharedBlocksSpec | None = None
+    # Several residual streams that both halves of a layer read and add to; None: there is one
     hyper_connections: HyperConnectionsSpec | None = None
-    ngrams: NgramsSpec | None = None
+    ngrams: NgramsSpec | None = None  # embeddings of n-grams that layers add; None: there are none
+    # Rows of a table with an embedding of each position, which is added to the token's; 0: there is none. No sequence
+    # is longer.
     learned_positions: OptionalSize = 0
-    images: ImagesSpec | None = None
-    head: HeadSpec | None = None
+    images: ImagesSpec | None = None  # how the model sees; None: it reads text only
+    head: HeadSpec | None = None  # whose head it is; None: it is a model
+    # What a model that generates nothing makes of a text; None: it generates. Its output layer is not read.
     encoder: EncoderSpec | None = None
 
     def has_attention(self, layer: int) -> bool:
