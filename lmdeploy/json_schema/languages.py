@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lmdeploy.json_schema import charsets
 from lmdeploy.json_schema.charsets import Ranges
@@ -318,8 +318,8 @@ def combined(
     return _Combination(included, excluded, ranges, budget, pointer).language()
 
 
-_Rests = frozenset[Language]  # of which a string may be one
-_State = tuple[tuple[_Rests, ...], _Rests]  # of each wanted language, and of all that are unwanted
+_Rests = tuple[int, ...]  # numbers of languages, of which a string may be one
+_State = tuple[_Rests, ...]  # of each wanted language, and last of all that are unwanted
 _END = -1  # in the place of a state's number
 
 
@@ -333,6 +333,14 @@ class _Combination:
     budget: Budget
     pointer: str  # of the keyword that pays
     left: int = _MAX_STEPS
+    numbers: dict[Language, int] = field(default_factory=dict)  # by first sight: each process hashes otherwise
+
+    def _number(self, language: Language) -> int:
+        return self.numbers.setdefault(language, len(self.numbers))
+
+    def _languages(self, rests: _Rests) -> list[Language]:
+        every = [*self.numbers]
+        return [every[number] for number in rests]
 
     def _spend(self, steps: int) -> None:
         self.budget.spend(steps * _COMBINING, self.pointer)
@@ -359,7 +367,7 @@ class _Combination:
 
     def equations(self) -> list[dict[int, Language]]:
         """Return, for each state, what leads from it to other states and to the end."""
-        start: _State = (tuple(frozenset([language]) for language in self.included), frozenset(self.excluded))
+        start: _State = *((self._number(one),) for one in self.included), tuple(map(self._number, self.excluded))
         numbers, depths = {start: 0}, [0]
         found: list[dict[int, Language]] = []
         for state in (states := [start]):
@@ -375,14 +383,14 @@ class _Combination:
                     depths.append(depth + 1)
                 following.setdefault(numbers[after], []).append(block)
             found.append({number: Chars(charsets.union(*blocks)) for number, blocks in following.items()})
-            included, excluded = state
-            if all(any(map(has_empty, rests)) for rests in included) and not any(map(has_empty, excluded)):
+            *wanted, unwanted = (any(map(has_empty, self._languages(rests))) for rests in state)
+            if all(wanted) and not unwanted:
                 found[-1][_END] = EMPTY
         return found
 
     def _done(self, state: _State, depth: int) -> Language | None:
         """Return the strings that are left where one language says them; None: several do."""
-        included, excluded = state
+        *included, excluded = map(self._languages, state)
         if not all(included) or any(map(self._is_all, excluded)):
             return NOTHING
         bounds = [rests for rests in included if not any(map(self._is_all, rests))]
@@ -400,12 +408,12 @@ class _Combination:
 
     def _steps(self, state: _State) -> Iterator[tuple[Ranges, _State]]:
         """Yield sets of characters that lead to the same state, and the state."""
-        included, excluded = state
         heads = [
-            [(head.ranges, tail) for rest in rests for head, tail in _heads(rest) if head is not None]
-            for rests in (*included, excluded)
+            [(head.ranges, tail) for rest in self._languages(rests) for head, tail in _heads(rest) if head is not None]
+            for rests in state
         ]
         weight = sum(1 + (len(ranges) + _length(tail)) // 8 for head in heads for ranges, tail in head)
+        numbered = [[(ranges, self._number(tail)) for ranges, tail in head] for head in heads]
         self._spend(weight)
         blocks = [self.ranges]
         for ranges in {ranges for head in heads for ranges, _ in head}:
@@ -416,7 +424,7 @@ class _Combination:
             self._spend(len(blocks))
         self._spend(len(blocks) * weight)
         for block in blocks:
-            *after, not_after = (
-                frozenset(rest for ranges, rest in head if charsets.intersection(block, ranges)) for head in heads
+            reached = (
+                sorted({rest for ranges, rest in head if charsets.intersection(block, ranges)}) for head in numbered
             )
-            yield block, (tuple(after), not_after)
+            yield block, tuple(map(tuple, reached))
