@@ -46,18 +46,16 @@ def sent(triton: FakeTriton) -> list[dict[str, Any]]:
     return messages
 
 
-def test_images_of_a_chat_go_to_the_ensemble_that_sees(http: httpx.Client, triton: FakeTriton, model: str) -> None:
-    image = {"url": URL, "detail": "low", "max_dynamic_patch": 2, "max_slice_nums": 3, "use_image_id": False}
-    image |= {"min_pixels": 784, "max_pixels": 100352}
-    content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": image}, {"type": "text", "text": "b"}]
-    body = {"model": model, "messages": [{"role": "user", "content": content}]}
-    assert http.post("/v1/chat/completions", json=body).status_code == 200
-    assert sent(triton) == [{"role": "user", "content": content}]
+IMAGE = {"url": URL, "detail": "low", "max_dynamic_patch": 2, "max_slice_nums": 3, "use_image_id": False}
+VIDEO = {"url": URL, "num_frames": 8, "fps": 1.5}
 
 
-def test_videos_of_a_chat_go_to_the_ensemble_that_sees(http: httpx.Client, triton: FakeTriton, model: str) -> None:
-    video = {"url": URL, "num_frames": 8, "fps": 1.5, "min_pixels": 784, "max_pixels": 100352}
-    content = [{"type": "video_url", "video_url": video}, {"type": "text", "text": "b"}]
+@pytest.mark.parametrize(("kind", "part"), [("image_url", IMAGE), ("video_url", VIDEO)])
+def test_images_and_videos_of_a_chat_go_to_the_ensemble_that_sees(
+    http: httpx.Client, triton: FakeTriton, model: str, kind: str, part: dict[str, Any]
+) -> None:
+    shown = {"type": kind, kind: part | {"min_pixels": 784, "max_pixels": 100352}}
+    content = [{"type": "text", "text": "a"}, shown, {"type": "text", "text": "b"}]
     body = {"model": model, "messages": [{"role": "user", "content": content}]}
     assert http.post("/v1/chat/completions", json=body).status_code == 200
     assert sent(triton) == [{"role": "user", "content": content}]

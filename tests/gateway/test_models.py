@@ -59,11 +59,6 @@ def test_browsers_may_call_from_anywhere_where_every_origin_is_allowed(triton: F
     assert response.headers["access-control-allow-origin"] == "*"
 
 
-def test_the_api_is_documented(http: httpx.Client) -> None:
-    assert "swagger" in http.get("/").text.lower()
-    assert "/v1/chat/completions" in http.get("/openapi.json").json()["paths"]
-
-
 class SlowEngine:
     """Says its length of context when it may, or nothing."""
 

@@ -166,20 +166,6 @@ def test_a_tool_that_the_client_runs_is_offered_with_its_parameters(
         assert set(parameters["required"]) == set.intersection(*required)
 
 
-@pytest.mark.parametrize("size", [3, 1000])
-def test_each_of_several_calls_keeps_its_arguments(claude: anthropic.Anthropic, triton: FakeTriton, size: int) -> None:
-    cities = ["Boston", "Zürich", "Kyoto"]
-    text = CALL + "".join("\n" + CALL.removeprefix("Let me see.").replace("Boston", city) for city in cities[1:])
-    triton.script = Script(texts=[text[i : i + size] for i in range(0, len(text), size)])
-    request: Any = {"model": MODEL, "max_tokens": 99, "messages": MESSAGES, "tools": [WEATHER]}
-    whole = claude.messages.create(**request)
-    with claude.messages.stream(**request) as stream:
-        streamed = stream.get_final_message()
-    for message in (whole, streamed):
-        calls = [block for block in message.content if block.type == "tool_use"]
-        assert [call.input for call in calls] == [{"location": city} for city in cities]
-
-
 def test_a_call_that_is_forced_is_held_to_its_schema(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(texts=('{"name": "get_weather", "arguments": {"location": "Boston"}}',))
     forced: Any = {"type": "tool", "name": "get_weather"}

@@ -69,13 +69,6 @@ def streamed(client: openai.OpenAI, **more: Any) -> tuple[str, str, list[Any]]:
     return reasoning, content, events
 
 
-def test_reasoning_is_separate_whole_and_streamed(client: openai.OpenAI, triton: FakeTriton) -> None:
-    triton.script = Script(texts=THOUGHT)
-    message: Any = client.chat.completions.create(model="fake-model", messages=MESSAGES).choices[0].message
-    assert (message.reasoning_content, message.content) == ("Two and two.", "Four.")
-    assert streamed(client)[:2] == ("Two and two.", "Four.")
-
-
 def test_the_tokens_of_reasoning_and_of_the_cache_are_counted(client: openai.OpenAI, triton: FakeTriton) -> None:
     # Two tokens a text; the reasoning ends within the fifth.
     triton.script = Script(texts=THOUGHT, input_token_len=7, cached_token_len=4)
@@ -142,18 +135,6 @@ def test_who_does_not_want_reasoning_gets_the_response_alone(client: openai.Open
     assert message.choices[0].message.content == "Four."
     assert "reasoning_content" not in message.choices[0].message.model_dump(exclude_none=True)
     assert streamed(client, extra_body=hidden)[:2] == ("", "Four.")
-
-
-def test_calls_of_tools_after_reasoning_are_found(client: openai.OpenAI, triton: FakeTriton) -> None:
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-    triton.script = Script(texts=(*THOUGHT[:5], call))
-    tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    response: Any = client.chat.completions.create(model="fake-model", messages=MESSAGES, tools=tools).choices[0]
-    assert response.message.reasoning_content == "Two and two."
-    assert response.message.tool_calls[0].function.arguments == '{"a": 2}'
-    reasoning, content, events = streamed(client, tools=tools)
-    assert (reasoning, content) == ("Two and two.", "")
-    assert [event.choices[0].finish_reason for event in events][-1] == "tool_calls"
 
 
 def test_a_call_in_harmony_is_found_after_its_reasoning() -> None:

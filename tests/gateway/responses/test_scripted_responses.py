@@ -17,14 +17,11 @@ from lmdeploy.templates.tool_call_formats import MarkedObjects
 from openai_gateway.app import create_app
 from openai_gateway.models import OneModel
 from openai_gateway.settings import Settings
-from tests.gateway.responses.test_tool_call_formats import FORMATS, LETTERS, UNTAGGED, described, tags_of, value
+from tests.gateway.responses.test_tool_call_formats import FORMATS, UNTAGGED, calls_of
 
 SEEDS, SAMPLE = 10_000, 800
-FUNCTIONS = ("get_weather", "add", "math.sqrt", "read-file")
-UNKNOWN = "not_offered"
 WORDS = ("Well.", "1 < 2", "so I", "北京 🦜", "it's", "{maybe}", "a | b", '"quoted"')
 WITHOUT_TAGS = UNTAGGED | {"command-r"}  # whose marks prose may have
-NESTED = ("</think>", "</tool_call>", "</function>", "]", "}}", "<tool_call>", "```")
 
 
 @dataclass
@@ -222,30 +219,6 @@ def whole_or_nothing(arguments: str) -> Any:
 
 def text_of(rng: random.Random) -> str:
     return " ".join(rng.choices(WORDS, k=rng.randrange(1, 5)))
-
-
-def calls_of(rng: random.Random, name: str, *, has_unknown: bool) -> tuple[list[Any], dict[str, Any]]:
-    """Return one to three calls, and the schemas of their functions."""
-    form, calls, schemas = FORMATS[name], [], {}
-    for function in rng.sample(FUNCTIONS, rng.choice((1, 1, 2, 3))):
-        kinds = {f"arg{number}": rng.choice(KINDS) for number in range(rng.randrange(4))}
-        arguments = {key: value(rng, form, kind) for key, kind in kinds.items()}
-        for key, kind in kinds.items():
-            nested = "".join(rng.choices((*NESTED, *LETTERS), k=4))
-            if kind == "string" and rng.random() < 0.5 and not any(tag in nested for tag in tags_of(form)):
-                arguments[key] = nested
-        calls.append((function, arguments))
-        schemas[function] = {"type": "object", "properties": {key: described(kind) for key, kind in kinds.items()}}
-    if has_unknown:
-        calls.insert(rng.randrange(len(calls) + 1), (UNKNOWN, {}))
-    written = [
-        {"id": f"call{number:05d}", "function": {"name": function, "arguments": arguments}}
-        for number, (function, arguments) in enumerate(calls)
-    ]
-    return written, schemas
-
-
-KINDS = ("string", "string", "integer", "number", "boolean", "array", "object", "nullable")
 
 
 def scripted(seed: int, name: str) -> tuple[str, Response, dict[str, Any], Thinking | None]:

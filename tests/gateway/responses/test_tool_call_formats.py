@@ -17,7 +17,9 @@ from openai_gateway.tools.parser import ToolCallParser
 from tests.support.tool_calls import parse, streamed
 
 CALLS, SAMPLE = 200, 30
-FUNCTIONS = ("get_weather", "add", "math.sqrt", "read-file", "F2")
+FUNCTIONS = ("get_weather", "add", "math.sqrt", "read-file")
+UNKNOWN = "not_offered"
+NESTED = ("</think>", "</tool_call>", "</function>", "]", "}}", "<tool_call>", "```")
 LETTERS = list("ab 0123xyz<>{}[]()&,:=é北🦜\n\t\\\"'")
 LETTERS += ["</", "<|", "```", "; ", "true", "null", "<tool_", "functions."]
 FORMATS: dict[str, Any] = {}  # by the first of their names
@@ -68,35 +70,44 @@ def described(kind: str) -> dict[str, Any]:
     return {"anyOf": [{"type": "integer"}, {"type": "null"}]} if kind == "nullable" else {"type": kind}
 
 
-def random_calls(form: Any, seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def calls_of(rng: random.Random, name: str, *, has_unknown: bool) -> tuple[list[Any], dict[str, Any]]:
     """Return one to three calls, and the schemas of their functions."""
-    rng = random.Random(seed)
-    calls, schemas = [], {}
-    for name in rng.sample(FUNCTIONS, rng.choice((1, 1, 2, 3))):
+    form, calls, schemas = FORMATS[name], [], {}
+    for function in rng.sample(FUNCTIONS, rng.choice((1, 1, 2, 3))):
         kinds = {f"arg{number}": rng.choice(KINDS) for number in range(rng.randrange(4))}
         arguments = {key: value(rng, form, kind) for key, kind in kinds.items()}
-        calls.append({"id": f"call{len(calls):05d}", "function": {"name": name, "arguments": arguments}})
-        schemas[name] = {"type": "object", "properties": {key: described(kind) for key, kind in kinds.items()}}
-    return calls, schemas | {name: {} for name in FUNCTIONS if name not in schemas}
+        for key, kind in kinds.items():
+            nested = "".join(rng.choices((*NESTED, *LETTERS), k=4))
+            if kind == "string" and rng.random() < 0.5 and not any(tag in nested for tag in tags_of(form)):
+                arguments[key] = nested
+        calls.append((function, arguments))
+        schemas[function] = {"type": "object", "properties": {key: described(kind) for key, kind in kinds.items()}}
+    if has_unknown:
+        calls.insert(rng.randrange(len(calls) + 1), (UNKNOWN, {}))
+    written = [
+        {"id": f"call{number:05d}", "function": {"name": function, "arguments": arguments}}
+        for number, (function, arguments) in enumerate(calls)
+    ]
+    return written, schemas
 
 
-def assert_read_back(name: str, parser: str, seed: int, *, is_cut: bool) -> int:
+def assert_read_back(name: str, seed: int) -> int:
     """Write calls, read them back, and return how many there were."""
     form = FORMATS[name]
-    calls, schemas = random_calls(form, seed)
+    calls, schemas = calls_of(random.Random(seed), name, has_unknown=False)
     expected = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     written = form.write(calls)
     before = "" if name in UNTAGGED else "Well. 1 < 2"
 
     def streamed_calls(pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
-        text, found = streamed(pieces, ToolCallParser(schemas, parser=parser))
+        text, found = streamed(pieces, ToolCallParser(schemas, parser=name))
         return text, [(name, json.loads(arguments)) for name, arguments in found]
 
-    whole = parse(before + written, schemas, parser)
+    whole = parse(before + written, schemas, name)
     assert (whole.text, [(call.name, json.loads(call.arguments)) for call in whole.calls]) == (before, expected)
     assert streamed_calls(list(before + written)) == (before, expected)
     raw = written.encode()
-    for cut in range(1, len(raw)) if is_cut else ():  # the engine sends whole characters: half of one waits
+    for cut in range(1, len(raw)):  # the engine sends whole characters: half of one waits
         first = raw[:cut].decode(errors="ignore")
         assert streamed_calls([first, written[len(first) :]]) == ("", expected), (cut, written)
     return len(calls)
@@ -106,13 +117,7 @@ def assert_read_back(name: str, parser: str, seed: int, *, is_cut: bool) -> int:
 def test_random_calls_are_read_back_whole_and_cut_at_every_byte(name: str, *, all_cases: bool) -> None:
     total = seed = 0
     while total < (CALLS if all_cases else SAMPLE):
-        total, seed = total + assert_read_back(name, name, seed, is_cut=True), seed + 1
-
-
-@pytest.mark.parametrize("name", [name for name in FORMATS if TOOL_CALL_FORMATS[name].in_auto])
-def test_random_calls_are_separate_by_their_marks(name: str) -> None:
-    for seed in range(40):
-        assert_read_back(name, "auto", seed, is_cut=False)
+        total, seed = total + assert_read_back(name, seed), seed + 1
 
 
 def test_no_mark_begins_as_another() -> None:

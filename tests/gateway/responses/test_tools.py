@@ -39,20 +39,6 @@ def test_calls_come_back_with_ids_and_arguments(client: openai.OpenAI, triton: F
     assert inputs["skip_special_tokens"] is False
 
 
-def test_streamed_calls_build_the_same_message(client: openai.OpenAI, triton: FakeTriton) -> None:
-    triton.script = Script(texts=[CALLS[i : i + 5] for i in range(0, len(CALLS), 5)])
-    with client.chat.completions.stream(model=MODEL, messages=HELLO, tools=[WEATHER, DATE]) as stream:
-        deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
-        final = stream.get_final_completion().choices[0]
-    assert len(deltas) > 2
-    assert final.finish_reason == "tool_calls"
-    assert final.message.content == "Let me see."
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in final.message.tool_calls or []] == [
-        ("get_weather", {"location": "Boston"}),
-        ("get_date", {}),
-    ]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_call_at_a_time_when_parallel_calls_are_off(
     client: openai.OpenAI, triton: FakeTriton, stream: bool
@@ -65,19 +51,6 @@ def test_one_call_at_a_time_when_parallel_calls_are_off(
     else:
         message = client.chat.completions.create(**options).choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["get_weather"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_malformed_call_comes_back_as_text(client: openai.OpenAI, triton: FakeTriton, stream: bool) -> None:
-    broken = '<tool_call>\nget_weather("Boston")\n</tool_call>'
-    triton.script = Script(texts=[broken[:20], broken[20:]])
-    if stream:
-        chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER], stream=True))
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == broken
-        assert chunks[-1].choices[0].finish_reason == "stop"
-    else:
-        (choice,) = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER]).choices
-        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (broken, None, "stop")
 
 
 BREAKS = '<tool_call>{"name": "get_weather", "arguments": {"location": {"city": "Boston"}, "days": 3'
@@ -170,17 +143,6 @@ def test_parse_gives_pydantic_objects(client: openai.OpenAI, triton: FakeTriton)
     assert response.choices[0].message.parsed == Person(name="Ann", age=30)
     schema = json.loads(triton.requests[0].inputs["response_format"])["json_schema"]["schema"]
     assert set(schema["properties"]) == {"name", "age"}
-
-
-def test_parse_gives_the_arguments_of_strict_tools(client: openai.OpenAI, triton: FakeTriton) -> None:
-    class GetWeather(pydantic.BaseModel):
-        location: str
-
-    triton.script = Script(texts=['<tool_call>{"name": "GetWeather", "arguments": {"location": "Boston"}}</tool_call>'])
-    tools = [openai.pydantic_function_tool(GetWeather)]
-    response = client.chat.completions.parse(model=MODEL, messages=HELLO, tools=tools)
-    (call,) = response.choices[0].message.tool_calls or []
-    assert call.function.parsed_arguments == GetWeather(location="Boston")
 
 
 @pytest.mark.parametrize("stream", [False, True])
