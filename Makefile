@@ -54,7 +54,7 @@ CXX_SOURCES = $(shell git ls-files 'backend_cpp/*.h' 'backend_cpp/*.cc' 'backend
 # Of make check: what needs no checkpoint but the default model's tokenizer. Unit tests that write checkpoints,
 # convert them or load the default model's weights take three times as long as all others together; make test has them.
 CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir families meta_llama \
-    pickled_weights plain_text quantized_weights resolved_tokenizer row_quantized scaled_weights multi_model smooth_quant
+    pickled_weights plain_text quantized_weights resolved_tokenizer multi_model smooth_quant
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 

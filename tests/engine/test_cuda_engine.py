@@ -24,7 +24,8 @@ from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.expert_models import EXPERTS
 from tests.support.images import make_image
 from tests.support.mllama_reference import make_tiny_mllama
-from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
+from tests.support.quantized_checkpoints import quantize_checkpoint
+from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.tiny_models import make_small
 from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
 from tests.support.token_engine import TokenEngine, relative_error

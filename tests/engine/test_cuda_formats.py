@@ -13,8 +13,9 @@ pytest.importorskip("compressed_tensors", reason="its codes are written by the p
 pytest.importorskip("gguf", reason="GGUF files are written by the package gguf")
 
 from tests.engine import test_gguf_models as gguf_models
-from tests.support import row_quantized
 from tests.support.gguf_files import write_gguf
+from tests.support.quantized_checkpoints import quantize_checkpoint
+from tests.support.row_quantized import RowForm
 
 __all__ = ["on_cuda"]
 
@@ -23,17 +24,15 @@ __all__ = ["on_cuda"]
 @pytest.mark.parametrize(
     "form",
     [
-        row_quantized.RowForm(is_symmetric=False, is_ordered=True),
-        row_quantized.RowForm("nvfp4-pack-quantized", group=16),
+        RowForm(is_symmetric=False, is_ordered=True),
+        RowForm("nvfp4-pack-quantized", group=16),
     ],
     ids=["W4A16", "NVFP4"],
 )
-def test_codes_stored_by_output_are_multiplied_as_on_the_cpu(
-    form: row_quantized.RowForm, tmp_path: Path, on_cuda: int
-) -> None:
+def test_codes_stored_by_output_are_multiplied_as_on_the_cpu(form: RowForm, tmp_path: Path, on_cuda: int) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "initializer_range": 0.05, "num_hidden_layers": 1}
     source = make_tiny(tmp_path / "source", "LlamaForCausalLM", **sizes)
-    row_quantized.quantize_checkpoint(source, tmp_path / "model", form)
+    quantize_checkpoint(source, tmp_path / "model", form)
 
     def logits(device: str) -> torch.Tensor:
         with TokenEngine(tmp_path / "model", device=device, dtype="float32") as engine:

@@ -14,7 +14,8 @@ from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine
 from tests.engine.test_auto_awq import TEXT, divergence, first_layers, log_probabilities
-from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
+from tests.support.quantized_checkpoints import quantize_checkpoint
+from tests.support.scaled_checkpoints import FLOAT8, Form
 
 __all__ = ["first_layers"]  # a fixture
 

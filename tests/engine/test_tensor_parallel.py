@@ -12,7 +12,6 @@ import torch
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.cli.main import main
 from tests.engine.test_model_families import PROMPT, check_logits
-from tests.support import scaled_checkpoints
 from tests.support.both_engines import WITHOUT_REUSE
 from tests.support.prompts import CONVERSATIONS
 from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint
@@ -117,7 +116,7 @@ SAME_CODES = 1e-3
 
 
 @pytest.mark.parametrize(
-    "scheme",
+    "form",
     [
         Scheme(group_size=64),
         Scheme(group_size=64, unquantized=("lm_head", "k_proj", "gate_proj")),
@@ -125,12 +124,15 @@ SAME_CODES = 1e-3
         Scheme("gptq", bits=8, sym=True, checkpoint_format="gptq_v2"),
         Scheme("gptq", desc_act=True, unquantized=("lm_head", "o_proj")),
         Scheme("gptq", bits=8, group_size=64, desc_act=True, unquantized=("lm_head", "o_proj", "up_proj")),
+        Form("fp8", torch.float8_e4m3fn, "block", "weight_scale_inv", block=(48, 64)),
+        Form("compressed-tensors", torch.float8_e4m3fn, "channel"),
+        Form("smooth_quant", torch.int8, "channel", "scale"),
     ],
     ids=str,
 )
-def test_stored_codes_are_divided(scheme: Scheme, tmp_path: Path) -> None:
+def test_stored_codes_are_divided(form: Any, tmp_path: Path) -> None:
     source = make_tiny_llama(tmp_path / "source", seed=1, attention_bias=True, initializer_range=0.05, **SIZES)
-    quantize_checkpoint(source, tmp_path / "model", scheme)
+    quantize_checkpoint(source, tmp_path / "model", form)
     assert difference_of_ranks(tmp_path / "model") < SAME_CODES
 
 
@@ -150,21 +152,6 @@ def test_heads_whose_inputs_are_out_of_order_become_numbers(tmp_path: Path) -> N
     source = make_tiny_llama(tmp_path / "source", initializer_range=0.05, **SIZES)
     quantize_checkpoint(source, tmp_path / "model", Scheme("gptq", desc_act=True))
     assert SAME_CODES < difference_of_ranks(tmp_path / "model") < 0.03
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        Form("fp8", torch.float8_e4m3fn, "block", "weight_scale_inv", block=(48, 64)),
-        Form("compressed-tensors", torch.float8_e4m3fn, "channel"),
-        Form("smooth_quant", torch.int8, "channel", "scale"),
-    ],
-    ids=lambda form: f"{form.method} {form.strategy}",
-)
-def test_codes_of_8_bits_with_scales_are_divided(form: Form, tmp_path: Path) -> None:
-    source = make_tiny_llama(tmp_path / "source", seed=1, attention_bias=True, initializer_range=0.05, **SIZES)
-    scaled_checkpoints.quantize_checkpoint(source, tmp_path / "model", form)
-    assert difference_of_ranks(tmp_path / "model") < SAME_CODES
 
 
 def responses(directory: Path, tp: int, *, at_once: bool) -> list[tuple[list[int], list[dict[int, float]]]]:

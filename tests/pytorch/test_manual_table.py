@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from lmdeploy.turbomind.engine_dir import resolve
 from tests.pytorch.test_transformers_models import DBRX, HIDDEN, LATENT, VOCAB, make, off, tokens_of
-from tests.support import published, quantized_checkpoints, scaled_checkpoints
-from tests.support.quantized_checkpoints import Scheme
+from tests.support import published
+from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint, with_values
 from tests.support.scaled_checkpoints import Form
 from tests.support.tiny_models import make_tiny
 from tests.support.worker_steps import Part, StepDriver
@@ -116,17 +116,9 @@ def test_a_row_of_the_table(name: str, tmp_path: Path) -> None:
     }
     for column in row.columns[3:]:
         quantized, numbers = tmp_path / column, tmp_path / f"numbers of {column}"
-        if column == W8A8:
-            form = Form("smooth_quant", torch.int8, "channel", "scale")
-            values = scaled_checkpoints.quantize_checkpoint(unquantized, quantized, form, is_linear)
-        else:
-            values = quantized_checkpoints.quantize_checkpoint(unquantized, quantized, Scheme("awq"), is_linear)
-        numbers.mkdir()
-        (numbers / "config.json").write_text((unquantized / "config.json").read_text())
-        tensors = load_file(unquantized / "model.safetensors") | {
-            key: value.contiguous() for key, value in values.items()
-        }
-        save_file(tensors, numbers / "model.safetensors", metadata={"format": "pt"})
+        form = Form("smooth_quant", torch.int8, "channel", "scale") if column == W8A8 else Scheme("awq")
+        values = quantize_checkpoint(unquantized, quantized, form, is_linear)
+        with_values(unquantized, numbers, values)
         lost[column] = off(logits_of(quantized), logits_of(numbers))
     assert {column: loss for column, loss in lost.items() if not loss < LOSSES[column]} == {}
 

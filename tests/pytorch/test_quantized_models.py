@@ -1,6 +1,5 @@
 """Checkpoints whose linear layers are codes, on the PyTorch engine: logits are those of what the codes stand for."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.description import describe_for_worker
 from lmdeploy.pytorch.quantized_weights import quantized_weights
 from tests.pytorch.test_transformers_models import HIDDEN, LATENT, VOCAB, make, off, tokens_of
-from tests.support import published, quantized_checkpoints, row_quantized, scaled_checkpoints
-from tests.support.quantized_checkpoints import Scheme
+from tests.support import published
+from tests.support.quantized_checkpoints import Scheme, damage, quantize_checkpoint, with_values
 from tests.support.row_quantized import RowForm
 from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.worker_steps import Part, StepDriver
@@ -42,16 +40,6 @@ FORMS: dict[str, Any] = {
 }
 
 
-def write(source: Path, target: Path, form: Any, *linear: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-    """Write a quantized copy, of tensors that ``linear`` names if given; return the values that its codes stand for."""
-    of: dict[type, Callable[..., dict[str, torch.Tensor]]] = {
-        Scheme: quantized_checkpoints.quantize_checkpoint,
-        Form: scaled_checkpoints.quantize_checkpoint,
-        RowForm: row_quantized.quantize_checkpoint,
-    }
-    return of[type(form)](source, target, form, *linear)
-
-
 @pytest.fixture(scope="module")
 def unquantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("plain")
@@ -63,16 +51,6 @@ def logits_of(directory: Path, **options: Any) -> "np.ndarray[Any, Any]":
     driver = StepDriver(directory, VOCAB, HIDDEN, **options)
     [logits] = driver.step(Part(0, 0, TOKENS))
     return logits
-
-
-def with_values(unquantized: Path, target: Path, values: dict[str, torch.Tensor]) -> Path:
-    target.mkdir()
-    (target / "config.json").write_text((unquantized / "config.json").read_text())
-    tensors = load_file(unquantized / "model.safetensors") | {
-        name: value.contiguous() for name, value in values.items()
-    }
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    return target
 
 
 @pytest.fixture(scope="module", params=WITH_EXPERTS)
@@ -87,7 +65,7 @@ def with_experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.mark.alike(max_cases=6)
 @pytest.mark.parametrize("form", FORMS)
 def test_experts_are_codes_too(with_experts: Path, tmp_path: Path, form: str) -> None:
-    values = write(with_experts, tmp_path / "coded", FORMS[form])
+    values = quantize_checkpoint(with_experts, tmp_path / "coded", FORMS[form])
     assert any(".experts." in name for name in values)
     expected = logits_of(with_values(with_experts, tmp_path / "numbers", values))
     assert off(logits_of(tmp_path / "coded"), expected) < 0.05
@@ -96,7 +74,7 @@ def test_experts_are_codes_too(with_experts: Path, tmp_path: Path, form: str) ->
 
 def test_an_expert_that_is_no_code_is_named(tmp_path: Path) -> None:
     make(tmp_path / "plain", "Qwen3MoeForCausalLM", **WIDE, moe_intermediate_size=64)
-    write(
+    quantize_checkpoint(
         tmp_path / "plain",
         tmp_path / "coded",
         Scheme("awq", unquantized=("lm_head", "layers.1.mlp.experts.2.down_proj")),
@@ -111,7 +89,7 @@ def test_an_expert_that_is_no_code_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_are_those_of_what_the_codes_stand_for(unquantized: Path, tmp_path: Path, form: str) -> None:
-    values = write(unquantized, tmp_path / "coded", FORMS[form])
+    values = quantize_checkpoint(unquantized, tmp_path / "coded", FORMS[form])
     expected = logits_of(with_values(unquantized, tmp_path / "numbers", values))
     logits = logits_of(tmp_path / "coded")
     reference = logits_of(tmp_path / "coded", by_transformers=True)
@@ -123,7 +101,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(unquantized: Path, tmp_pat
 
 
 def test_the_kernels_multiply_with_the_codes_themselves(unquantized: Path, tmp_path: Path) -> None:
-    write(unquantized, tmp_path / "coded", Scheme("awq"))
+    quantize_checkpoint(unquantized, tmp_path / "coded", Scheme("awq"))
     layers = quantized_weights(tmp_path / "coded")
     assert layers is not None
     layer = "model.layers.0.self_attn"
@@ -135,7 +113,7 @@ def test_the_kernels_multiply_with_the_codes_themselves(unquantized: Path, tmp_p
 
 @pytest.mark.parametrize("form", [Scheme("awq"), Scheme("gptq", desc_act=True), FORMS["fp8 block"]], ids=str)
 def test_a_rank_multiplies_with_its_part_of_the_codes(unquantized: Path, tmp_path: Path, form: Any) -> None:
-    values = write(unquantized, tmp_path / "coded", form)
+    values = quantize_checkpoint(unquantized, tmp_path / "coded", form)
     layers = quantized_weights(tmp_path / "coded")
     assert layers is not None
     layer = "model.layers.0.mlp.down_proj"  # [64, 128]
@@ -151,40 +129,32 @@ def test_a_rank_multiplies_with_its_part_of_the_codes(unquantized: Path, tmp_pat
 
 def test_numbers_of_a_layer_are_those_that_its_codes_stand_for(unquantized: Path, tmp_path: Path) -> None:
     for number, form in enumerate((Scheme("awq"), Form("smooth_quant", torch.int8, "channel", "scale"), RowForm())):
-        values = write(unquantized, tmp_path / str(number), form)
+        values = quantize_checkpoint(unquantized, tmp_path / str(number), form)
         layers = quantized_weights(tmp_path / str(number))
         assert layers is not None
         for layer in layers.shapes:
             torch.testing.assert_close(layers.numbers(layer), values[f"{layer}.weight"], rtol=1e-6, atol=0)
 
 
-def change(directory: Path, edit: Callable[[dict[str, torch.Tensor], dict[str, Any]], object]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    config = json.loads((directory / "config.json").read_text())
-    edit(tensors, config["quantization_config"])
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(config))
-
-
 LAYER = "model.layers.1.mlp.up_proj"
 BAD: dict[str, tuple[Any, Callable[[Any, Any], object], str]] = {
     "no scales": (
         Scheme("awq"),
-        lambda tensors, _: tensors.pop(f"{LAYER}.scales"),
+        lambda _, tensors: tensors.pop(f"{LAYER}.scales"),
         f"tensor {LAYER}.scales is missing",
     ),
     "another group": (
         Scheme("awq"),
-        lambda _, config: config.update(group_size=64),
+        lambda config, _: config.update(group_size=64),
         r"tensor .*\.qzeros has shape \[2, \d+\], expected \[1, \d+\]",
     ),
     "no scale": (
         Form("smooth_quant", torch.int8, "channel", "scale"),
-        lambda tensors, _: tensors.pop(f"{LAYER}.scale"),
+        lambda _, tensors: tensors.pop(f"{LAYER}.scale"),
         f"tensor {LAYER}.scale is missing",
     ),
-    "an unknown method": (Scheme("awq"), lambda _, config: config.update(quant_method="hqq"), "method 'hqq'"),
-    "an unknown version": (Scheme("awq"), lambda _, config: config.update(version="gemv"), "version 'gemv'"),
+    "an unknown method": (Scheme("awq"), lambda config, _: config.update(quant_method="hqq"), "method 'hqq'"),
+    "an unknown version": (Scheme("awq"), lambda config, _: config.update(version="gemv"), "version 'gemv'"),
 }
 
 
@@ -193,15 +163,17 @@ def test_a_checkpoint_that_is_not_whole_is_refused_with_the_tensor(
     unquantized: Path, tmp_path: Path, case: str
 ) -> None:
     form, edit, reason = BAD[case]
-    write(unquantized, tmp_path / "coded", form)
-    change(tmp_path / "coded", edit)
+    quantize_checkpoint(unquantized, tmp_path / "coded", form)
+    damage(tmp_path / "coded", edit)
     with pytest.raises((CheckpointError, UnsupportedModelError), match=reason):
         logits_of(tmp_path / "coded", by_transformers=True)
 
 
 @pytest.mark.parametrize("by_transformers", [False, True])
 def test_layers_that_mix_codes_and_numbers(unquantized: Path, tmp_path: Path, by_transformers: bool) -> None:
-    values = write(unquantized, tmp_path / "coded", Scheme("awq", unquantized=("lm_head", "layers.1.mlp.gate_proj")))
+    values = quantize_checkpoint(
+        unquantized, tmp_path / "coded", Scheme("awq", unquantized=("lm_head", "layers.1.mlp.gate_proj"))
+    )
     if not by_transformers:  # gate and up are one layer there
         with pytest.raises(CheckpointError, match=r"mlp.gate_up_proj: 128 of a layer's 256 outputs are codes"):
             logits_of(tmp_path / "coded")
@@ -225,13 +197,13 @@ def test_a_stack_without_scales_is_refused_with_the_tensor(tmp_path: Path) -> No
     make(tmp_path / "coded", "GptOssForCausalLM", **GPT_OSS)
     published.mxfp4(tmp_path / "coded")
     missing = "model.layers.1.mlp.experts.down_proj_scales"
-    change(tmp_path / "coded", lambda tensors, _: tensors.pop(missing))
+    damage(tmp_path / "coded", lambda _, tensors: tensors.pop(missing))
     with pytest.raises(CheckpointError, match=f"tensor {missing} is missing"):
         logits_of(tmp_path / "coded")
 
 
 def test_the_spec_of_a_coded_checkpoint(unquantized: Path, tmp_path: Path) -> None:
-    write(unquantized, tmp_path / "coded", Scheme("awq"))
+    quantize_checkpoint(unquantized, tmp_path / "coded", Scheme("awq"))
     spec = describe_for_worker(tmp_path / "coded", "m")
     assert (spec.num_layers, spec.hidden_size) == (2, HIDDEN)
     for settings, reason in (
@@ -239,6 +211,6 @@ def test_the_spec_of_a_coded_checkpoint(unquantized: Path, tmp_path: Path) -> No
         ({"quant_method": "mlx"}, "mlx weights are not supported by the PyTorch engine: use the backend turbomind"),
         ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits are not supported by the PyTorch engine"),
     ):
-        change(tmp_path / "coded", lambda _, config, settings=settings: config.update(settings))
+        damage(tmp_path / "coded", lambda config, _, settings=settings: config.update(settings))
         with pytest.raises(UnsupportedModelError, match=reason):
             describe_for_worker(tmp_path / "coded", "m")

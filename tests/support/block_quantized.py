@@ -11,13 +11,13 @@ Facts, by source:
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from tests.support.quantized_checkpoints import copy_files, pack, save_quantized
+from tests.support.quantized_checkpoints import pack
 
 Tensors = dict[str, torch.Tensor]
 _NF4 = (
@@ -31,14 +31,14 @@ Encoder = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 
 
 def four_bits(kind: str, *, is_nested: bool = False) -> Encoder:
-    """Return the encoder of NF4 or FP4: from a weight to tensors ``X<name>`` and the numbers they stand for."""
+    """Return the encoder of NF4 or FP4: from a weight to tensors ``X.<name>`` and the numbers they stand for."""
     table = torch.tensor(_NF4 if kind == "nf4" else _FP4)
 
     def encode(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         blocks = weight.float().reshape(-1, 64)
         absmax = blocks.abs().amax(1)
         state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
-        tensors = {".weight.quant_map": table}
+        tensors = {"weight.quant_map": table}
         if is_nested:
             entries = torch.linspace(-1, 1, 256)
             offset = float(absmax.mean())
@@ -49,18 +49,18 @@ def four_bits(kind: str, *, is_nested: bool = False) -> Encoder:
             )
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
             tensors |= {
-                ".weight.absmax": quantized.to(torch.uint8),
-                ".weight.nested_absmax": largest,
-                ".weight.nested_quant_map": entries,
+                "weight.absmax": quantized.to(torch.uint8),
+                "weight.nested_absmax": largest,
+                "weight.nested_quant_map": entries,
             }
             absmax = entries[quantized] * largest.repeat_interleave(256)[: len(quantized)] + offset
         else:
-            tensors[".weight.absmax"] = absmax
+            tensors["weight.absmax"] = absmax
         nearest = (blocks[..., None] / absmax[:, None, None] - table).abs().argmin(-1)
         pairs = nearest.reshape(-1, 2)
         text = json.dumps(state).encode()
-        tensors[".weight"] = (pairs[:, :1] * 16 + pairs[:, 1:]).to(torch.uint8)
-        tensors[f".weight.quant_state.bitsandbytes__{kind}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        tensors["weight"] = (pairs[:, :1] * 16 + pairs[:, 1:]).to(torch.uint8)
+        tensors[f"weight.quant_state.bitsandbytes__{kind}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         return tensors, (table[nearest] * absmax[:, None]).reshape(weight.shape)
 
     return encode
@@ -70,7 +70,7 @@ def int8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Encode in 8 bits, as :func:`four_bits`."""
     largest = weight.float().abs().amax(1)
     q = (weight.float() / largest[:, None] * 127).round()
-    tensors = {".weight": q.to(torch.int8), ".SCB": largest, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
+    tensors = {"weight": q.to(torch.int8), "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
     return tensors, q * (largest[:, None] / 127)
 
 
@@ -83,22 +83,27 @@ def affine(bits: int, group: int = 64) -> Encoder:
         scale, bias = ((high - low) / (2**bits - 1)).clamp(min=1e-4).bfloat16(), low.bfloat16()
         quantized = ((groups - bias.float()[..., None]) / scale.float()[..., None]).round().clamp(0, 2**bits - 1)
         words = pack(quantized.reshape(weight.shape).numpy().astype(np.int64), bits, 1)
-        tensors = {".weight": torch.from_numpy(words), ".scales": scale, ".biases": bias}
+        tensors = {"weight": torch.from_numpy(words), "scales": scale, "biases": bias}
         return tensors, (quantized * scale.float()[..., None] + bias.float()[..., None]).reshape(weight.shape)
 
     return encode
 
 
-def quantize_checkpoint(
-    source: Path, target: Path, encoders: dict[str, Encoder], quantization: dict[str, Any]
-) -> Tensors:
-    """Write a copy of a checkpoint with the layers that end so encoded; return the values of these weights."""
-    tensors, values = copy_files(source, target), {}
-    for name in list(tensors):
-        layer = name.removesuffix(".weight")
-        encode = next((encode for end, encode in encoders.items() if layer != name and layer.endswith(end)), None)
-        if encode is not None:
-            made, values[name] = encode(tensors.pop(name))
-            tensors |= {layer + part: tensor for part, tensor in made.items()}
-    save_quantized(source, target, {name: tensor.clone() for name, tensor in tensors.items()}, quantization)
-    return values
+@dataclass(frozen=True)
+class Blocks:
+    """Layers whose names end so are encoded; ``quantization`` is what config.json says of them."""
+
+    encoders: dict[str, Encoder]
+    quantization: dict[str, Any]
+    unquantized: tuple[str, ...] = ()
+
+    def config(self) -> dict[str, Any]:
+        return self.quantization
+
+    def takes(self, name: str) -> bool:
+        """Return whether a tensor is the weight of a layer that is encoded."""
+        return name.endswith(tuple(f"{end}.weight" for end in self.encoders))
+
+    def encode(self, weight: torch.Tensor, layer: str) -> tuple[Tensors, torch.Tensor]:
+        stored, values = next(encode for end, encode in self.encoders.items() if layer.endswith(end))(weight)
+        return {name: tensor.clone() for name, tensor in stored.items()}, values

@@ -1,4 +1,4 @@
-"""Tiny AWQ and GPTQ checkpoints, packed by an encoder that shares nothing with the engine.
+"""Tiny checkpoints stored as codes; AWQ's and GPTQ's are packed by an encoder that shares nothing with the engine.
 
 Facts, by source:
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+Tensors = dict[str, torch.Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -42,6 +43,13 @@ class Scheme:
             return config | {"version": "gemm", "zero_point": not self.sym, "modules_to_not_convert": None}
         return config | {"desc_act": self.desc_act, "sym": self.sym, "checkpoint_format": self.checkpoint_format}
 
+    def encode(self, weight: torch.Tensor, layer: str = "") -> tuple[Tensors, torch.Tensor]:
+        """Return a checkpoint's tensors of a layer ``X``, by ``X.<name>``, and the values that they stand for."""
+        # As GPTQ does, which orders inputs by what they carry: layers with the same inputs have the same order.
+        seeds = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "gate_proj": 2, "up_proj": 2, "w1": 2, "w3": 2}
+        quantized = quantize(weight, self, seeds.get(layer.rpartition(".")[2], 3))
+        return tensors_of(quantized, self), quantized.dequantized()
+
 
 @dataclass(frozen=True)
 class Quantized:
@@ -60,7 +68,7 @@ class Quantized:
 Change = Callable[[dict[str, Any], dict[str, Any]], object]  # of config.json's quantization_config, and of the tensors
 
 
-def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 0) -> Quantized:
+def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 3) -> Quantized:
     """Round a matrix ``[out, in]`` to the nearest codes."""
     values = weight.double().numpy().T
     in_features, top = len(values), 2**scheme.bits - 1
@@ -131,23 +139,30 @@ def save_quantized(source: Path, target: Path, tensors: dict[str, torch.Tensor],
     (target / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
 
 
-def quantize_checkpoint(
-    source: Path, target: Path, scheme: Scheme, linear: Callable[[str], bool] | None = None
-) -> dict[str, torch.Tensor]:
-    """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
+def is_linear(name: str) -> bool:
+    """Return whether a tensor is the weight of a layer that tools quantize."""
+    return name.endswith(
+        ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+    )
+
+
+def quantize_checkpoint(source: Path, target: Path, form: Any, linear: Callable[[str], bool] | None = None) -> Tensors:
+    """Write a copy of a checkpoint in a form, as :class:`Scheme`; return the values ``X.weight`` of its codes."""
     tensors, values = copy_files(source, target), {}
-    # As GPTQ does, which orders inputs by what they carry: layers with the same inputs have the same order.
-    seeds = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "gate_proj": 2, "up_proj": 2, "w1": 2, "w3": 2}
-    ends = ("_proj.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
-    for name in [name for name in tensors if (linear(name) if linear else name.endswith(ends))]:
+    for name in filter(linear or getattr(form, "takes", is_linear), list(tensors)):
         layer = name.removesuffix(".weight")
-        if layer.endswith(scheme.unquantized):
-            continue
-        quantized = quantize(tensors.pop(name), scheme, seeds.get(layer.rpartition(".")[2], 3))
-        values[name] = quantized.dequantized()
-        tensors |= {f"{layer}.{part}": tensor for part, tensor in tensors_of(quantized, scheme).items()}
-    save_quantized(source, target, tensors, scheme.config())
+        if not layer.endswith(form.unquantized):
+            stored, values[name] = form.encode(tensors.pop(name), layer)
+            tensors |= {f"{layer}.{part}": tensor.contiguous() for part, tensor in stored.items()}
+    save_quantized(source, target, tensors, form.config())
     return values
+
+
+def with_values(source: Path, target: Path, values: Tensors) -> Path:
+    """Write a copy of a checkpoint with other weights; return its folder."""
+    tensors = copy_files(source, target) | {name: value.contiguous() for name, value in values.items()}
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
 
 
 def damage(directory: Path, change: Change) -> Path:

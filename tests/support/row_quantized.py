@@ -5,9 +5,7 @@ It writes what llm-compressor writes. ModelOpt's and Quark's layouts differ from
 Its releases before 0.15 had ``weight_g_idx``, each input's group, which is written here by the same rule.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +15,6 @@ from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-from tests.support.quantized_checkpoints import copy_files, save_quantized
-from tests.support.scaled_checkpoints import is_linear
 
 Tensors = dict[str, torch.Tensor]
 _PACKERS: dict[str, Any] = {
@@ -44,6 +39,10 @@ class RowForm:
     tool: str = "compressed-tensors"
     unquantized: tuple[str, ...] = ("lm_head",)
     others: "dict[str, RowForm]" = field(default_factory=dict)  # of layers whose name ends so
+
+    def encode(self, weight: torch.Tensor, layer: str = "") -> tuple[Tensors, torch.Tensor]:
+        """Return a checkpoint's tensors of a layer ``X``, by ``X.<name>``, and the values that they stand for."""
+        return _encode(weight, next((other for end, other in self.others.items() if layer.endswith(end)), self))
 
     @property
     def is_float4(self) -> bool:
@@ -83,8 +82,7 @@ class RowForm:
         }  # fmt: skip
 
 
-def quantize_layer(weight: torch.Tensor, form: RowForm) -> tuple[Tensors, torch.Tensor]:
-    """Return a checkpoint's tensors of a layer ``X``, by ``X.<name>``, and the dequantized values, float32."""
+def _encode(weight: torch.Tensor, form: RowForm) -> tuple[Tensors, torch.Tensor]:
     order = torch.arange(weight.shape[1])
     if form.is_ordered:
         order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(weight.shape[1]))
@@ -159,20 +157,3 @@ def _renamed(stored: Tensors, form: RowForm) -> Tensors:
         stored["weight_scale_2"] = (1 / stored.pop("weight_global_scale")).reshape(())
         stored["input_scale"] = torch.tensor(0.02)
     return stored
-
-
-def quantize_checkpoint(
-    source: Path, target: Path, form: RowForm, change: Callable[[Tensors], object] = lambda tensors: None
-) -> Tensors:
-    """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
-    tensors, values = copy_files(source, target), {}
-    for name in [name for name in tensors if is_linear(name)]:
-        layer = name.removesuffix(".weight")
-        if layer.endswith(form.unquantized):
-            continue
-        layer_form = next((other for end, other in form.others.items() if layer.endswith(end)), form)
-        stored, values[name] = quantize_layer(tensors.pop(name), layer_form)
-        tensors |= {f"{layer}.{part}": tensor for part, tensor in stored.items()}
-    change(tensors)
-    save_quantized(source, target, tensors, form.config())
-    return values

@@ -4,15 +4,12 @@ Names, shapes and types as in the sources that ``lmdeploy/turbomind/scaled.py`` 
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-
-from tests.support.quantized_checkpoints import copy_files, save_quantized
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -67,6 +64,12 @@ class Form:
             "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None,
         }  # fmt: skip
 
+    def encode(self, weight: torch.Tensor, layer: str = "") -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return a checkpoint's tensors of a layer ``X``, by ``X.<name>``, and the values that they stand for."""
+        quantized, scales, values = quantize(weight, self)
+        stored = {"weight": quantized, self.scale_name: stored_scales(scales, self)}
+        return stored | ({"input_scale": torch.tensor([0.02])} if self.static_activations else {}), values
+
     def sizes(self, weight: torch.Tensor) -> tuple[int, int]:
         """Return how many outputs and inputs of a weight share a scale."""
         out_features, in_features = weight.shape
@@ -116,28 +119,3 @@ def stored_scales(scales: torch.Tensor, form: Form) -> torch.Tensor:
     if form.strategy in ("block", "group") or (form.strategy == "channel" and form.scale_shape == "column"):
         return scales
     return scales[0, 0].clone() if form.scale_shape == "scalar" else scales.flatten()
-
-
-def quantize_checkpoint(
-    source: Path, target: Path, form: Form, linear: Callable[[str], bool] | None = None
-) -> dict[str, torch.Tensor]:
-    """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
-    tensors, values = copy_files(source, target), {}
-    for name in [name for name in tensors if (linear or is_linear)(name)]:
-        layer = name.removesuffix(".weight")
-        if layer.endswith(form.unquantized):
-            continue
-        quantized, scales, values[name] = quantize(tensors[name], form)
-        tensors[name] = quantized
-        tensors[f"{layer}.{form.scale_name}"] = stored_scales(scales, form)
-        if form.static_activations:
-            tensors[f"{layer}.input_scale"] = torch.tensor([0.02])
-    save_quantized(source, target, tensors, form.config())
-    return values
-
-
-def is_linear(name: str) -> bool:
-    """Return whether a tensor is the weight of a layer that such tools quantize."""
-    return name.endswith(
-        ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
-    )

@@ -20,9 +20,9 @@ from lmdeploy.pytorch import gpu_cache, quantized_gpu_layers, step_runner
 from lmdeploy.pytorch.nn import device as nn_device
 from lmdeploy.pytorch.start.attention import Served
 from lmdeploy.pytorch.step_devices import GpuSteps
-from tests.pytorch.test_quantized_models import WIDE, write
+from tests.pytorch.test_quantized_models import WIDE
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
-from tests.support.quantized_checkpoints import Scheme
+from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint
 from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.triton_target import TargetDriver
 from tests.support.worker_steps import Part, StepDriver
@@ -68,7 +68,7 @@ def checkpoint(kind: str, directory: Path) -> Path:
     make(directory / "plain", name, **WIDE | {"num_hidden_layers": 1})
     if kind not in FORMS:
         return directory / "plain"
-    write(directory / "plain", directory / "coded", FORMS[kind])
+    quantize_checkpoint(directory / "plain", directory / "coded", FORMS[kind])
     return directory / "coded"
 
 

@@ -9,9 +9,9 @@ import torch
 
 from lmdeploy.pytorch.native_layers import NativeLinear
 from lmdeploy.pytorch.quantized_gpu_layers import AwqLinear, Fp8Linear, Int8Linear
-from tests.pytorch.test_quantized_models import WIDE, with_values, write
+from tests.pytorch.test_quantized_models import WIDE
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off
-from tests.support.quantized_checkpoints import Scheme
+from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint, with_values
 from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.worker_steps import Part, StepDriver
 
@@ -32,7 +32,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(
 ) -> None:
     scheme, layer_class, limit = FORMS[form]
     make(tmp_path / "plain", "LlamaForCausalLM", **WIDE | {"num_hidden_layers": 1})
-    values = write(tmp_path / "plain", tmp_path / "coded", scheme)
+    values = quantize_checkpoint(tmp_path / "plain", tmp_path / "coded", scheme)
     with_values(tmp_path / "plain", tmp_path / "numbers", values)
     cpu = StepDriver(tmp_path / "numbers", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
     gpu = gpu_driver(tmp_path / "coded", VOCAB, HIDDEN, dtype="float32", by_transformers=True)

@@ -16,13 +16,14 @@ from lmdeploy import GenerationConfig, pipeline
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.text_part import is_of_text
 from tests.pytorch.test_manual_table import is_linear
-from tests.pytorch.test_quantized_models import FORMS, write
+from tests.pytorch.test_quantized_models import FORMS
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.both_engines import BACKENDS, config_for
 from tests.support.glm_4v_reference import make_tiny_glm_4v
 from tests.support.images import make_image
 from tests.support.minicpmv_reference import make_tiny_minicpmv
+from tests.support.quantized_checkpoints import quantize_checkpoint, with_values
 from tests.support.qwen_vl_reference import make_tiny_qwen_vl_chat
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_stacks
 from tests.support.token_engine import relative_error
@@ -62,16 +63,9 @@ def quantize_text(source: Path, target: Path, form: Any) -> dict[str, torch.Tens
     text = target.with_name("text to quantize")
     shutil.copytree(source, text)
     save_file(tensors, text / FILE, metadata={"format": "pt"})
-    values = write(text, target, form, *([is_of_awq] if form == FORMS["awq"] else []))
+    values = quantize_checkpoint(text, target, form, *([is_of_awq] if form == FORMS["awq"] else []))
     save_file(load_file(target / FILE) | tower, target / FILE, metadata={"format": "pt"})
     return values
-
-
-def with_values(source: Path, target: Path, values: dict[str, torch.Tensor]) -> Path:
-    shutil.copytree(source, target)
-    tensors = load_file(source / FILE) | {name: value.contiguous() for name, value in values.items()}
-    save_file(tensors, target / FILE, metadata={"format": "pt"})
-    return target
 
 
 def logits_of(directory: Path, backend: str = "pytorch") -> torch.Tensor:
