@@ -157,19 +157,6 @@ TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
   CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.hidden_states = RequestedLogits::kGeneration; }), 0);
 }
 
-ENGINE_TEST(stop_tokens_end_a_response_and_are_not_part_of_it) {
-  Collector collector;
-  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
-  const std::vector<int32_t> free_run = expected_tokens({9}, 12);
-  Request request = make_request(1, {9}, 12, collector.callback());
-  request.params.stop_token_ids = {free_run[6]};
-  const auto first = std::find(free_run.begin(), free_run.end(), free_run[6]) - free_run.begin();
-  engine.submit(std::move(request));
-  const Collector::Response response = collector.wait(1);
-  CHECK(response.finish == FinishReason::kStop);
-  CHECK_EQUAL(static_cast<long>(response.tokens.size()), static_cast<long>(first));
-}
-
 ENGINE_TEST(min_new_tokens_keeps_stop_tokens_from_being_chosen) {
   Collector collector;
   EngineConfig config = small_config();

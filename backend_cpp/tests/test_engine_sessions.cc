@@ -71,17 +71,6 @@ PLAIN_ENGINE_TEST(what_the_host_keeps_is_not_computed_again) {
   CHECK(without > 2 * with);
 }
 
-ENGINE_TEST(a_turn_that_goes_on_computes_only_what_is_new) {
-  Collector collector;
-  EngineConfig config = small_config();
-  Engine engine(config, std::make_unique<StubRunner>(), letters());
-  std::mt19937 random(2);
-  turn(engine, collector, 1, 5, true, random_prompt(random, 41), 10);
-  const int64_t before = engine.stats().tokens_computed;
-  turn(engine, collector, 2, 5, false, {1, 2, 3}, 1);
-  CHECK(engine.stats().tokens_computed - before <= 3 + 4);  // the new tokens and an unfinished block
-}
-
 ENGINE_TEST(step_rolls_a_session_back) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
@@ -166,37 +155,6 @@ ENGINE_TEST(an_ended_session_is_gone_with_its_blocks) {
   CHECK_EQUAL(engine.stats().blocks_idle, 0);
 }
 
-ENGINE_TEST(idle_sessions_expire) {
-  Collector collector;
-  EngineConfig config = small_config();
-  config.max_sessions = 3;
-  Engine engine(config, std::make_unique<StubRunner>(), letters());
-  for (RequestId id = 1; id <= 8; ++id) turn(engine, collector, id, id, true, {1, 2, 3, 4, 5}, 2);
-  CHECK(engine.stats().sessions <= 4);
-  CHECK(failure_of(collector, engine, session_request(20, 1, false, {1}, 3, collector.callback())) ==
-        ErrorCode::kUnknownSession);
-}
-
-ENGINE_TEST(a_shared_prefix_is_computed_once) {
-  const auto computed = [](bool enable) {
-    Collector collector;
-    EngineConfig config = small_config();
-    config.page_count = pages_of(200);
-    config.enable_prefix_caching = enable;
-    Engine engine(config, std::make_unique<StubRunner>(), letters());
-    std::mt19937 random(4);
-    const std::vector<int32_t> prefix = random_prompt(random, 100);
-    for (RequestId id = 1; id <= 32; ++id) {
-      std::vector<int32_t> prompt = prefix;
-      prompt.push_back(static_cast<int32_t>(id));
-      engine.submit(make_request(id, prompt, 1, collector.callback()));
-      CHECK(collector.wait(id).tokens == expected_tokens(prompt, 1));
-    }
-    return engine.stats().tokens_computed;
-  };
-  CHECK(computed(true) * 10 < computed(false));
-}
-
 ENGINE_TEST(several_responses_share_the_prompts_blocks_and_end_one_by_one) {
   Collector collector;
   EngineConfig config = small_config();
@@ -219,23 +177,6 @@ ENGINE_TEST(several_responses_share_the_prompts_blocks_and_end_one_by_one) {
   CHECK(engine.stats().tokens_computed <= 62 + 3 * 2 + 4 * 9);  // 60 of the prompt's tokens fill blocks
   CHECK_EQUAL(engine.stats().completed, 1);
   CHECK_EQUAL(engine.stats().blocks_used + engine.stats().blocks_idle, 0);
-}
-
-ENGINE_TEST(a_cancelled_request_ends_all_its_responses) {
-  Collector collector;
-  StepGate gate{5};
-  auto runner = std::make_unique<StubRunner>();
-  runner->on_step = gate.hook();
-  Engine engine(small_config(), std::move(runner), letters());
-  Request request = make_request(1, {1, 2}, 100, collector.callback());
-  request.params.n = 3;
-  engine.submit(std::move(request));
-  collector.wait_started(1);
-  engine.cancel(1);
-  gate.is_open = true;
-  CHECK(collector.wait(1, 0).finish == FinishReason::kCancelled);
-  CHECK_EQUAL(engine.stats().running + engine.stats().waiting, 0);
-  CHECK_EQUAL(engine.stats().cancelled, 1);
 }
 
 ENGINE_TEST(scoring_sums_minus_log_p_over_the_prompt_in_chunks) {
@@ -349,23 +290,6 @@ ENGINE_TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
   engine.submit(make_request(2, {1, 2}, 60, collector.callback()));
   CHECK(collector.wait(1).last.error_code == ErrorCode::kTimeout);
   CHECK(collector.wait(2).tokens == expected_tokens({1, 2}, 60));
-}
-
-ENGINE_TEST(a_response_that_fails_takes_its_siblings_with_it_once) {
-  Collector collector;
-  std::atomic<int> failures{0};
-  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
-  Request request = make_request(1, {1, 2}, 40, collector.callback());
-  request.params.n = 4;
-  request.params.logits_hook = [&failures](const std::vector<int32_t>& tokens, float*, int) {
-    if (tokens.size() < 20) return;
-    ++failures;
-    throw std::runtime_error("too long");
-  };
-  engine.submit(std::move(request));
-  for (int index = 0; index < 4; ++index) CHECK(collector.wait(1, index).finish == FinishReason::kError);
-  CHECK_EQUAL(failures.load(), 1);  // the others were in the same step, and gone
-  CHECK_EQUAL(engine.stats().failed, 1);
 }
 
 ENGINE_TEST(a_logits_hook_that_throws_ends_its_request_alone) {
