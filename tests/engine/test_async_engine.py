@@ -216,9 +216,10 @@ def test_chat_remembers_the_turns(pipe: AsyncEngine) -> None:
     eventually_sync(lambda: pipe.engine.metrics()["sessions"] == 0)
 
 
-def test_a_closed_chat_goes_on_with_its_history(pipe: AsyncEngine) -> None:
-    with pipe.chat(QUESTION, gen_config=SHORT) as session:
-        pass
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "forgotten by the engine"])
+def test_a_chat_without_a_session_begins_again_with_its_history(pipe: AsyncEngine, *, is_closed: bool) -> None:
+    session = pipe.chat(QUESTION, gen_config=SHORT)
+    session.close() if is_closed else asyncio.run(pipe.end_session(session.session_id))
     pipe.chat(NEXT, session=session, gen_config=SHORT)
     assert session.response is not None
     conversation = [user(QUESTION), assistant(session.history[0][1]), user(NEXT)]
@@ -235,21 +236,6 @@ def test_a_chat_that_outgrows_the_session_says_so(pipe: AsyncEngine) -> None:
     pipe.chat(QUESTION, session=session, gen_config=SHORT)
     assert len(session.history) == 2
     session.close()
-
-
-def test_a_chat_the_engine_has_forgotten_begins_again_with_its_history(pipe: AsyncEngine) -> None:
-    session = pipe.chat(QUESTION, gen_config=SHORT)
-    asyncio.run(pipe.end_session(session.session_id))
-    pipe.chat(NEXT, session=session, gen_config=SHORT)
-    assert session.response is not None
-    conversation = [user(QUESTION), assistant(session.history[0][1]), user(NEXT)]
-    assert same_response(session.response, pipe(conversation, SHORT))
-    session.close()
-
-
-async def test_a_prompt_beyond_the_session_gets_an_empty_response(pipe: AsyncEngine) -> None:
-    response = await whole(pipe, "word " * 600, 11, SHORT)
-    assert (response.text, response.finish_reason) == ("", "length")
 
 
 def test_several_responses_to_one_prompt_are_a_list(pipe: AsyncEngine) -> None:

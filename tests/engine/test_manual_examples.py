@@ -1,32 +1,24 @@
 """Examples of the Python API in LMDeploy's manual run as written, with the default model in place of the named one."""
 
-import asyncio
-import json
 import logging
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from lmdeploy import (
-    ChatTemplateConfig,
     GenerationConfig,
     Response,
     TurbomindEngineConfig,
     pipeline,
 )
-from lmdeploy.model import MODELS, BaseChatTemplate
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.pytorch import EngineConfig as PytorchSettings
 from lmdeploy.turbomind import EngineConfig as TurbomindSettings
 
 PROMPTS = ["Hi, pls intro yourself", "Shanghai is"]
-CONVERSATIONS = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
 SHORT = GenerationConfig(max_new_tokens=8)
 
 
@@ -81,13 +73,6 @@ def test_engine_settings_of_the_examples(
         assert pipe.backend == "turbomind"
 
 
-def test_sampling_parameters_for_texts_and_openai_messages(pipe: AsyncEngine) -> None:
-    gen_config = GenerationConfig(top_p=0.8, top_k=40, temperature=0.8, max_new_tokens=16)
-    responses = [one.text for one in pipe(PROMPTS, gen_config=gen_config)]
-    assert [one.text for one in pipe(CONVERSATIONS, gen_config=gen_config)] == responses
-    assert joined(pipe.stream_infer(CONVERSATIONS, gen_config=gen_config)) == dict(enumerate(responses))
-
-
 def test_sampling_fields_by_name_go_before_the_config(pipe: AsyncEngine) -> None:
     config = GenerationConfig(max_new_tokens=12, do_sample=True, temperature=1.5, top_k=0, random_seed=9)
     by_name = pipe(PROMPTS[0], request_output_len=12, do_sample=True, temperature=1.5, top_k=0, random_seed=9)
@@ -105,32 +90,6 @@ def test_sampling_fields_without_do_sample_are_answered_with_a_word(
     with caplog.at_level(logging.WARNING, "lmdeploy"):
         pipe(PROMPTS[0], max_new_tokens=1, min_p=0.25, random_seed=4)
     assert "do_sample is False: decoding is greedy, and min_p, random_seed has no effect" in caplog.text
-
-
-def test_logits_and_hidden_states_of_generated_tokens(pipe: AsyncEngine) -> None:
-    spec = pipe.engine.directory.spec
-    logits = [
-        one.logits for one in pipe(PROMPTS, gen_config=GenerationConfig(output_logits="generation", max_new_tokens=4))
-    ]
-    assert [rows.shape for rows in logits] == [(4, spec.vocab_size)] * 2
-    config = GenerationConfig(output_last_hidden_state="generation", max_new_tokens=4)
-    states = [one.last_hidden_state for one in pipe(PROMPTS, gen_config=config)]
-    assert [rows.shape for rows in states] == [(4, spec.hidden_size)] * 2
-
-
-def test_perplexity_of_a_chat_and_of_a_text_is_that_of_the_logits(pipe: AsyncEngine, default_model_dir: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(default_model_dir)
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hello, how are you?"}])
-    assert pipe.get_ppl(chat)[0] > 0
-    texts = [tokenizer.encode("Use a long prompt to replace this sentence"), tokenizer.encode("Shanghai is")]
-    logits = pipe.get_logits(texts)
-    assert logits.shape == (2, len(texts[0]), pipe.engine.vocab_size)
-    expected = [
-        torch.nn.functional.cross_entropy(rows[: len(ids) - 1], torch.tensor(ids[1:])).item()
-        for rows, ids in zip(logits, texts, strict=True)
-    ]
-    # Both are float32 sums over the same forward pass, in another order.
-    assert pipe.get_ppl(texts) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_text_after_which_the_model_would_end_has_logits_of_all_its_tokens(
@@ -154,78 +113,6 @@ def test_the_tokenizer_measures_a_long_prompt_and_the_prompt_is_answered(pipe: A
     prompt = " ".join([*[garbage] * n_times, "The pass key is 41. What is the pass key? The pass key is"])
     [response] = pipe([prompt], max_new_tokens=4)
     assert response.input_token_len == len(pipe.prepare_inputs(prompt)["input_ids"][0])
-
-
-def test_chat_templates_from_a_file_and_from_a_registered_class(
-    default_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = {
-        "system": "<|im_start|>system\n",
-        "meta_instruction": "You are a robot developed by LMDeploy.",
-        "eosys": "<|im_end|>\n",
-        "user": "<|im_start|>user\n",
-        "eoh": "<|im_end|>\n",
-        "assistant": "<|im_start|>assistant\n",
-        "eoa": "<|im_end|>",
-        "separator": "\n",
-    }
-    described = {"model_name": "your awesome chat template name", **parts, "capability": "chat"}
-    file = tmp_path / "template.json"
-    file.write_text(json.dumps(described | {"stop_words": ["<|im_end|>"]}))
-
-    monkeypatch.setattr(MODELS, "_factories", dict(MODELS._factories))
-
-    @MODELS.register_module(name="customized_model")
-    class CustomizedModel(BaseChatTemplate):
-        """A customized chat template."""
-
-        def __init__(self, stop_words: tuple[str, ...] = ("<|im_end|>", "<|action_end|>"), **changes: Any) -> None:
-            super().__init__(**{**parts, "stop_words": list(stop_words), **changes})
-
-    messages = [{"role": "user", "content": "who are you?"}]
-    prompts = []
-    for template in (ChatTemplateConfig.from_json(str(file)), ChatTemplateConfig("customized_model")):
-        with pipeline(str(default_model_dir), chat_template_config=template) as pipe:
-            assert joined(pipe.stream_infer(messages, max_new_tokens=2))[0]
-            prompts.append(pipe.tokenizer.decode(pipe.prepare(messages).ids, skip_special_tokens=False))
-    assert prompts[0] == prompts[1]
-    assert "You are a robot developed by LMDeploy.<|im_end|>\n<|im_start|>user\nwho are you?" in prompts[0]
-
-
-def test_coroutines_share_a_pipeline(pipe: AsyncEngine) -> None:
-    async def gather() -> list[Response]:
-        return await asyncio.gather(*(pipe.async_batch_infer(prompt, max_new_tokens=8) for prompt in PROMPTS))
-
-    assert [one.text for one in asyncio.run(gather())] == [one.text for one in pipe(PROMPTS, SHORT)]
-
-
-def test_threads_are_served_by_one_event_loop_through_queues(pipe: AsyncEngine) -> None:
-    questions: list[Queue[str]] = [Queue(), Queue()]
-    responses: list[Queue[Response]] = [Queue(), Queue()]
-
-    async def respond(request: "Queue[str]", given: "Queue[Response]") -> None:
-        prompt = await asyncio.to_thread(request.get)
-        given.put(await pipe.async_batch_infer(prompt, SHORT))
-
-    async def serve() -> None:
-        await asyncio.gather(*map(respond, questions, responses))
-
-    server = threading.Thread(target=asyncio.run, args=(serve(),))
-    server.start()
-    for request, prompt in zip(questions, PROMPTS, strict=True):
-        request.put(prompt)
-    server.join(180)
-    assert [given.get(timeout=180).text for given in responses] == [one.text for one in pipe(PROMPTS, SHORT)]
-
-
-def test_a_chat_goes_on_in_its_session(pipe: AsyncEngine) -> None:
-    sess = pipe.chat("What is the capital of France?", gen_config=SHORT)
-    sess = pipe.chat("And of Italy?", session=sess, gen_config=SHORT)
-    assert sess.response is not None
-    assert sess.response.history_token_len > 0
-    assert sess.response.session_id == sess.session_id
-    assert len(sess.history) == 2
-    sess.close()
 
 
 def test_a_session_is_called_for_each_turn_streamed_or_whole(pipe: AsyncEngine) -> None:

@@ -1,8 +1,5 @@
 """The offline API: inputs, streaming, limits, errors, cancellation, many threads."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
@@ -92,19 +89,6 @@ def test_a_stream_left_early_frees_its_blocks(pipe) -> None:
     stream.close()
     eventually_sync(lambda: blocks_are_free(pipe))
     assert pipe.engine.metrics()["requests_cancelled_total"] == before + 1
-
-
-def test_many_threads_share_one_pipeline(pipe) -> None:
-    expected = pipe(QUESTION, SHORT).text
-    barrier = threading.Barrier(8)
-
-    def generate(_: int) -> list[str]:
-        barrier.wait()
-        return [pipe(QUESTION, SHORT).text for _ in range(3)]
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(responses == [expected] * 3 for responses in threads.map(generate, range(8)))
-    eventually_sync(lambda: blocks_are_free(pipe))
 
 
 @pytest.mark.parametrize(

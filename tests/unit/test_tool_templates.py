@@ -139,11 +139,6 @@ def test_deepseek_s_calls_and_results_have_their_marks_whether_or_not_tools_are_
     assert system[0] == system[1]
 
 
-def test_deepseek_goes_on_after_what_tools_returned() -> None:
-    prompt = MODELS.get("deepseek-v3")().render(CONVERSATION)
-    assert prompt == published("deepseek-v3", CONVERSATION)
-
-
 def test_the_usual_system_prompt_stays_before_tools() -> None:
     prompt = MODELS.get("smollm2")().render(CONVERSATION[1:2], [TOOL])
     assert "You are a helpful AI assistant named SmolLM, trained by Hugging Face\n\nYou can call" in prompt
