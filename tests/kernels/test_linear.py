@@ -7,88 +7,110 @@ from tests.kernels.device import Device
 from tests.kernels.emulated_library import needs_emulation
 from tests.kernels.linear_bounds import EPS, STEPS, bound_of, check, check_broken_rows, check_rows_are_alone
 from tests.kernels.reference import round_activations, round_weight
-from tests.kernels.weights import Weight, group_minima_weight, group_quantized_weight, make_weight, weight_of_kind
+from tests.kernels.weights import (
+    SCALED,
+    Weight,
+    group_minima_weight,
+    group_quantized_weight,
+    make_weight,
+    weight_of_kind,
+)
 
 KINDS = list(STEPS)
+ALL_KINDS = [*KINDS, *SCALED]
 FLOATS = ["float32", "bfloat16", "float16"]
 SHAPES = [
     (1, 7, 8),
     (1, 33, 2208),  # on CUDA in splits, as 33 x 520 is
     (3, 130, 40),
     (9, 64, 520),
+    (13, 50, 300),
     (16, 40, 64),
     (17, 50, 96),
     (33, 150, 520),
     (53, 96, 576),
-    (70, 34, 48),
+    (70, 34, 100),
+    (200, 40, 130),
 ]
 ODD_SHAPES = [(1, 7, 5), (6, 129, 100), (20, 33, 31), (200, 33, 31)]
+# Groups of 128 inputs: Hopper's kernels/cuda/ring. The emulation has four multiprocessors, so that a block gets several
+# items, and some share inputs.
+RING_KINDS = ["int8", "int4", "int8 by output", "float8 by output", "float8 by wide block"]
+RING_SHAPES = [
+    (rows, *shape)
+    for rows in (1, 8, 9, 17, 50, 65, 130, 191)
+    for shape in ((33, 1100), (200, 300), (1300, 256), (20, 100))
+]
+CASES = [(shape, kind, 32) for shape in SHAPES for kind in ALL_KINDS]
+CASES += [(shape, kind, 0) for shape in ODD_SHAPES for kind in FLOATS]
+CASES += [(shape, kind, 128) for shape in RING_SHAPES for kind in RING_KINDS]
+# Rows, shape, group, bits, and whether inputs have an order of their own.
+CODES = [
+    (rows, tuple(shape), group, bits, False)
+    for rows, *shape in ((1, 16, 32), (2, 7, 33), (12, 70, 300), (40, 33, 100), (200, 40, 130))
+    for group in (8, 24, 32, 64, 128)
+    for bits in (8, 4)
+]
+CODES += [  # on CUDA in splits that begin and end within groups
+    (rows, (37, 2236), group, bits, False) for rows in (2, 9, 33, 100) for group in (24, 64, 128) for bits in (8, 4)
+]
+CODES += [(rows, (24, 96), 32, bits, True) for rows in (3, 20, 200) for bits in (8, 4)]
+CODES += [
+    (rows, (77, 900), group, bits, shuffles)
+    for rows in (2, 20, 70)
+    for group in (128, 256)
+    for bits in (8, 4)
+    for shuffles in (False, True)
+]
+TILES = [  # of any number of rows, which meet outputs of several blocks
+    (rows, (300, 256), group, bits, shuffles)
+    for rows in (17, 31, 32, 33, 64, 65, 100, 128, 191)
+    for bits, group in ((4, 32), (4, 64), (4, 128), (8, 32), (8, 128))
+    for shuffles in (False, True)
+]
+TILES += [(rows, (24, 4096), 64, bits, False) for rows, bits in ((20, 4), (40, 4), (40, 8))]  # split, on any device
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize(("shape", "kind", "group"), CASES)
 def test_linear_is_within_the_stated_bound_of_float64(
-    device: Device, rows: int, out_features: int, in_features: int, kind: str
+    device: Device, shape: tuple[int, int, int], kind: str, group: int
 ) -> None:
+    rows, out_features, in_features = shape
     torch.manual_seed(rows)
     x, bias = torch.randn(rows, in_features), torch.randn(out_features)
-    weight = make_weight(device, torch.randn(out_features, in_features), kind, 32, bias)
+    size = 1e-3 if kind in SCALED and group != 128 else 1
+    weight = weight_of_kind(device, torch.randn(out_features, in_features) * size, kind, group, bias)
     check(device, device.linear(weight, x), x, weight, kind)
 
 
-@pytest.mark.parametrize("kind", FLOATS)
-@pytest.mark.parametrize(("rows", "out_features", "in_features"), ODD_SHAPES)
-def test_inputs_need_not_be_a_multiple_of_eight(
-    device: Device, rows: int, out_features: int, in_features: int, kind: str
-) -> None:
-    torch.manual_seed(rows)
-    x, bias = torch.randn(rows, in_features), torch.randn(out_features)
-    weight = make_weight(device, torch.randn(out_features, in_features), kind, bias=bias)
-    check(device, device.linear(weight, x), x, weight, kind)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("group", [8, 24, 32, 64, 128])
-@pytest.mark.parametrize(
-    ("rows", "out_features", "in_features"), [(1, 16, 32), (2, 7, 33), (12, 70, 300), (40, 33, 100), (200, 40, 130)]
-)
-def test_codes_with_zero_points_of_any_group_stand_for_their_numbers(
-    device: Device, rows: int, out_features: int, in_features: int, group: int, bits: int
-) -> None:
+def check_codes(device: Device, rows: int, shape: tuple[int, int], group: int, bits: int, shuffles: bool) -> None:
     torch.manual_seed(rows + group)
-    x = torch.randn(rows, in_features)
-    weight = group_quantized_weight(device, (out_features, in_features), bits, group, shuffles_inputs=False)
+    x = torch.randn(rows, shape[1])
+    weight = group_quantized_weight(device, shape, bits, group, shuffles_inputs=shuffles)
     check(device, device.linear(weight, x), x, weight, f"int{bits}")
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("group", [24, 64, 128])
-@pytest.mark.parametrize("rows", [2, 9, 33, 100])
-def test_codes_of_a_product_that_is_split_stand_for_their_numbers(
-    device: Device, rows: int, group: int, bits: int
+@pytest.mark.parametrize(("rows", "shape", "group", "bits", "shuffles"), CODES)
+def test_codes_with_zero_points_of_any_group_stand_for_their_numbers(
+    device: Device, rows: int, shape: tuple[int, int], group: int, bits: int, shuffles: bool
 ) -> None:
-    torch.manual_seed(group)
-    x = torch.randn(rows, 2236)  # on CUDA in splits that begin and end within groups
-    weight = group_quantized_weight(device, (37, 2236), bits, group, shuffles_inputs=False)
-    check(device, device.linear(weight, x), x, weight, f"int{bits}")
+    check_codes(device, rows, shape, group, bits, shuffles)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("rows", [3, 20, 200])
-def test_codes_in_an_order_of_their_own_meet_their_inputs(device: Device, rows: int, bits: int) -> None:
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize(
+    ("rows", "in_features", "group"),
+    [*((rows, 64, 32) for rows in (1, 12, 30, 200)), *((rows, 1024, 128) for rows in (3, 40, 100))],
+)
+def test_a_result_is_added_and_the_same_each_time(
+    device: Device, rows: int, in_features: int, group: int, kind: str
+) -> None:
     torch.manual_seed(rows)
-    x = torch.randn(rows, 96)
-    weight = group_quantized_weight(device, (24, 96), bits, 32, shuffles_inputs=True)
-    check(device, device.linear(weight, x), x, weight, f"int{bits}")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, 12, 30, 200])
-def test_a_result_can_be_added(device: Device, rows: int, kind: str) -> None:
-    torch.manual_seed(rows)
-    x, before, bias = torch.randn(rows, 64), torch.randn(rows, 20), torch.randn(20)
-    weight = make_weight(device, torch.randn(20, 64), kind, 32, bias)
-    check(device, device.linear(weight, x, before), x, weight, kind, before)
+    x, before, bias = torch.randn(rows, in_features), torch.randn(rows, 45), torch.randn(45)
+    weight = weight_of_kind(device, torch.randn(45, in_features), kind, group, bias)
+    y = device.linear(weight, x, before)
+    check(device, y, x, weight, kind, before)
+    assert torch.equal(y, device.linear(weight, x, before))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,12 +127,11 @@ def test_small_and_large_inputs_keep_their_precision(device: Device, rows: int, 
     assert (y.double() - exact).norm() / exact.norm() < (2.0**-7 if rounds_to_bytes else 2.0**-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [9, 40])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("rows", [9, 40, 200])
 def test_not_a_number_stays_in_its_own_row(device: Device, rows: int, kind: str) -> None:
     torch.manual_seed(rows)
-    weight = make_weight(device, torch.randn(12, 40), kind, 8)
-    check_broken_rows(device, weight, torch.randn(rows, 40))
+    check_broken_rows(device, weight_of_kind(device, torch.randn(12, 40), kind, 8), torch.randn(rows, 40))
 
 
 @pytest.mark.parametrize("kind", FLOATS)
@@ -140,24 +161,11 @@ def test_each_head_has_a_map_of_its_own(
 # ---- what tiles of rows on CUDA promise ----
 
 
-@pytest.mark.parametrize("rows", [17, 31, 32, 33, 64, 65, 100, 128, 191])
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, 128), (8, 32), (8, 128)])
-@pytest.mark.parametrize("shuffles_inputs", [False, True])
-def test_tiles_of_any_number_of_rows_meet_outputs_of_several_blocks(
-    cuda: Device, rows: int, bits: int, group: int, *, shuffles_inputs: bool
+@pytest.mark.parametrize(("rows", "shape", "group", "bits", "shuffles"), TILES)
+def test_tiles_of_codes_stand_for_their_numbers(
+    cuda: Device, rows: int, shape: tuple[int, int], group: int, bits: int, shuffles: bool
 ) -> None:
-    torch.manual_seed(rows + group)
-    weight = group_quantized_weight(cuda, (300, 256), bits, group, shuffles_inputs=shuffles_inputs)
-    x = torch.randn(rows, 256)
-    check(cuda, cuda.linear(weight, x), x, weight, f"int{bits}")
-
-
-@pytest.mark.parametrize(("rows", "bits"), [(20, 4), (40, 4), (40, 8)])
-def test_tiles_of_few_outputs_and_many_inputs_are_put_together(cuda: Device, rows: int, bits: int) -> None:
-    torch.manual_seed(rows)
-    weight = group_quantized_weight(cuda, (24, 4096), bits, 64, shuffles_inputs=False)  # split, on any device
-    x = torch.randn(rows, 4096)
-    check(cuda, cuda.linear(weight, x), x, weight, f"int{bits}")
+    check_codes(cuda, rows, shape, group, bits, shuffles)
 
 
 # ---- what the CPU promises beyond ----
@@ -189,7 +197,7 @@ def test_the_largest_codes_are_added_up_exactly(cpu: Device, sign: float, bits: 
 
 
 # Fewer inputs than a vector holds, as many, a part of one; groups of tiles that are not full; blocks.
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize(
     ("rows", "out_features", "in_features"),
     [(50, 70, 600), (190, 70, 600), (150, 16, 1), (130, 49, 256), (140, 100, 511), (900, 34, 40)],
@@ -198,7 +206,7 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(
     cpu: Device, rows: int, out_features: int, in_features: int, kind: str
 ) -> None:
     torch.manual_seed(rows)
-    weight = make_weight(cpu, torch.randn(out_features, in_features), kind, 32, torch.randn(out_features))
+    weight = weight_of_kind(cpu, torch.randn(out_features, in_features), kind, 32, torch.randn(out_features))
     check_rows_are_alone(cpu, weight, torch.randn(rows, in_features))
 
 
@@ -381,24 +389,6 @@ def test_many_rows_pass_between_the_layers_in_16_bits_and_without_the_bias(
     assert torch.equal(cuda.gated_mlp(up, "gelu_tanh", down, x), expected)
 
 
-# Groups of 128 inputs: Hopper's kernels/cuda/ring. The emulation has four multiprocessors, so that a block gets several
-# items, and some share inputs.
-RING_KINDS = ["int8", "int4", "int8 by output", "float8 by output", "float8 by wide block"]
-RING_ROWS = [1, 8, 9, 17, 50, 65, 130, 191]
-
-
-@pytest.mark.parametrize("kind", RING_KINDS)
-@pytest.mark.parametrize("rows", RING_ROWS)
-@pytest.mark.parametrize(("out_features", "in_features"), [(33, 1100), (200, 300), (1300, 256), (20, 100)])
-def test_groups_of_128_inputs_are_multiplied_within_the_stated_bound(
-    device: Device, rows: int, out_features: int, in_features: int, kind: str
-) -> None:
-    torch.manual_seed(rows)
-    x, bias = torch.randn(rows, in_features), torch.randn(out_features)
-    weight = weight_of_kind(device, torch.randn(out_features, in_features), kind, 128, bias)
-    check(device, device.linear(weight, x), x, weight, kind)
-
-
 @pytest.mark.parametrize("kind", ["int8 by output", "float8 by output"])
 @pytest.mark.parametrize("rows", [3, 70])
 def test_scales_of_outputs_make_groups_of_any_size_one_product(device: Device, rows: int, kind: str) -> None:
@@ -406,27 +396,3 @@ def test_scales_of_outputs_make_groups_of_any_size_one_product(device: Device, r
     x, w = torch.randn(rows, 1024), torch.randn(45, 1024)
     results = [device.linear(weight_of_kind(device, w, kind, group), x) for group in (32, 128)]
     assert torch.equal(*results)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("group", [128, 256])
-@pytest.mark.parametrize("rows", [2, 20, 70])
-@pytest.mark.parametrize("shuffles", [False, True])
-def test_zero_points_and_orders_of_groups_of_128_inputs_count(
-    device: Device, rows: int, group: int, bits: int, shuffles: bool
-) -> None:
-    torch.manual_seed(group + rows)
-    x = torch.randn(rows, 900)
-    weight = group_quantized_weight(device, (77, 900), bits, group, shuffles_inputs=shuffles)
-    check(device, device.linear(weight, x), x, weight, f"int{bits}")
-
-
-@pytest.mark.parametrize("kind", RING_KINDS)
-@pytest.mark.parametrize("rows", [3, 40, 100])
-def test_a_result_of_groups_of_128_inputs_is_added_and_the_same_each_time(device: Device, rows: int, kind: str) -> None:
-    torch.manual_seed(rows)
-    x, before = torch.randn(rows, 1024), torch.randn(rows, 45)
-    weight = weight_of_kind(device, torch.randn(45, 1024), kind, 128)
-    y = device.linear(weight, x, before)
-    check(device, y, x, weight, kind, before)
-    assert torch.equal(y, device.linear(weight, x, before))
