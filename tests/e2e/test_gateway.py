@@ -116,20 +116,6 @@ def test_reasoning_ends_when_its_budget_is_spent(triton_server: TritonServer, to
     assert cut.usage.completion_tokens == 40
 
 
-def test_streamed_choices_differ_and_repeat_with_their_seed(client: openai.OpenAI) -> None:
-    def stream() -> dict[int, str]:
-        texts = {0: "", 1: "", 2: ""}
-        options: Any = {"temperature": 1.2, "seed": 3, "max_tokens": 24, "n": 3, "stream": True}
-        story: Any = [{"role": "user", "content": "Tell me a story."}]
-        for chunk in client.chat.completions.create(model=MODEL, messages=story, **options):
-            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-        return texts
-
-    first = stream()
-    assert len(set(first.values())) == 3
-    assert stream() == first
-
-
 def test_logprobs_are_of_the_tokens_of_the_text(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     response = client.chat.completions.create(
         model=MODEL, messages=CAPITAL, temperature=0, logprobs=True, top_logprobs=4
@@ -253,23 +239,6 @@ def test_text_and_tokens_are_those_of_the_tokenizer(url: str, api: APIClient, to
     assert of_tokens["usage"] == of_text["usage"]
 
 
-def test_an_interactive_conversation_is_remembered_until_it_ends(api: APIClient) -> None:
-    def say(text: str) -> dict[str, Any]:
-        (output,) = api.chat_interactive_v1(
-            text, session_id=4711, interactive_mode=True, top_k=1, request_output_len=16
-        )
-        return output
-
-    first = say("What is the capital of France?")
-    assert (first["text"], first["history_tokens"]) == (REPLY, 0)
-    second = say("And of Italy?")
-    assert second["history_tokens"] >= first["input_tokens"] + first["tokens"]
-    api.end_session(4711)
-    assert say("What is the capital of France?")["history_tokens"] == 0
-    api.end_session(4711)
-    api.end_session(4711)
-
-
 @pytest.mark.parametrize("words", [20_000, 300_000])
 def test_a_turn_that_is_too_long_is_an_empty_response_and_the_conversation_goes_on(api: APIClient, words: int) -> None:
     options: Any = {"session_id": 4712, "interactive_mode": True, "top_k": 1, "request_output_len": 16}
@@ -321,12 +290,6 @@ def test_a_cache_report_names_the_part_that_changed_and_tells_other_salts_nothin
 def test_responses_stream(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input=CAPITAL, temperature=0) as events:
         assert events.get_final_response().output_text == REPLY
-
-
-def test_the_engine_s_metrics_are_passed_through(url: str) -> None:
-    page = httpx.get(f"{url}/metrics", trust_env=False).text
-    assert "lmdeploy_gateway_requests_total" in page
-    assert "turbomind_cache_blocks_free" in page
 
 
 CALLERS, TIMES = 4, 60

@@ -1,11 +1,8 @@
 """The real `openai` client against gateway, tritonserver and the default model."""
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -54,10 +51,6 @@ def test_the_capital_of_france_is_paris_streamed_and_not(client: openai.OpenAI) 
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 
-def test_the_name_of_the_model_is_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [DEFAULT_MODEL_NAME]
-
-
 def test_concurrent_streams_of_different_lengths_are_complete_and_as_if_alone(client: openai.OpenAI) -> None:
     jobs = [(CONVERSATIONS[index % len(CONVERSATIONS)], 8 + index) for index in range(STREAMS)]
     alone = [complete(client, messages, max_tokens=limit) for messages, limit in jobs]
@@ -65,23 +58,6 @@ def test_concurrent_streams_of_different_lengths_are_complete_and_as_if_alone(cl
         together = list(threads.map(lambda job: complete(client, job[0], max_tokens=job[1]), jobs))
     assert together == alone
     assert {reason for _, reason in together} <= {"stop", "length"}
-
-
-def test_multi_byte_characters_stream_whole_and_join_to_the_response(client: openai.OpenAI) -> None:
-    prompt: Any = [{"role": "user", "content": "Repeat exactly: 你好，世界 🙂🚀 café naïve Привет"}]
-    options = {"temperature": 1.3, "seed": 11, "max_tokens": 80}
-    whole = client.chat.completions.create(model=DEFAULT_MODEL_NAME, messages=prompt, **options)
-    text, _ = complete(client, prompt, **options)
-    assert text == whole.choices[0].message.content
-    assert any(ord(character) > 0x7F for character in text)
-
-
-@pytest.mark.parametrize("stop", ["ital of Fr", "of France is", ["never", "France is Par"]])
-def test_a_stop_string_over_several_tokens_never_leaks(client: openai.OpenAI, stop: Any) -> None:
-    text, reason = complete(client, CAPITAL, max_tokens=32, stop=stop)
-    first = stop if isinstance(stop, str) else stop[1]
-    full = "The capital of France is Paris."
-    assert (text, reason) == (full[: full.index(first)], "stop")
 
 
 def test_a_client_that_leaves_frees_its_blocks(client: openai.OpenAI, triton_server: TritonServer) -> None:
@@ -95,19 +71,6 @@ def test_a_client_that_leaves_frees_its_blocks(client: openai.OpenAI, triton_ser
         assert chunk.choices
     assert engine_metrics(triton_server)["cache_blocks_used"] > 0
     stream.close()
-    eventually_sync(lambda: no_blocks_used(triton_server))
-    assert engine_metrics(triton_server)["requests_cancelled_total"] == before + 1
-
-
-def test_a_client_that_leaves_a_whole_response_is_cancelled_too(gateway: str, triton_server: TritonServer) -> None:
-    eventually_sync(lambda: no_blocks_used(triton_server))
-    before = engine_metrics(triton_server)["requests_cancelled_total"]
-    body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "max_tokens": 4000, "ignore_eos": True}
-    where = urlsplit(gateway)
-    connection = HTTPConnection(str(where.hostname), where.port)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-    eventually_sync(lambda: engine_metrics(triton_server)["requests_running"] == 1)
-    connection.close()
     eventually_sync(lambda: no_blocks_used(triton_server))
     assert engine_metrics(triton_server)["requests_cancelled_total"] == before + 1
 

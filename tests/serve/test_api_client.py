@@ -68,6 +68,9 @@ def test_errors_are_yielded_like_responses(api: APIClient) -> None:
     assert error["message"] == "The model `another` does not exist."
     (error,) = api.chat_completions_v1("another", "hi", stream=True)
     assert error["code"] == 404
+    for temperature in ("hot", 9):
+        (error,) = api.chat_completions_v1("fake-model", "hi", temperature=temperature)
+        assert error["object"] == "error"
 
 
 def test_encode_counts(api: APIClient) -> None:
