@@ -65,7 +65,7 @@ def concatenation(parts: Iterable[Language]) -> Language:
     for part in parts:
         if part == NOTHING:
             return NOTHING
-        flat += part.parts if isinstance(part, Concatenation) else (part,)
+        flat += _parts(part)
     return flat[0] if len(flat) == 1 else Concatenation(tuple(flat))
 
 
@@ -140,12 +140,12 @@ def _heads(language: Language) -> Iterator[tuple[Chars | None, Language]]:
 
 
 def _joined(first: Language, rest: tuple[Language, ...]) -> Language:
-    parts = (*(first.parts if isinstance(first, Concatenation) else (first,)), *rest)
+    parts = (*_parts(first), *rest)
     return parts[0] if len(parts) == 1 else Concatenation(parts)
 
 
-def _length(language: Language) -> int:
-    return len(language.parts) if isinstance(language, Concatenation) else 1
+def _parts(language: Language) -> tuple[Language, ...]:
+    return language.parts if isinstance(language, Concatenation) else (language,)
 
 
 def has_empty(language: Language) -> bool:
@@ -315,7 +315,29 @@ def combined(
     Of strings that have many characters in common with unwanted ones, it leaves some out. Raises `TooAlikeError` where
     it would be large. The cost is that of the keyword at `pointer`.
     """
-    return _Combination(included, excluded, ranges, budget, pointer).language()
+    words = [[char.ranges for char in _parts(one) if isinstance(char, Chars)] for one in excluded]
+    are_words = all(len(word) == len(_parts(one)) for word, one in zip(words, excluded, strict=True))
+    if included or not are_words or any(charsets.size(char) > 1 for word in words for char in word):
+        return _Combination(included, excluded, ranges, budget, pointer).language()
+    budget.spend(sum(map(len, words)) * _COMBINING, pointer)
+    if expanded_size(found := _all_but(words, ranges)) > _MAX_SIZE:
+        raise TooAlikeError("is too large")
+    return found
+
+
+def _all_but(words: Iterable[Sequence[Ranges]], ranges: Ranges, depth: int = 0) -> Language:
+    if depth == _DEEPEST_NAME:
+        return NOTHING
+    following: dict[Ranges, list[Sequence[Ranges]]] = {}
+    for word in filter(None, words):
+        following.setdefault(word[0], []).append(word[1:])
+    options: list[Language] = [EMPTY] if all(words) else []
+    if others := charsets.intersection(charsets.complement(charsets.union(*following)), ranges):
+        options.append(concatenation([Chars(others), Repeat(Chars(ranges), 0, None)]))
+    for first, rests in following.items():
+        if charsets.intersection(first, ranges):
+            options.append(concatenation([Chars(first), _all_but(rests, ranges, depth + 1)]))
+    return choice(options)
 
 
 _Rests = tuple[int, ...]  # numbers of languages, of which a string may be one
@@ -412,7 +434,7 @@ class _Combination:
             [(head.ranges, tail) for rest in self._languages(rests) for head, tail in _heads(rest) if head is not None]
             for rests in state
         ]
-        weight = sum(1 + (len(ranges) + _length(tail)) // 8 for head in heads for ranges, tail in head)
+        weight = sum(1 + (len(ranges) + len(_parts(tail))) // 8 for head in heads for ranges, tail in head)
         numbered = [[(ranges, self._number(tail)) for ranges, tail in head] for head in heads]
         self._spend(weight)
         blocks = [self.ranges]
