@@ -154,23 +154,22 @@ install-clients:
 	grep -v '^#' requirements/clients-node.txt | xargs npm install --silent --no-audit --no-fund --prefix "$$root/node"; \
 	rm -f "$$root"/.installed-*; touch "$$stamp"
 
-sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer; the grammar program under the first
+sanitize: build-tests ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer
 	@for sanitizer in address thread; do \
 	    echo "-- building and testing with the $$sanitizer sanitizer (about 15 minutes on 2 slow cores)"; \
 	    $(CMAKE) -S . -B build-$$sanitizer -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTURBOMIND_SANITIZER=$$sanitizer \
-	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_GRAMMAR=$$([ $$sanitizer = thread ] && echo OFF || echo ON) \
+	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF \
 	        -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
 	    $(CMAKE) --build build-$$sanitizer; \
 	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
 	done
-	@tools/sanitized_grammars.sh build-address/turbomind_grammar.so
 
 arm: setup ## The engine's C++ tests for 64-bit ARM, with each of its kernel tables: cross-compiled, and run under qemu-user
 	@tools/install/debian.sh 'tests for ARM' 'aarch64-linux-gnu-g++ qemu-aarch64' 'g++-aarch64-linux-gnu qemu-user'
 	$(say) 'compiling the engine for ARM (about 5 minutes on 2 cores the first time)'
 	@$(CMAKE) -S . -B build-arm -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux \
 	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
-	    -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_GRAMMAR=OFF \
+	    -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF \
 	    -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null
 	@$(CMAKE) --build build-arm
 	@for cpu in cortex-a72 neoverse-n1 max; do \
@@ -242,5 +241,5 @@ lock: dev ## Pin the requirements to what is installed in the virtual environmen
 	$(PY) tools/lock_requirements.py
 
 clean: ## Remove what was built (keeps the virtual environment and the model cache)
-	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so lmdeploy/turbomind_grammar.so tests/kernels/_cuda_*.so tests/e2e/backends .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
+	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so tests/kernels/_cuda_*.so tests/e2e/backends .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
 	find $(PY_SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ clang=$(command -v clang++ || find /usr/bin -name 'clang++-[0-9]*' | sort -V | t
 echo "-- building the fuzz targets with $clang (about 3 minutes on 2 cores the first time)"
 mkdir -p build-fuzz
 cmake -S . -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTURBOMIND_FUZZ=ON \
-    -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_GRAMMAR=OFF -DTURBOMIND_TESTS=OFF > build-fuzz/configure.log 2>&1 \
+    -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_TESTS=OFF > build-fuzz/configure.log 2>&1 \
     || { cat build-fuzz/configure.log; exit 1; }
 cmake --build build-fuzz --target fuzz
 status=0

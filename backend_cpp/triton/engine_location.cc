@@ -1,6 +1,5 @@
 #include "triton/engine_location.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -76,18 +75,6 @@ std::string directory_of(const std::string& what, std::vector<std::string> comma
   return line;
 }
 
-// Empty: it was not built.
-std::vector<std::string> grammar_program() {
-  namespace fs = std::filesystem;
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&installed_programs), &info) == 0) throw internal_error("where is this library?");
-  const fs::path here = fs::canonical(info.dli_fname).parent_path();
-  for (const fs::path& folder : {here, here.parent_path().parent_path()}) {
-    if (fs::exists(folder / "turbomind_grammar.so")) return python_module("lmdeploy.grammars");
-  }
-  return {};
-}
-
 }  // namespace
 
 std::string find_engine_directory(const std::string& model_path, const std::string& version_directory) {
@@ -107,8 +94,8 @@ Programs installed_programs(const std::string& version_directory) {
     return directory_of("the head for " + target, python_module("lmdeploy.turbomind.heads"),
                         {target, drafts.method, drafts.model});
   };
-  return {python_module("lmdeploy.pytorch.worker"), python_module("lmdeploy.kv_events.publisher"), grammar_program(),
-          locate};
+  return {python_module("lmdeploy.pytorch.worker"), python_module("lmdeploy.kv_events.publisher"),
+          python_module("lmdeploy.grammars"), locate};
 }
 
 }  // namespace turbomind

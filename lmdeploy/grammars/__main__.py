@@ -1,12 +1,10 @@
 """A process that compiles response formats for an engine, which has started it and talks to it over a socket.
 
-`translated` writes a format as a text that xgrammar reads; ``turbomind_grammar.so`` (``backend_cpp/grammar``) makes the
-grammar a program. The engine (``backend_cpp/engine/grammar/process_compiler.cc``) says how messages look,
-and ends a process that takes too long.
+`translated` writes a format as a text that xgrammar reads; `program_of` makes the grammar a program. The engine
+(``backend_cpp/engine/grammar/process_compiler.cc``) says how messages look, and ends a process that takes too long.
 """
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -22,16 +20,15 @@ from typing import Any
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's affair
 
 from lmdeploy.grammars import InvalidFormatError, translated  # noqa: E402 - takes a moment
+from lmdeploy.grammars.program import program_of  # noqa: E402
 
 _SOCKET = 3
-_REGEX = 12  # the type of xgrammar's expressions that are regular ones
-_LIBRARY = Path(__file__).parents[1] / "turbomind_grammar.so"
 _PRIORITY = 10
 _MEMORY = 1 << 30  # alongside what the process has
 
 
 class _Reader:
-    """xgrammar's own library, whose package imports torch, and the one that makes programs."""
+    """xgrammar's own library, whose package imports torch."""
 
     def __init__(self) -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it where it is there
@@ -46,28 +43,18 @@ class _Reader:
             pass
 
         self._grammar: Any = Grammar
-        self._program = ctypes.CDLL(str(_LIBRARY)).turbomind_grammar_program
-        self._program.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
 
-    def program(self, kind: str, text: str) -> tuple[str, bytes]:
-        """Return the type and the payload of the answer to a text for xgrammar; raise its errors."""
-        source = self._source(kind, text).encode()
-        size, found = ctypes.c_size_t(), ctypes.c_void_p()
-        kind = chr(self._program(source, len(source), ctypes.byref(found), ctypes.byref(size)))
-        return kind, ctypes.string_at(found, size.value) if found else b""
-
-    def _source(self, kind: str, text: str) -> str:
+    def program(self, kind: str, text: str) -> bytes:
+        """Return the program of a text for xgrammar; raise its errors."""
         if kind == "grammar":
-            return str(self._grammar.from_ebnf(text, "root").serialize_json())
-        if kind == "structural_tag":
-            return str(self._grammar.from_structural_tag(text).serialize_json())
-        source = json.loads(self._grammar.from_lark(text, None, [], []).serialize_json())
-        data, regexes = source["grammar_expr_data"], []
-        for number, at in enumerate(source["grammar_expr_indptr"]):
-            if data[at] == _REGEX:
-                pattern = bytes(data[at + 3 : at + 2 + data[at + 1]]).decode()
-                regexes.append((number, json.loads(self._grammar.from_regex(pattern, False).serialize_json())))
-        return json.dumps(source | {"regexes": regexes})
+            grammar = self._grammar.from_ebnf(text, "root")
+        elif kind == "structural_tag":
+            grammar = self._grammar.from_structural_tag(text)
+        else:
+            grammar = self._grammar.from_lark(text, None, [], [])
+        return program_of(
+            grammar.serialize_json(), lambda pattern: self._grammar.from_regex(pattern, False).serialize_json()
+        )
 
 
 def _answer(reader: _Reader, response_format: bytes) -> tuple[str, bytes]:
@@ -75,22 +62,19 @@ def _answer(reader: _Reader, response_format: bytes) -> tuple[str, bytes]:
     try:
         given = translated(response_format.decode(errors="replace"))
         try:
-            kind, payload = reader.program(given.kind, given.text)
+            return "T" if given.kind == "structural_tag" else "P", reader.program(given.kind, given.text)
         except UnicodeDecodeError as error:  # of a message of xgrammar's that quotes half a character
-            kind, payload = "R", bytes(error.object)
+            message = error.object.decode(errors="replace")
         except (RuntimeError, TypeError, ValueError) as error:
-            kind, payload = "M" if "bad_alloc" in str(error) else "R", str(error).encode(errors="replace")
-        if kind == "R":
-            payload = given.explain(payload.decode(errors="replace")).encode(errors="replace")
+            message = str(error)
+            if "bad_alloc" in message:
+                raise MemoryError from None
+        message = given.explain(message)
     except InvalidFormatError as error:
-        kind, payload = "R", str(error).encode(errors="replace")
+        message = str(error)
     except MemoryError:
-        kind = "M"
-    if kind == "M":
-        payload = f"it takes more than {_MEMORY >> 20} MiB of memory".encode()
-    if kind == "P":
-        return "T" if given.kind == "structural_tag" else kind, payload
-    return kind, b"response_format: " + payload
+        return "M", f"response_format: it takes more than {_MEMORY >> 20} MiB of memory".encode()
+    return "R", f"response_format: {message}".encode(errors="replace")
 
 
 def _limit() -> None:

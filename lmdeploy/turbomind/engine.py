@@ -37,8 +37,7 @@ _OFFLINE_SETTINGS = {"max_waiting": 2**30}  # offline callers wait; no request i
 # Commands of the processes that the engine starts; in Triton backend_cpp/triton/engine_location.cc names them.
 _WORKER = [sys.executable, "-m", "lmdeploy.pytorch.worker"]
 _PUBLISHER = [sys.executable, "-m", "lmdeploy.kv_events.publisher"]
-_HAS_GRAMMARS = (Path(__file__).parents[1] / "turbomind_grammar.so").exists()
-_GRAMMAR = [sys.executable, "-m", "lmdeploy.grammars"] if _HAS_GRAMMARS else []
+_GRAMMAR = [sys.executable, "-m", "lmdeploy.grammars"]
 _PARAMS = tuple(field for field in fields_of(GenerationConfig) if field.is_param)
 
 EngineUnavailable = _turbomind.EngineUnavailable

@@ -72,7 +72,6 @@ def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tes
     for expected in (
         "lmdeploy/backends/turbomind/libtriton_turbomind.so",
         "lmdeploy/backends/turbomind/libprivate_files.so",
-        "lmdeploy/turbomind_grammar.so",
         "lmdeploy/model_repository/ensemble/config.pbtxt",
         "python_backend/preprocessing/model.py",
         "openai_gateway/app.py",
@@ -84,9 +83,7 @@ def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tes
     assert any(name.startswith("lmdeploy/_turbomind.") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "tools/", "backend_cpp/"))]
     # Compiled files are where they are built; everything else is a file that git keeps.
-    made = re.compile(
-        r"lmdeploy_triton-.*\.dist-info/|lmdeploy/(backends/.*\.so|_turbomind\..*\.so|turbomind_grammar\.so)$"
-    )
+    made = re.compile(r"lmdeploy_triton-.*\.dist-info/|lmdeploy/(backends/.*\.so|_turbomind\..*\.so)$")
     model_repository = "lmdeploy/model_repository/"
     rest = {name.replace(model_repository, "model_repository/") for name in names if not made.match(name)}
     assert rest <= kept_by_git()

@@ -330,6 +330,13 @@ def test_one_of_some_texts_comes_whatever_is_in_them(babbler: AsyncEngine) -> No
     assert {response.text for response in babbler(["Well?"] * 12, config)} <= set(choices)
 
 
+def test_what_comes_to_no_end_is_not_begun(babbler: AsyncEngine) -> None:
+    (token,) = babbler.tokenizer.encode("a", add_bos=False)
+    grammar = 'root ::= "a" b | "c"\nb ::= "a" b'
+    config = config_of({"type": "grammar", "grammar": grammar}, logit_bias={token: 100.0})
+    assert babbler("Go", config, do_preprocess=False).text == "c"
+
+
 def test_a_response_without_stop_tokens_ends_where_its_format_ends(babbler: AsyncEngine) -> None:
     config = config_of({"type": "regex_schema", "regex_schema": "[0-9]{4}"}, ignore_eos=True)
     response = babbler("A year", config, do_preprocess=False)

@@ -52,7 +52,7 @@ def build_step(architecture: str) -> Step:
     """Return the command that compiles the kernels; warnings are no errors here, since another compiler has others."""
     settings = {
         "CMAKE_BUILD_TYPE": "Release", "CMAKE_CUDA_ARCHITECTURES": architecture, "Python_EXECUTABLE": sys.executable,
-        "TURBOMIND_CUDA": "ON", "TURBOMIND_GRAMMAR": "OFF", "TURBOMIND_TRITON": "OFF", "TURBOMIND_WERROR": "OFF",
+        "TURBOMIND_CUDA": "ON", "TURBOMIND_TRITON": "OFF", "TURBOMIND_WERROR": "OFF",
     }  # fmt: skip
     options = " ".join(f"-D{name}={value}" for name, value in settings.items())
     script = f"cmake -S . -B {BUILD} -G Ninja {options} && cmake --build {BUILD} --target _turbomind _cuda_device"

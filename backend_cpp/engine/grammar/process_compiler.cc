@@ -291,7 +291,7 @@ std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> 
     if (!program.empty()) {
       return std::make_unique<ProcessCompiler>(std::move(program), std::move(vocabulary), std::move(special), seconds);
     }
-    reason = "turbomind_grammar was not built";
+    reason = "no program compiles grammars here";
   } catch (const std::exception& error) {
     reason = error.what();
   }

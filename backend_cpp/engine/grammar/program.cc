@@ -15,20 +15,6 @@ bool is_below(int32_t number, int64_t end) {
 
 }  // namespace
 
-std::string GrammarProgram::bytes() const {
-  std::string bytes;
-  const auto put = [&](const auto& list) {
-    const auto length = static_cast<uint32_t>(list.size());
-    bytes.append(reinterpret_cast<const char*>(&length), sizeof(length));
-    bytes.append(reinterpret_cast<const char*>(list.data()), list.size() * sizeof(list[0]));
-  };
-  put(nodes);
-  put(lists);
-  put(starts);
-  put(min_bytes);
-  return bytes;
-}
-
 GrammarProgram GrammarProgram::read(std::string_view bytes) {
   GrammarProgram program;
   const auto take = [&](void* to, size_t size) {

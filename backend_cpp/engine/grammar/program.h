@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -41,7 +40,6 @@ struct GrammarProgram {
     bool is_end() const { return kind == kReturn || kind == kWhenFull; }
   };
 
-  static constexpr size_t kMaxNodes = 400'000;  // of what is made here
   std::vector<Node> nodes;
   std::vector<int32_t> lists;      // pairs of bytes or code points, first and last; tokens; nodes of the splits
   std::vector<int32_t> starts;     // a node a rule; the first rule is the root
@@ -55,9 +53,7 @@ struct GrammarProgram {
     return {lists.data() + node.a, static_cast<size_t>(size)};
   }
 
-  // Its four lists, each after its uint32 length.
-  std::string bytes() const;
-  // Throws Error(kInternal) for bytes of no sound program.
+  // `bytes`: its four lists, each after its uint32 length. Throws Error(kInternal) for those of no sound program.
   static GrammarProgram read(std::string_view bytes);
 
   // Whether all indices are in range and it has a rule.

@@ -5,7 +5,6 @@
 
 #include "engine/grammar/automaton.h"
 #include "engine/grammar/token_trie.h"
-#include "grammar/prepare_program.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
@@ -69,8 +68,8 @@ TEST(states_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_te
   };
   program.lists = {'a', 'b'};
   program.starts = {2, 4, 5};
+  program.min_bytes = {13, 1, 1};
   constexpr int kHorizon = 4;
-  CHECK(prepare(program));
   Automaton automaton(program, kHorizon);
   std::vector<std::string> texts = {""};
   for (size_t i = 0; i < texts.size() && texts[i].size() < kHorizon; ++i) {
@@ -106,7 +105,7 @@ TEST(a_repetition_of_what_may_be_nothing_keeps_its_counts) {
                    {Kind::kSplit, 2, 2, 0, 0}};
   program.lists = {'a', 'b', 3, 0};
   program.starts = {2, 4};
-  CHECK(prepare(program));
+  program.min_bytes = {1, 0};
   Automaton automaton(program, 2);
   const Automaton::State state = automaton.after(automaton.start(), "ab");
   CHECK_EQUAL(automaton.representative(state), state);

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "engine/grammar/automaton.h"
-#include "grammar/prepare_program.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {
@@ -102,6 +101,7 @@ class Writer {
   GrammarProgram program(const Pointer& e) {
     const int32_t root = rule(e);
     std::swap(program_.starts[0], program_.starts[static_cast<size_t>(root)]);
+    std::swap(program_.min_bytes[0], program_.min_bytes[static_cast<size_t>(root)]);
     return program_;
   }
 
@@ -119,9 +119,13 @@ class Writer {
 
   // The first rule is kept for the root.
   int32_t rule(const Pointer& e) {
-    if (program_.starts.empty()) program_.starts.push_back(0);
+    if (program_.starts.empty()) {
+      program_.starts.push_back(0);
+      program_.min_bytes.push_back(0);
+    }
     const int32_t start = write(*e, 0);
     program_.starts.push_back(start);
+    program_.min_bytes.push_back(shortest(*e));
     return static_cast<int32_t>(program_.starts.size()) - 1;
   }
 
@@ -134,7 +138,8 @@ class Writer {
       case Expression::kEither:
         return either({write(*e.first, next), write(*e.second, next)});
       case Expression::kRepeat:
-        return counts_ ? node({Kind::kRepeat, rule(e.first), e.low, e.high, next}) : repeat(e, next);
+        if (!counts_) return repeat(e, next);
+        return node({Kind::kRepeat, rule(e.first), shortest(*e.first) == 0 ? 0 : e.low, e.high, next});
       case Expression::kShort:
         return node({Kind::kRegion, rule(e.first), 0, GrammarProgram::kShortest, next});
       case Expression::kTokens:
@@ -241,9 +246,7 @@ TEST(what_repetitions_in_repetitions_allow_is_what_derivatives_allow) {
   int texts = 0;
   for (int round = 0; round < 1500; ++round) {
     const Pointer e = expressions.next(5);
-    GrammarProgram program = Writer(true).program(e);
-    if (round % 3 == 0 && !prepare(program)) continue;
-    Automaton automaton(std::move(program), round % 2 == 0 ? 0 : 3);
+    Automaton automaton(Writer(true).program(e), round % 2 == 0 ? 0 : 3);
     automaton.set_budget(1 << 24);
     texts += compare(e, automaton, automaton.start(), 5);
   }
@@ -317,9 +320,7 @@ TEST(what_may_be_nothing_is_not_tried_again_and_again) {
   const auto byte = [](char c) { return make(Expression::kByte, nullptr, nullptr, c); };
   const Pointer maybe = make(Expression::kEither, byte('a'), make(Expression::kNothing));
   const Pointer e = make(Expression::kThen, make(Expression::kRepeat, maybe, nullptr, 200, 300), byte('b'));
-  GrammarProgram program = Writer(true).program(e);
-  CHECK(prepare(program));
-  Automaton automaton(program);
+  Automaton automaton(Writer(true).program(e));
   for (const size_t letters : {0, 1, 299, 300, 301}) {
     automaton.set_budget(20 * (letters + 2));
     const Automaton::State state = automaton.after(automaton.start(), std::string(letters, 'a') + "b");
