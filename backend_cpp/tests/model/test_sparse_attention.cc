@@ -99,21 +99,94 @@ std::vector<int32_t> highest(const std::vector<double>& scores, int count) {
   return order;
 }
 
+template <class T>
+double dot(const float* a, const T* b, size_t size) {
+  double sum = 0;
+  for (size_t d = 0; d < size; ++d) sum += double{a[d]} * double{b[d]};
+  return sum;
+}
+
+// Attention of rows whose key/value heads see these tokens [rows, key/value heads], where others are NaN.
+void check_attention(ThreadPool& pool, std::mt19937& random, const Sizes& shape,
+                     const std::vector<std::vector<int32_t>>& seen, const std::vector<int32_t>& chosen, int block,
+                     bool is_by_head) {
+  const auto context = static_cast<size_t>(shape.context);
+  const auto kv_heads = seen.size() / static_cast<size_t>(shape.rows);
+  std::vector<bool> is_seen(context, false);
+  for (const std::vector<int32_t>& tokens : seen) {
+    for (const int32_t t : tokens) is_seen[static_cast<size_t>(t)] = true;
+  }
+  std::vector<float> keys = random_floats(random, context * kv_heads * kKeyDim);
+  std::vector<float> values = random_floats(random, context * kv_heads * kValueDim);
+  std::vector<float> poisoned_keys = keys;
+  std::vector<float> poisoned_values = values;
+  for (size_t t = 0; t < context; ++t) {
+    if (is_seen[t]) continue;
+    std::fill_n(poisoned_keys.begin() + static_cast<ptrdiff_t>(t * kv_heads * kKeyDim), kv_heads * kKeyDim, NAN);
+    std::fill_n(poisoned_values.begin() + static_cast<ptrdiff_t>(t * kv_heads * kValueDim), kv_heads * kValueDim, NAN);
+  }
+  Cache cache(
+      {.type = shape.type, .num_kv_heads = static_cast<int>(kv_heads), .key_dim = kKeyDim, .value_dim = kValueDim},
+      shape, random);
+  cache.write(pool, 0, poisoned_keys, poisoned_values);
+  cache.use({0, shape.rows, shape.context - shape.rows, nullptr});
+  cache.params.num_heads = kHeads;
+  std::vector<float> queries = random_floats(random, static_cast<size_t>(shape.rows) * kHeads * kKeyDim);
+  for (float& query : queries) query *= 0.2F;
+  const HeadsView view{queries.data(), shape.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
+  std::vector<float> out(static_cast<size_t>(shape.rows) * kHeads * kValueDim);
+  SparseAttention{cache.params, shape.top_k, chosen.data(), view, out.data(), block, is_by_head}.run(pool);
+
+  double furthest = 0;
+  for (int row = 0; row < shape.rows; ++row) {
+    for (int h = 0; h < kHeads; ++h) {
+      std::vector<double> expected(kValueDim, 0);
+      double sum = 0;
+      const size_t kv_head = static_cast<size_t>(h) * kv_heads / kHeads;
+      for (const int32_t t : seen[static_cast<size_t>(row) * kv_heads + kv_head]) {
+        const size_t head = static_cast<size_t>(t) * kv_heads + kv_head;
+        const double weight = std::exp(dot(view.head(static_cast<size_t>(row), h), &keys[head * kKeyDim], kKeyDim));
+        sum += weight;
+        for (size_t d = 0; d < kValueDim; ++d) expected[d] += weight * values[head * kValueDim + d];
+      }
+      for (size_t d = 0; d < kValueDim; ++d) {
+        const double found = out[static_cast<size_t>(row * kHeads + h) * kValueDim + d];
+        CHECK(!std::isnan(found));
+        furthest = std::max(furthest, std::abs(found - expected[d] / sum));
+      }
+    }
+  }
+  CHECK(furthest < tolerance_of(shape.type));
+}
+
+// A cache of index keys of its type, which are rounded to it.
+struct Index : Cache {
+  std::vector<float> keys;
+
+  Index(const Sizes& sizes, std::mt19937& random)
+      : Cache({.type = sizes.type == CacheType::kFloat32 ? sizes.type : CacheType::kBFloat16,
+               .key_dim = kIndexDim,
+               .value_dim = 0},
+              sizes, random),
+        keys(random_floats(random, static_cast<size_t>(sizes.context) * kIndexDim)) {
+    if (params.layout.type == CacheType::kFloat32) return;
+    for (float& key : keys) key = to_float(to_bf16(key));
+  }
+
+  const float* key(int token) const { return &keys[static_cast<size_t>(token) * kIndexDim]; }
+
+  void write(ThreadPool& pool) {
+    std::vector<float> nothing(keys.size() / kIndexDim);
+    Cache::write(pool, 0, keys, nothing);
+  }
+};
+
 void check_sparse(const Sizes& sizes, int threads) {
   std::mt19937 random(7);
   ThreadPool pool(threads);
-  const auto context = static_cast<size_t>(sizes.context);
   const int first = sizes.context - sizes.rows;
-
-  // The choice.
-  std::vector<float> index_keys = random_floats(random, context * kIndexDim);
-  std::vector<float> nothing(context);
-  const CacheType index_type = sizes.type == CacheType::kFloat32 ? sizes.type : CacheType::kBFloat16;
-  if (index_type == CacheType::kBFloat16) {
-    for (float& key : index_keys) key = to_float(to_bf16(key));
-  }
-  Cache index({.type = index_type, .key_dim = kIndexDim, .value_dim = 0}, sizes, random);
-  index.write(pool, 0, index_keys, nothing);
+  Index index(sizes, random);
+  index.write(pool);
   index.use({0, sizes.rows, first, nullptr});
   std::vector<float> index_queries = random_floats(random, static_cast<size_t>(sizes.rows) * kIndexHeads * kIndexDim);
   const std::vector<float> weights = random_floats(random, static_cast<size_t>(sizes.rows) * kIndexHeads);
@@ -123,17 +196,12 @@ void check_sparse(const Sizes& sizes, int threads) {
   ChooseKeys{index.params, sizes.top_k, index_view, weights.data(), chosen.data()}.run(pool);
 
   std::vector<std::vector<int32_t>> seen;  // of each row
-  std::vector<bool> is_seen(context, false);
   for (int row = 0; row < sizes.rows; ++row) {
     const int kv_len = first + row + 1;
     std::vector<double> scores(static_cast<size_t>(kv_len));
     for (int t = 0; t < kv_len; ++t) {
       for (int h = 0; h < kIndexHeads; ++h) {
-        double product = 0;
-        for (int d = 0; d < kIndexDim; ++d) {
-          product += double{index_view.head(static_cast<size_t>(row), h)[d]} *
-                     double{index_keys[static_cast<size_t>(t) * kIndexDim + static_cast<size_t>(d)]};
-        }
+        const double product = dot(index_view.head(static_cast<size_t>(row), h), index.key(t), kIndexDim);
         scores[static_cast<size_t>(t)] +=
             weights[static_cast<size_t>(row) * kIndexHeads + static_cast<size_t>(h)] * std::max(product, 0.0);
       }
@@ -143,54 +211,8 @@ void check_sparse(const Sizes& sizes, int threads) {
       const auto begin = chosen.begin() + static_cast<ptrdiff_t>(row) * sizes.top_k;
       CHECK(std::vector(begin, begin + sizes.top_k) == seen.back());
     }
-    for (const int32_t t : seen.back()) is_seen[static_cast<size_t>(t)] = true;
   }
-
-  // Attention. A token that no row sees is NaN.
-  std::vector<float> keys = random_floats(random, context * kKeyDim);
-  std::vector<float> values = random_floats(random, context * kValueDim);
-  std::vector<float> poisoned_keys = keys;
-  std::vector<float> poisoned_values = values;
-  for (size_t t = 0; t < context; ++t) {
-    if (is_seen[t]) continue;
-    std::fill_n(poisoned_keys.begin() + static_cast<ptrdiff_t>(t) * kKeyDim, kKeyDim, NAN);
-    std::fill_n(poisoned_values.begin() + static_cast<ptrdiff_t>(t) * kValueDim, kValueDim, NAN);
-  }
-  Cache cache({.type = sizes.type, .key_dim = kKeyDim, .value_dim = kValueDim}, sizes, random);
-  cache.write(pool, 0, poisoned_keys, poisoned_values);
-  cache.use({0, sizes.rows, first, nullptr});
-  cache.params.num_heads = kHeads;
-  std::vector<float> queries = random_floats(random, static_cast<size_t>(sizes.rows) * kHeads * kKeyDim);
-  for (float& query : queries) query *= 0.2f;
-  const HeadsView view{queries.data(), sizes.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
-  std::vector<float> out(static_cast<size_t>(sizes.rows) * kHeads * kValueDim);
-  SparseAttention{cache.params, sizes.top_k, chosen.data(), view, out.data()}.run(pool);
-
-  double furthest = 0;
-  for (int row = 0; row < sizes.rows; ++row) {
-    for (int h = 0; h < kHeads; ++h) {
-      std::vector<double> expected(kValueDim, 0);
-      double sum = 0;
-      for (const int32_t t : seen[static_cast<size_t>(row)]) {
-        double product = 0;
-        for (int d = 0; d < kKeyDim; ++d) {
-          product +=
-              double{view.head(static_cast<size_t>(row), h)[d]} * double{keys[static_cast<size_t>(t * kKeyDim + d)]};
-        }
-        const double weight = std::exp(product);
-        sum += weight;
-        for (int d = 0; d < kValueDim; ++d) {
-          expected[static_cast<size_t>(d)] += weight * double{values[static_cast<size_t>(t * kValueDim + d)]};
-        }
-      }
-      for (int d = 0; d < kValueDim; ++d) {
-        const double found = out[static_cast<size_t>((row * kHeads + h) * kValueDim + d)];
-        CHECK(!std::isnan(found));
-        furthest = std::max(furthest, std::abs(found - expected[static_cast<size_t>(d)] / sum));
-      }
-    }
-  }
-  CHECK(furthest < tolerance_of(sizes.type));
+  check_attention(pool, random, sizes, seen, chosen, 1, false);
 }
 
 // ---- blocks ----
@@ -226,81 +248,22 @@ std::vector<double> block_key(const std::vector<float>& keys, const std::vector<
   return key;
 }
 
-// Attention of rows whose key/value heads see these tokens [rows, kKvHeads], where others are NaN.
-void check_attention(ThreadPool& pool, std::mt19937& random, const Sizes& shape,
-                     const std::vector<std::vector<int32_t>>& seen, const std::vector<int32_t>& chosen, int block,
-                     bool is_by_head) {
-  const auto context = static_cast<size_t>(shape.context);
-  std::vector<bool> is_seen(context, false);
-  for (const std::vector<int32_t>& tokens : seen) {
-    for (const int32_t t : tokens) is_seen[static_cast<size_t>(t)] = true;
-  }
-  std::vector<float> keys = random_floats(random, context * kKvHeads * kKeyDim);
-  std::vector<float> values = random_floats(random, context * kKvHeads * kValueDim);
-  std::vector<float> poisoned_keys = keys;
-  std::vector<float> poisoned_values = values;
-  for (size_t t = 0; t < context; ++t) {
-    if (is_seen[t]) continue;
-    std::fill_n(poisoned_keys.begin() + static_cast<ptrdiff_t>(t) * kKvHeads * kKeyDim, kKvHeads * kKeyDim, NAN);
-    std::fill_n(poisoned_values.begin() + static_cast<ptrdiff_t>(t) * kKvHeads * kValueDim, kKvHeads * kValueDim, NAN);
-  }
-  Cache cache({.type = shape.type, .num_kv_heads = kKvHeads, .key_dim = kKeyDim, .value_dim = kValueDim}, shape,
-              random);
-  cache.write(pool, 0, poisoned_keys, poisoned_values);
-  cache.use({0, shape.rows, shape.context - shape.rows, nullptr});
-  cache.params.num_heads = kHeads;
-  std::vector<float> queries = random_floats(random, static_cast<size_t>(shape.rows) * kHeads * kKeyDim);
-  for (float& query : queries) query *= 0.2F;
-  const HeadsView view{queries.data(), shape.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
-  std::vector<float> out(static_cast<size_t>(shape.rows) * kHeads * kValueDim);
-  SparseAttention{cache.params, shape.top_k, chosen.data(), view, out.data(), block, is_by_head}.run(pool);
-
-  double furthest = 0;
-  for (int row = 0; row < shape.rows; ++row) {
-    for (int h = 0; h < kHeads; ++h) {
-      std::vector<double> expected(kValueDim, 0);
-      double sum = 0;
-      const int kv_head = h / (kHeads / kKvHeads);
-      for (const int32_t t : seen[static_cast<size_t>(row * kKvHeads + kv_head)]) {
-        const size_t head = static_cast<size_t>(t) * kKvHeads + static_cast<size_t>(kv_head);
-        double product = 0;
-        for (size_t d = 0; d < kKeyDim; ++d)
-          product += view.head(static_cast<size_t>(row), h)[d] * double{keys[head * kKeyDim + d]};
-        const double weight = std::exp(product);
-        sum += weight;
-        for (size_t d = 0; d < kValueDim; ++d) expected[d] += weight * values[head * kValueDim + d];
-      }
-      for (size_t d = 0; d < kValueDim; ++d) {
-        const double found = out[static_cast<size_t>(row * kHeads + h) * kValueDim + d];
-        CHECK(!std::isnan(found));
-        furthest = std::max(furthest, std::abs(found - expected[d] / sum));
-      }
-    }
-  }
-  CHECK(furthest < tolerance_of(shape.type));
-}
-
 // The chosen tokens of each row, by float64, and all that is chosen and attended to.
 void check_blocks(const BlockSizes& sizes, int threads) {
   std::mt19937 random(11);
   ThreadPool pool(threads);
-  const auto context = static_cast<size_t>(sizes.context);
   const int first = sizes.context - sizes.rows;
   const int top_k = sizes.budget + sizes.block - 1;
   const Sizes shape{sizes.type, sizes.context, sizes.rows, top_k};
 
-  std::vector<float> index_keys = random_floats(random, context * kIndexDim);
-  const CacheType index_type = sizes.type == CacheType::kFloat32 ? sizes.type : CacheType::kBFloat16;
-  if (index_type == CacheType::kBFloat16) {
-    for (float& key : index_keys) key = to_float(to_bf16(key));
-  }
+  Index index(shape, random);
+  const CacheType index_type = index.params.layout.type;
   const std::vector<float> norm = random_floats(random, kIndexDim);
-  Cache index({.type = index_type, .key_dim = kIndexDim, .value_dim = 0}, shape, random);
   const int cuts[] = {0, first / 2, first, sizes.context};  // within blocks
   for (int i = 0; i < 3; ++i) {
     const int rows = cuts[i + 1] - cuts[i];
     index.use({0, rows, cuts[i], nullptr});
-    const HeadsView view = rows_view(index_keys.data() + static_cast<size_t>(cuts[i]) * kIndexDim, rows, kIndexDim);
+    const HeadsView view = rows_view(index.keys.data() + static_cast<size_t>(cuts[i]) * kIndexDim, rows, kIndexDim);
     WriteBlockKeys{index.params,        sizes.block, view, {NormKind::kRms, 1e-6F, norm.data(), nullptr},
                    kFrequencies.data(), kPairs,      1,    false}
         .run(pool);
@@ -328,11 +291,10 @@ void check_blocks(const BlockSizes& sizes, int threads) {
     const int blocks = kv_len / sizes.block;
     std::vector<double> scores(static_cast<size_t>(blocks));
     for (int b = 0; b < blocks; ++b) {
-      const std::vector<double> key = block_key(index_keys, norm, b * sizes.block, sizes.block);
+      const std::vector<double> key = block_key(index.keys, norm, b * sizes.block, sizes.block);
       for (int h = 0; h < kIndexHeads; ++h) {
-        double product = 0;
-        for (size_t d = 0; d < kIndexDim; ++d) product += index_view.head(static_cast<size_t>(row), h)[d] * key[d];
-        scores[static_cast<size_t>(b)] += std::max(product, 0.0);
+        scores[static_cast<size_t>(b)] +=
+            std::max(dot(index_view.head(static_cast<size_t>(row), h), key.data(), kIndexDim), 0.0);
       }
     }
     std::vector<int32_t> tokens;
@@ -357,15 +319,10 @@ void check_blocks(const BlockSizes& sizes, int threads) {
 void check_best_blocks(const BlockSizes& sizes, int threads) {
   std::mt19937 random(13);
   ThreadPool pool(threads);
-  const auto context = static_cast<size_t>(sizes.context);
   const int first = sizes.context - sizes.rows;
   const Sizes shape{sizes.type, sizes.context, sizes.rows, sizes.budget};
-  std::vector<float> index_keys = random_floats(random, context * kIndexDim);
-  std::vector<float> nothing(context);
-  const CacheType index_type = sizes.type == CacheType::kFloat32 ? sizes.type : CacheType::kBFloat16;
-  for (float& key : index_keys) key = to_float(to_bf16(key));
-  Cache index({.type = index_type, .key_dim = kIndexDim, .value_dim = 0}, shape, random);
-  index.write(pool, 0, index_keys, nothing);
+  Index index(shape, random);
+  index.write(pool);
   index.use({0, sizes.rows, first, nullptr});
   std::vector<float> queries = random_floats(random, static_cast<size_t>(sizes.rows) * kKvHeads * kIndexDim);
   const HeadsView view{queries.data(), sizes.rows, kKvHeads * kIndexDim, kKvHeads, kIndexDim, kIndexDim};
@@ -379,13 +336,8 @@ void check_best_blocks(const BlockSizes& sizes, int threads) {
     for (int head = 0; head < kKvHeads; ++head) {
       std::vector<double> best(static_cast<size_t>(own), -std::numeric_limits<double>::infinity());
       for (int t = 0; t < own * sizes.block; ++t) {
-        double product = 0;
-        for (int d = 0; d < kIndexDim; ++d) {
-          product += double{view.head(static_cast<size_t>(row), head)[d]} *
-                     double{index_keys[static_cast<size_t>(t * kIndexDim + d)]};
-        }
         double& of_block = best[static_cast<size_t>(t / sizes.block)];
-        of_block = std::max(of_block, product);
+        of_block = std::max(of_block, dot(view.head(static_cast<size_t>(row), head), index.key(t), kIndexDim));
       }
       std::vector<int32_t>& tokens = seen.emplace_back();
       for (const int32_t b : highest(best, std::min(own, sizes.budget / sizes.block - 1))) {
@@ -442,11 +394,10 @@ TEST(a_choice_among_equal_scores_takes_the_earlier_tokens) {
   ThreadPool pool(2);
   std::mt19937 random(1);
   const Sizes sizes{CacheType::kFloat32, 100, 1, 20};
-  Cache index({.type = sizes.type, .key_dim = kIndexDim, .value_dim = 0}, sizes, random);
-  std::vector<float> keys(100 * kIndexDim, 1.0f);
-  for (int t : {60, 61}) std::fill_n(keys.begin() + t * kIndexDim, kIndexDim, 2.0f);
-  std::vector<float> nothing(100);
-  index.write(pool, 0, keys, nothing);
+  Index index(sizes, random);
+  std::ranges::fill(index.keys, 1.0f);
+  for (int t : {60, 61}) std::fill_n(index.keys.begin() + t * kIndexDim, kIndexDim, 2.0f);
+  index.write(pool);
   index.use({0, 1, 99, nullptr});
   std::vector<float> query(kIndexDim, 1.0f);
   const float weight = 1;
