@@ -6,16 +6,15 @@ import json
 import random
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmdeploy import GenerationConfig, TurbomindEngineConfig
-from lmdeploy.turbomind.engine import Engine, EngineOutput
+from lmdeploy import TurbomindEngineConfig
 from tests.support.event_stream import Index, block_hash
 from tests.support.tiny_models import make_tiny_llama
+from tests.support.token_engine import TokenEngine
 from tests.support.waiting import eventually_sync
 
 BLOCK = 16
@@ -53,21 +52,9 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     ]
 
 
-def generate(engine: Engine, prompt: list[int]) -> list[int]:
+def generate(engine: TokenEngine, prompt: list[int]) -> list[int]:
     """Return a prompt with the tokens that follow it."""
-    done = threading.Event()
-    tokens = list(prompt)
-
-    def on_output(output: EngineOutput) -> None:
-        assert not output.error
-        tokens.extend(output.token_ids)
-        if output.is_final:
-            done.set()
-
-    config = GenerationConfig(max_new_tokens=10, top_k=1, ignore_eos=True)
-    engine.submit(prompt, config, on_output)
-    assert done.wait(120)
-    return tokens
+    return prompt + engine.respond([prompt], tokens=10)[0]
 
 
 def hashes_in(cache: Path, texts: list[list[int]], *, whole_prefixes: bool = False) -> set[int]:
@@ -104,7 +91,7 @@ def hashes_in(cache: Path, texts: list[list[int]], *, whole_prefixes: bool = Fal
     return found if whole_prefixes else {known[name] for name in files}
 
 
-def stored(index: Index, engine: Engine) -> set[int]:
+def stored(index: Index, engine: TokenEngine) -> set[int]:
     """Return the hashes that an engine's events say files hold."""
     index.follow(engine.metrics()["kv_event_batches_total"])
     return {key for key, media in index.media.items() if "DISK" in media}
@@ -114,66 +101,54 @@ def test_a_router_knows_which_blocks_files_hold(directory: Path, tmp_path: Path)
     cache = tmp_path / "cache"
     given = settings(tmp_path, "one", cache_dir_bytes=600_000)
     texts: list[list[int]] = []
-    engine = Engine(str(directory), TurbomindEngineConfig(**given))
-    try:
-        with index_of(given) as index:
-            texts.extend(generate(engine, prompt) for prompt in prompts(1, 80))
-            eventually_sync(lambda: stored(index, engine) == hashes_in(cache, texts))
-            blocks = {tuple(text[:end]) for text in texts for end in range(BLOCK, len(text), BLOCK)}
-            assert 50 < len(stored(index, engine)) < len(blocks) - 20
-    finally:
-        engine.close()
-    engine = Engine(str(directory), TurbomindEngineConfig(**given))
-    try:
-        with index_of(given) as index:
-            eventually_sync(
-                lambda: stored(index, engine) == hashes_in(cache, texts, whole_prefixes=True) != set(), timeout=60
-            )
-    finally:
-        engine.close()
+    with TokenEngine(directory, TurbomindEngineConfig(**given)) as engine, index_of(given) as index:
+        texts.extend(generate(engine, prompt) for prompt in prompts(1, 80))
+        eventually_sync(lambda: stored(index, engine) == hashes_in(cache, texts))
+        blocks = {tuple(text[:end]) for text in texts for end in range(BLOCK, len(text), BLOCK)}
+        assert 50 < len(stored(index, engine)) < len(blocks) - 20
+    with TokenEngine(directory, TurbomindEngineConfig(**given)) as engine, index_of(given) as index:
+        eventually_sync(
+            lambda: stored(index, engine) == hashes_in(cache, texts, whole_prefixes=True) != set(), timeout=60
+        )
 
 
 OTHER = """
 import json, sys
 from lmdeploy import TurbomindEngineConfig
-from lmdeploy.turbomind.engine import Engine
 from tests.engine.test_disk_events import generate
-engine = Engine(sys.argv[1], TurbomindEngineConfig(**json.loads(sys.argv[2])))
-for line in sys.stdin:
-    print(json.dumps(generate(engine, json.loads(line))), flush=True)
-engine.close()
+from tests.support.token_engine import TokenEngine
+with TokenEngine(sys.argv[1], TurbomindEngineConfig(**json.loads(sys.argv[2]))) as engine:
+    for line in sys.stdin:
+        print(json.dumps(generate(engine, json.loads(line))), flush=True)
 """
 
 
 def test_routers_know_of_engines_that_share_a_directory(directory: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     given = [settings(tmp_path, name, cache_dir_bytes=600_000) for name in ("one", "two")]
-    engine = Engine(str(directory), TurbomindEngineConfig(**given[0]))
-    try:
-        with (
-            index_of(given[0]) as index,
-            subprocess.Popen(
-                [sys.executable, "-c", OTHER, str(directory), json.dumps(given[1])],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            ) as other,
-        ):  # fmt: skip
-            assert other.stdin is not None
-            assert other.stdout is not None
-            texts = []
-            for number, prompt in enumerate(prompts(2, 80)):
-                if number % 2:
-                    texts.append(generate(engine, prompt))
-                    continue
-                print(json.dumps(prompt), file=other.stdin, flush=True)
-                texts.append(json.loads(other.stdout.readline()))
-            other.stdin.close()
-            assert other.wait(180) == 0
-            # Removals by the other are noticed; its writes are not this engine's to announce before they are asked for.
-            there = hashes_in(cache, texts)
-            eventually_sync(lambda: stored(index, engine) <= there)
-            assert stored(index, engine) < there
-            assert stored(index, engine)
-            texts = [generate(engine, text) for text in texts]
-            eventually_sync(lambda: stored(index, engine) <= hashes_in(cache, texts))
-    finally:
-        engine.close()
+    with (
+        TokenEngine(directory, TurbomindEngineConfig(**given[0])) as engine,
+        index_of(given[0]) as index,
+        subprocess.Popen(
+            [sys.executable, "-c", OTHER, str(directory), json.dumps(given[1])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        ) as other,
+    ):  # fmt: skip
+        assert other.stdin is not None
+        assert other.stdout is not None
+        texts = []
+        for number, prompt in enumerate(prompts(2, 80)):
+            if number % 2:
+                texts.append(generate(engine, prompt))
+                continue
+            print(json.dumps(prompt), file=other.stdin, flush=True)
+            texts.append(json.loads(other.stdout.readline()))
+        other.stdin.close()
+        assert other.wait(180) == 0
+        # Removals by the other are noticed; its writes are not this engine's to announce before they are asked for.
+        there = hashes_in(cache, texts)
+        eventually_sync(lambda: stored(index, engine) <= there)
+        assert stored(index, engine) < there
+        assert stored(index, engine)
+        texts = [generate(engine, text) for text in texts]
+        eventually_sync(lambda: stored(index, engine) <= hashes_in(cache, texts))

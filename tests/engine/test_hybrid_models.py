@@ -2,9 +2,7 @@
 
 import json
 import os
-import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,11 @@ from lmdeploy import GenerationConfig, pipeline
 from lmdeploy.errors import CheckpointError
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.offline.async_engine import AsyncEngine
-from lmdeploy.turbomind.engine import Engine, EngineOutput
+from lmdeploy.turbomind.engine import Engine
 from tests.support.both_engines import WITHOUT_REUSE
 from tests.support.hybrid_models import MODELS, make_hybrid
 from tests.support.prompts import CONVERSATIONS
-from tests.support.token_engine import TIMEOUT, TokenEngine, relative_error
+from tests.support.token_engine import TokenEngine, relative_error
 
 QUESTIONS = CONVERSATIONS[:18:3]
 SAMPLED = GenerationConfig(
@@ -127,7 +125,6 @@ def test_the_first_that_parts_at_the_end_of_a_message_finds_it(directory: Path) 
 
 
 def test_what_requests_share_that_come_at_once_is_computed_once(directory: Path) -> None:
-    config = GenerationConfig(max_new_tokens=12, ignore_eos=True)
     ends = [[500 + 7 * i + j for j in range(20)] for i in range(4)]
     with TokenEngine(directory, cache_max_entry_count=400, num_tokens_per_iter=48) as engine:
         expected = [computed(engine, PROMPT + end, 12)[1] for end in ends]
@@ -135,18 +132,7 @@ def test_what_requests_share_that_come_at_once_is_computed_once(directory: Path)
     with TokenEngine(
         directory, cache_max_entry_count=400, num_tokens_per_iter=48, state_snapshot_interval=16
     ) as engine:
-        found: list[list[int]] = [[] for _ in ends]
-        left = threading.Semaphore(0)
-
-        def receive(index: int, output: EngineOutput) -> None:
-            found[index] += output.token_ids
-            if output.is_final:
-                left.release()
-
-        for index, end in enumerate(ends):
-            engine.engine.submit(PROMPT + end, config, partial(receive, index), stream=False)
-        assert all(left.acquire(timeout=TIMEOUT) for _ in ends)
-        assert found == expected
+        assert engine.respond([PROMPT + end for end in ends], tokens=12) == expected
         prompts = engine.engine.metrics()["tokens_computed_total"] - len(ends) * 11
         assert prompts <= len(PROMPT) + len(ends) * (20 + BLOCK)
 

@@ -3,8 +3,8 @@
 import os
 import random
 import signal
-import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import msgspec
 import pytest
 import zmq
 
-from lmdeploy import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.kv_events.config import KvEventsConfig
-from lmdeploy.turbomind.engine import Engine, EngineOutput
+from lmdeploy.turbomind.engine import Engine
 from tests.support.adapters import make_adapter
 from tests.support.event_stream import BlockStored, Index
 from tests.support.prefix_hits import MIN_COPIED
 from tests.support.tiny_models import make_tiny_llama
+from tests.support.token_engine import TokenEngine
 from tests.support.waiting import eventually_sync
 
 BLOCK = 16
@@ -46,22 +47,6 @@ def index_of(events: dict[str, Any]) -> Index:
     return Index(events["endpoint"], events["replay_endpoint"])
 
 
-def generate(engine: Engine, prompts: list[tuple[list[int], str | None]], tokens: int = 1) -> None:
-    """Have prompts answered, all at once."""
-    left = threading.Semaphore(0)
-
-    def on_output(output: EngineOutput) -> None:
-        assert not output.error
-        if output.is_final:
-            left.release()
-
-    config = GenerationConfig(max_new_tokens=tokens, ignore_eos=True)
-    for prompt, adapter in prompts:
-        engine.submit(prompt, config, on_output, stream=False, adapter_name=adapter)
-    for _ in prompts:
-        assert left.acquire(timeout=300)
-
-
 def prompts(seed: int) -> Iterator[tuple[list[int], str | None]]:
     """Yield prompts that branch from few others, for no adapter or one of two."""
     chance = random.Random(seed)
@@ -71,7 +56,7 @@ def prompts(seed: int) -> Iterator[tuple[list[int], str | None]]:
         yield chance.choice(common)[: chance.randrange(0, 100)] + suffix, chance.choice([None, "a", "b"])
 
 
-def check(index: Index, engine: Engine) -> None:
+def check(index: Index, engine: TokenEngine) -> None:
     """Compare an index with the metrics of an idle engine, which publishes no partial blocks."""
     measurements = engine.metrics()
     index.follow(measurements["kv_event_batches_total"])
@@ -88,31 +73,27 @@ def test_a_router_knows_after_ten_thousand_requests_what_the_engine_will_find(
         dtype="float32", cache_block_seq_len=BLOCK, cache_max_entry_count=200, num_cpu_blocks=120, session_len=256,
         enable_prefix_caching=True, adapters=adapters, kv_events_config=events,
     )  # fmt: skip
-    engine = Engine(str(directory), config)
-    try:
-        with index_of(events) as index:
-            requested = prompts(1)
-            generate(engine, [next(requested) for _ in range(REQUESTS)])
+    with TokenEngine(directory, config) as engine, index_of(events) as index:
+        requested = prompts(1)
+        engine.respond(*zip(*islice(requested, REQUESTS), strict=True))
+        check(index, engine)
+        measurements = engine.metrics()
+        assert measurements["requests_completed_total"] == REQUESTS
+        assert measurements["evictions_total"] > REQUESTS
+        assert measurements["swapped_in_total"] > 100
+        assert measurements["kv_event_losses_total"] == 0
+        hits = 0
+        for _ in range(PROBES):
+            prompt, adapter = next(requested)
+            expected = index.found(prompt, BLOCK, adapter)
+            before = engine.metrics()["prefix_cache_hits_total"]
+            engine.respond([prompt], [adapter])
+            beyond = engine.metrics()["prefix_cache_hits_total"] - before - expected
+            assert beyond == 0 or MIN_COPIED <= beyond < BLOCK
+            hits += expected > 0
             check(index, engine)
-            measurements = engine.metrics()
-            assert measurements["requests_completed_total"] == REQUESTS
-            assert measurements["evictions_total"] > REQUESTS
-            assert measurements["swapped_in_total"] > 100
-            assert measurements["kv_event_losses_total"] == 0
-            hits = 0
-            for _ in range(PROBES):
-                prompt, adapter = next(requested)
-                expected = index.found(prompt, BLOCK, adapter)
-                before = engine.metrics()["prefix_cache_hits_total"]
-                generate(engine, [(prompt, adapter)])
-                beyond = engine.metrics()["prefix_cache_hits_total"] - before - expected
-                assert beyond == 0 or MIN_COPIED <= beyond < BLOCK
-                hits += expected > 0
-                check(index, engine)
-            assert PROBES / 10 < hits < PROBES
-            assert index.hashes_checked > REQUESTS
-    finally:
-        engine.close()
+        assert PROBES / 10 < hits < PROBES
+        assert index.hashes_checked > REQUESTS
 
 
 def test_the_pytorch_engine_reports_the_same(directory: Path, events: dict[str, Any]) -> None:
@@ -120,15 +101,11 @@ def test_the_pytorch_engine_reports_the_same(directory: Path, events: dict[str, 
         dtype="float32", block_size=BLOCK, num_gpu_blocks=40, session_len=256, enable_prefix_caching=True,
         kv_events_config=events,
     )  # fmt: skip
-    engine = Engine(str(directory), config)
-    try:
-        with index_of(events) as index:
-            requested = prompts(2)
-            generate(engine, [(next(requested)[0], None) for _ in range(40)])
-            check(index, engine)
-            assert index.hashes_checked > 40
-    finally:
-        engine.close()
+    with TokenEngine(directory, config) as engine, index_of(events) as index:
+        requested = prompts(2)
+        engine.respond([ids for ids, _ in islice(requested, 40)])
+        check(index, engine)
+        assert index.hashes_checked > 40
 
 
 def publisher_of(events: dict[str, Any]) -> int:
@@ -149,24 +126,21 @@ def test_a_publisher_that_is_killed_costs_nothing_but_a_beginning_again(
     config = TurbomindEngineConfig(
         dtype="float32", cache_block_seq_len=BLOCK, enable_prefix_caching=True, kv_events_config=events
     )
-    engine = Engine(str(directory), config)
-    try:
+    with TokenEngine(directory, config) as engine:
         requested = prompts(3)
-        generate(engine, [(next(requested)[0], None) for _ in range(20)])
+        engine.respond([ids for ids, _ in islice(requested, 20)])
         os.kill(publisher_of(events), signal.SIGKILL)
 
         def is_reported_again() -> bool:
-            generate(engine, [(next(requested)[0], None)])
+            engine.respond([next(requested)[0]])
             return engine.metrics()["kv_event_losses_total"] == 1 and publishes(events)
 
         eventually_sync(is_reported_again)
-        generate(engine, [(next(requested)[0], None)])
+        engine.respond([next(requested)[0]])
         with index_of(events) as index:
             check(index, engine)
             assert index.clears == 1
             assert index.count("GPU") > 40
-    finally:
-        engine.close()
 
 
 def publishes(events: dict[str, Any]) -> bool:
@@ -183,24 +157,20 @@ def test_events_can_be_arrays_as_they_once_were(directory: Path, events: dict[st
         dtype="float32", cache_block_seq_len=BLOCK, enable_prefix_caching=True,
         kv_events_config=events | {"event_format": "array"},
     )  # fmt: skip
-    engine = Engine(str(directory), config)
-    try:
-        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-            socket.connect(events["replay_endpoint"])
-            generate(engine, [(list(range(BLOCK + 1)), None)])
-            data = b""
-            while not data:
-                socket.send_multipart([b"", bytes(8)])
-                data = socket.recv_multipart()[3]
-            (_, ((name, hashes, parent, tokens, size, lora_id, medium, lora_name, extra),), rank) = (
-                msgspec.msgpack.decode(data)
-            )
-            assert (name, parent, size, medium) == (BlockStored.__name__, None, BLOCK, "GPU")
-            assert tokens == list(range(BLOCK))
-            assert len(hashes) == 1
-            assert lora_id is lora_name is extra is rank is None
-    finally:
-        engine.close()
+    with TokenEngine(directory, config) as engine, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(events["replay_endpoint"])
+        engine.respond([range(BLOCK + 1)])
+        data = b""
+        while not data:
+            socket.send_multipart([b"", bytes(8)])
+            data = socket.recv_multipart()[3]
+        (_, ((name, hashes, parent, tokens, size, lora_id, medium, lora_name, extra),), rank) = msgspec.msgpack.decode(
+            data
+        )
+        assert (name, parent, size, medium) == (BlockStored.__name__, None, BLOCK, "GPU")
+        assert tokens == list(range(BLOCK))
+        assert len(hashes) == 1
+        assert lora_id is lora_name is extra is rank is None
 
 
 @pytest.mark.parametrize(

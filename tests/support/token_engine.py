@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Sequence
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lmdeploy import GenerationConfig, PytorchEngineConfig
+from lmdeploy import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.turbomind.engine import Engine, EngineOutput
 from tests.support.both_engines import config_for
 
@@ -18,7 +20,11 @@ class TokenEngine:
     """An engine in float32 that cuts prompts and keeps prefixes, or as ``config`` says; a context manager."""
 
     def __init__(
-        self, directory: Path, config: PytorchEngineConfig | None = None, backend: str = "turbomind", **settings: Any
+        self,
+        directory: Path,
+        config: PytorchEngineConfig | TurbomindEngineConfig | None = None,
+        backend: str = "turbomind",
+        **settings: Any,
     ) -> None:
         defaults = {
             "dtype": "float32",
@@ -56,9 +62,32 @@ class TokenEngine:
         logits = [torch.from_numpy(output.logits) for output in outputs if output.logits is not None]
         return [token for output in outputs for token in output.token_ids], torch.cat(logits)
 
+    def respond(
+        self, prompts: Sequence[Sequence[int]], adapters: Sequence[str | None] = (), *, tokens: int = 1
+    ) -> list[list[int]]:
+        """Return the greedy responses to prompts that come all at once."""
+        config = GenerationConfig(max_new_tokens=tokens, ignore_eos=True)
+        responses: list[list[int]] = [[] for _ in prompts]
+        left = threading.Semaphore(0)
+
+        def receive(index: int, output: EngineOutput) -> None:
+            assert not output.error, output.error
+            responses[index] += output.token_ids
+            if output.is_final:
+                left.release()
+
+        for index, (ids, adapter) in enumerate(zip_longest(prompts, adapters)):
+            self.engine.submit(list(ids), config, partial(receive, index), stream=False, adapter_name=adapter)
+        assert all(left.acquire(timeout=TIMEOUT) for _ in prompts), "no response"
+        return responses
+
+    def metrics(self) -> dict[str, float]:
+        """Return the engine's metrics."""
+        return self.engine.metrics()
+
     def matched_tokens(self) -> float:
         """Return how many prompt tokens came from the cache so far."""
-        return self.engine.metrics()["prefix_cache_hits_total"]
+        return self.metrics()["prefix_cache_hits_total"]
 
 
 def relative_error(native: torch.Tensor, reference: torch.Tensor) -> float:
