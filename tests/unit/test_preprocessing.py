@@ -32,8 +32,12 @@ def model(default_model_dir: Path) -> Iterator[Any]:
         yield instance
 
 
-def test_messages_become_the_ids_transformers_gives(model: Any, default_model_dir: Path) -> None:
-    reference = AutoTokenizer.from_pretrained(default_model_dir)
+@pytest.fixture(scope="module")
+def reference(default_model_dir: Path) -> Any:
+    return AutoTokenizer.from_pretrained(default_model_dir)
+
+
+def test_messages_become_the_ids_transformers_gives(model: Any, reference: Any) -> None:
     expected = reference.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=True)["input_ids"]
     [response] = model.execute([Request(messages=json.dumps(MESSAGES))])
     ids = response.array("INPUT_ID")
@@ -42,28 +46,26 @@ def test_messages_become_the_ids_transformers_gives(model: Any, default_model_di
     assert response.array("REQUEST_INPUT_LEN").tolist() == [[len(expected)]]
 
 
-def test_a_conversation_may_leave_no_room_for_a_response(model: Any, default_model_dir: Path) -> None:
-    reference = AutoTokenizer.from_pretrained(default_model_dir)
+def test_a_conversation_may_leave_no_room_for_a_response(model: Any, reference: Any) -> None:
     expected = reference.apply_chat_template(MESSAGES, add_generation_prompt=False, return_dict=True)["input_ids"]
     reported = {"messages": MESSAGES, "chat_template_kwargs": {"add_generation_prompt": False}}
     [response] = model.execute([Request(messages=json.dumps(reported))])
     assert response.array("INPUT_ID").tolist() == [expected]
 
 
-def test_text_is_used_as_it_is(model: Any, default_model_dir: Path) -> None:
+def test_text_is_used_as_it_is(model: Any, reference: Any) -> None:
     [response] = model.execute([Request(text_input="Once upon")])
-    assert response.array("INPUT_ID").tolist() == [AutoTokenizer.from_pretrained(default_model_dir).encode("Once upon")]
+    assert response.array("INPUT_ID").tolist() == [reference.encode("Once upon")]
 
 
-@pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("text", ["<|im_start|>user", "plain", ""])
+@pytest.mark.parametrize("adds", [True, False])
 def test_texts_that_get_no_response_are_tokenized_as_transformers_does(
-    model: Any, default_model_dir: Path, text: str, adds: bool
+    model: Any, reference: Any, text: str, adds: bool
 ) -> None:
-    reference = AutoTokenizer.from_pretrained(default_model_dir).encode(text, add_special_tokens=adds)
     [response] = model.execute([Request(text_input=text, add_special_tokens=array(adds, np.bool_))])
     assert response.error is None
-    assert response.array("INPUT_ID").tolist() == [reference]
+    assert response.array("INPUT_ID").tolist() == [reference.encode(text, add_special_tokens=adds)]
 
 
 def test_without_stop_words_the_tensor_is_empty_but_there(model: Any) -> None:
@@ -87,9 +89,8 @@ def array(value: Any, kind: Any) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("start", [False, None])
 def test_messages_of_a_session_that_goes_on_are_only_what_follows_the_last_response(
-    model: Any, default_model_dir: Path, start: bool | None
+    model: Any, reference: Any, start: bool | None
 ) -> None:
-    reference = AutoTokenizer.from_pretrained(default_model_dir)
     history = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Red."}]
     whole = reference.apply_chat_template([*history, *MESSAGES], add_generation_prompt=True, tokenize=False)
     inputs = {} if start is None else {"sequence_start": array(start, np.bool_)}
@@ -107,11 +108,12 @@ def test_messages_that_begin_a_session_are_a_whole_prompt(model: Any) -> None:
     assert first.array("INPUT_ID").tolist() == alone.array("INPUT_ID").tolist()
 
 
-def test_rounds_of_a_session_are_numbered_as_in_its_whole_conversation(model: Any, default_model_dir: Path) -> None:
+def test_rounds_of_a_session_are_numbered_as_in_its_whole_conversation(
+    model: Any, default_model_dir: Path, reference: Any
+) -> None:
     """Two sessions take turns, a request may bring several rounds, and a session that begins again begins at one."""
     numbering = type(model)()
     numbering.initialize(arguments(model_path=str(default_model_dir), chat_template="chatglm"))
-    reference = AutoTokenizer.from_pretrained(default_model_dir)
     template = MODELS.get("chatglm")()
     history: dict[int, list[dict[str, str]]] = {}
 
@@ -138,18 +140,13 @@ def test_rounds_of_a_session_are_numbered_as_in_its_whole_conversation(model: An
     assert template.render(history[1]).count("[Round 5]") == 1
 
 
-def test_a_session_that_is_not_known_here_is_in_its_second_round(model: Any, default_model_dir: Path) -> None:
+def test_a_session_that_is_not_known_here_is_in_its_second_round(
+    model: Any, default_model_dir: Path, reference: Any
+) -> None:
     numbering = type(model)()
     numbering.initialize(arguments(model_path=str(default_model_dir), chat_template="chatglm"))
     [response] = numbering.execute([Request(messages=json.dumps(MESSAGES), session_id=array(9, np.uint64))])
-    reference = AutoTokenizer.from_pretrained(default_model_dir)
     assert "[Round 2]" in reference.decode(response.array("INPUT_ID")[0])
-
-
-def test_a_session_that_is_not_known_here_is_counted_on_from_its_second_round() -> None:
-    sessions = SessionStates()
-    sessions.add(9, 1, is_first=False)
-    assert sessions.get(9).rounds == 2
 
 
 def test_sessions_spoken_in_last_are_remembered() -> None:
@@ -162,37 +159,24 @@ def test_sessions_spoken_in_last_are_remembered() -> None:
 QUERIES = ["Hi, 你好 🙂", "<|im_start|>user\nHi<|im_end|>\n", " and\n"]
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_an_old_clients_text_is_tokenized_as_it_is(model: Any, default_model_dir: Path, query: str) -> None:
-    expected = AutoTokenizer.from_pretrained(default_model_dir).encode(query)
-    [response] = model.execute([Request(QUERY=query)])
-    assert response.array("INPUT_ID").tolist() == [expected]
-    assert response.array("REQUEST_INPUT_LEN").tolist() == [[len(expected)]]
-    assert {response.array(name).dtype for name in ("INPUT_ID", "REQUEST_INPUT_LEN")} == {np.dtype(np.uint32)}
-
-
-def test_several_old_texts_are_filled_up_with_eos(model: Any, default_model_dir: Path) -> None:
-    reference = AutoTokenizer.from_pretrained(default_model_dir)
-    [response] = model.execute([Request(QUERY=QUERIES)])
-    lengths = response.array("REQUEST_INPUT_LEN")
-    assert lengths.shape == (len(QUERIES), 1)
-    for query, row, length in zip(QUERIES, response.array("INPUT_ID").tolist(), lengths[:, 0], strict=True):
+@pytest.mark.parametrize("queries", [*([query] for query in QUERIES), QUERIES])
+def test_old_clients_texts_are_tokenized_as_they_are_and_filled_up_with_eos(
+    model: Any, reference: Any, queries: list[str]
+) -> None:
+    [response] = model.execute([Request(QUERY=queries)])
+    rows, lengths = (response.array(name) for name in ("INPUT_ID", "REQUEST_INPUT_LEN"))
+    assert rows.dtype == lengths.dtype == np.uint32
+    assert lengths.shape == (len(queries), 1)
+    for query, row, length in zip(queries, rows.tolist(), lengths[:, 0], strict=True):
         assert row[:length] == reference.encode(query)
         assert set(row[length:]) <= {reference.eos_token_id}
 
 
-def test_old_clients_can_ask_for_bos_and_eos(model: Any, default_model_dir: Path) -> None:
-    reference = AutoTokenizer.from_pretrained(default_model_dir)
-    responses = model.execute([Request(QUERY="<BOS>"), Request(QUERY="<EOS>")])
-    assert [response.array("INPUT_ID").tolist() for response in responses] == [
-        [[reference.bos_token_id]],
-        [[reference.eos_token_id]],
-    ]
-
-
-def test_the_empty_old_text_has_a_token_that_the_client_takes_off(model: Any, default_model_dir: Path) -> None:
-    [response] = model.execute([Request(QUERY="")])
-    assert response.array("INPUT_ID").tolist() == [[AutoTokenizer.from_pretrained(default_model_dir).bos_token_id]]
+# Of the empty text the client takes the token off.
+@pytest.mark.parametrize(("query", "token"), [("<BOS>", "bos"), ("<EOS>", "eos"), ("", "bos")])
+def test_old_clients_can_ask_for_bos_and_eos(model: Any, reference: Any, query: str, token: str) -> None:
+    [response] = model.execute([Request(QUERY=query)])
+    assert response.array("INPUT_ID").tolist() == [[getattr(reference, f"{token}_token_id")]]
 
 
 def test_without_bos_the_empty_old_text_is_eos_and_bos_is_unknown(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,10 +238,10 @@ def test_a_bad_request_is_refused_and_its_neighbours_are_answered(model: Any, ca
     assert last.error is None
 
 
-def test_a_text_of_many_bytes_that_fits_is_answered(model: Any, default_model_dir: Path) -> None:
+def test_a_text_of_many_bytes_that_fits_is_answered(model: Any, reference: Any) -> None:
     text = "internationalization " * 4000
     [response] = model.execute([Request(text_input=text)])
-    tokens = AutoTokenizer.from_pretrained(default_model_dir)(text)["input_ids"]
+    tokens = reference(text)["input_ids"]
     assert len(text) > 8 * 8192
     assert len(tokens) <= 8192
     assert response.array("INPUT_ID").tolist() == [tokens]
