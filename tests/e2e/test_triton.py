@@ -86,6 +86,15 @@ def test_a_server_caches_prefixes_unless_a_setting_says_no(triton_server: Triton
         ({"text_input": "x", "max_new_tokens": 0}, "max_new_tokens"),
         ({"text_input": "x", "top_k": -5}, "top_k"),
         ({"text_input": "word " * 20_000}, "session length"),
+        *(
+            ({"text_input": "a", "parameters": parameters}, message)
+            for parameters, message in (
+                ({"use_beam_search": True}, "the parameter use_beam_search is not supported; leave it out"),
+                ({"seed": "warm"}, "the parameter random_seed must be a whole number that fits its tensor, got warm"),
+                ({"max_tokens": "many"}, "the parameter max_new_tokens must be a whole number"),
+                ({"temperature": 3.0}, "temperature must be >= 0 and <= 2, got 3"),
+            )
+        ),
     ],
 )
 def test_bad_input_is_a_400_that_names_the_field(
@@ -96,23 +105,6 @@ def test_bad_input_is_a_400_that_names_the_field(
     assert needle in response.text
 
 
-def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: TritonServer) -> None:
-    with grpcclient.InferenceServerClient(triton_server.grpc_address) as client:
-        bad = {
-            "dtype": [tensor("input_ids", np.ones((1, 3), np.float32), "FP32")],
-            "shape": [tensor("input_ids", np.ones((1, 3, 2), np.uint32), "UINT32")],
-            "batch": [tensor("input_ids", np.ones((2, 3), np.uint32), "UINT32")],
-            "two temperatures": [*prompt_ids(), tensor("temperature", np.ones((1, 2), np.float32), "FP32")],
-        }
-        responses: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: responses.put(error or result))
-        for inputs in bad.values():
-            client.async_stream_infer("turbomind", inputs)
-            error = responses.get(timeout=180)
-            assert isinstance(error, InferenceServerException), error
-    eventually_sync(lambda: no_blocks_used(triton_server))
-
-
 @pytest.mark.parametrize(
     ("inputs", "needle"),
     [
@@ -120,14 +112,21 @@ def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: Triton
         (lambda: [tensor("input_ids", np.zeros((1, 0), np.uint32), "UINT32")], "at least one token"),
         (lambda: prompt_ids(input_lengths=(9, np.uint32, "UINT32")), "input_lengths"),
         (lambda: prompt_ids(STOP=(1, np.int32, "INT32")), "stop_request_id"),
+        (lambda: [tensor("input_ids", np.ones((1, 3), np.float32), "FP32")], "input_ids"),
+        (lambda: [tensor("input_ids", np.ones((1, 3, 2), np.uint32), "UINT32")], "input_ids"),
+        (lambda: [tensor("input_ids", np.ones((2, 3), np.uint32), "UINT32")], "batch"),
+        (lambda: [*prompt_ids(), tensor("temperature", np.ones((1, 2), np.float32), "FP32")], "temperature"),
     ],
 )
-def test_bad_values_at_the_backend_are_answered_with_an_error(stream: Any, inputs: Any, needle: str) -> None:
+def test_bad_tensors_at_the_backend_are_answered_with_an_error(
+    stream: Any, triton_server: TritonServer, inputs: Any, needle: str
+) -> None:
     client, responses = stream
     client.async_stream_infer("turbomind", inputs())
     error = responses.get(timeout=180)
     assert isinstance(error, InferenceServerException)
     assert needle in str(error)
+    eventually_sync(lambda: no_blocks_used(triton_server))
 
 
 def long_request() -> list[grpcclient.InferInput]:
@@ -234,24 +233,6 @@ def test_the_stop_word_that_ended_a_response_is_reported(triton_server: TritonSe
     request = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["zzz", "7", ", 7"], "temperature": 0.0}
     assert post(triton_server, "ensemble/generate", request).json()["stop_string"] == ", 7"
     assert post(triton_server, "ensemble/generate", request | {"stop_words": ["zzz"]}).json()["stop_string"] == ""
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"use_beam_search": True}, "the parameter use_beam_search is not supported; leave it out"),
-        ({"seed": "warm"}, "the parameter random_seed must be a whole number that fits its tensor, got warm"),
-        ({"max_tokens": "many"}, "the parameter max_new_tokens must be a whole number"),
-        ({"temperature": 3.0}, "temperature must be >= 0 and <= 2, got 3"),
-    ],
-)
-def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(
-    triton_server: TritonServer, parameters: dict[str, Any], message: str
-) -> None:
-    body = {"text_input": "a", "parameters": parameters}
-    rejected = post(triton_server, "ensemble/generate", body)
-    assert rejected.status_code == 400
-    assert message in rejected.text
 
 
 def test_parameters_of_a_grpc_request_may_be_text(stream: Any) -> None:
