@@ -1,6 +1,7 @@
 import asyncio
 import json
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import pytest
@@ -30,46 +31,8 @@ async def test_the_whole_response_is_one_chunk_when_not_streaming(client: Triton
 
 
 async def test_every_field_reaches_its_tensor(client: TritonClient, triton: FakeTriton) -> None:
-    request = GenerateRequest(
-        messages=HELLO,
-        tools=[{"type": "function"}],
-        stop_words=["结束", "b"],
-        max_new_tokens=3,
-        min_new_tokens=1,
-        do_sample=True,
-        temperature=0.5,
-        top_p=0.25,
-        top_k=4,
-        min_p=0.125,
-        repetition_penalty=1.5,
-        presence_penalty=-0.5,
-        frequency_penalty=0.5,
-        logit_bias={7: -100, 8: 0.5},
-        random_seed=2**64 - 1,
-        ignore_eos=True,
-        stop_token_ids=[5, 6],
-        bad_words=["ugly"],
-        bad_token_ids=[9],
-        n=1,
-        logprobs=2,
-        response_format={"type": "json_object"},
-        session_id=2**64 - 1,
-        sequence_start=True,
-        sequence_end=False,
-        step=3,
-        priority=-1,
-        timeout_ms=500,
-        skip_special_tokens=False,
-        request_id="one",
-    )
-    await run(client, request)
-    (received,) = triton.requests
-    assert (received.model, received.id) == ("ensemble", "one")
-    assert json.loads(received.inputs.pop("messages")) == HELLO
-    assert json.loads(received.inputs.pop("tools")) == [{"type": "function"}]
-    assert received.inputs == {
+    as_it_is = {
         "stop_words": ["结束", "b"],
-        "stream": True,
         "max_new_tokens": 3,
         "min_new_tokens": 1,
         "do_sample": True,
@@ -80,8 +43,6 @@ async def test_every_field_reaches_its_tensor(client: TritonClient, triton: Fake
         "repetition_penalty": 1.5,
         "presence_penalty": -0.5,
         "frequency_penalty": 0.5,
-        "logit_bias_ids": [7, 8],
-        "logit_bias_values": [-100, 0.5],
         "random_seed": 2**64 - 1,
         "ignore_eos": True,
         "stop_token_ids": [5, 6],
@@ -89,7 +50,6 @@ async def test_every_field_reaches_its_tensor(client: TritonClient, triton: Fake
         "bad_token_ids": [9],
         "n": 1,
         "logprobs": 2,
-        "response_format": '{"type":"json_object"}',
         "session_id": 2**64 - 1,
         "sequence_start": True,
         "sequence_end": False,
@@ -98,6 +58,15 @@ async def test_every_field_reaches_its_tensor(client: TritonClient, triton: Fake
         "timeout_ms": 500,
         "skip_special_tokens": False,
     }
+    tools, schema = [{"type": "function"}], {"type": "json_object"}
+    others: Any = {"tools": tools, "logit_bias": {7: -100, 8: 0.5}, "response_format": schema, "request_id": "one"}
+    await run(client, GenerateRequest(messages=HELLO, **as_it_is, **others))
+    (received,) = triton.requests
+    assert (received.model, received.id) == ("ensemble", "one")
+    for name, value in (("messages", HELLO), ("tools", tools), ("response_format", schema)):
+        assert json.loads(received.inputs.pop(name)) == value
+    bias = {"logit_bias_ids": [7, 8], "logit_bias_values": [-100, 0.5]}
+    assert received.inputs == {"stream": True, **as_it_is, **bias}
 
 
 async def test_what_is_not_given_is_not_sent(client: TritonClient, triton: FakeTriton) -> None:

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from lmdeploy.cli.chat_page import ChatPage
 from lmdeploy.cli.main import make_parser
-from lmdeploy.serve.client import GenerateRequest, TritonClient
+from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError
 from lmdeploy.serve.ports import Ports, free_ports
 from lmdeploy.serve.ray.settings import RaySettings
 from lmdeploy.serve.restrictions import CLOSED, RESTRICTION_KEY, is_loopback, new_key, restriction_options
@@ -199,7 +199,11 @@ async def test_what_clients_need_stays_open(server: TritonServer) -> None:
         assert await client.is_ready()
         assert await client.model_name()
         chunks = [chunk async for chunk in client.generate(GenerateRequest(text_input="you said hello"))]
-    assert [chunk.text for chunk in chunks] == ["you", "said", "hello"]
+        with pytest.raises(TritonRequestError) as caught:
+            await anext(client.generate(GenerateRequest(text_input="bad")))
+    assert [(chunk.text, chunk.finish_reason) for chunk in chunks] == [("you", None), ("said", None), ("hello", "stop")]
+    assert (chunks[-1].input_token_len, chunks[-1].generate_token_len) == (3, 3)
+    assert (caught.value.code, caught.value.message) == ("INVALID_ARGUMENT", "text_input must not be bad")
     async with httpx.AsyncClient(base_url=f"http://{server.http_address}/v2/", trust_env=False) as http:
         for path in ("health/ready", "models/turbomind", "models/turbomind/config", "models/turbomind/stats"):
             assert (await http.get(path)).status_code == 200

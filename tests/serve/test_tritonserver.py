@@ -3,12 +3,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError
 from lmdeploy.serve.errors import PortInUseError, TritonStartError
 from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.supervisor import RestartPolicy, Supervisor
@@ -22,28 +20,6 @@ START = 180.0  # seconds a server gets to be ready on a busy machine
 
 def make_server(repository: Path, ports: Ports | None = None) -> TritonServer:
     return TritonServer(repository, ports=ports or Ports.free(), backends=())
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    with make_server(write_fake_repository(tmp_path_factory.mktemp("repository"))) as server:
-        server.wait_ready(START)
-        yield server
-
-
-async def test_the_client_streams_from_a_real_server_through_its_ensemble(server: TritonServer) -> None:
-    async with TritonClient(server.grpc_address) as client:
-        assert await client.is_ready()
-        chunks = [chunk async for chunk in client.generate(GenerateRequest(text_input="you said hello"))]
-    assert [(chunk.text, chunk.finish_reason) for chunk in chunks] == [("you", None), ("said", None), ("hello", "stop")]
-    assert (chunks[-1].input_token_len, chunks[-1].generate_token_len) == (3, 3)
-
-
-async def test_a_real_server_s_refusal_keeps_its_status_and_words(server: TritonServer) -> None:
-    async with TritonClient(server.grpc_address) as client:
-        with pytest.raises(TritonRequestError) as caught:
-            await anext(client.generate(GenerateRequest(text_input="bad")))
-    assert (caught.value.code, caught.value.message) == ("INVALID_ARGUMENT", "text_input must not be bad")
 
 
 def test_a_stopped_server_leaves_no_process_behind(tmp_path: Path) -> None:
