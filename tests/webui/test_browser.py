@@ -11,7 +11,6 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from tests.support.browser import requested_hosts
 from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.images import file_of, make_image
@@ -57,15 +56,6 @@ def test_question_is_answered_with_token_count_and_speed_below(page: ChatPage) -
     assert "tokens/s" in summary
 
 
-def test_response_shows_while_it_is_generated(page: ChatPage, fake_triton: FakeTriton) -> None:
-    fake_triton.script = Script(hold_after=2)
-    page.send("Hello")
-    page.wait(lambda: page.responses == ["The capital of France"])
-    assert page.is_generating
-    fake_triton.release.set()
-    page.wait(lambda: page.responses[:1] == [REPLY])
-
-
 def test_stop_cancels_in_the_engine_and_keeps_what_was_said(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=2)
     page.send("Hello")
@@ -102,14 +92,6 @@ def test_closed_tab_cancels_in_the_engine(
     monkeypatch.setattr("webui.page.LEFT_SECONDS", 0.5)  # now that the page follows
     leaving.close()
     assert fake_triton.stops.get(timeout=180) == fake_triton.requests[0].id
-
-
-def test_earlier_turns_are_sent_along(page: ChatPage, fake_triton: FakeTriton) -> None:
-    page.send("First")
-    page.wait_for_response(1)
-    page.send("Second")
-    page.wait_for_response(2)
-    assert messages(fake_triton) == [("user", "First"), ("assistant", REPLY), ("user", "Second")]
 
 
 def test_images_go_with_the_next_question_and_stay_in_the_conversation(
@@ -172,16 +154,6 @@ def test_a_long_text_that_is_pasted_is_the_question(page: ChatPage, fake_triton:
     assert messages(fake_triton) == [("user", text.strip())]
 
 
-def test_retry_replaces_the_last_response(page: ChatPage, fake_triton: FakeTriton) -> None:
-    page.send("Hello")
-    page.wait_for_response(1)
-    fake_triton.script = Script(texts=["Another", " one"])
-    page.press("retry")
-    page.wait(lambda: page.responses[:1] == ["Another one"])
-    assert page.questions == ["Hello"]
-    assert messages(fake_triton) == [("user", "Hello")]
-
-
 def test_clear_starts_a_new_conversation(page: ChatPage, fake_triton: FakeTriton) -> None:
     page.send("Before")
     page.wait_for_response(1)
@@ -225,22 +197,6 @@ def test_server_away_is_said_and_recovered_from_without_reload(page: ChatPage, f
     page.wait(lambda: page.status == "ready")
     page.press("retry")
     page.wait(lambda: page.responses[:1] == [REPLY])
-
-
-def test_refusal_of_the_engine_is_shown(page: ChatPage, fake_triton: FakeTriton) -> None:
-    import grpc
-
-    error = (grpc.StatusCode.INVALID_ARGUMENT, "the prompt has 9000 tokens, expected at most 8192")
-    fake_triton.script = Script(fail_after=0, error=error)
-    page.send("Hello")
-    page.wait_for_response(1)
-    assert page.responses == [f"The model server refused this: {error[1]}"]
-
-
-def test_page_asks_no_other_host(page: ChatPage, driver: webdriver.Chrome) -> None:
-    page.send("Hello")
-    page.wait_for_response(1)
-    assert requested_hosts(driver) <= {"127.0.0.1"}
 
 
 def test_an_adapter_is_chosen_where_there_are_some(page: ChatPage, fake_triton: FakeTriton) -> None:

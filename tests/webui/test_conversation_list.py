@@ -103,22 +103,6 @@ def test_a_question_in_other_words_begins_a_branch(page: ChatPage, fake_triton: 
     page.wait(lambda: page.conversations == ["One (edited)", "Uno", "One"])
 
 
-def test_responses_stand_alongside_each_other(
-    page: ChatPage, fake_triton: FakeTriton, driver: webdriver.Chrome
-) -> None:
-    page.send("Hello")
-    page.wait_for_response(1)
-    fake_triton.script = Script(texts=["Another", " one"])
-    page.press("retry")
-    page.wait(lambda: page.responses[:1] == [OTHER] and not page.is_generating)
-    assert "2 of 2" in page.responses[1]
-    driver.find_element(By.CSS_SELECTOR, "#chat .place .by-1").click()
-    page.wait(lambda: page.responses[:1] == [FIRST])
-    page.send("And?")
-    page.wait_for_response(2)
-    assert json.loads(fake_triton.requests[-1].inputs["messages"])[1]["content"] == FIRST
-
-
 def test_a_response_goes_on_while_another_chat_is_shown_and_over_a_reload(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:

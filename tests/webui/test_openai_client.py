@@ -39,12 +39,6 @@ async def test_a_response_is_streamed_to_its_end(client: OpenAIClient) -> None:
     assert pieces[-1].prompt_count == 7
 
 
-async def test_the_page_takes_its_turns(client: OpenAIClient) -> None:
-    turn = Turn("Hello")
-    await generate_last(client, [turn], PageSettings())
-    assert (turn.response.outcome, turn.response.text) == (Outcome.COMPLETE, REPLY)
-
-
 async def test_a_later_question_reports_the_tokens_of_the_responses(
     client: OpenAIClient, fake_triton: FakeTriton
 ) -> None:
@@ -52,6 +46,7 @@ async def test_a_later_question_reports_the_tokens_of_the_responses(
     await generate_last(client, turns, PageSettings())
     turns.append(Turn("And?"))
     await generate_last(client, turns, PageSettings())
+    assert (turns[0].response.outcome, turns[0].response.text) == (Outcome.COMPLETE, REPLY)
     response = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
     assert response == {"role": "assistant", "content": REPLY, "token_ids": turns[0].response.token_ids}
     assert len(response["token_ids"]) == turns[0].response.token_count > 0

@@ -98,6 +98,11 @@ def test_responses_stand_alongside_each_other_and_one_is_taken(
     fake_triton.script = Script(texts=["The second.\n\n- a\n- b"])
     page.press("retry")
     page.wait(lambda: "second" in " ".join(page.responses) and not page.is_generating)
+    assert "2 of 2" in page.responses[1]
+    assert json.loads(fake_triton.requests[-1].inputs["messages"]) == [{"role": "user", "content": "Well?"}]
+    for place, shown_there in ((".by-1", "first"), (".by1", "second")):
+        driver.find_element(By.CSS_SELECTOR, f"#chat .place {place}").click()
+        page.wait(lambda text=shown_there: text in page.responses[0])
     driver.find_element(By.CSS_SELECTOR, "#chat .place .by0").click()
     page.wait(lambda: len(shown(driver, "#chat .alongside .column")) == 2)
     first, second = driver.find_elements(By.CSS_SELECTOR, "#chat .alongside .column")
