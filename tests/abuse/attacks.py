@@ -11,11 +11,12 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.support.http_host import Host, Reply, running_host
 
 LONG = 8 * 2**20  # bytes, the default of --max-body-bytes
 _PAUSE = 0.5  # seconds after a response in which the server may send another, where it does not close
@@ -242,39 +243,6 @@ def _send(sock: socket.socket, attack: Attack) -> None:
         sock.sendall(attack.sent)
 
 
-class Trap:
-    """A server on this machine that nobody is to reach; `visits` says who did."""
-
-    def __init__(self) -> None:
-        self.visits: list[str] = []
-        self.address = ""
-
-
-@contextmanager
-def trap(respond: Callable[[str], bytes] = lambda path: b"a secret") -> Iterator[Trap]:
-    """Serve a secret, with success, to whoever comes."""
-    made = Trap()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            made.visits.append(f"{self.command} {self.path}")
-            body = respond(self.path)
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        made.address = f"127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield made
-        finally:
-            server.shutdown()
-            thread.join()
+def trap() -> AbstractContextManager[Host]:
+    """Serve a secret, with success, to whoever comes; its `visits` say who did."""
+    return running_host(lambda _: Reply(b"a secret"))

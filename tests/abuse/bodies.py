@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 MAX_BYTES = 8 * 2**20  # the default of --max-body-bytes
@@ -24,6 +24,41 @@ class Hostile:
     path: str
     make: Callable[[], bytes]
     is_rejected: bool = True
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request.
+
+    ``name``: what it tries; ``body``: its bytes, or what returns them, as some are long; ``may_be_served``: whether a
+    caller with a key may get what it asks for; ``connections``: on how many connections it is sent at a time;
+    ``leaves``: the client closes them a moment later, and reads nothing.
+    """
+
+    name: str
+    method: str
+    path: str
+    body: bytes | Callable[[], bytes] = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    may_be_served: bool = False
+    connections: int = 1
+    leaves: bool = False
+
+    def make(self) -> bytes:
+        """Return the body."""
+        return self.body() if callable(self.body) else self.body
+
+
+JSON = {"content-type": "application/json"}
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+
+
+def form(*parts: tuple[str, bytes]) -> bytes:
+    """Return a form of these parts: the rest of what describes each, and its content."""
+    head = b"--x\r\ncontent-disposition: form-data; "
+    return (
+        b"".join([head + about.encode() + b"\r\n\r\n" + content + b"\r\n" for about, content in parts]) + b"--x--\r\n"
+    )
 
 
 def filled(before: str, element: str, after: str, length: int = MAX_BYTES) -> bytes:

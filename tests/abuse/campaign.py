@@ -21,13 +21,13 @@ from typing import Any
 
 import httpx
 
-from tests.abuse.attacks import Attack, Trap, received_by, statuses_in
-from tests.abuse.bodies import BODIES, MODEL
+from tests.abuse.attacks import Attack, received_by, statuses_in
+from tests.abuse.bodies import BODIES, JSON, MODEL
 from tests.abuse.callers import Caller, read_corpus
-from tests.abuse.gateway import JSON
 from tests.abuse.servers import KEY, OTHER_KEY, Servers, Target
 from tests.abuse.shots import Shot
 from tests.abuse.traffic import Traffic
+from tests.support.http_host import Host
 from tests.support.metrics import metrics_of
 from tests.support.processes import children
 from tools.bench.stats import percentile
@@ -178,7 +178,7 @@ def _milliseconds(times: Sequence[float]) -> tuple[float, float, float]:
 def run(
     servers: Servers,
     attacks: Sequence[Shot],
-    trap: Trap,
+    trap: Host,
     seconds: float,
     seed: int = 1,
     *,

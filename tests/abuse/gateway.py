@@ -6,21 +6,18 @@ import base64
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from tests.abuse.bodies import BODIES, CHAT, COMPLETIONS, MODEL
+from tests.abuse.bodies import BODIES, CHAT, COMPLETIONS, FORM, JSON, MODEL, Sent, form
 from tests.abuse.callers import read_corpus
 from tests.abuse.texts import SAMPLES, broken_texts
 
 LOOPING = "looping"  # an adapter of this name, see `write_looping_adapter`
-JSON = {"content-type": "application/json"}
-_FORM = {"content-type": "multipart/form-data; boundary=x"}
 _ADMIN_PATHS = (
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/load_model", "/v1/unload_model"),
     *("/v1/cache/drop", "/v1/cache/pin", "/v1/cache/unpin"),
@@ -63,43 +60,24 @@ _HOSTS = (
 )
 
 
-@dataclass(frozen=True)
-class ApiRequest:
-    """One request.
-
-    ``name``: what it tries; ``make``: returns its body; ``may_be_served``: whether a caller with a key may get what it
-    asks for; ``connections``: on how many connections it is sent at a time; ``leaves``: the client closes them a moment
-    later, and reads nothing.
-    """
-
-    name: str
-    method: str
-    path: str
-    make: Callable[[], bytes] = bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-    may_be_served: bool = True
-    connections: int = 1
-    leaves: bool = False
-
-
-def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
+def gateway_requests(other: str, folder: Path) -> Iterator[Sent]:
     """Return attacks on a gateway.
 
     ``other``: ``HOST:PORT`` of a server that no request may reach; ``folder``: where an adapter was written by somebody
     who means harm, see `write_hostile_adapter`.
     """
     for name, hostile in BODIES.items():
-        yield ApiRequest(f"a body: {name}", "POST", hostile.path, hostile.make, JSON, not hostile.is_rejected)
+        yield Sent(f"a body: {name}", "POST", hostile.path, hostile.make, JSON, not hostile.is_rejected)
     for path in SAMPLES:
         for body in broken_texts(path):
-            yield ApiRequest(f"no text for {path}", "POST", path, lambda body=body: body, JSON, False)  # type: ignore[misc]
+            yield Sent(f"no text for {path}", "POST", path, body, JSON)
     yield from _images(other)
     yield from _videos()
     yield from _costly()
     yield from _forms()
     for path in _ADMIN_PATHS:
-        body = json.dumps({"lora_name": "x", "lora_path": "/etc", "model_name": "x", "model_path": "/etc"}).encode()
-        yield ApiRequest(f"administration: {path}", "POST", path, lambda body=body: body, JSON, False)  # type: ignore[misc]
+        body = _json({"lora_name": "x", "lora_path": "/etc", "model_name": "x", "model_path": "/etc"})
+        yield Sent(f"administration: {path}", "POST", path, body, JSON)
     for path in (
         "/v1/files/file-00000000000000000000000000000000",
         "/v1/files/..%2f..%2fetc%2fpasswd/content",
@@ -109,7 +87,7 @@ def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
         "/v1/files?after=%ED%A0%80&limit=10000",
         "/v1/files?limit=99999999999999999999",
     ):
-        yield ApiRequest("what is another's, or nobody's", "GET", path, may_be_served="?" in path)
+        yield Sent("what is another's, or nobody's", "GET", path, may_be_served="?" in path)
     for options in (
         {"messages": "x"},
         {"tools": [{}] * 1000},
@@ -118,13 +96,12 @@ def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
         {"__class__": "x"},
     ):
         yield _chat("variables for the template", chat_template_kwargs=options)
-    yield ApiRequest(
+    yield Sent(
         "an adapter with a pattern that takes forever",
         "POST",
         "/v1/load_lora_adapter",
-        lambda: json.dumps({"lora_name": "hostile", "lora_path": str(folder)}).encode(),
+        _json({"lora_name": "hostile", "lora_path": str(folder)}),
         {**JSON, "x-administrator": "yes"},
-        False,
     )
 
 
@@ -151,21 +128,21 @@ def _chat(
     connections: int = 1,
     leaves: bool = False,
     **fields: Any,
-) -> ApiRequest:
+) -> Sent:
     body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **fields}
     make = partial(_json, body)
-    return ApiRequest(name, "POST", CHAT, make, JSON, may_be_served, connections, leaves)
+    return Sent(name, "POST", CHAT, make, JSON, may_be_served, connections, leaves)
 
 
 def _json(body: Any) -> bytes:
     return json.dumps(body).encode()
 
 
-def _costly() -> Iterator[ApiRequest]:
+def _costly() -> Iterator[Sent]:
     """Yield requests that cost much more than they are long, in the order of the stages that they load."""
     wrong = BODIES["empty messages"]
-    yield ApiRequest("80 long bodies that are refused", "POST", CHAT, wrong.make, JSON, False, connections=80)
-    yield ApiRequest("80 long bodies of clients that leave", "POST", CHAT, wrong.make, JSON, False, 80, leaves=True)
+    yield Sent("80 long bodies that are refused", "POST", CHAT, wrong.make, JSON, connections=80)
+    yield Sent("80 long bodies of clients that leave", "POST", CHAT, wrong.make, JSON, connections=80, leaves=True)
     yield _chat("a template of nested loops", "loop", model=LOOPING)
     yield _chat("too many log probabilities", n=128, max_tokens=450, logprobs=True, top_logprobs=20)
     yield _chat("as many log probabilities as may be", n=128, max_tokens=48, logprobs=True, top_logprobs=20)
@@ -176,10 +153,10 @@ def _costly() -> Iterator[ApiRequest]:
     for hostile in read_corpus():
         make = partial(_json, {"model": MODEL, **hostile.body})
         leaves = hostile.manner != "read"
-        yield ApiRequest(f"the corpus: {hostile.name}", "POST", hostile.path, make, JSON, leaves=leaves)
+        yield Sent(f"the corpus: {hostile.name}", "POST", hostile.path, make, JSON, True, leaves=leaves)
 
 
-def _videos() -> Iterator[ApiRequest]:
+def _videos() -> Iterator[Sent]:
     part = {"type": "video_url", "video_url": {"url": f"data:image/gif;base64,{_long_gif()}"}}
     for leaves in (False, True):
         name = "17 long videos" + (" of clients that leave" if leaves else "")
@@ -195,7 +172,7 @@ def _long_gif() -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _images(other: str) -> Iterator[ApiRequest]:
+def _images(other: str) -> Iterator[Sent]:
     for kind in ("image_url", "video_url"):
         for url in (*_FILES, *(host.format(other=other) for host in _HOSTS)):
             part = {"type": kind, kind: {"url": url}}
@@ -230,22 +207,20 @@ def _bombs() -> dict[str, bytes]:
     }
 
 
-def _forms() -> Iterator[ApiRequest]:
-    def form(content: bytes, name: str = "a.jsonl", purpose: str = "batch") -> Callable[[], bytes]:
-        parts = f'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n--x\r\n'
-        parts += f'content-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
-        return lambda: parts.encode() + content + b"\r\n--x--\r\n"
+def _forms() -> Iterator[Sent]:
+    def upload(content: bytes, name: str = "a.jsonl", purpose: bytes = b"batch") -> bytes:
+        return form(('name="purpose"', purpose), (f'name="file"; filename="{name}"', content))
 
     for name in ("../../a", "..", "/etc/a", "a" * 5000, "a\\..\\b", "", "中" * 300, "a\x00b"):
-        yield ApiRequest(f"a file called {name[:12]!r}", "POST", "/v1/files", form(b"{}\n", name), _FORM)
-    yield ApiRequest("a file of blank lines", "POST", "/v1/files", form(b"\n" * (40 * 2**20)), _FORM, False)
-    yield ApiRequest("a file for no batch", "POST", "/v1/files", form(b"{}\n", purpose="fine-tune"), _FORM, False)
-    yield ApiRequest("a form without an end", "POST", "/v1/files", lambda: b"--x\r\n" + bytes(2**20), _FORM, False)
+        yield Sent(f"a file called {name[:12]!r}", "POST", "/v1/files", upload(b"{}\n", name), FORM, True)
+    yield Sent("a file of blank lines", "POST", "/v1/files", lambda: upload(b"\n" * (40 * 2**20)), FORM)
+    yield Sent("a file for no batch", "POST", "/v1/files", upload(b"{}\n", purpose=b"fine-tune"), FORM)
+    yield Sent("a form without an end", "POST", "/v1/files", b"--x\r\n" + bytes(2**20), FORM)
     head = b"--x\r\na: " + b"b" * 2**20
-    yield ApiRequest("a part's head without an end", "POST", "/v1/files", lambda: head, _FORM, False)
+    yield Sent("a part's head without an end", "POST", "/v1/files", head, FORM)
     many = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n\r\n' * 10_000
-    yield ApiRequest("a form of many parts", "POST", "/v1/files", lambda: many, _FORM, False)
+    yield Sent("a form of many parts", "POST", "/v1/files", many, FORM)
     for body in (b"", b"x", bytes(2**20)):
-        yield ApiRequest("a form that is none", "POST", "/v1/files", lambda body=body: body, _FORM, False)  # type: ignore[misc]
+        yield Sent("a form that is none", "POST", "/v1/files", body, FORM)
     batch = {"input_file_id": "file-../../etc", "endpoint": COMPLETIONS, "completion_window": "24h"}
-    yield ApiRequest("a batch of no file", "POST", "/v1/batches", lambda: json.dumps(batch).encode(), JSON, False)
+    yield Sent("a batch of no file", "POST", "/v1/batches", _json(batch), JSON)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from tests.abuse.bodies import filled
+from tests.abuse.bodies import FORM, JSON, Sent, filled, form
 
 LONG = 24 * 2**20  # bytes: three times what the page takes
 SESSION = "abuse"
-JSON = {"content-type": "application/json"}
 API = "/gradio_api"
 EVENT_PATHS = (f"{API}/run/predict", f"{API}/queue/join")
 # Files of any machine that a server must not read for others, special ones that never end, and hosts to ask.
@@ -129,22 +127,6 @@ WRONG_VALUES: Sequence[Any] = (
 )
 
 
-@dataclass(frozen=True)
-class PageRequest:
-    """One request.
-
-    ``name``: what it tries. ``make``: returns its body. ``is_served``: whether the page may serve it with 200; if not
-    it has to refuse it.
-    """
-
-    name: str
-    method: str
-    path: str
-    make: Callable[[], bytes] = bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-    is_served: bool = False
-
-
 def file_objects(path: str) -> list[Any]:
     """Return values of a field that Gradio could take for a file of this path."""
     meta = {"_type": "gradio.FileData"}
@@ -188,7 +170,7 @@ def events(config: Mapping[str, Any]) -> Iterator[tuple[int, list[Any]]]:
         yield dependency["id"], values
 
 
-def file_requests(config: Mapping[str, Any], paths: Sequence[str]) -> Iterator[PageRequest]:
+def file_requests(config: Mapping[str, Any], paths: Sequence[str]) -> Iterator[Sent]:
     """Return requests that name files in each field of each event, to be run at once and by the queue.
 
     The first path is named in every way, the others in the usual one.
@@ -202,10 +184,10 @@ def file_requests(config: Mapping[str, Any], paths: Sequence[str]) -> Iterator[P
         bodies += [event(number, [made]) for made in objects]
         for body in bodies:
             for path in EVENT_PATHS:
-                yield _event_request(f"a file in event {number}", path, body, is_served=True)
+                yield _event_request(f"a file in event {number}", path, body, may_be_served=True)
 
 
-def page_requests(config: Mapping[str, Any] | None = None, paths: Sequence[str] = PATHS) -> Iterator[PageRequest]:
+def page_requests(config: Mapping[str, Any] | None = None, paths: Sequence[str] = PATHS) -> Iterator[Sent]:
     """Return all attacks on a page.
 
     ``config``: what the page says at ``/config``; None: it asks for a key first. ``paths``: of files and hosts that
@@ -213,18 +195,14 @@ def page_requests(config: Mapping[str, Any] | None = None, paths: Sequence[str] 
     """
     for method, path in NO_ROUTES:
         body = b"{}" if method == "POST" else b""
-        yield PageRequest(
-            "a route of Gradio's", method, path, lambda body=body: body, JSON, is_served="deep_link=" in path
-        )
+        yield Sent("a route of Gradio's", method, path, body, JSON, may_be_served="deep_link=" in path)
     for path in paths:
         if path and "\0" not in path:
-            yield PageRequest("a file by its path", "GET", f"{API}/file={path}")
+            yield Sent("a file by its path", "GET", f"{API}/file={path}")
     for path in (*EVENT_PATHS, "/login"):
         for name, make in floods().items():
-            yield PageRequest(name, "POST", path, make, JSON)
-        yield PageRequest(
-            "a body of another type", "POST", path, lambda: b'{"data": []}', {"content-type": "text/plain"}
-        )
+            yield Sent(name, "POST", path, make, JSON)
+        yield Sent("a body of another type", "POST", path, b'{"data": []}', {"content-type": "text/plain"})
         for wrong in WRONG_EVENTS:
             yield _event_request("no event", path, wrong)
     yield from _uploads()
@@ -234,9 +212,9 @@ def page_requests(config: Mapping[str, Any] | None = None, paths: Sequence[str] 
             for path in EVENT_PATHS:  # each event is refused by one of them
                 for at in range(len(values)):
                     body = event(number, [*values[:at], wrong, *values[at + 1 :]])
-                    yield _event_request(f"a wrong value in event {number}", path, body, is_served=True)
+                    yield _event_request(f"a wrong value in event {number}", path, body, may_be_served=True)
                 yield _event_request(
-                    f"a wrong cause of event {number}", path, event(number, values, wrong), is_served=True
+                    f"a wrong cause of event {number}", path, event(number, values, wrong), may_be_served=True
                 )
     if config:
         yield from file_requests(config, paths)
@@ -260,7 +238,7 @@ def floods() -> dict[str, Callable[[], bytes]]:
     }
 
 
-def _sessions(config: Mapping[str, Any]) -> Iterator[PageRequest]:
+def _sessions(config: Mapping[str, Any]) -> Iterator[Sent]:
     """Return long conversations, each in its own session, for all events that take them."""
     turns = [{"question": "a" * 2**20, "responses": [{"text": "b" * 2**20}]}] * 3
     kinds = {component["id"]: component["type"] for component in config["components"]}
@@ -268,48 +246,40 @@ def _sessions(config: Mapping[str, Any]) -> Iterator[PageRequest]:
         if [kinds[component] for component in dependency["inputs"]] == ["json"]:
             for number in range(20):
                 body = event(dependency["id"], [{"id": str(number), "turns": turns}], session=f"flood-{number}")
-                yield _event_request("a long conversation", EVENT_PATHS[0], body, is_served=True)
+                yield _event_request("a long conversation", EVENT_PATHS[0], body, may_be_served=True)
 
 
-def _uploads() -> Iterator[PageRequest]:
+def _uploads() -> Iterator[Sent]:
     path = f"{API}/upload"
     names = ("a.png", "../../a.png", "..", "/etc/a.png", "a" * 5000 + ".png", "a\\..\\b.png", "", "中" * 300 + ".png")
     for name in names:
-        yield _form(f"an upload called {name[:20]}", path, [(name, b"a")], is_served=True)
+        yield _form(f"an upload called {name[:20]}", path, [(name, b"a")], may_be_served=True)
     yield _form("more files than a form may have", path, [("a.png", b"a")] * 2000)
     yield _form("a file that is too long", path, [("a.png", bytes(17 * 2**20))])
     yield _form("a form that is too long", path, [("a.png", bytes(14 * 2**20))] * 5)
-    form = {"content-type": "multipart/form-data; boundary=x"}
-    fields = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n'
-    yield PageRequest("a field that is too long", "POST", path, lambda: fields + bytes(2**24) + b"\r\n--x--\r\n", form)
-    yield PageRequest("a head that never ends", "POST", path, lambda: b"--x\r\na: " + b"b" * 2**20, form)
-    yield PageRequest("a form without an end", "POST", path, lambda: b"--x\r\n", form)
-    yield PageRequest("a form without a boundary", "POST", path, lambda: b"a", {"content-type": "multipart/form-data"})
-    yield PageRequest("a form that is none", "POST", path, lambda: bytes(2**20), {"content-type": "text/plain"})
-    yield PageRequest("nothing to upload", "POST", path)
+    yield Sent("a field that is too long", "POST", path, lambda: form(('name="a"', bytes(2**24))), FORM)
+    yield Sent("a head that never ends", "POST", path, b"--x\r\na: " + b"b" * 2**20, FORM)
+    yield Sent("a form without an end", "POST", path, b"--x\r\n", FORM)
+    yield Sent("a form without a boundary", "POST", path, b"a", {"content-type": "multipart/form-data"})
+    yield Sent("a form that is none", "POST", path, bytes(2**20), {"content-type": "text/plain"})
+    yield Sent("nothing to upload", "POST", path)
 
 
-def _logins() -> Iterator[PageRequest]:
-    form = {"content-type": "application/x-www-form-urlencoded"}
+def _logins() -> Iterator[Sent]:
+    form_of_fields = {"content-type": "application/x-www-form-urlencoded"}
     for name, body in {
         "a wrong key": b"username=a&password=wrong",
         "a long key": b"username=a&password=" + b"a" * 2**20,
         "many fields": b"a=b&" * 2**20,
         "no key": b"",
     }.items():
-        yield PageRequest(
-            name, "POST", "/login", lambda body=body: body, form, is_served=True
-        )  # where there are no keys
+        yield Sent(name, "POST", "/login", body, form_of_fields, may_be_served=True)  # where there are no keys
 
 
-def _event_request(name: str, path: str, body: Any, *, is_served: bool = False) -> PageRequest:
-    return PageRequest(name, "POST", path, lambda: json.dumps(body).encode(), JSON, is_served)
+def _event_request(name: str, path: str, body: Any, *, may_be_served: bool = False) -> Sent:
+    return Sent(name, "POST", path, lambda: json.dumps(body).encode(), JSON, may_be_served)
 
 
-def _form(name: str, path: str, files: Sequence[tuple[str, bytes]], *, is_served: bool = False) -> PageRequest:
-    def make() -> bytes:
-        heads = [f'--x\r\ncontent-disposition: form-data; name="files"; filename="{name}"\r\n\r\n' for name, _ in files]
-        parts = [head.encode() + content + b"\r\n" for head, (_, content) in zip(heads, files, strict=True)]
-        return b"".join(parts) + b"--x--\r\n"
-
-    return PageRequest(name, "POST", path, make, {"content-type": "multipart/form-data; boundary=x"}, is_served)
+def _form(name: str, path: str, files: Sequence[tuple[str, bytes]], *, may_be_served: bool = False) -> Sent:
+    parts = [(f'name="files"; filename="{name}"', content) for name, content in files]
+    return Sent(name, "POST", path, lambda: form(*parts), FORM, may_be_served)

@@ -7,12 +7,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
 from tests.abuse.attacks import Attack, gateway_attacks, proxy_requests, ray_requests
-from tests.abuse.bodies import MODEL
+from tests.abuse.bodies import MODEL, Sent
 from tests.abuse.gateway import gateway_requests
 from tests.abuse.page import page_requests
 from tests.abuse.servers import ADMIN_KEY, KEY, Servers, Target
@@ -31,16 +31,6 @@ class Shot:
     make: Callable[[], Attack]
     may_be_served: bool
     is_flood: bool = False
-
-
-class _Request(Protocol):
-    """A request of `tests.abuse.gateway` or `tests.abuse.page`."""
-
-    name: str
-    method: str
-    path: str
-    make: Callable[[], bytes]
-    headers: Any
 
 
 def shots(servers: Servers, other: str) -> Iterator[Shot]:
@@ -65,7 +55,7 @@ def shots(servers: Servers, other: str) -> Iterator[Shot]:
                 continue
             key = ADMIN_KEY if is_administrators else KEY
             for lines, may_be_served in (((), False), ((f"Authorization: Bearer {key}",), request.may_be_served)):
-                make = _sending(request, *lines, connections=request.connections, leaves=request.leaves)
+                make = _sending(request, *lines)
                 yield Shot(target, request.name, make, may_be_served, request.connections > 1)
 
 
@@ -80,10 +70,10 @@ def drawn(attacks: Sequence[Shot], max_attacks: int, seed: int) -> list[Shot]:
 
 def _on_the_page(target: Target, servers: Servers) -> Iterator[Shot]:
     for request in page_requests():
-        yield Shot(target, request.name, _sending(request), request.path == "/login" and request.is_served)
+        yield Shot(target, request.name, _sending(request), request.path == "/login" and request.may_be_served)
     cookie, config = logged_in(target)
     for request in page_requests(config, (str(servers.canary), "/etc/passwd", "/dev/zero")):
-        yield Shot(target, request.name, _sending(request, f"Cookie: {cookie}"), request.is_served)
+        yield Shot(target, request.name, _sending(request, f"Cookie: {cookie}"), request.may_be_served)
 
 
 def logged_in(page: Target) -> tuple[str, dict[str, Any]]:
@@ -95,13 +85,13 @@ def logged_in(page: Target) -> tuple[str, dict[str, Any]]:
         return "; ".join(f"{name}={value}" for name, value in client.cookies.items()), config
 
 
-def _sending(request: _Request, *lines: str, connections: int = 1, leaves: bool = False) -> Callable[[], Attack]:
+def _sending(request: Sent, *lines: str) -> Callable[[], Attack]:
     def make() -> Attack:
         body = request.make()
         named = {"Host": "localhost", **request.headers, "Content-Length": str(len(body)), "Connection": "close"}
         head = "\r\n".join([*(f"{name}: {value}" for name, value in named.items()), *lines])
         start = f"{request.method} {request.path} HTTP/1.1\r\n{head}\r\n\r\n"
         sent = start.encode("utf-8", "surrogatepass") + body
-        return Attack(request.name, sent, connections, leaves=leaves)
+        return Attack(request.name, sent, request.connections, leaves=request.leaves)
 
     return make

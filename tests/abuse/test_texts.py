@@ -20,9 +20,8 @@ _FORMS = {"/v1/messages": ("type", "error"), "/api/": ("error",)}  # of other AP
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton(MODEL)
-    yield made
-    made.stop()
+    with FakeTriton(MODEL) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,9 @@ import json
 import os
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +23,7 @@ from openai_gateway.settings import Settings
 from tests.clients.installed import NODE_MODULES, Package
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Received, Script
 from tests.support.gateways import running_gateway
+from tests.support.http_host import QuietHandler, serving
 from tests.support.images import make_image
 from tests.support.servers import running_triton
 from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
@@ -53,9 +52,9 @@ class Recorder:
 def recording(target: str) -> Iterator[Recorder]:
     """Forward to the server at ``target``, a URL without a path; responses are streamed."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def forward(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = self.read_body()
             sent = {name.lower(): value for name, value in self.headers.items()}
             upstream = http.client.HTTPConnection(urlsplit(target).netloc, timeout=120)
             upstream.request(self.command, self.path, body, sent | {"connection": "close"})
@@ -74,19 +73,9 @@ def recording(target: str) -> Iterator[Recorder]:
 
         do_GET = do_HEAD = do_POST = do_DELETE = forward
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    recorder = Recorder(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, name="recorder")
-    thread.start()
-    try:
+    with serving(Handler) as url:
+        recorder = Recorder(url)
         yield recorder
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def make_reciting(directory: Path, text: str, **overrides: Any) -> Path:
@@ -153,9 +142,8 @@ def script(received: Received) -> Script:
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeTriton]:
-    fake = FakeTriton("fake-model", script)  # type: ignore[arg-type]
-    yield fake
-    fake.stop()
+    with FakeTriton("fake-model", script) as fake:  # type: ignore[arg-type]
+        yield fake
 
 
 @pytest.fixture(scope="module")

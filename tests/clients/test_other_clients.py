@@ -49,10 +49,11 @@ def script(received: Received) -> Script:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    fake = FakeTriton("fake-model", script)  # type: ignore[arg-type]
-    with running_gateway(Settings(triton_address=fake.address, api_keys=("k",))) as address:
+    with (
+        FakeTriton("fake-model", script) as fake,
+        running_gateway(Settings(triton_address=fake.address, api_keys=("k",))) as address,
+    ):  # type: ignore[arg-type]
         yield f"{address}/v1"
-    fake.stop()
 
 
 def run(*command: str, url: str) -> Any:

@@ -1,10 +1,8 @@
 """A vision-language model on the real tritonserver and gateway responds as the offline pipeline does."""
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.vl import load_video
 from openai_gateway.settings import Settings
 from tests.support.gateways import running_gateway
+from tests.support.http_host import NOT_FOUND, Reply, running_host
 from tests.support.images import data_url, file_of, make_image
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.servers import running_triton
@@ -46,23 +45,8 @@ def triton(directory: Path) -> Iterator[TritonServer]:
 @pytest.fixture(scope="module")
 def host() -> Iterator[str]:
     """A server with one image."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/one.png" else 404)
-            self.end_headers()
-            self.wfile.write(file_of(ONE) if self.path == "/one.png" else b"")
-
-        def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running_host(lambda asked: Reply(file_of(ONE)) if asked.path == "/one.png" else NOT_FOUND) as host:
+        yield host.url
 
 
 @pytest.fixture(scope="module")

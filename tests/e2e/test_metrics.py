@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -20,6 +18,7 @@ from openai_gateway.settings import Settings
 from tests.repository.test_dashboards import engine_names
 from tests.support.commands import api_server
 from tests.support.gateways import running_gateway
+from tests.support.http_host import Reply, Request, running_host
 from tests.support.metrics import Metrics, engine_metrics, metrics_of
 from tests.support.queries import SCRAPED, SCRAPER, all_queries
 from tests.support.tiny_models import make_tiny_llama
@@ -140,25 +139,13 @@ def collector() -> Iterator[tuple[str, list[Reported]]]:
     """Take OTLP over HTTP, as protobuf from the gateway and as JSON from Triton."""
     reported: list[Reported] = []
 
-    class Taking(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            is_json = "json" in self.headers["content-type"]
-            reported.extend(from_json(json.loads(body)) if is_json else from_protobuf(body))
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+    def take(request: Request) -> Reply:
+        is_json = "json" in request.headers["content-type"]
+        reported.extend(from_json(json.loads(request.body)) if is_json else from_protobuf(request.body))
+        return Reply()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Taking)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", reported
-    finally:
-        server.shutdown()
-        server.server_close()
+    with running_host(take) as host:
+        yield host.url, reported
 
 
 def from_protobuf(body: bytes) -> Iterator[Reported]:

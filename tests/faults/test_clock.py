@@ -38,9 +38,8 @@ DAY = 86_400.0
 
 @pytest.fixture
 def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton()
-    yield made
-    made.stop()
+    with FakeTriton() as made:
+        yield made
 
 
 def test_nothing_but_dates_is_read_from_the_wall_clock() -> None:

@@ -15,26 +15,24 @@ MAX_BODY = 100_000
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTriton, str]]:
-    fake = FakeTriton(MODEL)
-    engine_dir = tmp_path_factory.mktemp("engine")
-    TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
-    (engine_dir / VISION_FILE).touch()
-    settings = Settings(
-        triton_address=fake.address,
-        max_body_bytes=MAX_BODY,
-        engine_dir=engine_dir,
-        files_dir=tmp_path_factory.mktemp("files"),
-    )
-    with running_gateway(settings) as url:
-        yield fake, url
-    fake.stop()
+    with FakeTriton(MODEL) as fake:
+        engine_dir = tmp_path_factory.mktemp("engine")
+        TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
+        (engine_dir / VISION_FILE).touch()
+        settings = Settings(
+            triton_address=fake.address,
+            max_body_bytes=MAX_BODY,
+            engine_dir=engine_dir,
+            files_dir=tmp_path_factory.mktemp("files"),
+        )
+        with running_gateway(settings) as url:
+            yield fake, url
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton(MODEL)
-    yield made
-    made.stop()
+    with FakeTriton(MODEL) as made:
+        yield made
 
 
 @pytest.fixture

@@ -42,10 +42,8 @@ def write_modules(
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = write_modules(tmp_path_factory.mktemp("model"))
     write_pooling(directory, directory)
-    fake = FakeTriton(MODEL)
-    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+    with FakeTriton(MODEL) as fake, running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
         yield url
-    fake.stop()
 
 
 @pytest.fixture
@@ -75,28 +73,27 @@ def test_a_task_is_an_adapter_with_the_prompt_of_its_name(tmp_path: Path) -> Non
     directory = write_modules(tmp_path)
     (directory / "config.json").write_text(json.dumps({"task_instructions": {"retrieval.query": "Q ", "other": "O "}}))
     write_pooling(directory, directory)
-    fake = FakeTriton(MODEL)
-    fake.adapters = {"retrieval.query": "", "plain": ""}
-    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+    with FakeTriton(MODEL) as fake:
+        fake.adapters = {"retrieval.query": "", "plain": ""}
+        with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
 
-        def embed(**body: str) -> httpx.Response:
-            return httpx.post(f"{url}/v1/embeddings", json={"input": "one", **body}, trust_env=False)
+            def embed(**body: str) -> httpx.Response:
+                return httpx.post(f"{url}/v1/embeddings", json={"input": "one", **body}, trust_env=False)
 
-        for body, adapter, text in (
-            ({"task": "retrieval.query"}, "retrieval.query", "Q one"),
-            ({"task": "retrieval.query", "prompt_name": "other"}, "retrieval.query", "O one"),
-            ({"task": "plain"}, "plain", "one"),
-            ({}, None, "one"),
-        ):
-            response = embed(**body).raise_for_status().json()
-            np.testing.assert_allclose(response["data"][0]["embedding"], expected(text), rtol=1e-6)
-            assert response["model"] == MODEL
-            assert fake.requests[-1].inputs.get("lora_name") == adapter
-        rejected = embed(task="clustering")
-        assert rejected.status_code == 400
-        assert rejected.json()["error"]["param"] == "task"
-        assert "(retrieval.query, plain), got clustering" in rejected.json()["error"]["message"]
-    fake.stop()
+            for body, adapter, text in (
+                ({"task": "retrieval.query"}, "retrieval.query", "Q one"),
+                ({"task": "retrieval.query", "prompt_name": "other"}, "retrieval.query", "O one"),
+                ({"task": "plain"}, "plain", "one"),
+                ({}, None, "one"),
+            ):
+                response = embed(**body).raise_for_status().json()
+                np.testing.assert_allclose(response["data"][0]["embedding"], expected(text), rtol=1e-6)
+                assert response["model"] == MODEL
+                assert fake.requests[-1].inputs.get("lora_name") == adapter
+            rejected = embed(task="clustering")
+            assert rejected.status_code == 400
+            assert rejected.json()["error"]["param"] == "task"
+            assert "(retrieval.query, plain), got clustering" in rejected.json()["error"]["message"]
 
 
 def test_a_model_of_tasks_takes_the_first_unless_another_is_asked_for(tmp_path: Path) -> None:
@@ -104,19 +101,18 @@ def test_a_model_of_tasks_takes_the_first_unless_another_is_asked_for(tmp_path: 
     config = {"model_type": "jina_embeddings_v5", "task_names": ["retrieval", "clustering"]}
     (directory / "config.json").write_text(json.dumps(config))
     write_pooling(directory, directory)
-    fake = FakeTriton(MODEL)
-    fake.adapters = dict.fromkeys(config["task_names"], "")
-    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
-        for body, adapter in (
-            ({}, "retrieval"),
-            ({"task": "clustering"}, "clustering"),
-            ({"model": "clustering"}, "clustering"),
-        ):
-            response = httpx.post(f"{url}/v1/embeddings", json={"input": "one", **body}, trust_env=False)
-            (entry,) = response.raise_for_status().json()["data"]
-            np.testing.assert_allclose(entry["embedding"], expected("one"), rtol=1e-6)
-            assert fake.requests[-1].inputs.get("lora_name") == adapter
-    fake.stop()
+    with FakeTriton(MODEL) as fake:
+        fake.adapters = dict.fromkeys(config["task_names"], "")
+        with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+            for body, adapter in (
+                ({}, "retrieval"),
+                ({"task": "clustering"}, "clustering"),
+                ({"model": "clustering"}, "clustering"),
+            ):
+                response = httpx.post(f"{url}/v1/embeddings", json={"input": "one", **body}, trust_env=False)
+                (entry,) = response.raise_for_status().json()["data"]
+                np.testing.assert_allclose(entry["embedding"], expected("one"), rtol=1e-6)
+                assert fake.requests[-1].inputs.get("lora_name") == adapter
 
 
 def test_tei_clients_say_whether_vectors_have_length_one(embedder: str) -> None:

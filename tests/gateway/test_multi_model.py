@@ -22,10 +22,9 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture
 def triton() -> Iterator[FakeTriton]:
-    fake = FakeTriton()
-    fake.script = lambda received: Script(texts=(received.model,))
-    yield fake
-    fake.stop()
+    with FakeTriton() as fake:
+        fake.script = lambda received: Script(texts=(received.model,))
+        yield fake
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
+from tests.support.http_host import Reply, running_host
 from tests.support.waiting import eventually
 
 HELLO: Any = [{"role": "user", "content": "a secret question"}]
@@ -164,8 +164,8 @@ def test_logs_report_requests_but_prompts_only_when_asked(
 
 
 def test_metrics_of_gateway_and_engine_are_one_page(fake: FakeTriton) -> None:
-    with EngineMetrics() as engine_url:
-        settings = Settings(triton_address=fake.address, triton_metrics_url=engine_url)
+    with running_host(lambda _: Reply(b"turbomind_requests_running 3\n")) as triton:
+        settings = Settings(triton_address=fake.address, triton_metrics_url=f"{triton.url}/metrics")
         with running_gateway(settings) as url, connect(url) as http:
             http.post("/v1/chat/completions", json=BODY)
             http.post("/v1/chat/completions", json={})
@@ -275,29 +275,3 @@ def test_a_bad_policy_file_is_named(tmp_path: Path, text: str, message: str) -> 
         Qos.load(path)
     with pytest.raises(QosConfigError, match="cannot be read"):
         Qos.load(tmp_path / "none.json")
-
-
-class EngineMetrics:
-    """Triton's metrics port, as far as the gateway reads it."""
-
-    def __enter__(self) -> str:
-        from http.server import BaseHTTPRequestHandler, HTTPServer
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(b"turbomind_requests_running 3\n")
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        return f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()

@@ -33,9 +33,8 @@ BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hel
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton(MODEL)
-    yield made
-    made.stop()
+    with FakeTriton(MODEL) as made:
+        yield made
 
 
 @contextmanager

@@ -50,13 +50,12 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    fake = FakeTriton(MODEL)
-    (port,) = free_ports(1)
-    where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
-    with Command("serve", "gateway", *where) as command:
-        command.wait_for("/v1")
-        yield Served(fake, command, port)
-    fake.stop()
+    with FakeTriton(MODEL) as fake:
+        (port,) = free_ports(1)
+        where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
+        with Command("serve", "gateway", *where) as command:
+            command.wait_for("/v1")
+            yield Served(fake, command, port)
 
 
 async def request_many(url: str, count: int) -> list[str]:

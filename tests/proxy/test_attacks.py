@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from openai_gateway.proxy.settings import ProxySettings
-from tests.abuse.attacks import Attack, Trap, proxy_requests, responses, trap
+from tests.abuse.attacks import Attack, proxy_requests, responses, trap
 from tests.support.gateways import running_proxy
+from tests.support.http_host import Host, Reply, running_host
 
 KEY = "right"
 PATH = "/v1/chat/completions"
@@ -21,7 +22,7 @@ ATTACKS = proxy_requests("127.0.0.1:9")
 class Proxy:
     """A proxy with one node, and a server that nobody is to reach."""
 
-    def __init__(self, url: str, node: Trap, other: Trap) -> None:
+    def __init__(self, url: str, node: Host, other: Host) -> None:
         self.port = int(url.rpartition(":")[2])
         self.http = httpx.Client(base_url=url, trust_env=False, headers={"authorization": f"Bearer {KEY}"})
         self.node, self.other = node, other
@@ -36,11 +37,11 @@ class Proxy:
 
 def made(stack: ExitStack, api_keys: tuple[str, ...], admin_keys: tuple[str, ...]) -> Proxy:
     other = stack.enter_context(trap())
-    node = stack.enter_context(trap(lambda path: json.dumps({"path": path}).encode()))
+    node = stack.enter_context(running_host(lambda request: Reply(json.dumps({"path": request.path}).encode())))
     url = stack.enter_context(running_proxy(ProxySettings(api_keys=api_keys, admin_keys=admin_keys)))
     proxy = Proxy(url, node, other)
     stack.callback(proxy.http.close)
-    added = proxy.http.post("/nodes/add", json={"url": f"http://{node.address}", "status": {"models": ["m"]}})
+    added = proxy.http.post("/nodes/add", json={"url": node.url, "status": {"models": ["m"]}})
     assert added.json() == "Added successfully"
     return proxy
 

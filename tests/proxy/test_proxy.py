@@ -1,7 +1,6 @@
 """The proxy, and which node its strategies choose."""
 
 import asyncio
-import http.server
 import json
 import re
 import socket
@@ -26,6 +25,7 @@ from openai_gateway.proxy.strategies import STRATEGIES, by_chance, min_expected_
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway, running_proxy
+from tests.support.http_host import QuietHandler, serving
 from tests.support.waiting import eventually, eventually_sync
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -345,7 +345,7 @@ def test_the_documentation_asks_no_other_host(stack: ExitStack, is_proxy: bool) 
 def garbage_server(garbage: bytes = b"\x00\xffgarbage\n\n") -> Iterator[str]:
     """A server that is healthy and answers the same bytes to everything else."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             if self.path == "/health":
                 self.send_response(200)
@@ -362,18 +362,8 @@ def garbage_server(garbage: bytes = b"\x00\xffgarbage\n\n") -> Iterator[str]:
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_WR)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as url:
+        yield url
 
 
 def node(name: str, **state: object) -> Node:

@@ -4,9 +4,7 @@ Failures are not: there, a node that cannot be asked and one that never was are 
 """
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import httpx
@@ -16,6 +14,7 @@ from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_gateway, running_proxy
+from tests.support.http_host import Reply, running_host
 from tests.support.waiting import eventually_sync
 
 NOWHERE = "http://127.0.0.1:1"
@@ -23,9 +22,8 @@ NOWHERE = "http://127.0.0.1:1"
 
 @pytest.fixture
 def fake() -> Iterator[FakeTriton]:
-    made = FakeTriton("m")
-    yield made
-    made.stop()
+    with FakeTriton("m") as made:
+        yield made
 
 
 @pytest.fixture
@@ -83,40 +81,13 @@ def test_b8_a_request_reaches_its_node_without_the_caller_s_key(proxy: httpx.Cli
 
 
 def test_b8_a_server_registers_by_url_and_models_and_sends_no_key(fake: FakeTriton) -> None:
-    seen: list[tuple[str, Any, dict[str, str]]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            seen.append((self.path, json.loads(body or b"null"), headers))
-            reply = b'"Added successfully"'
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with running_host(lambda _: Reply(b'"Added successfully"')) as proxy:
         settings = Settings(
-            triton_address=fake.address,
-            proxy_url=f"http://127.0.0.1:{server.server_address[1]}",
-            public_url="http://0.0.0.0:23333",
-            api_keys=("k",),
+            triton_address=fake.address, proxy_url=proxy.url, public_url="http://0.0.0.0:23333", api_keys=("k",)
         )
         with running_gateway(settings):
-            eventually_sync(lambda: bool(seen))
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    path, body, headers = seen[0]
-    assert (path, body["url"], body["status"]["models"]) == ("/nodes/add", "http://0.0.0.0:23333", ["m"])
-    assert headers["content-type"] == headers["accept"] == "application/json"
-    assert "authorization" not in headers
+            eventually_sync(lambda: bool(proxy.requests))
+    seen, body = proxy.requests[0], json.loads(proxy.requests[0].body)
+    assert (seen.path, body["url"], body["status"]["models"]) == ("/nodes/add", "http://0.0.0.0:23333", ["m"])
+    assert seen.headers["content-type"] == seen.headers["accept"] == "application/json"
+    assert "authorization" not in seen.headers

@@ -9,9 +9,8 @@ from tests.support.fake_triton import FakeTriton
 
 @pytest.fixture
 def triton() -> Iterator[FakeTriton]:
-    fake = FakeTriton()
-    yield fake
-    fake.stop()
+    with FakeTriton() as fake:
+        yield fake
 
 
 @pytest_asyncio.fixture

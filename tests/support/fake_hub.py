@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests.support.http_host import QuietHandler, serving
 
 LARGE = (".safetensors", ".gguf", ".bin")  # what Git LFS holds
 
@@ -70,11 +70,8 @@ def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
     """Serve repositories on a free port."""
     hub = FakeHub({repository: dict(content) for repository, content in files.items()})
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            pass
 
         def do_HEAD(self) -> None:
             self.answer(with_body=False)
@@ -150,17 +147,8 @@ def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
         def respond_error(self, code: str) -> None:
             self.respond(b"{}", {"X-Error-Code": code}, 404)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="fake hub")
-    thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with serving(Handler) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def use_hub(hub: FakeHub, patch: pytest.MonkeyPatch) -> None:

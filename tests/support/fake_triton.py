@@ -154,6 +154,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             stopped.wait()
             self._server = None
 
+    def __enter__(self) -> FakeTriton:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def reset(self) -> None:
         """Forget what arrived and answer as at first."""
         self.hangs, self.waiting, self.left, self.restarts = "", set(), [], False

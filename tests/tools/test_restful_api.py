@@ -34,9 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def fake() -> Iterator[FakeTriton]:
-    server = FakeTriton("m")
-    yield server
-    server.stop()
+    with FakeTriton("m") as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,15 +1,13 @@
 """Callers get images from where the rules allow, and from nowhere else."""
 
 import base64
-import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -20,60 +18,40 @@ from lmdeploy.vl.fetching import FetchRules, fetch
 from lmdeploy.vl.sources import DATA_ONLY, SourceRules, load, load_frames
 from lmdeploy.vl.utils import load_image_from_base64
 from lmdeploy.vl.videos import Sampling
+from tests.support.http_host import NOT_FOUND, Host, Reply, Request, running_host
 from tests.support.images import data_url, file_of, make_image
 
 PNG = file_of(make_image(20, 10))
 FROM_HERE = FetchRules(("127.0.0.1", "localhost"), allows_private=True, seconds=60, max_bytes=100_000)
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Serves images, and trouble."""
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        self.server.requests.append(self.path)  # type: ignore[attr-defined]
-        if path == "/slow":
-            self.server.released.wait(20)  # type: ignore[attr-defined]
-        if path.startswith("/to"):
-            self.send_response(302)
-            self.send_header("Location", self.path.partition("?")[2])
-            self.end_headers()
-            return
-        body = {"/image": PNG, "/slow": PNG, "/long": b"x" * 200_000, "/text": b"hello"}.get(path)
-        self.send_response(404 if body is None else 200)
-        self.end_headers()
-        with contextlib.suppress(OSError):  # nobody waits any more
-            self.wfile.write(body or b"")
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
-def host() -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.requests, server.released = [], threading.Event()  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.released.set()  # type: ignore[attr-defined]
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def host() -> Iterator[Host]:
+    """A host with images, and trouble."""
+    released = threading.Event()
+
+    def respond(request: Request) -> Reply:
+        path, _, query = request.path.partition("?")
+        if path == "/slow":
+            released.wait(20)
+        if path.startswith("/to"):
+            return Reply(status=302, headers={"Location": query})
+        body = {"/image": PNG, "/slow": PNG, "/long": b"x" * 200_000, "/text": b"hello"}.get(path)
+        return NOT_FOUND if body is None else Reply(body)
+
+    with running_host(respond) as host:
+        yield host
+        released.set()
 
 
-def url(host: ThreadingHTTPServer, path: str) -> str:
-    return f"http://127.0.0.1:{host.server_address[1]}{path}"
-
-
-def test_users_of_the_package_load_images_from_everywhere(host: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_users_of_the_package_load_images_from_everywhere(host: Host, tmp_path: Path) -> None:
     file = tmp_path / "an image.png"
     file.write_bytes(PNG)
     expected = make_image(20, 10).tobytes()
-    for source in (url(host, "/image"), data_url(PNG), str(file), f"file://{file}", make_image(20, 10)):
+    for source in (f"{host.url}/image", data_url(PNG), str(file), f"file://{file}", make_image(20, 10)):
         assert load_image(source).tobytes() == expected
     assert load_image_from_base64(base64.b64encode(PNG)).tobytes() == expected
-    for named in (url(host, "/image"), data_url(PNG), str(file)):
+    for named in (f"{host.url}/image", data_url(PNG), str(file)):
         assert base64.b64decode(encode_image_base64(named)) == PNG
     assert load_image_from_base64(encode_image_base64(make_image(20, 10))).tobytes() == expected
     assert IMAGE_TOKEN == "<IMAGE_TOKEN>"
@@ -104,29 +82,27 @@ def test_data_urls_are_read_as_clients_write_them(source: str) -> None:
     assert base64.b64decode(encode_image_base64(source)) == PNG
 
 
-def test_a_redirect_is_followed_as_far_as_the_rules_allow(host: ThreadingHTTPServer) -> None:
-    assert fetch(url(host, f"/to?{url(host, '/image')}"), FROM_HERE) == PNG
-    assert fetch(url(host, "/to?/image"), FROM_HERE) == PNG
+def test_a_redirect_is_followed_as_far_as_the_rules_allow(host: Host) -> None:
+    assert fetch(f"{host.url}/to?{host.url}/image", FROM_HERE) == PNG
+    assert fetch(f"{host.url}/to?/image", FROM_HERE) == PNG
     for address in ("http://example.com/x.png", "file:///etc/passwd", "ftp://127.0.0.1/x"):
         with pytest.raises(ValueError, match=r"not among the allowed hosts|must begin with http"):
-            fetch(url(host, f"/to?{address}"), FROM_HERE)
+            fetch(f"{host.url}/to?{address}", FROM_HERE)
     with pytest.raises(ValueError, match="elsewhere more than 3 times"):
-        fetch(url(host, "/to?/to?/to?/to?/to?"), FROM_HERE)
-    assert len(host.requests) < 15  # type: ignore[attr-defined]
+        fetch(f"{host.url}/to?/to?/to?/to?/to?", FROM_HERE)
+    assert len(host.requests) < 15
 
 
 @pytest.mark.parametrize(
     ("path", "reason"),
     [("/long", "at most 100000 bytes"), ("/missing", "answered 404"), ("/slow", "no response in time")],
 )
-def test_a_response_that_is_too_long_too_late_or_none_is_refused(
-    host: ThreadingHTTPServer, path: str, reason: str
-) -> None:
+def test_a_response_that_is_too_long_too_late_or_none_is_refused(host: Host, path: str, reason: str) -> None:
     seconds = 0.5 if path == "/slow" else 60
     rules = FetchRules(FROM_HERE.hosts, allows_private=True, seconds=seconds, max_bytes=100_000)
     begin = time.monotonic()
     with pytest.raises(ValueError, match=reason):
-        fetch(url(host, path), rules)
+        fetch(f"{host.url}{path}", rules)
     assert time.monotonic() - begin < 15, "the time is bounded"
 
 
@@ -171,7 +147,7 @@ def test_names_of_this_network_are_not_fetched_from(address: str, monkeypatch: p
         fetch("http://images.example/x.png", FetchRules(("images.example",)))
 
 
-def test_what_was_checked_is_what_is_connected_to(host: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_checked_is_what_is_connected_to(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     responses = iter([[(socket.AF_INET, 1, 6, "", ("127.0.0.1", 80))]])
     monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: next(responses))
     connected: list[Any] = []
@@ -180,9 +156,9 @@ def test_what_was_checked_is_what_is_connected_to(host: ThreadingHTTPServer, mon
         fetching.socket, "create_connection", lambda where, timeout: connected.append(where) or _connect(where, real)
     )
     rules = FetchRules(("images.example",), allows_private=True)
-    address = f"http://images.example:{host.server_address[1]}/image"
-    assert fetch(address, rules) == PNG
-    assert connected == [("127.0.0.1", host.server_address[1])]
+    port = urlsplit(host.url).port
+    assert fetch(f"http://images.example:{port}/image", rules) == PNG
+    assert connected == [("127.0.0.1", port)]
 
 
 def _connect(where: tuple[str, int], connect: Any) -> socket.socket:

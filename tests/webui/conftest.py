@@ -14,9 +14,8 @@ from tests.support.gateways import running_page
 
 @pytest.fixture(scope="session")
 def fake_triton_server() -> Iterator[FakeTriton]:
-    fake = FakeTriton()
-    yield fake
-    fake.stop()
+    with FakeTriton() as fake:
+        yield fake
 
 
 @pytest.fixture

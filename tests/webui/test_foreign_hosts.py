@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from selenium import webdriver
@@ -15,6 +12,7 @@ from tests.support.browser import requested_hosts
 from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_page
+from tests.support.http_host import NOT_FOUND, running_host
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.browser
@@ -46,43 +44,18 @@ $\\\\includegraphics{{{0}/latex}}$
 """
 
 
-@pytest.fixture
-def listener() -> Iterator[tuple[str, list[str]]]:
-    """A host that notes what it is asked for: its URL, and the paths."""
-    hosts: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            hosts.append(self.path)
-            self.send_response(404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", hosts
-    server.shutdown()
-    thread.join()
-
-
-def test_no_host_hears_of_what_a_model_writes(
-    driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton, listener: tuple[str, list[str]]
-) -> None:
-    url, hosts = listener
-    driver.get(f"{url}/hello")
-    assert "/hello" in hosts
-    page = ChatPage(driver, page_url)
-    try:
-        fake_triton.script = Script(texts=[WRITTEN.format(url)])
-        page.send("Hello")
-        page.wait_for_response(1)
-        time.sleep(2)  # in which a browser asks for what it shows
-    finally:
-        page.close()
-    assert [path for path in hosts if path not in ("/hello", "/favicon.ico")] == []
+def test_no_host_hears_of_what_a_model_writes(driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton) -> None:
+    with running_host(lambda _: NOT_FOUND) as host:
+        driver.get(f"{host.url}/hello")
+        page = ChatPage(driver, page_url)
+        try:
+            fake_triton.script = Script(texts=[WRITTEN.format(host.url)])
+            page.send("Hello")
+            page.wait_for_response(1)
+            time.sleep(2)  # in which a browser asks for what it shows
+        finally:
+            page.close()
+    assert {*host.visits} - {"GET /favicon.ico"} == {"GET /hello"}
 
 
 def test_a_key_is_shown_in_a_browser_and_nothing_on_the_page_is_missing(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from selenium import webdriver
@@ -14,6 +12,7 @@ from selenium.webdriver.common.by import By
 
 from tests.support.chat_page import ChatPage
 from tests.support.gateways import running_page
+from tests.support.http_host import Reply, Request, running_host
 from webui.metrics import Sample, Watch, default_metrics_url, metrics_of
 from webui.status import NONE, POLL_SECONDS, plot, status_html
 
@@ -59,43 +58,32 @@ def test_a_plot_ends_at_the_right_and_begins_at_the_bottom() -> None:
     assert "points" in plot([], 5)
 
 
-class Server(ThreadingHTTPServer):
+class Server:
     """A server with models and metrics, that counts who asks for the latter."""
 
-    requests = 0
-    reported = PAGE
+    def __init__(self) -> None:
+        self.reported = PAGE
 
+    def respond(self, request: Request) -> Reply:
+        if request.path == "/metrics":
+            return Reply(self.reported.encode(), headers={"content-type": "text/plain"})
+        described = {"modalities": {"vision": False}} if request.path == "/props" else MODELS
+        return Reply(json.dumps(described).encode(), headers={"content-type": "application/json"})
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        if is_metrics := self.path == "/metrics":
-            self.server.requests += 1
-        described = {"modalities": {"vision": False}} if self.path == "/props" else MODELS
-        body = (self.server.reported if is_metrics else json.dumps(described)).encode()
-        self.send_response(200)
-        self.send_header("content-type", "text/plain" if is_metrics else "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    @property
+    def requests(self) -> int:
+        return self.host.visits.count("GET /metrics")
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(("127.0.0.1", 0), Handler) as started:
-        thread = threading.Thread(target=started.serve_forever)
-        thread.start()
-        yield started
-        started.shutdown()
-        thread.join()
+    server = Server()
+    with running_host(server.respond) as server.host:
+        yield server
 
 
 async def test_the_server_is_asked_once_for_all_who_look(server: Server) -> None:
-    watch = Watch(f"http://127.0.0.1:{server.server_port}/metrics", every=60)
+    watch = Watch(f"{server.host.url}/metrics", every=60)
     assert "Running requests" in await status_html(watch)
     assert "5 of 20 blocks" in await status_html(watch)
     assert server.requests == 1
@@ -104,7 +92,7 @@ async def test_the_server_is_asked_once_for_all_who_look(server: Server) -> None
 
 async def test_a_server_without_metrics_is_reported(server: Server) -> None:
     server.reported = "<html>"
-    for url in (f"http://127.0.0.1:{server.server_port}/metrics", "http://127.0.0.1:9/metrics"):
+    for url in (f"{server.host.url}/metrics", "http://127.0.0.1:9/metrics"):
         watch = Watch(url)
         assert await status_html(watch) == NONE
         await watch.close()
@@ -112,7 +100,7 @@ async def test_a_server_without_metrics_is_reported(server: Server) -> None:
 
 @pytest.mark.browser
 def test_metrics_are_asked_for_while_their_tab_is_open(server: Server, driver: webdriver.Chrome) -> None:
-    with running_page(f"http://127.0.0.1:{server.server_port}") as url:
+    with running_page(server.host.url) as url:
         page = ChatPage(driver, url)
         try:
             page.wait(lambda: page.status == "ready")

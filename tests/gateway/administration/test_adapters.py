@@ -19,9 +19,8 @@ ADMIN = {"Authorization": "Bearer boss"}
 
 @pytest.fixture
 def triton() -> Iterator[FakeTriton]:
-    fake = FakeTriton()
-    yield fake
-    fake.stop()
+    with FakeTriton() as fake:
+        yield fake
 
 
 def client(triton: FakeTriton, **settings: Any) -> TestClient:

@@ -18,9 +18,8 @@ TIERS = {"model": "fake-model"} | {tier: CACHE_REPORT[tier] for tier in ("device
 
 @pytest.fixture
 def triton() -> Iterator[FakeTriton]:
-    fake = FakeTriton()
-    yield fake
-    fake.stop()
+    with FakeTriton() as fake:
+        yield fake
 
 
 def client(triton: FakeTriton, **settings: Any) -> TestClient:

@@ -21,10 +21,9 @@ ADMIN = {"Authorization": "Bearer boss"}
 
 @pytest.fixture
 def triton() -> Iterator[FakeTriton]:
-    fake = FakeTriton()
-    fake.memory = {"turbomind.small": dict(AWAKE), "turbomind.big": dict(AWAKE)}
-    yield fake
-    fake.stop()
+    with FakeTriton() as fake:
+        fake.memory = {"turbomind.small": dict(AWAKE), "turbomind.big": dict(AWAKE)}
+        yield fake
 
 
 @pytest.fixture

@@ -31,10 +31,8 @@ def coder(tmp_path_factory: pytest.TempPathFactory, default_model_dir: Path) -> 
     tokenizer["added_tokens"] += [{"id": 49152 + i, "content": content, **kind} for i, content in enumerate(FIM_TOKENS)]
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     (directory / "config.json").write_bytes((default_model_dir / "config.json").read_bytes())
-    fake = FakeTriton(MODEL)
-    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+    with FakeTriton(MODEL) as fake, running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
         yield fake, url
-    fake.stop()
 
 
 def test_a_prompt_with_a_suffix_is_written_with_the_models_marks(coder: tuple[FakeTriton, str]) -> None:

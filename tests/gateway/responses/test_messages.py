@@ -26,11 +26,10 @@ CALL = 'Let me see.<tool_call>\n{"name": "get_weather", "arguments": {"location"
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[FakeTriton, str]]:
     """A gateway whose model marks its reasoning, and which wants a key."""
-    fake = FakeTriton(MODEL)
-    settings = Settings(triton_address=fake.address, reasoning_parser="qwen3", api_keys=("secret",))
-    with running_gateway(settings) as url:
-        yield fake, url
-    fake.stop()
+    with FakeTriton(MODEL) as fake:
+        settings = Settings(triton_address=fake.address, reasoning_parser="qwen3", api_keys=("secret",))
+        with running_gateway(settings) as url:
+            yield fake, url
 
 
 @pytest.fixture

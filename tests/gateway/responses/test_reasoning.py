@@ -49,14 +49,15 @@ THOUGHT = ("<thi", "nk>\nTwo ", "and two", ".\n</", "think>\n\n", "Four", ".")
 @pytest.fixture(scope="module")
 def served(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTriton, str]]:
     """A gateway whose model marks its reasoning, in place of the module's usual one."""
-    fake = FakeTriton("fake-model")
     engine_dir = tmp_path_factory.mktemp("engine")
     TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
     copy_texts(default_model_dir, engine_dir)
     (engine_dir / "chat_template.jinja").write_text(TEMPLATE)
-    with running_gateway(Settings(triton_address=fake.address, engine_dir=engine_dir)) as url:
+    with (
+        FakeTriton("fake-model") as fake,
+        running_gateway(Settings(triton_address=fake.address, engine_dir=engine_dir)) as url,
+    ):
         yield fake, url
-    fake.stop()
 
 
 def streamed(client: openai.OpenAI, **more: Any) -> tuple[str, str, list[Any]]:

@@ -25,10 +25,11 @@ IMAGE = "data:image/png;base64,iVBORw0KGgo="
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[tuple[FakeTriton, str]]:
-    fake = FakeTriton(MODEL)
-    with running_gateway(Settings(triton_address=fake.address, reasoning_parser="deepseek-r1")) as url:
+    with (
+        FakeTriton(MODEL) as fake,
+        running_gateway(Settings(triton_address=fake.address, reasoning_parser="deepseek-r1")) as url,
+    ):
         yield fake, url
-    fake.stop()
 
 
 @pytest.fixture

@@ -47,10 +47,8 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(engine_dir: Path) -> Iterator[tuple[FakeTriton, httpx.Client]]:
-    fake = FakeTriton(MODEL)
-    with gateway(fake, engine_dir=engine_dir) as http:
+    with FakeTriton(MODEL) as fake, gateway(fake, engine_dir=engine_dir) as http:
         yield fake, http
-    fake.stop()
 
 
 @pytest.fixture

@@ -59,13 +59,12 @@ def write_judge(directory: Path) -> Path:
 @contextmanager
 def served(directory: Path, name: str = "model") -> Iterator[httpx.Client]:
     write_score_head(directory, name, None, directory)  # type: ignore[arg-type] # no words to look up
-    fake = FakeTriton(MODEL)
     with (
+        FakeTriton(MODEL) as fake,
         running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url,
         httpx.Client(base_url=url, trust_env=False) as client,
     ):
         yield client
-    fake.stop()
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +121,11 @@ def test_rewards_are_the_head_s_own_numbers(scorer: httpx.Client) -> None:
 def test_a_conversation_is_read_without_room_for_a_response(tmp_path: Path) -> None:
     directory = write_classifier(tmp_path / "model", 1)
     write_score_head(directory, "model", None, directory)  # type: ignore[arg-type]
-    fake = FakeTriton(MODEL)
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
-    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+    with FakeTriton(MODEL) as fake, running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
         response = httpx.post(f"{url}/v1/pooling", json={"messages": messages}, trust_env=False)
         assert response.status_code == 200
         reported = json.loads(fake.requests[-1].inputs["messages"])
-    fake.stop()
     assert reported["chat_template_kwargs"] == {"add_generation_prompt": False}
     assert [message["content"] for message in reported["messages"]] == ["Hello", "Hi"]
 
@@ -247,11 +244,9 @@ def write_heads(directory: Path, hidden_size: int = 4) -> Path:
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    fake = FakeTriton(MODEL)
     directory = write_heads(tmp_path_factory.mktemp("model"))
-    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+    with FakeTriton(MODEL) as fake, running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
         yield url
-    fake.stop()
 
 
 def post(url: str, path: str, **body: Any) -> Any:
@@ -363,11 +358,9 @@ def test_prompts_are_left_out_and_texts_lower_cased_where_the_checkpoint_says_it
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
     (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "Find "}, "truncate_dim": 3}')
     write_pooling(tmp_path, tmp_path, is_encoder=True)
-    fake = FakeTriton(MODEL)
-    with running_gateway(Settings(triton_address=fake.address, engine_dir=tmp_path)) as url:
+    with FakeTriton(MODEL) as fake, running_gateway(Settings(triton_address=fake.address, engine_dir=tmp_path)) as url:
         for name, kept in (("query", states("find one")[len(token_ids("find ")) :]), (None, None)):
             body = {"inputs": "One", "prompt_name": name, "normalize": False}
             (vector,) = post(url, "/embed", **body)
             whole = kept.mean(axis=0) if kept is not None else np.frombuffer(embedding_of(token_ids("one")), "<f4")
             np.testing.assert_allclose(vector, whole[:3], rtol=1e-6)
-    fake.stop()

@@ -147,23 +147,22 @@ def test_parse_gives_pydantic_objects(client: openai.OpenAI, triton: FakeTriton)
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_format_of_the_model_may_be_named(stream: bool) -> None:
-    fake = FakeTriton(MODEL)
-    settings = Settings(triton_address=fake.address, tool_call_parser="deepseek-v3")
-    call = '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"location": "Boston"}<｜tool▁call▁end｜>'
-    fake.script = Script(texts=["<tool_call>", call])
-    requested: Any = {"model": MODEL, "messages": HELLO, "tools": [WEATHER]}
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        if stream:
-            with client.chat.completions.stream(**requested) as events:
-                message: Any = events.get_final_completion().choices[0].message
-        else:
-            message = client.chat.completions.create(**requested).choices[0].message
-        flat: Any = {"type": "function", **WEATHER["function"]}
-        arguments = client.responses.create(model=MODEL, input="?", tools=[flat])
-    fake.stop()
+    with FakeTriton(MODEL) as fake:
+        settings = Settings(triton_address=fake.address, tool_call_parser="deepseek-v3")
+        call = '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"location": "Boston"}<｜tool▁call▁end｜>'
+        fake.script = Script(texts=["<tool_call>", call])
+        requested: Any = {"model": MODEL, "messages": HELLO, "tools": [WEATHER]}
+        with (
+            running_gateway(settings) as url,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            if stream:
+                with client.chat.completions.stream(**requested) as events:
+                    message: Any = events.get_final_completion().choices[0].message
+            else:
+                message = client.chat.completions.create(**requested).choices[0].message
+            flat: Any = {"type": "function", **WEATHER["function"]}
+            arguments = client.responses.create(model=MODEL, input="?", tools=[flat])
     assert message.content == "<tool_call>"
     assert [made.function.arguments for made in message.tool_calls] == ['{"location": "Boston"}']
     assert [item.arguments for item in arguments.output if item.type == "function_call"] == ['{"location": "Boston"}']
