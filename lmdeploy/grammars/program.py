@@ -7,10 +7,14 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from itertools import chain
 from typing import Any
+
+from lmdeploy.json_schema import charsets
+from lmdeploy.json_schema.charsets import Ranges
 
 # xgrammar's expressions: a type and integers.
 (
@@ -31,7 +35,7 @@ from typing import Any
 ) = range(14)
 
 # Kinds of the program's nodes, and what regions limit.
-_BYTE, _BYTES, _CLASS, _TOKEN, _SPLIT, _CALL, _REGION, _REPEAT, _RETURN, _WHEN_FULL = range(10)
+_BYTE, _BYTES, _TOKEN, _SPLIT, _CALL, _REGION, _REPEAT, _RETURN, _WHEN_FULL = range(9)
 _MAX_TOKENS, _SHORTEST = range(2)
 
 _END = 0  # the node at the end of each rule
@@ -41,7 +45,12 @@ _MAX_STATES = 20_000  # of texts that begin a tag
 _MAX_NODES = 400_000
 _NO_TEXT = 1 << 30  # in the place of a text's length
 
+# UTF-8 (RFC 3629) by its lengths: first and last character, mark of the first byte, how many bytes come after it.
+_LENGTHS = ((0, 0x7F, 0, 0), (0x80, 0x7FF, 0xC0, 1), (0x800, 0xFFFF, 0xE0, 2), (0x10000, charsets.LAST, 0xF0, 3))
+
 Node = tuple[int, int, int, int, int]
+Tree = tuple[tuple[Ranges, "Tree"], ...]
+"""Bytes, and what comes after them; nothing at the end of a character."""
 
 
 class UnknownGrammarError(ValueError):
@@ -55,6 +64,32 @@ class _Grammar:
     expressions: list[tuple[int, list[int]]]
     numbers: list[int]
     stops: dict[int, tuple[int, int]]  # rules that end without the second of these, where they have no room for it
+
+
+@lru_cache(maxsize=512)
+def utf8_of(is_negated: int, *bounds: int) -> Tree:
+    """Return the bytes of the characters within bounds, first and last of each range, or of all others."""
+    characters = charsets.union(tuple(zip(bounds[::2], bounds[1::2], strict=True)))
+    characters = charsets.intersection(charsets.complement(characters) if is_negated else characters, charsets.EVERY)
+    return tuple(
+        way
+        for low, high, mark, to_come in _LENGTHS
+        for way in _utf8(charsets.intersection(characters, ((low, high),)), mark, to_come)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _utf8(ranges: Ranges, mark: int, to_come: int) -> Tree:
+    """Return the bytes of ranges of the bits that are left when `to_come` bytes are to come after the next one."""
+    size = 1 << 6 * to_come
+    blocks: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by the next byte
+    for low, high in ranges:
+        for byte in range(low // size, high // size + 1):
+            blocks[byte].append((max(low - byte * size, 0), min(high - byte * size, size - 1)))
+    alike: dict[Ranges, list[str]] = defaultdict(list)
+    for byte, left in blocks.items():
+        alike[tuple(left)].append(chr(mark | byte))
+    return tuple((charsets.of(same), _utf8(left, 0x80, to_come - 1) if to_come else ()) for left, same in alike.items())
 
 
 def program_of(grammar: str, read_expression: Callable[[str], str]) -> bytes:
@@ -172,7 +207,18 @@ class _Builder:
         return after
 
     def _class(self, values: list[int], after: int) -> int:
-        return self._add(_CLASS, self._list(values[1:]), len(values) // 2, int(values[0] != 0), after)
+        return self._tree(utf8_of(*values), after, {})
+
+    def _tree(self, tree: Tree, after: int, known: dict[int, int]) -> int:
+        if id(tree) not in known:
+            ways = [self._bytes(same, self._tree(rest, after, known) if rest else after) for same, rest in tree]
+            known[id(tree)] = ways[0] if len(ways) == 1 else self._split(ways)
+        return known[id(tree)]
+
+    def _bytes(self, ranges: Ranges, after: int) -> int:
+        if ranges[0][0] == ranges[-1][1]:
+            return self._add(_BYTE, ranges[0][0], 0, 0, after)
+        return self._add(_BYTES, self._list(chain(*ranges)), len(ranges), 0, after)
 
     def _sequence(self, numbers: Sequence[int], after: int, depth: int) -> int:
         for number in reversed(numbers):
@@ -249,27 +295,19 @@ class _Builder:
         for state, following in enumerate(children):
             if found[state] is not None:
                 continue
-            bytes_to: dict[int, list[int]] = defaultdict(list)
-            for byte, target in following.items():
-                bytes_to[target].append(byte)
-            ways = [after, self._bytes({*range(256)} - following.keys(), nodes[0])]
+            bytes_to: dict[int, list[str]] = defaultdict(list)
+            for byte in range(256):
+                bytes_to[following.get(byte, 0)].append(chr(byte))
+            ways = [after]
             for target, reading in bytes_to.items():
                 begun = found[target]
-                if begun is None:
-                    ways.append(self._bytes(reading, nodes[target]))
-                elif begun >= 0:
-                    ways.append(self._bytes(reading, self._add(_CALL, self._grammar.numbers[begun], 0, 0, then)))
+                if begun is None or begun >= 0:
+                    rest = (
+                        nodes[target] if begun is None else self._add(_CALL, self._grammar.numbers[begun], 0, 0, then)
+                    )
+                    ways.append(self._bytes(charsets.of(reading), rest))
             self._nodes[nodes[state]] = self._nodes[self._split(ways)]
         return nodes[0]
-
-    def _bytes(self, values: Iterable[int], after: int) -> int:
-        pairs: list[int] = []
-        for byte in sorted(values):
-            if pairs and pairs[-1] == byte - 1:
-                pairs[-1] = byte
-            else:
-                pairs += (byte, byte)
-        return self._add(_BYTES, self._list(pairs), len(pairs) // 2, 0, after)
 
     def _substring(self, values: list[int], after: int) -> int:
         """Return the node of any number of chunks in a row, from any of them on: their suffix automaton.
@@ -345,7 +383,7 @@ class _Builder:
                 for way in lists[a : a + b]:
                     users[way].append(number)
             elif kind < _SPLIT:
-                if kind == _BYTE or b or c:  # a class of no character, and a list of no token, let nothing come
+                if kind != _TOKEN or b or c:  # a list of no token lets nothing come
                     users[after].append(number)
             elif kind < _RETURN:
                 users[after].append(number)

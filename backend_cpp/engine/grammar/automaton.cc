@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -14,9 +13,6 @@ namespace {
 constexpr size_t kMaxItems = 4096;             // of a state, and nodes looked at on the way to it
 constexpr size_t kMaxBytes = size_t{8} << 20;  // that are not large, and may be added to what is not forgotten
 constexpr size_t kFewItems = 32;               // are looked through faster than a set
-constexpr int32_t kLastCharacter = 0x10FFFF;
-constexpr int32_t kAnyRest = kLastCharacter + 1;  // whatever continues the character may come
-constexpr int32_t kNoCharacter = -1;
 
 Error too_much() {
   return invalid_argument(
@@ -24,23 +20,12 @@ Error too_much() {
       "cost most");
 }
 
-// A code point so far and its next byte, after which `to_come` are to come. No overlong forms, no surrogates, nothing
-// beyond the last character.
-int32_t continued(int32_t so_far, uint8_t byte, int32_t to_come) {
-  if ((byte & 0xC0) != 0x80) return kNoCharacter;
-  if (so_far == kAnyRest) return kAnyRest;
-  const int32_t code_point = so_far << 6 | (byte & 0x3F);
-  if (to_come == 2 && (code_point < 0x10 || code_point > 0x10F)) return kNoCharacter;
-  if (to_come == 1 && (code_point < 0x20 || (code_point >= 0x360 && code_point < 0x380))) return kNoCharacter;
-  return code_point;
-}
-
 }  // namespace
 
 size_t Automaton::ItemsHash::operator()(const Items& items) const {
   uint64_t hash = items.size();
   for (const Item& item : items) {
-    hash = mix(mix(mix(hash, item.node), item.frame), item.partial);
+    hash = mix(mix(hash, item.node), item.frame);
   }
   return hash;
 }
@@ -56,33 +41,17 @@ Automaton::Automaton(GrammarProgram program, size_t horizon)
   start_ = rule_start(0);
 }
 
-// Cuts the bytes where a node distinguishes those on both sides, and where UTF-8 does.
+// Cuts the bytes where a node distinguishes those on both sides.
 void Automaton::find_byte_classes() {
   std::array<bool, 257> cuts{};
-  for (const size_t byte : {0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5})
-    cuts[byte] = true;
-  const auto cut_at = [&](int64_t character) {
-    if (character >= 0 && character <= 0x80) {
-      cuts[static_cast<size_t>(character)] = true;
-    } else if (character > 0 && character <= kLastCharacter) {
-      std::fill(cuts.begin() + 0x80, cuts.end(), true);
-    }
-  };
   const auto cut_around = [&](int32_t first, int32_t last) {
     cuts[static_cast<size_t>(first & 0xFF)] = cuts[static_cast<size_t>(last & 0xFF) + 1] = true;
   };
   for (const Node& node : program_.nodes) {
     if (node.kind == kByte) cut_around(node.a, node.a);
-    if (node.kind != kClass && node.kind != kBytes) continue;
+    if (node.kind != kBytes) continue;
     const std::span<const int32_t> pairs = program_.list(node);
-    for (size_t i = 0; i < pairs.size(); i += 2) {
-      if (node.kind == kBytes) {
-        cut_around(pairs[i], pairs[i + 1]);
-      } else {
-        cut_at(pairs[i]);
-        cut_at(int64_t{pairs[i + 1]} + 1);
-      }
-    }
+    for (size_t i = 0; i < pairs.size(); i += 2) cut_around(pairs[i], pairs[i + 1]);
   }
   for (size_t byte = 0; byte < class_of_.size(); ++byte) {
     if (byte > 0 && cuts[byte]) ++classes_;
@@ -132,13 +101,8 @@ std::optional<uint8_t> Automaton::only_byte(State state) const {
   for (const Item& item : items(state)) {
     const Node& node = program_.node(item.node);
     if (node.kind == kReturn && item.frame >= 0) continue;
-    int32_t byte = node.kind == kByte ? node.a : -1;
-    if (node.kind == kClass && item.partial == 0 && node.b == 1 && node.c == 0) {
-      const std::span<const int32_t> pair = program_.list(node);
-      if (pair[0] == pair[1] && pair[0] < 0x80) byte = pair[0];
-    }
-    if (byte < 0 || (only && *only != byte)) return std::nullopt;
-    only = static_cast<uint8_t>(byte);
+    if (node.kind != kByte || (only && *only != node.a)) return std::nullopt;
+    only = static_cast<uint8_t>(node.a);
   }
   return only;
 }
@@ -146,60 +110,12 @@ std::optional<uint8_t> Automaton::only_byte(State state) const {
 // Adds where an item gets by reading a byte.
 void Automaton::read(const Item& item, uint8_t byte, Items& reached) const {
   const Node& node = program_.node(item.node);
-  if (node.kind == kByte && node.a == byte) reached.push_back({node.next, item.frame, 0});
-  if (node.kind == kBytes && in_class(node, byte, byte) == Share::kAll) reached.push_back({node.next, item.frame, 0});
-  if (node.kind == kClass) read_character(item, byte, reached);
-}
-
-// The same for a character, which has to be UTF-8 (RFC 3629).
-void Automaton::read_character(const Item& item, uint8_t byte, Items& reached) const {
-  const Node& node = program_.node(item.node);
-  int32_t code_point = byte;
-  int32_t to_come = 0;
-  if (item.partial != 0) {
-    to_come = (item.partial & 3) - 1;
-    code_point = continued(item.partial >> 2, byte, to_come);
-    if (code_point == kNoCharacter) return;
-  } else if (byte >= 0x80) {
-    to_come = byte >= 0xF0 ? 3 : byte >= 0xE0 ? 2 : 1;
-    if (byte < 0xC2 || byte > 0xF4) return;
-    code_point = byte & (0x3F >> to_come);
+  bool may_come = node.kind == kByte && node.a == byte;
+  if (node.kind == kBytes) {
+    const std::span<const int32_t> pairs = program_.list(node);
+    for (size_t i = 0; i < pairs.size(); i += 2) may_come = may_come || (pairs[i] <= byte && byte <= pairs[i + 1]);
   }
-  const Share share = code_point == kAnyRest ? Share::kAll : share_of(node, code_point, to_come);
-  if (share == Share::kNone) return;
-  if (to_come == 0) {
-    reached.push_back({node.next, item.frame, 0});
-  } else {
-    reached.push_back({item.node, item.frame, (share == Share::kAll ? kAnyRest : code_point) << 2 | to_come});
-  }
-}
-
-// How many of the characters that begin so are in a class, of which `to_come` bytes are to come.
-Automaton::Share Automaton::share_of(const Node& node, int32_t code_point, int32_t to_come) const {
-  int32_t first = code_point << 6 * to_come;
-  int32_t last = first + (1 << 6 * to_come) - 1;
-  // Some continuations of these are no characters.
-  const bool is_partly_valid =
-      (to_come == 2 && (first < 0x1000 || first == 0xD000)) || (to_come == 3 && (first < 0x40000 || first >= 0x100000));
-  if (!is_partly_valid) return in_class(node, first, last);
-  first = std::max(first, to_come == 2 ? 0x800 : 0x10000);
-  last = std::min(last, first == 0xD000 ? 0xD7FF : kLastCharacter);
-  return in_class(node, first, last) == Share::kNone ? Share::kNone : Share::kSome;
-}
-
-// How many of some characters are in a class. kSome where that takes more than one of its pairs to say.
-Automaton::Share Automaton::in_class(const Node& node, int32_t first, int32_t last) const {
-  Share listed = Share::kNone;
-  const std::span<const int32_t> pairs = program_.list(node);
-  for (size_t i = 0; i < pairs.size() && listed != Share::kAll; i += 2) {
-    if (pairs[i] <= first && last <= pairs[i + 1]) {
-      listed = Share::kAll;
-    } else if (pairs[i] <= last && first <= pairs[i + 1]) {
-      listed = Share::kSome;
-    }
-  }
-  if (node.c == 0 || listed == Share::kSome) return listed;
-  return listed == Share::kAll ? Share::kNone : Share::kAll;
+  if (may_come) reached.push_back({node.next, item.frame});
 }
 
 Automaton::State Automaton::begin_token(State state) {
@@ -215,7 +131,7 @@ Automaton::State Automaton::begin_token(State state) {
     const Node& region = program_.node(frame.node);
     if (frame.count < region.b) continue;
     full.insert(number);
-    if (!is_end) after.push_back({region.next, frame.parent, 0});
+    if (!is_end) after.push_back({region.next, frame.parent});
   }
   Items begun = items(state);
   std::erase_if(begun, [this](const Item& item) { return ends_region(item, kMaxTokens); });
@@ -250,7 +166,7 @@ Automaton::State Automaton::after_token(State begun, int32_t token, std::string_
     if (node.kind != kToken) continue;
     const std::span<const int32_t> tokens = program_.list(node);
     const bool is_listed = std::ranges::find(tokens, token) != tokens.end();
-    if (is_listed == (node.c == 0)) reached.push_back({node.next, item.frame, 0});
+    if (is_listed == (node.c == 0)) reached.push_back({node.next, item.frame});
   }
   if (reached.empty()) return by_bytes;
   const State by_number = close(std::move(reached));
@@ -272,9 +188,8 @@ class Automaton::Frontier {
   void add(const Item& item) {
     const auto covers = [&](int32_t frame) { return frames_.allows_all_of(frame, item.frame); };
     if (items_.size() < kFewItems) {
-      const bool is_covered = std::ranges::any_of(items_, [&](const Item& other) {
-        return other.node == item.node && other.partial == item.partial && covers(other.frame);
-      });
+      const bool is_covered = std::ranges::any_of(
+          items_, [&](const Item& other) { return other.node == item.node && covers(other.frame); });
       if (!is_covered) items_.push_back(item);
       return;
     }
@@ -289,9 +204,7 @@ class Automaton::Frontier {
   }
 
  private:
-  std::vector<int32_t>& frames_like(const Item& item) {
-    return of_shapes_[{item.node, frames_.shape(item.frame), item.partial}];
-  }
+  std::vector<int32_t>& frames_like(const Item& item) { return of_shapes_[{item.node, frames_.shape(item.frame)}]; }
 
   Frames& frames_;
   Items items_;
@@ -327,7 +240,7 @@ Automaton::State Automaton::close(Items&& reached) {
     for (const int32_t number : ended) {
       if (!left.insert(number).second) continue;
       const Frame& frame = frames_[number];
-      reached.push_back({program_.node(frame.node).next, frame.parent, 0});
+      reached.push_back({program_.node(frame.node).next, frame.parent});
     }
   }
   if (visited > budget_) throw too_much();
@@ -364,7 +277,7 @@ Automaton::State Automaton::intern(Items&& items) {
 
 // Leaves out the items of which others allow all, and sorts the rest: alike ones by their counts.
 void Automaton::remove_covered(Items& items) const {
-  const auto key = [this](const Item& item) { return std::tuple(item.node, item.partial, frames_.shape(item.frame)); };
+  const auto key = [this](const Item& item) { return std::pair(item.node, frames_.shape(item.frame)); };
   std::ranges::sort(items, [&](const Item& item, const Item& other) {
     const auto of_item = key(item), of_other = key(other);
     return of_item != of_other ? of_item < of_other : frames_.is_less_advanced(item.frame, other.frame);
@@ -418,16 +331,16 @@ bool Automaton::expand(const Item& item, Items& todo) {
   const Node& node = program_.node(item.node);
   switch (node.kind) {
     case kSplit:
-      for (const int32_t next : program_.list(node)) todo.push_back({next, item.frame, 0});
+      for (const int32_t next : program_.list(node)) todo.push_back({next, item.frame});
       return false;
     case kCall: {
       const bool is_last = program_.node(node.next).kind == kReturn;
       const int32_t inner = is_last ? item.frame : frames_.add({node.next, -1, item.frame});
-      todo.push_back({program_.start(node.a), inner, 0});
+      todo.push_back({program_.start(node.a), inner});
       return false;
     }
     case kRegion:
-      todo.push_back({program_.start(node.a), frames_.add({item.node, 0, item.frame}), 0});
+      todo.push_back({program_.start(node.a), frames_.add({item.node, 0, item.frame})});
       return false;
     case kRepeat:
       enter_repeat(item.node, 0, item.frame, todo);
@@ -437,11 +350,11 @@ bool Automaton::expand(const Item& item, Items& todo) {
       const Frame outer = frames_[item.frame];
       const Node& counted = program_.node(outer.node);
       if (outer.count < 0) {
-        todo.push_back({outer.node, outer.parent, 0});
+        todo.push_back({outer.node, outer.parent});
       } else if (counted.kind == kRepeat) {
         enter_repeat(outer.node, outer.count + 1, outer.parent, todo);
       } else {
-        todo.push_back({counted.next, outer.parent, 0});
+        todo.push_back({counted.next, outer.parent});
         return counted.c == kMaxTokens;  // begin_token() asks whether it may end here
       }
       return false;
@@ -454,10 +367,10 @@ bool Automaton::expand(const Item& item, Items& todo) {
 // The rule of a kRepeat has occurred `count` times.
 void Automaton::enter_repeat(int32_t number, int32_t count, int32_t outer, Items& todo) {
   const Node& node = program_.node(number);
-  if (count >= node.b) todo.push_back({node.next, outer, 0});
+  if (count >= node.b) todo.push_back({node.next, outer});
   if (node.c >= 0 && count >= node.c) return;
   const int32_t kept = node.c < 0 ? std::min(count, node.b) : count;
-  todo.push_back({program_.start(node.a), frames_.add({number, kept, outer}), 0});
+  todo.push_back({program_.start(node.a), frames_.add({number, kept, outer})});
 }
 
 }  // namespace turbomind

@@ -6,7 +6,6 @@
 //
 //   tail calls push no frame; the count of an unbounded repetition saturates at its minimum
 //   an item is dropped if others accept everything that it does
-//   a partial character is only its remaining length if every character with that prefix is allowed
 //   the frame of a region counts tokens
 //
 // A grammar with large item sets (deep ambiguity), or that exceeds its budget, fails with an Error; states found before
@@ -40,7 +39,7 @@ class Automaton {
 
   State start() const { return start_; }
   // The state at the beginning of a rule, of whose text nothing follows.
-  State rule_start(int32_t rule) { return close({{program_.start(rule), -1, 0}}); }
+  State rule_start(int32_t rule) { return close({{program_.start(rule), -1}}); }
   // The state after reading bytes.
   State after(State state, std::string_view bytes);
   State after(State state, uint8_t byte) {
@@ -89,7 +88,6 @@ class Automaton {
   struct Item {
     int32_t node;
     int32_t frame;
-    int32_t partial;  // kClass: (code point so far, or kAnyRest) << 2 | remaining bytes
     bool operator==(const Item&) const = default;
     auto operator<=>(const Item&) const = default;
   };
@@ -101,15 +99,11 @@ class Automaton {
   class Frontier;
 
   static constexpr State kUnknown = -2;
-  enum class Share { kNone, kSome, kAll };
 
   void find_byte_classes();
   size_t slot(State state, uint8_t byte) const { return static_cast<size_t>(state) * classes_ + class_of_[byte]; }
   State read(State state, uint8_t byte);
   void read(const Item& item, uint8_t byte, Items& reached) const;
-  void read_character(const Item& item, uint8_t byte, Items& reached) const;
-  Share share_of(const Node& node, int32_t code_point, int32_t to_come) const;
-  Share in_class(const Node& node, int32_t first, int32_t last) const;
   State close(Items&& reached);
   bool expand(const Item& item, Items& todo);
   void enter_repeat(int32_t node, int32_t count, int32_t frame, Items& todo);

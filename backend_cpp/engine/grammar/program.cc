@@ -52,7 +52,7 @@ bool GrammarProgram::has_sound_content(const Node& node) const {
   const auto is_node = [this](int32_t number) { return is_below(number, std::ssize(nodes)); };
   if (node.is_end()) return true;
   if (node.kind == kSplit) return is_list(node.b) && std::ranges::all_of(list(node), is_node);
-  if (node.kind == kClass || node.kind == kBytes) return is_list(int64_t{2} * node.b);
+  if (node.kind == kBytes) return is_list(int64_t{2} * node.b);
   if (node.kind == kToken) return is_list(node.b);
   if (node.kind == kRegion && (node.b < 0 || !is_below(node.c, kShortest + 1))) return false;
   if (node.is_call()) return is_below(node.a, std::ssize(starts));

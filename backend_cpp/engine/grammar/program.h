@@ -15,7 +15,6 @@ struct GrammarProgram {
   enum Kind : int32_t {
     kByte,
     kBytes,
-    kClass,
     kToken,
     kSplit,
     kCall,
@@ -27,12 +26,12 @@ struct GrammarProgram {
   enum Limit : int32_t { kMaxTokens, kShortest };
   struct Node {
     int32_t kind = kReturn;
-    // kByte: the byte; kBytes, kClass: first of its pairs; kToken: first of its tokens; kSplit: first of its nodes;
+    // kByte: the byte; kBytes: first of its pairs; kToken: first of its tokens; kSplit: first of its nodes;
     // kCall, kRegion, kRepeat: the rule
     int32_t a = 0;
     // How many pairs, tokens or nodes; kRegion: how many tokens may begin in it; kRepeat: the least count
     int32_t b = 0;
-    // kClass, kToken: whether it is what the list leaves out; kRegion: its Limit; kRepeat: the largest count, -1: none
+    // kToken: whether it is what the list leaves out; kRegion: its Limit; kRepeat: the largest count, -1: none
     int32_t c = 0;
     int32_t next = 0;  // the node after it; not of kSplit, kReturn and kWhenFull
 
@@ -41,15 +40,15 @@ struct GrammarProgram {
   };
 
   std::vector<Node> nodes;
-  std::vector<int32_t> lists;      // pairs of bytes or code points, first and last; tokens; nodes of the splits
+  std::vector<int32_t> lists;      // pairs of bytes, first and last; tokens; nodes of the splits
   std::vector<int32_t> starts;     // a node a rule; the first rule is the root
   std::vector<int32_t> min_bytes;  // bytes of the shortest text of each rule; none: it is not known
 
   const Node& node(int32_t number) const { return nodes[static_cast<size_t>(number)]; }
   int32_t start(int32_t rule) const { return starts[static_cast<size_t>(rule)]; }
-  // Numbers of a node's list: two for each pair of kBytes and kClass.
+  // Numbers of a node's list: two for each pair of kBytes.
   std::span<const int32_t> list(const Node& node) const {
-    const int32_t size = node.kind == kBytes || node.kind == kClass ? 2 * node.b : node.b;
+    const int32_t size = node.kind == kBytes ? 2 * node.b : node.b;
     return {lists.data() + node.a, static_cast<size_t>(size)};
   }
 
