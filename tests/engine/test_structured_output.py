@@ -18,12 +18,13 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.json_schema import SchemaError, grammar_of
 from lmdeploy.offline.async_engine import AsyncEngine
 from openai_gateway.protocol.structured import choice_grammar
-from tests.json_schema.test_call_schemas import CALL_SCHEMAS
 from tests.support.both_engines import BACKENDS, config_for
 from tests.support.random_schemas import RandomSchemas
 from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
 from tests.support.waiting import eventually_sync
 
+# 60 functions as real tools declare them: all texts and lists have bounds.
+CALL_SCHEMAS: dict[str, Any] = dict(map(json.loads, (Path(__file__).parents[1] / "json_schema/calls.jsonl").open()))
 # The example of the LMDeploy manual's guide to structured output.
 GUIDE = {
     "type": "object",
@@ -71,6 +72,7 @@ def config_of(response_format: dict[str, Any], max_new_tokens: int = 40, **chang
     return GenerationConfig(max_new_tokens=max_new_tokens, response_format=response_format, **changes)
 
 
+FORMATS = Draft202012Validator.FORMAT_CHECKER
 FREE: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0}  # draws from all that may come
 
 
@@ -84,7 +86,7 @@ def test_schemas_of_functions_are_kept_by_a_model_with_random_weights(babbler: A
     for schema, response in zip(CALL_SCHEMAS.values(), babbler(prompts, configs, do_preprocess=False), strict=True):
         if response.finish_reason == "stop":  # the others are cut off
             ended += 1
-            jsonschema.validate(json.loads(response.text), schema)
+            jsonschema.validate(json.loads(response.text), schema, format_checker=FORMATS)
     assert ended >= 50
 
 
@@ -103,7 +105,7 @@ def respond_with(model: AsyncEngine, seed: int) -> str:
         return "too much"
     if response.finish_reason != "stop":
         return "cut off"
-    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    validator = Draft202012Validator(schema, format_checker=FORMATS)
     wrong = next(validator.iter_errors(json.loads(response.text)), None)
     assert wrong is None, (seed, response.text, wrong.message, schema)
     return "valid"
@@ -141,25 +143,6 @@ def test_a_response_has_allowed_tokens_alone(babbler: AsyncEngine) -> None:
     for token in allowed:
         assert tokens_with(token) == {token}
     assert tokens_with(500) <= set(allowed)
-
-
-@pytest.mark.parametrize("pattern", [r"call me [A-Za-z]{1,10}", r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d", r"(yes|no)\."])
-def test_a_regular_expression_is_matched_from_end_to_end(babbler: AsyncEngine, pattern: str) -> None:
-    config = config_of({"type": "regex_schema", "regex_schema": pattern}, do_sample=True, temperature=1.0)
-    for response in babbler(["Who are you?", "When?", "Really?"], config):
-        assert re.fullmatch(pattern, response.text), response.text
-
-
-@pytest.mark.parametrize(
-    ("rule", "pattern"),
-    [("a[max_tokens=3]: /[a-z]+/", "[a-z]+!"), ("a[lazy]: /[a-z]*[aeiou]/", "[^aeiou]*[aeiou]!")],
-    ids=["tokens", "lazy"],
-)
-def test_a_rule_of_lark_keeps_its_limits(babbler: AsyncEngine, rule: str, pattern: str) -> None:
-    config = config_of({"type": "lark", "lark": f'start: a "!"\n{rule}'}, 60, do_sample=True, top_k=0, random_seed=1)
-    for response in babbler(["Who are you?", "When?", "Really?"], config):
-        assert re.fullmatch(pattern, response.text), response.text
-        assert "max_tokens" not in rule or len(response.token_ids) <= 4
 
 
 class Dictation:
@@ -231,12 +214,9 @@ def test_expressions_of_lark_are_read_as_re_reads_them(
         ("lark", "start: /é(b/", "line 1, column 10: the expression has a ( without a )"),
         ("lark", "start: /a[b/", "line 1, column 10: the expression has a [ without a ]"),
         ("lark", "start: /a^b/m", "line 1, column 9: the expression matches no text"),
-        ("lark", "start: /a$b/", "line 1, column 9: the expression matches no text"),
         ("lark", "start: /a/g", "line 1, column 11: the flag g"),
         ("lark", "start: /(?=a)b/", "line 1, column 9: the expression looks ahead"),
         ("lark", "start: /(a)\\1/", "line 1, column 12: the expression has \\1"),
-        ("lark", "start: /\\bfoo/", "line 1, column 9: the expression has \\b"),
-        ("lark", "start: /a{2,1}/", "line 1, column 10: the expression counts down"),
         ("lark", "start: /a*+/", "line 1, column 11: the expression repeats what is repeated already"),
         ("lark", "start: <|tool|>", "line 1, column 8: special tokens by their names"),
         ("lark", 'start[temperature=0.5]: "a"', "line 1, column 7: a temperature of a rule"),
@@ -363,17 +343,13 @@ def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEng
     [
         ({"type": "json_schema", "json_schema": {"schema": {"uniqueItems": True}}}, "#/uniqueItems"),
         ({"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}, "nonsense"),
-        ({"type": "regex_schema", "regex_schema": "(("}, "a ( without a )"),
-        (tag_of("(("), "a ( without a )"),
         (tag_of("(" * 5000 + "a" + ")" * 5000), "nested deeper than 40 groups"),
         ({"type": "grammar", "grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}, "Nest layer"),
         (tag_of("a" * 100_000), "bytes long"),
-        (tag_of("a{1,4294967297}"), "repeats more than 20000 times (at character 1)"),
         (
             {"type": "grammar", "grammar": 'root ::= "#\\"[" "a" {4294967297}'},
             "column 22: numbers have at most 9 digits",
         ),
-        (tag_of("[[]{4294967297}"), "repeats more than 20000 times"),
         ({"type": "grammar", "grammar": "root ::= missing_rule"}, "missing_rule"),
         ({"type": "lark", "lark": "start: missing_rule"}, "missing_rule"),
         ({"type": "structural_tag", "structural_tag": {"type": "poem"}}, "poem"),
