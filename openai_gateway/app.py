@@ -96,11 +96,11 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        openapi_url=None if settings.disable_docs else DESCRIPTION,
+        openapi_url=None if settings.disable_fastapi_docs else DESCRIPTION,
         lifespan=lifespan,
         responses=failures,
     )
-    if not settings.disable_docs:
+    if not settings.disable_fastapi_docs:
         add_docs_page(app)
     app.state.gateway, app.state.registration = gateway, registration
     for router in ROUTERS:

@@ -234,7 +234,7 @@ class Gateway:
             generate.fields["priority"] = BATCH_PRIORITY + generate.fields.get("priority", 0)
         if key is not None:
             generate.fields["caller"] = caller_of_key(key)
-        if self.settings.salts_by_key and key is not None:
+        if self.settings.cache_salt_by_key and key is not None:
             generate.fields["cache_salt"] = salt_of_key(key, generate.fields.get("cache_salt"))
         request_id = request.scope["lmdeploy.request_id"]
         logger.info("request %s is %s in the engine", request_id, generate.request_id)

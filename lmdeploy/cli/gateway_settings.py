@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from lmdeploy.fields.field import fields_of
 from lmdeploy.serve.ports import reachable_host
 from openai_gateway.process.connection import ClientTimeouts
 from openai_gateway.process.server import Listening
@@ -18,6 +19,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
     """Return `base` with what the options of ``add_gateway_options`` and ``add_server_options`` say."""
     settings = replace(
         base,
+        **{info.name: getattr(args, info.name) for info in fields_of(Settings)},
         reasoning_parser=args.reasoning_parser,
         tool_call_parser=args.tool_call_parser,
         tool_call_recovery=args.tool_call_recovery == "on",
@@ -25,32 +27,17 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         api_keys=(*args.api_keys, *([args.node_key] if args.node_key else [])),
         node_key=args.node_key,
         admin_keys=tuple(args.admin_keys),
-        salts_by_key=args.cache_salt_by_key,
-        max_requests=args.max_requests,
-        max_logprobs=args.max_logprobs,
-        max_body_bytes=args.max_body_bytes or base.max_body_bytes,
-        max_bodies_bytes=args.max_bodies_bytes,
         max_log_len=max(0, args.max_log_len),
         qos_config_path=Path(args.qos_config_path) if args.qos_config_path else None,
         trace_endpoint=args.trace_endpoint or "",
         allow_origins=tuple(args.allow_origins),
         allow_methods=tuple(args.allow_methods),
         allow_headers=tuple(args.allow_headers),
-        allow_credentials=args.allow_credentials,
-        disable_docs=args.disable_fastapi_docs,
-        drain_seconds=args.drain_seconds,
-        proxy_url=args.proxy_url,
         proxy_key=args.proxy_key,
         allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
         allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
-        media_in_tool_results=args.media_in_tool_results,
         files_dir=Path(args.files_dir).expanduser().absolute() if args.files_dir else None,
         responses_store=Path(args.responses_store).expanduser().absolute() if args.responses_store else None,
-        max_file_bytes=args.max_file_bytes,
-        max_key_bytes=args.max_key_bytes,
-        max_key_files=args.max_key_files,
-        batch_rows=args.batch_rows,
-        max_pull_bytes=args.max_pull_bytes,
     )
     return replace(settings, public_url=f"{scheme(args)}://{args.server_name}:{args.server_port}")
 

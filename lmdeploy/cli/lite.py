@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import sys
-from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.options import positive
+from lmdeploy.cli.options import add_fields
 from lmdeploy.cli.parser import Parser, print_help_of
+from lmdeploy.fields.field import fields_of
+from lmdeploy.lite.settings import AwqSettings, CalibrationSettings, GptqSettings, SmoothQuantSettings
 from lmdeploy.turbomind.supported import reject_unknown_device
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
+# Settings, summary and description of each method.
+_METHODS: dict[str, tuple[type, str, str]] = {
+    "auto_awq": (
+        AwqSettings,
+        "Quantize the weights to 4 or 8 bits with AWQ.",
+        "Write a checkpoint whose linear layers are quantized with AWQ (activation-aware weight quantization).",
+    ),
+    "auto_gptq": (
+        GptqSettings,
+        "Quantize the weights to 4 or 8 bits with GPTQ.",
+        "Write a checkpoint whose linear layers are quantized with GPTQ, symmetrically.",
+    ),
+    "smooth_quant": (
+        SmoothQuantSettings,
+        "Quantize the weights to 8 bits, for 8-bit activations, with SmoothQuant.",
+        "Write a checkpoint whose linear layers are quantized to int8 or fp8, with smoothed activations (SmoothQuant).",
+    ),
+    "calibrate": (
+        CalibrationSettings,
+        "Write statistics of the inputs and outputs of linear layers.",
+        "Write inputs_stats.pth and outputs_stats.pth: maximum, minimum and mean of the inputs and outputs of each "
+        "linear layer on the calibration text. The quantization methods calibrate by themselves.",
+    ),
+}
 _SHARDED = "checkpoints are read tensor by tensor, so large files need no splitting"
 
 
@@ -24,10 +52,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("lite", help="Quantize a model.", description="Quantize a model.")
     parser.set_defaults(run=print_help_of(parser))
     below = parser.add_subparsers(title="methods", metavar="METHOD")
-    _add_auto_awq(below)
-    _add_auto_gptq(below)
-    _add_smooth_quant(below)
-    _add_calibrate(below)
+    for name, command in _METHODS.items():
+        _add_method(below, name, *command)
     _add_kv_qparams(below)
     _add_rejected(below, "get_small_sharded_hf", _SHARDED)
 
@@ -43,85 +69,6 @@ def _add_rejected(subparsers: Subparsers, name: str, reason: str) -> None:
         return 2
 
     parser.set_defaults(run=run)
-
-
-def _add_auto_awq(subparsers: Subparsers) -> None:
-    parser = _add_method(
-        subparsers,
-        "auto_awq",
-        "Quantize the weights to 4 or 8 bits with AWQ.",
-        "Write a checkpoint whose linear layers are quantized with AWQ (activation-aware weight quantization).",
-    )
-    add = parser.add_argument
-    add(
-        "--w-bits",
-        type=int,
-        default=4,
-        metavar="{4,8}",
-        help="Bits per weight; 8-bit weights are stored in GPTQ's format.",
-    )
-    _add_group_size(parser)
-    add("--w-sym", action="store_true", help="Symmetric quantization, without zero points.")
-    add("--search-scale", action="store_true", help="Search the scales of each layer: slower, more accurate.")
-    _add_format(parser)
-    parser.set_defaults(run=run_auto_awq)
-
-
-def _add_group_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--w-group-size",
-        type=int,
-        metavar="INT",
-        help=(
-            "Inputs per scale; -1: one scale per row (default: the largest of 128, 64, 32, 16 and 8 "
-            "that divides the inputs of every layer)."
-        ),
-    )
-
-
-def _add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--format",
-        choices=("own", "compressed-tensors"),
-        default="own",
-        help=(
-            "Storage format: that of the method, or that of the package compressed-tensors, which "
-            "transformers and other servers read."
-        ),
-    )
-
-
-def _add_auto_gptq(subparsers: Subparsers) -> None:
-    parser = _add_method(
-        subparsers,
-        "auto_gptq",
-        "Quantize the weights to 4 or 8 bits with GPTQ.",
-        "Write a checkpoint whose linear layers are quantized with GPTQ, symmetrically.",
-    )
-    add = parser.add_argument
-    add("--w-bits", type=int, default=4, metavar="{4,8}", help="Bits per weight.")
-    _add_group_size(parser)
-    add(
-        "--act-order",
-        action="store_true",
-        help="Quantize inputs with large activations first: more accurate, slower to serve.",
-    )
-    _add_format(parser)
-    parser.set_defaults(run=run_auto_gptq)
-
-
-def _add_calibrate(subparsers: Subparsers) -> None:
-    parser = _add_method(
-        subparsers,
-        "calibrate",
-        "Write statistics of the inputs and outputs of linear layers.",
-        "Write inputs_stats.pth and outputs_stats.pth: maximum, minimum and mean of the inputs and outputs of each "
-        "linear layer on the calibration text. The quantization methods calibrate by themselves.",
-    )
-    parser.add_argument(
-        "--search-scale", action="store_true", help="Search the ratio of AWQ's scales instead of comparing outputs."
-    )
-    parser.set_defaults(run=run_calibrate)
 
 
 def _add_kv_qparams(subparsers: Subparsers) -> None:
@@ -140,25 +87,6 @@ def _add_kv_qparams(subparsers: Subparsers) -> None:
     add("--num-tp", type=int, metavar="INT", help="Has no effect.")
     add("--tm-params", nargs="*", metavar="KEY=VALUE", help="Has no effect.")
     parser.set_defaults(run=run_kv_qparams)
-
-
-def _add_smooth_quant(subparsers: Subparsers) -> None:
-    parser = _add_method(
-        subparsers,
-        "smooth_quant",
-        "Quantize the weights to 8 bits, for 8-bit activations, with SmoothQuant.",
-        "Write a checkpoint whose linear layers are quantized to int8 or fp8, with smoothed activations (SmoothQuant).",
-    )
-    parser.add_argument(
-        "--quant-dtype", type=_quant_dtype, default="int8", metavar="{int8,fp8}", help="Type of the quantized weights."
-    )
-    parser.add_argument(
-        "--search-scale",
-        action="store_true",
-        help="Search the smoothing strength of each layer: slower, more accurate.",
-    )
-    _add_format(parser)
-    parser.set_defaults(run=run_smooth_quant)
 
 
 def _quant_dtype(text: str) -> str:
@@ -182,67 +110,24 @@ def _device(text: str) -> str:
     return text
 
 
-def _add_method(subparsers: Subparsers, name: str, summary: str, description: str) -> argparse.ArgumentParser:
-    """Add a command with the options that every method has."""
+def _add_method(subparsers: Subparsers, name: str, table: type, summary: str, description: str) -> None:
+    """Add a command with the options that its settings have."""
     parser = subparsers.add_parser(
         name,
         help=summary,
         description=f"{description} Run the same command again to resume an interrupted run.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="Hugging Face directory or repository.")
-    add("--work-dir", default="./work_dir", metavar="DIR", help="Output directory.")
-    add(
-        "--calib-dataset",
-        metavar="FILE_OR_NAME",
-        help=(
-            "Calibration text: a .txt, .json or .jsonl file, a folder of such files, or ptb, "
-            "wikitext2, c4 or pileval, which need the package `datasets` (default: texts from this "
-            "package and Python's standard library)."
-        ),
-    )
-    add("--calib-samples", type=positive, default=128, metavar="INT", help="Maximum number of calibration samples.")
-    add("--calib-seqlen", type=positive, default=2048, metavar="INT", help="Tokens per calibration sample.")
-    add("--batch-size", type=positive, default=1, metavar="INT", help="Calibration samples per batch.")
-    add(
-        "--device",
-        type=_device,
-        metavar="{cuda,cpu}",
-        help="Device that computes (default: cuda if available).",
-    )
-    add(
-        "--dtype",
-        choices=("auto", "float16", "bfloat16"),
-        default="auto",
-        help="Type of tensors that are not quantized; auto: float16.",
-    )
+    add("--work-dir", default="./work_dir", metavar="DIR", help="Output directory (default: %(default)s).")
+    add_fields(parser, table, *(info.name for info in fields_of(table)))
+    if table is SmoothQuantSettings:
+        help_text = "Type of the quantized weights (default: %(default)s)."
+        add("--quant-dtype", type=_quant_dtype, default="int8", metavar="{int8,fp8}", help=help_text)
+    add("--device", type=_device, metavar="{cuda,cpu}", help="Device that computes (default: cuda if available).")
     add("--revision", help="Revision of the Hugging Face repository.")
     add("--download-dir", metavar="DIR", help="Download directory.")
-    return parser
-
-
-def run_auto_awq(args: argparse.Namespace) -> int:
-    """Quantize; return the exit status."""
-    from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
-
-    options = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "w_sym", "search_scale", "format")}
-    return _run("auto_awq", args, AwqSettings, auto_awq, options)
-
-
-def run_auto_gptq(args: argparse.Namespace) -> int:
-    """Quantize; return the exit status."""
-    from lmdeploy.lite.auto_gptq import GptqSettings, auto_gptq
-
-    options = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "act_order", "format")}
-    return _run("auto_gptq", args, GptqSettings, auto_gptq, options)
-
-
-def run_calibrate(args: argparse.Namespace) -> int:
-    """Write statistics; return the exit status."""
-    from lmdeploy.lite.calibrate import CalibrationSettings, calibrate
-
-    return _run("calibrate", args, CalibrationSettings, calibrate, {"search_scale": args.search_scale})
+    parser.set_defaults(run=partial(_run, name, table))
 
 
 def run_kv_qparams(args: argparse.Namespace) -> int:
@@ -256,38 +141,19 @@ def run_kv_qparams(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_smooth_quant(args: argparse.Namespace) -> int:
-    """Quantize; return the exit status."""
-    from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
-
-    options = {"quant_dtype": args.quant_dtype, "search_scale": args.search_scale, "format": args.format}
-    return _run("smooth_quant", args, SmoothQuantSettings, smooth_quant, options)
-
-
-def _run(
-    command: str,
-    args: argparse.Namespace,
-    settings_of: Callable[..., Any],
-    method: Callable[..., Path],
-    options: dict[str, Any],
-) -> int:
-    """Run a method with the common settings and its own."""
+def _run(command: str, table: Any, args: argparse.Namespace) -> int:
+    """Run a method; return the exit status."""
     import torch
     from tqdm import tqdm
 
     from lmdeploy.paths import locate_model
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    method = getattr(import_module(f"lmdeploy.lite.{command}"), command)
+    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(table)}
+    given["device"] = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        settings = settings_of(
-            calib_dataset=args.calib_dataset,
-            calib_samples=args.calib_samples,
-            calib_seqlen=args.calib_seqlen,
-            batch_size=args.batch_size,
-            device=args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
-            dtype=args.dtype,
-            **options,
-        )
+        settings = table(**given)
         model_dir = locate_model(args.model, args.revision, args.download_dir)
         with tqdm(unit="layer", desc=command) as bar:
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,11 @@ from lmdeploy.templates import thinking, tool_call_formats
 from lmdeploy.turbomind.supported import reject_unknown_device
 from lmdeploy.units import byte_count, duration
 from openai_gateway.settings import (
-    DEFAULT_BATCH_ROWS,
-    DEFAULT_BODIES_BYTES,
     DEFAULT_BODY_SECONDS,
-    DEFAULT_DRAIN_SECONDS,
-    DEFAULT_FILE_BYTES,
     DEFAULT_HEAD_SECONDS,
     DEFAULT_IDLE_SECONDS,
-    DEFAULT_KEY_BYTES,
-    DEFAULT_KEY_FILES,
-    DEFAULT_MAX_LOGPROBS,
-    DEFAULT_MAX_REQUESTS,
-    DEFAULT_PULL_BYTES,
     DEFAULT_WRITE_SECONDS,
+    Settings,
 )
 
 LOG_LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET")
@@ -62,16 +54,34 @@ def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = t
     )  # fmt: skip
 
 
-def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, field: FieldInfo) -> None:
-    """Add one setting; where the option is not given, the value is None and the table's default holds."""
+def add_fields(parser: argparse.ArgumentParser | argparse._ArgumentGroup, table: type, *names: str) -> None:
+    """Add options for fields of a table; where one is not given, the value is the field's default."""
+    for field in fields_of(table):
+        if field.name in names:
+            add_setting(parser, field, field.default)
+
+
+def add_numbers(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *rows: tuple[str, Callable[[str], float], Any, str, str]
+) -> None:
+    """Add options that take a number: flag, argparse type, default, name of the value, help text."""
+    for flag, kind, default, metavar, text in rows:
+        help_text = text if default is None else f"{text.removesuffix('.')} (default: %(default)s)."
+        parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=help_text)
+
+
+def add_setting(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, field: FieldInfo, default: Any = None
+) -> None:
+    """Add one setting; ``default``: its value where the option is not given, None where the table's default holds."""
     flag = f"--{field.name.replace('_', '-')}"
     help_text = field.description + (f" No effect: {field.no_effect}." if field.no_effect else "")
     if field.default is not None and field.kind is not Kind.BOOLEAN:
-        help_text += f" (default: {field.default})"
+        help_text = f"{help_text.removesuffix('.')} (default: {field.default})."
     help_text = help_text.replace("%", "%%")
     if field.kind is Kind.BOOLEAN:
         action: Any = argparse.BooleanOptionalAction if field.default else "store_true"
-        parser.add_argument(flag, action=action, default=None, help=help_text)
+        parser.add_argument(flag, action=action, default=default, help=help_text)
     elif field.name == "device":
         parser.add_argument(flag, type=_device, metavar="{auto,cpu,cuda}", help=help_text)
     elif field.name == "model_format":
@@ -92,9 +102,22 @@ def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, field
     else:
         kind = _TYPES[field.kind]
         choices = [choice for choice in field.choices if choice is not None] or None
-        parser.add_argument(
-            flag, type=kind, choices=choices, metavar=None if choices else kind.__name__.upper(), help=help_text
-        )
+        metavar = None if choices else kind.__name__.upper()
+        read = kind if choices else _valid(field)
+        parser.add_argument(flag, type=read, choices=choices, metavar=metavar, default=default, help=help_text)
+
+
+def _valid(field: FieldInfo) -> Callable[[str], Any]:
+    """Return the argparse type of a field."""
+
+    def read(text: str) -> Any:
+        value = _TYPES[field.kind](text)
+        if problem := replace(field, name="it").problem(value):
+            raise argparse.ArgumentTypeError(problem)
+        return value
+
+    read.__name__ = _TYPES[field.kind].__name__  # for argparse's own error
+    return read
 
 
 class _Names(argparse.Action):
@@ -289,7 +312,7 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers", type=positive, default=1, metavar="INT", help="Number of gateway processes (default: %(default)s)."
     )
-    group.add_argument("--proxy-url", help="URL of a `lmdeploy serve proxy` to register at.")
+    add_fields(group, Settings, "proxy_url")
     add_key(group, "proxy-key", "One of that proxy's --admin-keys")
     add_key(
         group,
@@ -300,32 +323,8 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--qos-config-path", default="", metavar="FILE", help="JSON file with users, priorities and quotas."
     )
-    group.add_argument(
-        "--max-requests",
-        type=positive,
-        default=DEFAULT_MAX_REQUESTS,
-        metavar="INT",
-        help="Maximum number of concurrent requests per process; further ones get status 429 (default: %(default)s).",
-    )
-    group.add_argument(
-        "--max-logprobs",
-        type=positive,
-        default=DEFAULT_MAX_LOGPROBS,
-        metavar="INT",
-        help="Maximum number of log probabilities of a response that is not streamed, n * max_tokens * "
-        "(top_logprobs + 1); without max_tokens, the response ends there (default: %(default)s).",
-    )
-    group.add_argument(
-        "--max-body-bytes", type=positive, metavar="INT", help="Maximum size of a request body (default: 8 MiB)."
-    )
-    group.add_argument(
-        "--max-bodies-bytes",
-        type=positive,
-        default=DEFAULT_BODIES_BYTES,
-        metavar="INT",
-        help="Maximum size of all request bodies over 128 KiB that are open at a time, per process, and half of it for "
-        "one API key; further ones wait for 30 s, then get status 503 (default: %(default)s).",
-    )
+    add_fields(group, Settings, "max_requests", "max_logprobs", "max_body_bytes", "max_bodies_bytes", "max_pull_bytes")
+    add_fields(group, Settings, "cache_salt_by_key", "drain_seconds", "disable_fastapi_docs")
     add_max_log_len(group)
     add_output_parsers(group)
     add_generation_config(group)
@@ -335,32 +334,10 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
         "API keys of administrators, who may load and unload LoRA adapters and models, and pull models",
     )
     group.add_argument(
-        "--max-pull-bytes",
-        type=positive,
-        default=DEFAULT_PULL_BYTES,
-        metavar="INT",
-        help="Maximum total size of the models that /api/pull downloads (default: %(default)s).",
-    )
-    group.add_argument(
-        "--cache-salt-by-key",
-        action="store_true",
-        help="Do not share cached prefixes across API keys, so that no caller can find out what others have sent.",
-    )
-    group.add_argument(
-        "--drain-seconds",
-        type=float,
-        default=DEFAULT_DRAIN_SECONDS,
-        metavar="FLOAT",
-        help="Time for running requests to finish at shutdown (default: %(default)s).",
-    )
-    group.add_argument(
         "--trace-endpoint",
         type=trace_endpoint,
         metavar="URL",
         help="Export request spans to http://HOST:4318 (OTLP) or file:PATH.",
-    )
-    group.add_argument(
-        "--disable-fastapi-docs", action="store_true", help="Disable the API documentation at / and /openapi.json."
     )
     group.add_argument(
         "--allow-origins",
@@ -380,7 +357,7 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
             metavar="TEXT",
             help=f"{name.capitalize()} that those pages may use (default: any).",
         )
-    group.add_argument("--allow-credentials", action="store_true", help="Allow those pages to send cookies.")
+    add_fields(group, Settings, "allow_credentials")
     add_media_options(group)
     add_files_options(parser)
     add_responses_options(parser)
@@ -457,15 +434,7 @@ def add_media_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
         metavar="DIR",
         help="Directory whose files requests may use as images.",
     )
-    parser.add_argument(
-        "--media-in-tool-results",
-        choices=("placeholder", "refuse"),
-        default="placeholder",
-        help=(
-            "Images and documents in tool results that the model cannot read: placeholder puts a text in their place; "
-            "refuse answers with status 400 (default: %(default)s)."
-        ),
-    )
+    add_fields(parser, Settings, "media_in_tool_results")
 
 
 def add_files_options(parser: argparse.ArgumentParser) -> None:
@@ -477,21 +446,7 @@ def add_files_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="Directory for uploaded files and batches, kept across restarts (default: disabled).",
     )
-    for name, default, what in (
-        ("file-bytes", DEFAULT_FILE_BYTES, "Maximum size of a file"),
-        ("key-bytes", DEFAULT_KEY_BYTES, "Maximum total size of the files and results of an API key"),
-        ("key-files", DEFAULT_KEY_FILES, "Maximum number of files, and of batches, per API key"),
-    ):
-        group.add_argument(
-            f"--max-{name}", type=positive, default=default, metavar="INT", help=f"{what} (default: %(default)s)."
-        )
-    group.add_argument(
-        "--batch-rows",
-        type=positive,
-        default=DEFAULT_BATCH_ROWS,
-        metavar="INT",
-        help="Maximum number of concurrent batch requests while no interactive request waits (default: %(default)s).",
-    )
+    add_fields(group, Settings, "max_file_bytes", "max_key_bytes", "max_key_files", "batch_rows")
 
 
 def add_responses_options(parser: argparse.ArgumentParser) -> None:
@@ -527,19 +482,13 @@ def add_api_keys(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> N
 def add_client_timeout_options(parser: argparse.ArgumentParser) -> None:
     """Add the client timeouts."""
     group = parser.add_argument_group("client timeouts")
-    for name, default, what in (
-        ("head", DEFAULT_HEAD_SECONDS, "Time from connecting to the end of a request's headers"),
-        ("body", DEFAULT_BODY_SECONDS, "Time from there to the end of the body"),
-        ("write", DEFAULT_WRITE_SECONDS, "Time for a client to read buffered response data before it is disconnected"),
-        ("keep-alive", DEFAULT_IDLE_SECONDS, "Time that a connection without a request stays open"),
-    ):
-        group.add_argument(
-            f"--{name}-timeout",
-            type=seconds,
-            default=default,
-            metavar="SECONDS",
-            help=f"{what} (default: %(default)s).",
-        )
+    add_numbers(
+        group,
+        ("--head-timeout", seconds, DEFAULT_HEAD_SECONDS, "SECONDS", "Time from connecting to the end of the headers."),
+        ("--body-timeout", seconds, DEFAULT_BODY_SECONDS, "SECONDS", "Time from there to the end of the body."),
+        ("--write-timeout", seconds, DEFAULT_WRITE_SECONDS, "SECONDS", "Time for a client to read buffered data."),
+        ("--keep-alive-timeout", seconds, DEFAULT_IDLE_SECONDS, "SECONDS", "Time of a connection without a request."),
+    )
 
 
 def trace_endpoint(text: str) -> str:

@@ -31,29 +31,20 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpu", metavar="NAME", help=f"GPU: one of {', '.join(DEVICES)}.")
-    machine.add_argument("--memory", type=_above_0, metavar="GB", help="Device memory; overrides that of --gpu.")
-    machine.add_argument(
-        "--bandwidth", type=_above_0, metavar="GB/S", help="Memory bandwidth; overrides that of --gpu."
-    )
-    machine.add_argument(
-        "--tflops", type=_above_0, metavar="TFLOP/S", help="Matrix multiplication rate; overrides that of --gpu."
-    )
-    machine.add_argument(
-        "--tp", type=options.positive, default=1, metavar="INT", help="Devices per replica (default: 1)."
-    )
-    machine.add_argument(
-        "--reached-bandwidth",
-        type=_share,
-        default=Efficiency.bandwidth,
-        metavar="SHARE",
-        help="Share of the bandwidth that the engine reaches (default: %(default)s).",
-    )
-    machine.add_argument(
-        "--reached-tflops",
-        type=_share,
-        default=Efficiency.operations,
-        metavar="SHARE",
-        help=("Share of the matrix multiplication rate that the engine reaches (default: %(default)s)."),
+    options.add_numbers(
+        machine,
+        ("--memory", _above_0, None, "GB", "Device memory; overrides that of --gpu."),
+        ("--bandwidth", _above_0, None, "GB/S", "Memory bandwidth; overrides that of --gpu."),
+        ("--tflops", _above_0, None, "TFLOP/S", "Matrix multiplication rate; overrides that of --gpu."),
+        ("--tp", options.positive, 1, "INT", "Devices per replica."),
+        ("--reached-bandwidth", _share, Efficiency.bandwidth, "SHARE", "Share of the bandwidth reached."),
+        (
+            "--reached-tflops",
+            _share,
+            Efficiency.operations,
+            "SHARE",
+            "Share of the multiplication rate reached.",
+        ),
     )
     engine = parser.add_argument_group("engine")
     engine.add_argument(
@@ -62,58 +53,22 @@ def add_parser(subparsers: Subparsers) -> None:
     engine.add_argument(
         "--quant-policy", type=int, choices=(0, 4, 8), default=0, help="Bits per element of the KV cache; 0: 16."
     )
-    engine.add_argument(
-        "--cache-max-entry-count",
-        type=_share,
-        default=Storage.cache_share,
-        metavar="SHARE",
-        help=("Share of the memory left by the weights that the KV cache takes (default: %(default)s)."),
+    cache_share = "Share of the memory left by the weights that the KV cache takes."
+    options.add_numbers(
+        engine,
+        ("--cache-max-entry-count", _share, Storage.cache_share, "SHARE", cache_share),
+        ("--cache-dir-bytes", _above_0, 0, "BYTES", "Size of the cache on disk."),
+        ("--disk-bandwidth", _above_0, 1.0, "GB/S", "Read bandwidth of the disk."),
+        ("--max-batch-size", options.positive, 256, "INT", "Maximum number of sequences per step."),
     )
-    engine.add_argument(
-        "--cache-dir-bytes",
-        type=_above_0,
-        default=0.0,
-        metavar="BYTES",
-        help="Size of the cache on disk (default: none).",
-    )
-    engine.add_argument(
-        "--disk-bandwidth",
-        type=_above_0,
-        default=1.0,
-        metavar="GB/S",
-        help="Read bandwidth of the disk (default: %(default)s).",
-    )
-    engine.add_argument(
-        "--max-batch-size",
-        type=options.positive,
-        default=256,
-        metavar="INT",
-        help="Maximum number of sequences per step (default: %(default)s).",
-    )
-    load = parser.add_argument_group("load")
-    load.add_argument(
-        "--prompt", type=_above_0, default=1024.0, metavar="TOKENS", help="Mean prompt length (default: 1024)."
-    )
-    load.add_argument(
-        "--output-tokens", type=_above_0, default=256.0, metavar="TOKENS", help="Mean output length (default: 256)."
-    )
-    load.add_argument(
-        "--prefix",
-        type=_part,
-        default=0.0,
-        metavar="SHARE",
-        help="Share of prompt tokens found in the prefix cache (default: 0).",
-    )
-    load.add_argument("--rate", type=_above_0, default=0.0, metavar="REQUESTS/S", help="Total request rate.")
-    load.add_argument(
-        "--token-ms", type=_above_0, default=float("inf"), metavar="MS", help="Maximum time per output token."
-    )
-    load.add_argument(
-        "--use",
-        type=_share,
-        default=Load.use,
-        metavar="SHARE",
-        help="Target utilization of a replica (default: %(default)s).",
+    options.add_numbers(
+        parser.add_argument_group("load"),
+        ("--prompt", _above_0, 1024, "TOKENS", "Mean prompt length."),
+        ("--output-tokens", _above_0, 256, "TOKENS", "Mean output length."),
+        ("--prefix", _part, 0, "SHARE", "Share of prompt tokens found in the prefix cache."),
+        ("--rate", _above_0, 0, "REQUESTS/S", "Total request rate."),
+        ("--token-ms", _above_0, float("inf"), "MS", "Maximum time per output token."),
+        ("--use", _share, Load.use, "SHARE", "Target utilization of a replica."),
     )
     parser.add_argument("--json", action="store_true", help="Print JSON, in seconds and bytes.")
     parser.set_defaults(run=run)

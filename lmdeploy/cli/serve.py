@@ -148,35 +148,25 @@ def _add_ray(subparsers: Subparsers) -> None:
     )
     _add_model(parser)
     group = parser.add_argument_group("Ray")
-    group.add_argument(
-        "--replicas", type=options.positive, default=1, metavar="INT", help="Number of replicas (default: %(default)s)."
-    )
-    group.add_argument(
-        "--max-replicas",
-        type=options.positive,
-        metavar="INT",
-        help="Maximum number of replicas under load (default: --replicas).",
-    )
-    group.add_argument(
-        "--waiting-per-replica",
-        type=options.seconds,
-        default=4.0,
-        metavar="FLOAT",
-        help="Waiting requests per replica above which a replica is added (default: %(default)s).",
-    )
-    group.add_argument(
-        "--cpus-per-replica",
-        type=float,
-        default=1.0,
-        metavar="FLOAT",
-        help="CPUs that Ray reserves per replica (default: %(default)s).",
-    )
-    group.add_argument(
-        "--gpus-per-replica",
-        type=float,
-        default=0.0,
-        metavar="FLOAT",
-        help="GPUs that Ray reserves per replica and makes visible to it (default: %(default)s).",
+    options.add_numbers(
+        group,
+        ("--replicas", options.positive, 1, "INT", "Number of replicas."),
+        (
+            "--max-replicas",
+            options.positive,
+            None,
+            "INT",
+            "Maximum number of replicas (default: --replicas).",
+        ),
+        (
+            "--waiting-per-replica",
+            options.seconds,
+            4.0,
+            "FLOAT",
+            "Waiting requests per replica that add one.",
+        ),
+        ("--cpus-per-replica", float, 1.0, "FLOAT", "CPUs that Ray reserves per replica."),
+        ("--gpus-per-replica", float, 0.0, "FLOAT", "GPUs that Ray reserves per replica and makes visible to it."),
     )
     group.add_argument("--ray-address", default="", metavar="ADDRESS", help="Address of a Ray cluster, or auto.")
     options.add_server_options(parser, DEFAULT_PORT)

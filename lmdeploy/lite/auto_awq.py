@@ -11,9 +11,9 @@ from torch import Tensor
 from lmdeploy.lite import formats
 from lmdeploy.lite.layer_runs import quantize
 from lmdeploy.lite.method import Method, QuantizedWeight
-from lmdeploy.lite.rounding import WHOLE_ROW, Grid, check_group_size, fitting_group_size, limits_of, round_matrix
-from lmdeploy.lite.run_settings import QuantizationSettings
+from lmdeploy.lite.rounding import Grid, fitting_group_size, limits_of, round_matrix
 from lmdeploy.lite.scaled_groups import ScaledGroup
+from lmdeploy.lite.settings import WHOLE_ROW, AwqSettings, GroupedSettings
 
 # Activation-aware weight quantization: which inputs to scale up before rounding, and where to cut weights off.
 #
@@ -136,28 +136,6 @@ def search_limits(weight: Tensor, moments: InputMoments, grid: Grid) -> tuple[Te
     return low * best, high * best
 
 
-@dataclass(frozen=True, kw_only=True)
-class AwqSettings(QuantizationSettings):
-    """How to quantize.
-
-    Raises `ValueError` if a value is out of range.
-    """
-
-    # Bits of a code, 4 or 8; inputs that share a scale, -1: all of a row, None: the largest that fits; whether the zero
-    # point is the middle code. AWQ's own format has 4 bits: 8-bit codes are stored in GPTQ's.
-    w_bits: int = 4
-    w_group_size: int | None = None
-    w_sym: bool = False
-    # Search the factors of each group of layers, instead of taking the ratio 0.5 where that is better than none
-    search_scale: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.w_bits not in (4, 8):
-            raise ValueError(f"w_bits must be 4 or 8, got {self.w_bits}")
-        check_group_size(self.w_group_size)
-
-
 def auto_awq(
     model_dir: Path,
     work_dir: Path,
@@ -170,31 +148,81 @@ def auto_awq(
 
 
 @dataclass(frozen=True)
-class _Awq(Method[InputMoments]):
-    settings: AwqSettings
-    name: str = "auto_awq"
+class GroupedMethod(Method[InputMoments]):
+    """Codes of groups of inputs, in the formats of AWQ and GPTQ."""
+
+    settings: GroupedSettings
     group_size: int = WHOLE_ROW
 
-    def fitted_to(self, shapes: Mapping[str, tuple[int, int]]) -> "_Awq":
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the zero point is the middle code."""
+        return True
+
+    @property
+    def desc_act(self) -> bool:
+        """Whether inputs that carry much come first."""
+        return False
+
+    @property
+    def stores_gptq(self) -> bool:
+        """Whether codes are stored in GPTQ's own format."""
+        return not self.settings.is_compressed
+
+    def fitted_to(self, shapes: Mapping[str, tuple[int, int]]) -> "GroupedMethod":
+        """Return the method with a size of groups that fits."""
         fitting = {name: shape for name, shape in shapes.items() if self.holds(shape)}
         return replace(self, group_size=fitting_group_size(self.settings.w_group_size, fitting))
+
+    def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of codes in the format."""
+        if self.settings.is_compressed:
+            return formats.compressed_format_pack(rows, self.grid(-1))
+        return formats.gptq_format_pack(rows, self.grid(-1)) if self.stores_gptq else formats.awq_format_pack(rows)
+
+    def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
+        """Return the format's description of the codes."""
+        if self.settings.is_compressed:
+            return formats.packed_config(self.grid(-1), self.group_size, left)
+        if self.stores_gptq:
+            return formats.gptq_format_quantization_config(self.grid(-1), self.group_size, desc_act=self.desc_act)
+        return formats.awq_format_quantization_config(self.grid(-1), self.group_size, left)
+
+    def grid(self, in_features: int) -> Grid:
+        """Return what a matrix with so many inputs is rounded to."""
+        size = in_features if self.group_size == WHOLE_ROW else self.group_size
+        return Grid(self.settings.w_bits, size, self.is_symmetric)
+
+
+@dataclass(frozen=True)
+class _Awq(GroupedMethod):
+    settings: AwqSettings
+    name: str = "auto_awq"
+
+    @property
+    def is_symmetric(self) -> bool:
+        return self.settings.w_sym
+
+    @property
+    def stores_gptq(self) -> bool:
+        return self.settings.w_bits == 8 and super().stores_gptq
 
     def holds(self, shape: tuple[int, int]) -> bool:
         return shape[0] % 8 == 0 and shape[1] % 8 == 0
 
     def observe(self, in_features: int, device: torch.device) -> InputMoments:
-        return InputMoments.empty(in_features, device, block_of(in_features, self._grid(in_features).group))
+        return InputMoments.empty(in_features, device, block_of(in_features, self.grid(in_features).group))
 
     def bytes_seen(self, in_features: int) -> int:
-        return 4 * in_features * (1 + block_of(in_features, self._grid(in_features).group))
+        return 4 * in_features * (1 + block_of(in_features, self.grid(in_features).group))
 
     def scales(self, group: ScaledGroup, weights: Sequence[Tensor], observed: InputMoments) -> Tensor | None:
         ratios = RATIOS if self.settings.search_scale else FIXED_RATIOS
-        ratio = search_ratio(weights, observed, self._grid(weights[0].shape[1]), ratios, group.tie)
+        ratio = search_ratio(weights, observed, self.grid(weights[0].shape[1]), ratios, group.tie)
         return scales_of(observed, ratio, group.tie)
 
     def quantized(self, weight: Tensor, observed: InputMoments, rows_left_whole: int) -> QuantizedWeight:
-        grid = self._grid(weight.shape[1])
+        grid = self.grid(weight.shape[1])
         low, high = limits_of(weight, grid)
         rest = slice(rows_left_whole, None)
         if rows_left_whole < len(weight) and observed.count:
@@ -202,24 +230,4 @@ class _Awq(Method[InputMoments]):
         rounded = round_matrix(weight, grid, (low, high))
         groups = torch.arange(weight.shape[1]) // grid.group
         rows = {"quantized": rounded.quantized, "zeros": rounded.zeros, "scales": rounded.scales}
-        return QuantizedWeight(rows, {"g_idx": groups.to(torch.int32)} if self._is_gptq else {})
-
-    def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self.settings.is_compressed:
-            return formats.compressed_format_pack(rows, self._grid(-1))
-        return formats.gptq_format_pack(rows, self._grid(-1)) if self._is_gptq else formats.awq_format_pack(rows)
-
-    def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
-        if self.settings.is_compressed:
-            return formats.packed_config(self._grid(-1), self.group_size, left)
-        if self._is_gptq:
-            return formats.gptq_format_quantization_config(self._grid(-1), self.group_size)
-        return formats.awq_format_quantization_config(self._grid(-1), self.group_size, left)
-
-    @property
-    def _is_gptq(self) -> bool:
-        return self.settings.w_bits == 8 and not self.settings.is_compressed
-
-    def _grid(self, in_features: int) -> Grid:
-        size = in_features if self.group_size == WHOLE_ROW else self.group_size
-        return Grid(self.settings.w_bits, size, self.settings.w_sym)
+        return QuantizedWeight(rows, {"g_idx": groups.to(torch.int32)} if self.stores_gptq else {})

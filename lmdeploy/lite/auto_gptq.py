@@ -1,27 +1,22 @@
 """`lmdeploy lite auto_gptq`: a checkpoint with 4- or 8-bit GPTQ weights."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmdeploy.lite import formats
-from lmdeploy.lite.auto_awq import InputMoments
+from lmdeploy.lite.auto_awq import GroupedMethod, InputMoments
 from lmdeploy.lite.layer_runs import quantize
-from lmdeploy.lite.method import Method, QuantizedWeight
+from lmdeploy.lite.method import QuantizedWeight
 from lmdeploy.lite.rounding import (
-    WHOLE_ROW,
     Grid,
     Rounded,
-    check_group_size,
-    fitting_group_size,
     limits_of,
     round_matrix,
 )
-from lmdeploy.lite.run_settings import QuantizationSettings
+from lmdeploy.lite.settings import GptqSettings
 
 # GPTQ: rounding column after column, each error made up for by the columns that are not rounded yet.
 #
@@ -114,28 +109,6 @@ def _grid_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     return best[0], best[1].half()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GptqSettings(QuantizationSettings):
-    """How to quantize.
-
-    Raises `ValueError` if a value is out of range.
-    """
-
-    # Bits of a code, 4 or 8; inputs that share a scale, -1: all of a row, None: the largest that fits. The zero point
-    # is the middle code.
-    w_bits: int = 4
-    w_group_size: int | None = None
-    act_order: bool = False  # round inputs that carry much first
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.w_bits not in (4, 8):
-            raise ValueError(f"w_bits must be 4 or 8, got {self.w_bits}")
-        if self.act_order and self.is_compressed:
-            raise ValueError("compressed-tensors has no form for inputs in an order: leave --act-order or --format out")
-        check_group_size(self.w_group_size)
-
-
 def auto_gptq(
     model_dir: Path,
     work_dir: Path,
@@ -148,14 +121,13 @@ def auto_gptq(
 
 
 @dataclass(frozen=True)
-class _Gptq(Method[InputMoments]):
+class _Gptq(GroupedMethod):
     settings: GptqSettings
     name: str = "auto_gptq"
-    group_size: int = WHOLE_ROW
 
-    def fitted_to(self, shapes: Mapping[str, tuple[int, int]]) -> "_Gptq":
-        fitting = {name: shape for name, shape in shapes.items() if self.holds(shape)}
-        return replace(self, group_size=fitting_group_size(self.settings.w_group_size, fitting))
+    @property
+    def desc_act(self) -> bool:
+        return self.settings.act_order
 
     def holds(self, shape: tuple[int, int]) -> bool:
         per_word = 32 // self.settings.w_bits
@@ -168,24 +140,7 @@ class _Gptq(Method[InputMoments]):
         return 4 * in_features**2
 
     def quantized(self, weight: Tensor, observed: InputMoments, rows_left_whole: int) -> QuantizedWeight:
-        made = round_compensated(
-            weight, observed.second[0], self._grid(weight.shape[1]), by_importance=self.settings.act_order
-        )
+        made = round_compensated(weight, observed.second[0], self.grid(weight.shape[1]), by_importance=self.desc_act)
         rounded = made.rounded
         rows = {"quantized": rounded.quantized, "zeros": rounded.zeros, "scales": rounded.scales}
-        return QuantizedWeight(rows, {} if self.settings.is_compressed else {"g_idx": made.groups.to(torch.int32)})
-
-    def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self.settings.is_compressed:
-            return formats.compressed_format_pack(rows, self._grid(-1))
-        return formats.gptq_format_pack(rows, self._grid(-1))
-
-    def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
-        if self.settings.is_compressed:
-            return formats.packed_config(self._grid(-1), self.group_size, left)
-        return formats.gptq_format_quantization_config(
-            self._grid(-1), self.group_size, desc_act=self.settings.act_order
-        )
-
-    def _grid(self, in_features: int) -> Grid:
-        return Grid(self.settings.w_bits, in_features if self.group_size == WHOLE_ROW else self.group_size, True)
+        return QuantizedWeight(rows, {"g_idx": made.groups.to(torch.int32)} if self.stores_gptq else {})

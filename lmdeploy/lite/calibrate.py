@@ -9,7 +9,6 @@ neither.
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,17 @@ from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.lite.hidden_states import HiddenStates
 from lmdeploy.lite.layer_runs import calibration_batches, walk
 from lmdeploy.lite.quantized_layer import quantized_shapes
-from lmdeploy.lite.rounding import WHOLE_ROW, Grid, fitting_group_size
-from lmdeploy.lite.run_settings import RunSettings, open_work_dir
+from lmdeploy.lite.rounding import Grid, fitting_group_size
 from lmdeploy.lite.scaled_groups import ScaledGroup, groups_of
+from lmdeploy.lite.settings import WHOLE_ROW, CalibrationSettings
 from lmdeploy.lite.source_model import SourceModel
+from lmdeploy.lite.work_dir import open_work_dir
 
 INPUTS, OUTPUTS = "inputs_stats.pth", "outputs_stats.pth"
 _KINDS = ("max", "min", "mean", "absmax", "absmean")
 _BITS = 4  # that the search of ratios rounds to
 
 LayerStats = dict[str, dict[str, dict[str, Any]]]  # of inputs and outputs: kind, module, numbers
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationSettings(RunSettings):
-    """Calibration data and statistics."""
-
-    # Find the ratio of AWQ's scales for each layer (``ratios`` with the statistics of inputs) without looking at
-    # outputs
-    search_scale: bool = False
 
 
 class Statistics:

@@ -21,8 +21,9 @@ from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.lite.hidden_states import HiddenStates
 from lmdeploy.lite.method import Method
 from lmdeploy.lite.quantized_layer import QuantizedLayer, left_as_numbers, quantized_shapes
-from lmdeploy.lite.run_settings import RunSettings, open_work_dir
+from lmdeploy.lite.settings import RunSettings
 from lmdeploy.lite.source_model import SourceModel
+from lmdeploy.lite.work_dir import open_work_dir
 
 logger = logging.getLogger(__name__)
 

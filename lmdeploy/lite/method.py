@@ -8,8 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from lmdeploy.lite.run_settings import RunSettings
 from lmdeploy.lite.scaled_groups import ScaledGroup
+from lmdeploy.lite.settings import RunSettings
 
 
 class Observed(Protocol):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmdeploy.lite.settings import WHOLE_ROW
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -69,13 +71,6 @@ def to_half_scales(scales: Tensor) -> Tensor:
 logger = logging.getLogger(__name__)
 
 USUAL = (128, 64, 32, 16, 8)
-WHOLE_ROW = -1
-
-
-def check_group_size(size: int | None) -> None:
-    """Raise ``ValueError`` for a size that no file of AWQ or GPTQ codes can have; None: it is chosen."""
-    if size is not None and size != WHOLE_ROW and (size < 8 or size % 8):
-        raise ValueError(f"w_group_size must be -1 or a multiple of 8, got {size}")
 
 
 def fitting_group_size(requested: int | None, shapes: Mapping[str, tuple[int, int]]) -> int:

@@ -18,8 +18,8 @@ from torch import Tensor
 from lmdeploy.lite import formats
 from lmdeploy.lite.layer_runs import quantize
 from lmdeploy.lite.method import Method, QuantizedWeight
-from lmdeploy.lite.run_settings import QuantizationSettings
 from lmdeploy.lite.scaled_groups import ScaledGroup
+from lmdeploy.lite.settings import SmoothQuantSettings
 
 # Type of the codes, and the largest of them.
 QUANT_DTYPES = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
@@ -27,22 +27,6 @@ _STRENGTH = 0.5  # the paper's alpha: how much of the inputs' spread the weights
 _STRENGTHS = tuple(i / 10 for i in range(11))
 _KEPT_ROWS = 256  # of inputs, to measure on
 _SMALLEST = 1e-5  # of a range, and of a weight's: what has none is not scaled without bound
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmoothQuantSettings(QuantizationSettings):
-    """How to quantize.
-
-    Raises `ValueError` if a value is out of range.
-    """
-
-    quant_dtype: str = "int8"  # of weights: ``int8`` or ``fp8`` (E4M3)
-    search_scale: bool = False  # search the strength of each group of layers, instead of taking 0.5 for all
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.quant_dtype not in QUANT_DTYPES:
-            raise ValueError(f"quant_dtype must be one of {', '.join(QUANT_DTYPES)}, got {self.quant_dtype!r}")
 
 
 def smooth_quant(

@@ -110,7 +110,7 @@ def _salt(body: PinnedPrompt, gateway: Gateway) -> str | None:
     """Return the salt that requests with the body's key have."""
     if body.api_key is not None and body.api_key not in gateway.settings.api_keys:
         raise ApiError(400, "api_key must be a key that this server was started with.", param="api_key")
-    if not gateway.settings.salts_by_key:
+    if not gateway.settings.cache_salt_by_key:
         return body.cache_salt
     if body.api_key is None:
         message = "With --cache-salt-by-key a prompt is pinned for the requests of one key: api_key is required."

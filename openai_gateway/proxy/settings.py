@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from openai_gateway.settings import DEFAULT_BODIES_BYTES, DEFAULT_DRAIN_SECONDS
+from openai_gateway.settings import Settings
 
 DEFAULT_PROXY_PORT = 8000
 STRATEGIES = ("random", "min_expected_latency", "min_observed_latency")
@@ -38,7 +38,7 @@ class ProxySettings:
     read_seconds: float = 600.0
     retry_seconds: float = 10.0  # how long a request waits for a node when none is in service
     max_requests: int = 4096  # requests beyond this many at a time are refused with 429
-    max_body_bytes: int = 8 * 1024 * 1024  # a longer request body is refused with 413
+    max_body_bytes: int = Settings.max_body_bytes  # a longer request body is refused with 413
     # Of all long request bodies at a time, and half of it of one API key; those beyond wait, then are refused with 503
-    max_bodies_bytes: int = DEFAULT_BODIES_BYTES
-    drain_seconds: float = DEFAULT_DRAIN_SECONDS  # what open requests get when the proxy is asked to stop
+    max_bodies_bytes: int = Settings.max_bodies_bytes
+    drain_seconds: float = Settings.drain_seconds  # what open requests get when the proxy is asked to stop

@@ -102,5 +102,5 @@ def test_transformers_reads_the_numbers_that_the_engine_does(name: str, tmp_path
 def test_an_order_of_inputs_has_no_form_there() -> None:
     with pytest.raises(ValueError, match="no form for inputs in an order: leave --act-order or --format out"):
         GptqSettings(act_order=True, **COMMON)
-    with pytest.raises(ValueError, match="format must be one of own, compressed-tensors, got 'gguf'"):
+    with pytest.raises(ValueError, match="format must be one of 'own', 'compressed-tensors', got 'gguf'"):
         AwqSettings(format="gguf")

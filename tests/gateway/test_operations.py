@@ -55,7 +55,7 @@ def test_a_key_is_needed_where_keys_are_set(fake: FakeTriton) -> None:
 
 
 def test_documentation_can_be_switched_off(fake: FakeTriton) -> None:
-    with running_gateway(Settings(triton_address=fake.address, disable_docs=True)) as url, connect(url) as http:
+    with running_gateway(Settings(triton_address=fake.address, disable_fastapi_docs=True)) as url, connect(url) as http:
         assert [http.get(path).status_code for path in ("/", "/openapi.json", "/docs", "/redoc")] == [404] * 4
 
 

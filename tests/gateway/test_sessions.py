@@ -123,7 +123,7 @@ def test_keys_share_no_cached_prompts_where_that_is_asked_for(fake: FakeTriton) 
     open_to_all = Settings(triton_address=fake.address)
     assert salts(open_to_all, (None, None), (None, "mine")) == [None, "mine"]
     assert salts(keyed(fake), ("ann's", None), ("bob's", "mine")) == [None, "mine"]
-    separate = replace(keyed(fake), salts_by_key=True)
+    separate = replace(keyed(fake), cache_salt_by_key=True)
     made = salts(separate, ("ann's", None), ("ann's", None), ("bob's", None), ("ann's", "mine"), ("bob's", "mine"))
     assert made[0] == made[1]
     assert len({*made, None, "mine"}) == 6

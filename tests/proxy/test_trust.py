@@ -222,7 +222,7 @@ def test_nodes_with_keys_are_shown_the_proxy_s(stack: ExitStack) -> None:
 
 
 def test_callers_of_a_proxy_stay_apart_at_its_nodes(stack: ExitStack) -> None:
-    fake, node = node_of(stack, api_keys=("alice", "nodes"), node_key="nodes", salts_by_key=True)
+    fake, node = node_of(stack, api_keys=("alice", "nodes"), node_key="nodes", cache_salt_by_key=True)
     proxy = proxy_of(stack, node_key="nodes", api_keys=("alice", "bob"))
     alice = {"authorization": "Bearer alice"}
     assert proxy.post("/nodes/add", json={"url": node}, headers=alice).status_code == 200

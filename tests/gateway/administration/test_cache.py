@@ -75,7 +75,7 @@ def test_messages_are_pinned_with_the_template(triton: FakeTriton) -> None:
 
 
 def test_where_keys_have_salts_a_prompt_is_pinned_for_one_of_them(triton: FakeTriton) -> None:
-    with client(triton, salts_by_key=True) as gateway:
+    with client(triton, cache_salt_by_key=True) as gateway:
         for body in ({}, {"api_key": "eve"}):
             rejected = gateway.post(PIN_PROMPT, json={"prompt": "Hi"} | body)
             assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, "api_key")

@@ -1,66 +1,13 @@
-"""Settings and work folder of a calibrating command."""
+"""The folder of a run: what is finished, and what it takes to continue an interrupted one."""
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
+from lmdeploy.lite.settings import RunSettings
 
-# Settings of every command that reads a calibration text.
-FORMATS = ("own", "compressed-tensors")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Text, device and type.
-
-    Raises `ValueError` if a value is out of range.
-    """
-
-    # Text (see :func:`lmdeploy.lite.calibration.load_text`), and how many pieces of how many tokens to take of it
-    calib_dataset: str | None = None
-    calib_samples: int = 128
-    calib_seqlen: int = 2048
-    batch_size: int = 1  # pieces to compute at a time
-    device: str = "cpu"  # ``cpu`` or ``cuda``
-    dtype: str = "auto"  # of what is not quantized: ``auto`` (float16), ``float16``, ``bfloat16``
-
-    def __post_init__(self) -> None:
-        for name in ("calib_samples", "calib_seqlen", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but torch sees no CUDA device; use cpu")
-
-    @property
-    def stored_dtype(self) -> str:
-        """Type of what is not quantized."""
-        return "float16" if self.dtype == "auto" else self.dtype
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizationSettings(RunSettings):
-    """Further settings of commands that write quantized weights.
-
-    ``format``: how codes are stored: ``own``, the method's own form, or ``compressed-tensors``.
-    """
-
-    format: str = "own"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.format not in FORMATS:
-            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {self.format!r}")
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether codes are stored as the package `compressed-tensors` does."""
-        return self.format != FORMATS[0]
-
-
-# The folder of a run: what is finished, and what it takes to continue an interrupted one.
 logger = logging.getLogger(__name__)
 
 _CHANGE_NOTHING = ("batch_size", "device")  # but the time
