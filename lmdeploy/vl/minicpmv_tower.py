@@ -38,12 +38,7 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
 
         ``views``: of one size ``[views, 3, height, width]``. ``line``: 0, or at how many positions along a table's
         first line all patches are, in reading order; where there are more positions than patches, grey ones follow
-        (2.5, as trained).
-
-        Returns
-        -------
-        Tensor
-            ``[views * queries, hidden]``.
+        (2.5, as trained). Returns ``[views * queries, hidden]``.
         """
         embeddings = self.vpm.embeddings
         patches = embeddings.patch_embedding(views.to(self.dtype))

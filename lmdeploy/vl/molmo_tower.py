@@ -6,6 +6,7 @@ A CLIP of which two layers are seen; two by two patches become one by attention 
 import torch
 from torch import Tensor, nn
 from transformers import LlavaConfig, PreTrainedModel
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
 _SEEN = (-2, -9)  # layers
 _SPECIAL = 4  # embeddings that images are written with
@@ -34,12 +35,8 @@ class MolmoTower(PreTrainedModel):  # type: ignore[misc]
         """Return the rows of crops.
 
         ``crops``: their patches ``[crops, patches, numbers]``. ``masks``: what part of a patch is of the image, 0 to 1,
-        or -1 where that was not looked at ``[crops, patches]``.
-
-        Returns
-        -------
-        Tensor
-            ``[crops, rows, columns, hidden]``, half as many as patches.
+        or -1 where that was not looked at ``[crops, patches]``. Returns ``[crops, rows, columns, hidden]``, half as
+        many as patches.
         """
         states = self.image_vit(crops.to(self.dtype))
         is_empty = masks == 0
@@ -61,7 +58,8 @@ class _Vit(nn.Module):  # type: ignore[misc]
         self.positional_embedding = nn.Parameter(torch.zeros(positions + 1, width))
         self.patch_embedding = nn.Linear(3 * config.patch_size**2, width, bias=False)
         self.pre_ln = nn.LayerNorm(width, eps=eps)
-        self.resblocks = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        config._attn_implementation = "sdpa"
+        self.resblocks = nn.ModuleList(CLIPEncoderLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, crops: Tensor) -> Tensor:
         """Return the selected layers' features of each patch, side by side ``[crops, patches, 2 width]``."""
@@ -70,25 +68,9 @@ class _Vit(nn.Module):  # type: ignore[misc]
         states = self.pre_ln(torch.cat([whole, patches], dim=1) + self.positional_embedding)
         outputs = []
         for layer in self.resblocks:
-            states = layer(states)
+            states = layer(states, None)
             outputs.append(states)
         return torch.cat([outputs[layer][:, 1:] for layer in _SEEN], dim=-1)
-
-
-class _Layer(nn.Module):  # type: ignore[misc]
-    def __init__(self, config: LlavaConfig) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.layer_norm_eps
-        self.attention = _Attention(width, width, config.num_attention_heads)
-        self.feed_forward = _Mlp(width, config.intermediate_size)
-        self.attention_norm, self.ffn_norm = nn.LayerNorm(width, eps=eps), nn.LayerNorm(width, eps=eps)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the states after this layer."""
-        normed = self.attention_norm(states)
-        states = states + self.attention(normed, normed)
-        result: Tensor = states + self.feed_forward(self.ffn_norm(states))
-        return result
 
 
 class _Attention(nn.Module):  # type: ignore[misc]
@@ -104,18 +86,6 @@ class _Attention(nn.Module):  # type: ignore[misc]
         parts = [part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in joined]
         found = nn.functional.scaled_dot_product_attention(*parts)
         result: Tensor = self.wo(found.transpose(1, 2).flatten(2))
-        return result
-
-
-class _Mlp(nn.Module):  # type: ignore[misc]
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.w1, self.w2 = nn.Linear(width, inner), nn.Linear(inner, width)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the MLP's update of the states."""
-        inner = self.w1(states)
-        result: Tensor = self.w2(inner * torch.sigmoid(1.702 * inner))
         return result
 
 

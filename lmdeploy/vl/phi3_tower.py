@@ -32,12 +32,7 @@ class Phi3Tower(PreTrainedModel):  # type: ignore[misc]
         """Return the rows of an image.
 
         ``whole``: the image as one tile ``[3, side, side]``. ``tiles``: the image in tiles ``[rows, columns, 3, side,
-        side]``.
-
-        Returns
-        -------
-        Tensor
-            ``[tokens, hidden]``.
+        side]``. Returns ``[tokens, hidden]``.
         """
         pixels = torch.cat([tiles.flatten(0, 1), whole[None]]).to(self.dtype)
         patches = self.vision_tower(pixels, output_hidden_states=True).hidden_states[self.seen][:, 1:]

@@ -6,6 +6,7 @@ A ViT whose learned positions are stretched to the number of patches, then learn
 import torch
 from torch import Tensor, nn
 from transformers import LlavaConfig, PreTrainedModel
+from transformers.models.clip.modeling_clip import CLIPEncoder
 
 _EPS = 1e-6
 _POSITIONS = 256  # of the table, whatever an image's size
@@ -27,7 +28,8 @@ class QwenVlTower(PreTrainedModel):  # type: ignore[misc]
         self.conv1 = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=False)
         self.positional_embedding = nn.Parameter(torch.zeros(_POSITIONS, width))
         self.ln_pre = nn.LayerNorm(width, eps=_EPS)
-        self.resblocks = nn.ModuleList(_Layer(vision) for _ in range(vision.num_hidden_layers))
+        vision._attn_implementation = "sdpa"
+        self.encoder = CLIPEncoder(vision)
         self.attn_pool = _Resampler(config.image_seq_length, width, hidden)
         self.ln_post = nn.LayerNorm(hidden, eps=_EPS)
         self.proj = nn.Parameter(torch.zeros(hidden, hidden))
@@ -37,8 +39,7 @@ class QwenVlTower(PreTrainedModel):  # type: ignore[misc]
         """Return the rows ``[tokens, hidden]`` of an image ``[3, side, side]``."""
         patches = self.conv1(pixels[None].to(self.dtype)).flatten(2).transpose(1, 2)
         states = self.ln_pre(patches + _stretched(self.positional_embedding, patches.shape[1]))
-        for layer in self.resblocks:
-            states = layer(states)
+        states = self.encoder(states).last_hidden_state
         rows: Tensor = self.ln_post(self.attn_pool(states)[0]) @ self.proj
         return rows
 
@@ -51,48 +52,6 @@ def _stretched(table: Tensor, count: int) -> Tensor:
     square = table.float().unflatten(0, (before, before)).permute(2, 0, 1)[None]
     resized = nn.functional.interpolate(square, size=(after, after), mode="bicubic", align_corners=False)
     return resized[0].flatten(1).T.to(table.dtype)
-
-
-class _Layer(nn.Module):  # type: ignore[misc]
-    def __init__(self, config: LlavaConfig) -> None:
-        super().__init__()
-        self.ln_1 = nn.LayerNorm(config.hidden_size, eps=_EPS)
-        self.attn = _Attention(config.hidden_size, config.num_attention_heads)
-        self.ln_2 = nn.LayerNorm(config.hidden_size, eps=_EPS)
-        self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the states after this layer."""
-        states = states + self.attn(self.ln_1(states))
-        result: Tensor = states + self.mlp(self.ln_2(states))
-        return result
-
-
-class _Attention(nn.Module):  # type: ignore[misc]
-    def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.in_proj = nn.Linear(hidden, 3 * hidden)  # a head's query, key and value are adjacent
-        self.out_proj = nn.Linear(hidden, hidden)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return full self-attention of the states."""
-        joined = self.in_proj(states).unflatten(2, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
-        found = nn.functional.scaled_dot_product_attention(*joined.unbind())
-        result: Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
-        return result
-
-
-class _Mlp(nn.Module):  # type: ignore[misc]
-    def __init__(self, hidden: int, inner: int) -> None:
-        super().__init__()
-        self.c_fc = nn.Linear(hidden, inner)
-        self.c_proj = nn.Linear(inner, hidden)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the MLP's update of the states."""
-        result: Tensor = self.c_proj(nn.functional.gelu(self.c_fc(states)))
-        return result
 
 
 class _Resampler(nn.Module):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,7 +64,6 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     Raises `UnsupportedModelError` if they are quantized, and `CheckpointError` if tensors are missing.
     """
     import torch
-    import transformers
 
     found = family_in(checkpoint)
     if found is None:
@@ -72,10 +72,11 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     part = counting_part(checkpoint)
     config = part.config
     if native is None:
-        model_class, tensors = getattr(transformers, name), dict(seeing_tensors(checkpoint))
+        tensors = dict(seeing_tensors(checkpoint))
     else:
-        model_class = native.model(config) if native.model else getattr(transformers, config.architectures[0])
-        tensors = dict(native.tensors((checkpoint, _config_json(checkpoint))))
+        name, tensors = config.architectures[0], dict(native.tensors((checkpoint, _config_json(checkpoint))))
+    module, _, class_name = name.rpartition(":")
+    model_class = getattr(importlib.import_module(module or "transformers"), class_name)
     quantized_dtypes = (torch.int8, torch.float8_e4m3fn)
     quantized = sorted(
         name

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,15 +117,32 @@ def whole_config(checkpoint: Checkpoint) -> Any:
 class NativeForm:
     """``transformers`` form of a checkpoint in its authors' own layout; ``ValueError`` for what is not supported."""
 
-    # The whole model's, with the class that has the tower in ``architectures``
+    # The whole model's, with the class that has the tower in ``architectures``: ``module:name``, or one of transformers
     config: Callable[[Checkpoint], Any] = whole_config
     processor: Callable[[Checkpoint], Any] = lambda checkpoint: image_processor(checkpoint[0])
     # Name and values of each tensor of the vision tower
     tensors: Callable[[Checkpoint], "Iterable[tuple[str, torch.Tensor]]"] = lambda checkpoint: seeing_tensors(
         checkpoint[0]
     )
-    # From that config to the class that has the tower; without, the one that its ``architectures`` name
-    model: Callable[[Any], type] | None = None
+
+
+def renamed(*names: tuple[str, str], flat: Sequence[str] = ()) -> Callable[[Checkpoint], Iterator[Any]]:
+    """Return the reader of tensors whose names are changed by patterns, one after the other.
+
+    Queries, keys and values that are in one on disk are taken apart. ``flat``: names of vectors with further axes.
+    """
+
+    def tensors(checkpoint: Checkpoint) -> Iterator[Any]:
+        for name, values in seeing_tensors(checkpoint[0]):
+            for pattern, native in names:
+                name = re.sub(pattern, native, name)
+            if ".qkv." in name:
+                for part, rows in zip("qkv", values.chunk(3), strict=True):
+                    yield name.replace(".qkv.", f".{part}_proj."), rows
+            else:
+                yield name, values.flatten() if name in flat else values
+
+    return tensors
 
 
 Expansion = Callable[[VisionPart, tuple[int, int], Options], str]

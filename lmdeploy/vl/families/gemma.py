@@ -6,15 +6,12 @@ from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
 _GEMMA3_TOKEN, _GEMMA3_BEGIN, _GEMMA3_END = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
 
 
-def gemma3_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens, between tags."""
-    return f"\n\n{_GEMMA3_BEGIN}{_GEMMA3_TOKEN * int(part.config.mm_tokens_per_image)}{_GEMMA3_END}\n\n"
-
-
 GEMMA3 = VisionFamily(
     ("Gemma3ForConditionalGeneration",),
     _GEMMA3_TOKEN,
-    gemma3_expansion,
+    lambda part, size, options: (
+        f"\n\n{_GEMMA3_BEGIN}{_GEMMA3_TOKEN * int(part.config.mm_tokens_per_image)}{_GEMMA3_END}\n\n"
+    ),
     written=_GEMMA3_BEGIN,
     goes_first=False,
     words=(_GEMMA3_BEGIN, _GEMMA3_END),

@@ -1,15 +1,14 @@
 """GLM-4.1V and GLM-OCR, GLM-4V-9B, and CogVLM and CogVLM2."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.vl.families import qwen, qwen_video
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart
-from lmdeploy.vl.tensors import seeing_tensors
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart, renamed
 from lmdeploy.vl.videos import times_of
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ GLM4V = dataclasses.replace(
 # GLM-4V 9B: images in one size, at one position of the text, between a vector that begins and one that ends them.
 # The tokenizer has tags, and nothing for what is between them.
 _GLM_4V_9B_TOKEN, _GLM_4V_9B_END = "<|begin_of_image|>", "<|end_of_image|>"
-_GLM_4V_9B_OWN = "transformer.vision."
 
 
 def glm_4v_9b_config(checkpoint: Checkpoint) -> Any:
@@ -94,6 +92,7 @@ def eva_clip(raw: Mapping[str, Any], projected: int, **more: Any) -> Any:
     config = raw["vision_config"]
     names = ("hidden_size", "image_size", "intermediate_size", "num_hidden_layers", "patch_size", "layer_norm_eps")
     return LlavaConfig(
+        architectures=["lmdeploy.vl.glm_4v_tower:Glm4vTower"],
         vision_config={
             "model_type": "clip_vision_model",
             "num_attention_heads": config["num_heads"],
@@ -115,19 +114,6 @@ def processor(checkpoint: Checkpoint) -> Squarer:
     return Squarer(int(checkpoint[1]["vision_config"]["image_size"]))
 
 
-def glm_4v_9b_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield the tensors by the names of :class:`lmdeploy.vl.glm_4v_tower.Glm4vTower`."""
-    for name, values in seeing_tensors(checkpoint[0]):
-        yield name.removeprefix(_GLM_4V_9B_OWN).removeprefix("transformer."), values
-
-
-def model(config: Any) -> type:
-    """Return the class of the tower."""
-    from lmdeploy.vl.glm_4v_tower import Glm4vTower
-
-    return Glm4vTower
-
-
 def glm_4v_9b_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     """Return the tokens: one for four patches, and two for the ends."""
     vision = part.config.vision_config
@@ -147,7 +133,7 @@ GLM_4V_9B = VisionFamily(
     glm_4v_9b_expansion,
     features,
     words=(_GLM_4V_9B_END,),
-    native=NativeForm(glm_4v_9b_config, processor, glm_4v_9b_tensors, model),
+    native=NativeForm(glm_4v_9b_config, processor, renamed((r"^(transformer\.vision\.)?(transformer\.)?", ""))),
     shares_position=True,
 )
 
@@ -168,12 +154,6 @@ def cogvlm_config(checkpoint: Checkpoint) -> Any:
     return eva_clip(raw, projected, merged_size=shapes.get(f"{_COGVLM_OWN}conv.weight", (0,))[0], scaling_factor=1.0)
 
 
-def cogvlm_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield the tensors by the names of :class:`lmdeploy.vl.glm_4v_tower.Glm4vTower`."""
-    for name, values in seeing_tensors(checkpoint[0]):
-        yield name.removeprefix(_COGVLM_OWN).removeprefix("transformer."), values
-
-
 def cogvlm_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     """Return the tokens: one for a patch, or for four, and two for the ends."""
     vision = part.config.vision_config
@@ -187,7 +167,7 @@ COGVLM = VisionFamily(
     cogvlm_expansion,
     features,
     written=_COGVLM_TOKEN,
-    native=NativeForm(cogvlm_config, processor, cogvlm_tensors, model),
+    native=NativeForm(cogvlm_config, processor, renamed((r"^(model\.vision\.)?(transformer\.)?", ""))),
     shares_position=True,
     other_token=_OTHER,
     leads_prompt=True,

@@ -3,28 +3,26 @@
 The tokenizer has no token for images, so that the one for what is unknown stands for them.
 """
 
-from collections.abc import Iterator
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart, renamed
 from lmdeploy.vl.families.phi3_vision import Tiler
-from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
     import torch
 
 _TOKEN = "<unk>"
 _TOWER = "vit.vision_tower.vision_model."
-_NAMES = {
-    _TOWER: "vision_tower.",
-    "vision_proj.": "projection.",
-    "plora_glb_GN": "separator",
-    "plora_sub_GN": "line_end",
-}
+_NAMES = (
+    (r"^vit\.vision_tower\.vision_model\.", "vision_tower."),
+    (r"^vision_proj\.", "projection."),
+    ("^plora_glb_GN", "separator"),
+    ("^plora_sub_GN", "line_end"),
+)
 _HEAD_DIM = 64  # CLIP's
 _MAX_TILES = {336: 25, 560: 24}  # tiles of an image, by their side, as the authors' chat has it; hd_num in config.json
 _NO_LARGER_THAN_FILLED = 560  # the side of 2.5's tiles
@@ -38,7 +36,9 @@ def config(checkpoint: Checkpoint) -> Any:
     shapes = {name: info.shape for name, info in read_checkpoint(folder).tensors.items()}
     hidden, _, patch, _ = shapes[f"{_TOWER}embeddings.patch_embedding.weight"]
     positions = shapes[f"{_TOWER}embeddings.position_embedding.weight"][0]
+    has_tiles = "plora_glb_GN" in shapes
     return LlavaConfig(
+        architectures=[f"lmdeploy.vl.xcomposer_tower:{'TiledTower' if has_tiles else 'SquareTower'}"],
         vision_config={
             "model_type": "clip_vision_model",
             "hidden_size": hidden,
@@ -49,7 +49,7 @@ def config(checkpoint: Checkpoint) -> Any:
             "patch_size": patch,
         },
         text_config={"model_type": "llama", "hidden_size": raw["hidden_size"], "num_attention_heads": 1},
-        has_tiles="plora_glb_GN" in shapes,
+        has_tiles=has_tiles,
     )
 
 
@@ -64,21 +64,6 @@ def processor(checkpoint: Checkpoint) -> Squarer | Tiler:
     mean, std = tuple(OPENAI_CLIP_MEAN), tuple(OPENAI_CLIP_STD)
     max_tiles = int(checkpoint[1].get("hd_num") or _MAX_TILES.get(side, min(_MAX_TILES.values())))
     return Tiler(side, max_tiles, mean, std, enlarges=side != _NO_LARGER_THAN_FILLED)
-
-
-def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield the tensors by the names of :mod:`lmdeploy.vl.xcomposer_tower`."""
-    for name, values in seeing_tensors(checkpoint[0]):
-        for stored, native in _NAMES.items():
-            if name.startswith(stored):
-                yield name.replace(stored, native, 1), values.flatten() if stored.endswith("_GN") else values
-
-
-def model(config: Any) -> type:
-    """Return the class of the tower."""
-    from lmdeploy.vl.xcomposer_tower import SquareTower, TiledTower
-
-    return TiledTower if config.has_tiles else SquareTower
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
@@ -107,5 +92,5 @@ FAMILY = VisionFamily(
     expansion,
     features,
     written=_TOKEN,
-    native=NativeForm(config, processor, tensors, model),
+    native=NativeForm(config, processor, renamed(*_NAMES, flat=("separator", "line_end"))),
 )

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.vl.families.common import (
@@ -14,8 +12,8 @@ from lmdeploy.vl.families.common import (
     VisionFamily,
     VisionPart,
     image_rows,
+    renamed,
 )
-from lmdeploy.vl.tensors import seeing_tensors
 from lmdeploy.vl.videos import frames_in, times_of
 
 if TYPE_CHECKING:
@@ -154,32 +152,10 @@ def processor(checkpoint: Checkpoint) -> Any:
     )
 
 
-def internvl_chat_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield the tensors by their native names; queries, keys and values are in one on disk."""
-    for name, values in seeing_tensors(checkpoint[0]):
-        for pattern, native in _NAMES:
-            name = re.sub(pattern, native, name)
-        if ".qkv." in name:
-            for part, rows in zip("qkv", values.chunk(3), strict=True):
-                yield name.replace(".qkv.", f".{part}_proj."), rows
-        else:
-            yield name, values
-
-
 def _side(checkpoint: Checkpoint) -> int:
     """Return the pixels of a tile's side."""
     _, raw = checkpoint
     return int(raw.get("force_image_size") or raw["vision_config"]["image_size"])
-
-
-def internvl_chat_features(part: VisionPart, image: "Image", options: Options) -> "torch.Tensor":
-    """Return the rows of all tiles."""
-    return _as_trained(part, internvl_features(part, image, options))
-
-
-def internvl_chat_video_features(part: VisionPart, stacked: "Image", options: Options) -> "torch.Tensor":
-    """Return the rows of all frames, each of which is a tile."""
-    return _as_trained(part, internvl_frames(part, stacked, options))
 
 
 def _as_trained(part: VisionPart, rows: "torch.Tensor") -> "torch.Tensor":
@@ -194,7 +170,10 @@ assert INTERNVL.video is not None
 INTERNVL_CHAT = dataclasses.replace(
     INTERNVL,
     architectures=("InternVLChatModel",),
-    features=internvl_chat_features,
-    native=NativeForm(internvl_chat_config, processor, internvl_chat_tensors),
-    video=dataclasses.replace(INTERNVL.video, features=internvl_chat_video_features),
+    features=lambda part, image, options: _as_trained(part, internvl_features(part, image, options)),
+    native=NativeForm(internvl_chat_config, processor, renamed(*_NAMES)),
+    video=dataclasses.replace(
+        INTERNVL.video,
+        features=lambda part, stacked, options: _as_trained(part, internvl_frames(part, stacked, options)),
+    ),
 )

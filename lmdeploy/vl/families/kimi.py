@@ -71,7 +71,9 @@ def config(checkpoint: Checkpoint) -> Any:
         for name, value in given["vision_config"].items()
         if name != "model_type"
     }
-    return Kimi_K25Config.from_dict(given | {"vision_config": vision})
+    return Kimi_K25Config.from_dict(
+        given | {"vision_config": vision, "architectures": ["Kimi_K25ForConditionalGeneration"]}
+    )
 
 
 def processor(checkpoint: Checkpoint) -> Fitter:
@@ -86,14 +88,6 @@ def processor(checkpoint: Checkpoint) -> Fitter:
         tuple(own.get("image_mean", settings.get("image_mean", (0.5,) * 3))),
         tuple(own.get("image_std", settings.get("image_std", (0.5,) * 3))),
     )
-
-
-def model(config: Any) -> type:
-    """Return the class of the tower."""
-    from transformers import Kimi_K25ForConditionalGeneration
-
-    found: type = Kimi_K25ForConditionalGeneration
-    return found
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
@@ -118,5 +112,5 @@ KIMI_K25 = VisionFamily(
     features,
     written=f"{_BEGIN}image{_CONTENT}{_TOKEN}{_END}",
     words=(_BEGIN, _CONTENT, _END),
-    native=NativeForm(config, processor, model=model),
+    native=NativeForm(config, processor),
 )

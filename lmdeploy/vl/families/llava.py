@@ -29,12 +29,9 @@ def rows_of_tower(part: VisionPart) -> int:
     return int(patches + has_summary - (part.config.vision_feature_select_strategy == "default"))
 
 
-def llava_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens."""
-    return _LLAVA_TOKEN * rows_of_tower(part)
-
-
-LLAVA = VisionFamily(("LlavaForConditionalGeneration",), _LLAVA_TOKEN, llava_expansion)
+LLAVA = VisionFamily(
+    ("LlavaForConditionalGeneration",), _LLAVA_TOKEN, lambda part, size, options: _LLAVA_TOKEN * rows_of_tower(part)
+)
 
 
 # LLaVA 1.6 (NeXT): a small view of the whole image, then tiles of the canvas that fits it best, a newline a row.
@@ -166,8 +163,9 @@ def llava_original_config(checkpoint: Checkpoint) -> Any:
         ],
     }
     if not _has_tiles(checkpoint):
-        normed = raw["mm_projector_type"].endswith("_Norm")
-        return LlavaConfig(architectures=["LlavaForConditionalGeneration"], projector_is_normed=normed, **fields)
+        is_normed = raw["mm_projector_type"].endswith("_Norm")
+        name = "lmdeploy.vl.normed_llava:NormedLlava" if is_normed else "LlavaForConditionalGeneration"
+        return LlavaConfig(architectures=[name], **fields)
     return LlavaNextConfig(
         architectures=["LlavaNextForConditionalGeneration"], image_grid_pinpoints=_canvases(checkpoint), **fields
     )
@@ -196,18 +194,6 @@ def llava_original_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch
         for name, values in seeing_tensors(readable_checkpoint(folder)):
             if name.startswith("vision_model."):
                 yield f"vision_tower.{name}", values
-
-
-def model(config: Any) -> type:
-    """Return the class of the tower and projector."""
-    import transformers
-
-    if getattr(config, "projector_is_normed", False):
-        from lmdeploy.vl.normed_llava import NormedLlava
-
-        return NormedLlava
-    found: type = getattr(transformers, config.architectures[0])
-    return found
 
 
 def _has_tiles(checkpoint: Checkpoint) -> bool:
@@ -239,15 +225,10 @@ def llava_original_expansion(part: VisionPart, size: tuple[int, int], options: O
     return form.expansion(part, size, options).replace(form.token, _LLAVA_ORIGINAL_TOKEN)
 
 
-def llava_original_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
-    return _form(part).features(part, image, options)
-
-
 LLAVA_ORIGINAL = VisionFamily(
     ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM"),
     _LLAVA_ORIGINAL_TOKEN,
     llava_original_expansion,
-    llava_original_features,
-    native=NativeForm(llava_original_config, processor, llava_original_tensors, model),
+    lambda part, image, options: _form(part).features(part, image, options),
+    native=NativeForm(llava_original_config, processor, llava_original_tensors),
 )

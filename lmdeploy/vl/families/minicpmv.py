@@ -98,6 +98,7 @@ def config(checkpoint: Checkpoint) -> Any:
     vision["num_hidden_layers"] -= bool(raw.get("drop_vision_last_layer"))
     version = minicpm_version(raw)
     return LlavaConfig(
+        architectures=["lmdeploy.vl.minicpmv_tower:MiniCpmTower"],
         vision_config=vision,
         text_config={"model_type": "llama", "hidden_size": raw["hidden_size"], "num_attention_heads": 1},
         image_seq_length=raw["query_num"],
@@ -117,13 +118,6 @@ def processor(checkpoint: Checkpoint) -> Slicer:
         mean=tuple(settings["norm_mean"]),
         std=tuple(settings["norm_std"]),
     )
-
-
-def model(config: Any) -> type:
-    """Return the class of the tower."""
-    from lmdeploy.vl.minicpmv_tower import MiniCpmTower
-
-    return MiniCpmTower
 
 
 def number(part: VisionPart, index: int, options: Options) -> str:
@@ -158,7 +152,7 @@ FAMILY = VisionFamily(
     expansion,
     features,
     words=(*_WHOLE, *_SLICE, *_NUMBER),
-    native=NativeForm(config, processor, model=model),
+    native=NativeForm(config, processor),
     number=number,
 )
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
-from lmdeploy.vl.tensors import rows_of_tensor, seeing_tensors
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart, renamed
+from lmdeploy.vl.tensors import rows_of_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,15 @@ _OTHERS = ("<|image|>",)
 _TABLE = "model.transformer.wte."
 _VIT = "model.vision_backbone.image_vit."
 _HEAD_DIM = 64  # CLIP's
+_LAYER = r"^image_vit\.(resblocks\.\d+)\."
+_NAMES = (
+    (r"^model\.vision_backbone\.(image_vit\.)?(transformer\.)?", r"\1"),
+    (_LAYER + r"attention\.w([qkv])\.", r"image_vit.\1.self_attn.\2_proj."),
+    (_LAYER + r"attention\.wo\.", r"image_vit.\1.self_attn.out_proj."),
+    (_LAYER + r"feed_forward\.w(\d)\.", r"image_vit.\1.mlp.fc\2."),
+    (_LAYER + r"attention_norm\.", r"image_vit.\1.layer_norm1."),
+    (_LAYER + r"ffn_norm\.", r"image_vit.\1.layer_norm2."),
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,7 @@ def config(checkpoint: Checkpoint) -> Any:
     positions, hidden = shapes[f"{_VIT}positional_embedding"]
     patch = isqrt(shapes[f"{_VIT}patch_embedding.weight"][1] // 3)
     return LlavaConfig(
+        architectures=["lmdeploy.vl.molmo_tower:MolmoTower"],
         vision_config={
             "model_type": "clip_vision_model",
             "hidden_size": hidden,
@@ -142,23 +152,15 @@ def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
     import torch
 
     folder, raw = checkpoint
-    for name, values in seeing_tensors(folder):
-        if name.startswith(_TABLE):
-            continue
-        yield name.removeprefix("model.vision_backbone.").replace("image_vit.transformer.", "image_vit."), values
+    for name, values in renamed(*_NAMES)(checkpoint):
+        if not name.startswith(_TABLE):
+            yield name, values
     listed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
     ids = {token["content"]: token["id"] for token in listed}
     # The table of the vocabulary, then a further one.
     size = raw.get("embedding_size") or raw["vocab_size"]
     tables = [("embedding", i) if i < size else ("new_embedding", i - size) for i in map(ids.__getitem__, _SPECIAL)]
     yield "special", torch.cat([rows_of_tensor(folder, f"{_TABLE}{table}", [row]) for table, row in tables])
-
-
-def model(config: Any) -> type:
-    """Return the class of the tower."""
-    from lmdeploy.vl.molmo_tower import MolmoTower
-
-    return MolmoTower
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
@@ -198,5 +200,5 @@ FAMILY = VisionFamily(
     features,
     words=(*_SPECIAL, *_OTHERS),
     other_token=_PATCH,
-    native=NativeForm(config, processor, tensors, model),
+    native=NativeForm(config, processor, tensors),
 )

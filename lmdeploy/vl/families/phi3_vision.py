@@ -2,27 +2,25 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from lmdeploy.vl.families.clip import tower_config
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
-from lmdeploy.vl.tensors import seeing_tensors
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart, renamed
 
 if TYPE_CHECKING:
     import torch
 
 _TOKEN = "<|image|>"
-_OWN = "model.vision_embed_tokens."
-_NAMES = {
-    "img_processor.vision_model.": "vision_tower.",
-    "img_projection.": "projection.",
-    "glb_GN": "separator",
-    "sub_GN": "line_end",
-}
+_OWN = r"^model\.vision_embed_tokens\."
+_NAMES = (
+    (_OWN + r"img_processor\.vision_model\.", "vision_tower."),
+    (_OWN + r"img_projection\.", "projection."),
+    (_OWN + "glb_GN", "separator"),
+    (_OWN + "sub_GN", "line_end"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
     folder, raw = checkpoint
     return LlavaConfig(
+        architectures=["lmdeploy.vl.phi3_tower:Phi3Tower"],
         vision_config=tower_config(folder, raw["img_processor"]["model_name"], is_here=True).to_dict(),
         text_config={"model_type": "llama", "hidden_size": raw["hidden_size"], "num_attention_heads": 1},
     )
@@ -91,22 +90,6 @@ def processor(checkpoint: Checkpoint) -> Tiler:
     settings = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
     mean, std = settings.get("image_mean") or OPENAI_CLIP_MEAN, settings.get("image_std") or OPENAI_CLIP_STD
     return Tiler(config(checkpoint).vision_config.image_size, int(settings["num_crops"]), tuple(mean), tuple(std))
-
-
-def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield the tensors by the names of :class:`lmdeploy.vl.phi3_tower.Phi3Tower`."""
-    for name, values in seeing_tensors(checkpoint[0]):
-        for stored, native in _NAMES.items():
-            if name.startswith(_OWN + stored):
-                is_vector = stored.endswith("_GN")
-                yield name.replace(_OWN + stored, native), values.flatten() if is_vector else values
-
-
-def model(config: Any) -> type:
-    """Return the class of the tower."""
-    from lmdeploy.vl.phi3_tower import Phi3Tower
-
-    return Phi3Tower
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
@@ -128,5 +111,5 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    native=NativeForm(config, processor, tensors, model),
+    native=NativeForm(config, processor, renamed(*_NAMES, flat=("separator", "line_end"))),
 )

@@ -18,9 +18,9 @@ from lmdeploy.vl.families.common import (
     VisionFamily,
     VisionPart,
     image_rows,
+    renamed,
     saved_processor,
 )
-from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -123,15 +123,10 @@ def minimax_m3_processor(checkpoint: Path) -> Any:
     )
 
 
-def minimax_m3_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens between their tags."""
-    return _M3_BEGIN + MINIMAX_M3.token * math.prod(grid(part, size, options)) + _M3_END
-
-
 MINIMAX_M3 = VisionFamily(
     ("MiniMaxM3SparseForConditionalGeneration",),
     "]<]image[>[",
-    minimax_m3_expansion,
+    lambda part, size, options: _M3_BEGIN + "]<]image[>[" * math.prod(grid(part, size, options)) + _M3_END,
     qwen2_vl_features,
     written="]<]image[>[",
     goes_first=False,
@@ -142,8 +137,15 @@ MINIMAX_M3 = VisionFamily(
 
 # Qwen-VL: images in one size, a fixed number of rows between tags, numbered from 1.
 _QWEN_VL_TOKEN, _QWEN_VL_BEGIN, _QWEN_VL_END = "<imgpad>", "<img>", "</img>"
-_OWN = "transformer.visual."
 _QUERIES = 256  # where config.json does not say
+_NAMES = (
+    (r"^(transformer\.visual\.)?(transformer\.)?", ""),
+    (r"^resblocks\.(\d+)\.", r"encoder.layers.\1."),
+    (r"(layers\.\d+)\.attn\.", r"\1.self_attn."),
+    (r"\.ln_(\d)\.", r".layer_norm\1."),
+    (r"\.c_fc\.", ".fc1."),
+    (r"\.c_proj\.", ".fc2."),
+)
 
 
 def qwen_vl_config(checkpoint: Checkpoint) -> Any:
@@ -152,8 +154,11 @@ def qwen_vl_config(checkpoint: Checkpoint) -> Any:
 
     config = checkpoint[1]["visual"]
     return LlavaConfig(
+        architectures=["lmdeploy.vl.qwen_vl_tower:QwenVlTower"],
         vision_config={
             "model_type": "clip_vision_model",
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-6,
             "hidden_size": config["width"],
             "image_size": config["image_size"],
             "intermediate_size": int(config["width"] * config["mlp_ratio"]),
@@ -172,26 +177,19 @@ def processor(checkpoint: Checkpoint) -> Squarer:
 
 
 def qwen_vl_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield the tensors by the names of :class:`lmdeploy.vl.qwen_vl_tower.QwenVlTower`."""
-    for name, values in seeing_tensors(checkpoint[0]):
-        yield name.removeprefix(_OWN).removeprefix("transformer."), values
-
-
-def model(config: Any) -> type:
-    """Return the class of the tower."""
-    from lmdeploy.vl.qwen_vl_tower import QwenVlTower
-
-    return QwenVlTower
+    """Yield the tensors; query, key and value of a head are adjacent on disk."""
+    heads = checkpoint[1]["visual"]["heads"]
+    for name, values in renamed(*_NAMES)(checkpoint):
+        if ".in_proj." in name:
+            for part, rows in zip("qkv", values.unflatten(0, (heads, 3, -1)).unbind(1), strict=True):
+                yield name.replace(".in_proj.", f".{part}_proj."), rows.flatten(0, 1)
+        else:
+            yield name, values
 
 
 def number(part: VisionPart, index: int, options: Options) -> str:
     """Return the placeholder text of an image."""
     return f"Image {index + 1}: "
-
-
-def qwen_vl_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens between their tags."""
-    return f"{_QWEN_VL_BEGIN}{_QWEN_VL_TOKEN * part.config.image_seq_length}{_QWEN_VL_END}"
 
 
 def qwen_vl_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
@@ -203,9 +201,9 @@ def qwen_vl_features(part: VisionPart, image: Image, options: Options) -> "torch
 QWEN_VL = VisionFamily(
     ("QWenLMHeadModel",),
     _QWEN_VL_TOKEN,
-    qwen_vl_expansion,
+    lambda part, size, options: f"{_QWEN_VL_BEGIN}{_QWEN_VL_TOKEN * part.config.image_seq_length}{_QWEN_VL_END}",
     qwen_vl_features,
     words=(_QWEN_VL_BEGIN, _QWEN_VL_END),
-    native=NativeForm(qwen_vl_config, processor, qwen_vl_tensors, model),
+    native=NativeForm(qwen_vl_config, processor, qwen_vl_tensors),
     number=number,
 )
