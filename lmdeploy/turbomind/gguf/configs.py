@@ -27,7 +27,7 @@ _LAYERS_WITH_ALIBI = 40  # of Baichuan
 
 
 def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> dict[str, Any]:
-    """Return the fields of all architectures; missing sizes are None.
+    """Return the fields of all architectures, and of most; missing sizes are None.
 
     Raises `UnsupportedModelError` for unknown rotary scalings, and mixtures of experts of architectures that are
     read without, and `ValueError` if there is no context length or no epsilon of norms.
@@ -53,8 +53,17 @@ def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> di
         "tie_word_embeddings": not metadata.has("output.weight"),
         "rope_parameters": rope,
         **({trained: rope[trained]} if rope["rope_type"] == "longrope" else {}),
+        **(_experts(metadata) if metadata.get("expert_count") else {}),
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         eps: metadata.need(f"attention.{stored_eps}"),
     }
+
+
+def _experts(metadata: Metadata) -> dict[str, Any]:
+    """Return the number of experts in all names that it has, and how many a token goes to."""
+    names = dict.fromkeys(("num_experts", "num_local_experts"), metadata.need("expert_count"))
+    return names | {"num_experts_per_tok": metadata.need("expert_used_count")}
 
 
 def _rope(metadata: Metadata) -> dict[str, Any]:
@@ -114,8 +123,6 @@ def partial_rotation(metadata: Metadata) -> dict[str, float]:
 def llama(metadata: Metadata) -> dict[str, Any]:
     """Llama, and Mistral, whose files name the same architecture."""
     return common(metadata, "llama") | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "mlp_bias": metadata.has("blk.0.ffn_down.bias"),
     }
 
@@ -145,7 +152,6 @@ def deci(metadata: Metadata) -> dict[str, Any]:
         "intermediate_size": max(sizes),
         "layer_kv_heads": kv_heads,
         "layer_sizes": sizes,
-        "attention_bias": False,
         "mlp_bias": False,
     }
 
@@ -154,7 +160,6 @@ def jais2(metadata: Metadata) -> dict[str, Any]:
     """Jais 2."""
     return common(metadata, "jais2", "layer_norm_eps") | {
         "hidden_act": "relu2",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
     }
 
@@ -169,22 +174,17 @@ def mistral3(metadata: Metadata) -> dict[str, Any]:
 
 def mixtral(metadata: Metadata) -> dict[str, Any]:
     """Mixtral, whose files name Llama's architecture."""
-    return common(metadata, "mixtral") | {
-        "hidden_act": "silu",
-        "sliding_window": None,
-        "num_local_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
-    }
+    return common(metadata, "mixtral") | {"sliding_window": None}
 
 
 def internlm2(metadata: Metadata) -> dict[str, Any]:
     """InternLM2 and 2.5."""
-    return common(metadata, "internlm2") | {"hidden_act": "silu", "bias": metadata.has("blk.0.attn_q.bias")}
+    return common(metadata, "internlm2") | {"bias": metadata.has("blk.0.attn_q.bias")}
 
 
 def qwen2(metadata: Metadata) -> dict[str, Any]:
     """Qwen2 and 2.5."""
-    return common(metadata, "qwen2") | {"hidden_act": "silu", "use_sliding_window": False}
+    return common(metadata, "qwen2") | {"use_sliding_window": False}
 
 
 def qwen2vl(metadata: Metadata) -> dict[str, Any]:
@@ -198,12 +198,10 @@ def qwen_experts(metadata: Metadata, *, normalizes: bool) -> dict[str, Any]:
     """Return the fields of Qwen's mixtures; all layers have experts. Missing sizes are those of tensors."""
     first = metadata.tensors.get("blk.0.ffn_up_exps.weight")
     return {
-        "hidden_act": "silu",
         "use_sliding_window": False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "num_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
         "moe_intermediate_size": metadata.get("expert_feed_forward_length", first.shape[1] if first else None),
         "norm_topk_prob": normalizes,
     }
@@ -223,15 +221,13 @@ def qwen2moe(metadata: Metadata) -> dict[str, Any]:
 
 def qwen3moe(metadata: Metadata) -> dict[str, Any]:
     """Qwen3-MoE: weights of chosen experts sum to one."""
-    fields = {"attention_bias": metadata.has("blk.0.attn_q.bias")}
-    return common(metadata, "qwen3_moe") | qwen_experts(metadata, normalizes=True) | fields
+    return common(metadata, "qwen3_moe") | qwen_experts(metadata, normalizes=True)
 
 
 def qwen3(metadata: Metadata) -> dict[str, Any]:
     """Qwen3."""
     has_bias = metadata.has("blk.0.attn_q.bias")
     return common(metadata, "qwen3") | {
-        "hidden_act": "silu",
         "use_sliding_window": False,
         "attention_bias": has_bias,
     }
@@ -239,7 +235,7 @@ def qwen3(metadata: Metadata) -> dict[str, Any]:
 
 def gemma(metadata: Metadata) -> dict[str, Any]:
     """Gemma 1."""
-    return common(metadata, "gemma") | {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
+    return common(metadata, "gemma") | {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def _gemma_scale(metadata: Metadata, layers_of_27b: int) -> Any:
@@ -254,7 +250,6 @@ def gemma2(metadata: Metadata) -> dict[str, Any]:
     """Gemma 2: every other layer has a window, the first one among them."""
     return common(metadata, "gemma2") | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": False,
         "query_pre_attn_scalar": _gemma_scale(metadata, 46),
         "attn_logit_softcapping": metadata.get("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": metadata.get("final_logit_softcapping", 30.0),
@@ -272,7 +267,6 @@ def gemma3(metadata: Metadata) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 10000.0)}
     return fields | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": False,
         "query_pre_attn_scalar": _gemma_scale(metadata, 62),
         "attn_logit_softcapping": None,
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
@@ -285,7 +279,6 @@ def gemma3(metadata: Metadata) -> dict[str, Any]:
 def phi3(metadata: Metadata) -> dict[str, Any]:
     """Phi-3, 3.5 and 4: a part of a head turns in some."""
     return common(metadata, "phi3") | {
-        "hidden_act": "silu",
         "sliding_window": metadata.get("attention.sliding_window") or None,
         "pad_token_id": metadata.values.get("tokenizer.ggml.padding_token_id"),
     }
@@ -330,8 +323,7 @@ def windows(metadata: Metadata, period: int) -> list[str]:
 
 def olmo(metadata: Metadata) -> dict[str, Any]:
     """OLMo 1."""
-    fields = {"hidden_act": "silu", "attention_bias": False, "clip_qkv": metadata.get("attention.clamp_kqv")}
-    return common(metadata, "olmo", "layer_norm_eps") | fields
+    return common(metadata, "olmo", "layer_norm_eps") | {"clip_qkv": metadata.get("attention.clamp_kqv")}
 
 
 def minicpm(metadata: Metadata) -> dict[str, Any]:
@@ -340,7 +332,6 @@ def minicpm(metadata: Metadata) -> dict[str, Any]:
     hidden = fields["hidden_size"]
     logits = metadata.get("logit_scale", hidden / 256)
     return fields | {
-        "hidden_act": "silu",
         "scale_emb": metadata.get("embedding_scale", 12.0),
         "scale_depth": metadata.get("residual_scale", 1.4 / layers**0.5) * layers**0.5,
         "dim_model_base": hidden / logits,
@@ -349,7 +340,7 @@ def minicpm(metadata: Metadata) -> dict[str, Any]:
 
 def olmo2(metadata: Metadata) -> dict[str, Any]:
     """OLMo 2."""
-    return common(metadata, "olmo2") | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
+    return common(metadata, "olmo2")
 
 
 def olmo3(metadata: Metadata) -> dict[str, Any]:
@@ -373,7 +364,6 @@ def exaone4(metadata: Metadata) -> dict[str, Any]:
     window = metadata.get("attention.sliding_window") or None
     layers = metadata.layer_count or 0
     return common(metadata, "exaone4") | {
-        "hidden_act": "silu",
         "sliding_window": window,
         "layer_types": windows(metadata, 4) if window else [FULL] * layers,
     }
@@ -382,8 +372,6 @@ def exaone4(metadata: Metadata) -> dict[str, Any]:
 def seed_oss(metadata: Metadata) -> dict[str, Any]:
     """Seed-OSS."""
     return common(metadata, "seed_oss") | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "attention_out_bias": metadata.has("blk.0.attn_output.bias"),
         "mlp_bias": metadata.has("blk.0.ffn_down.bias"),
     }
@@ -391,7 +379,7 @@ def seed_oss(metadata: Metadata) -> dict[str, Any]:
 
 def ernie4_5(metadata: Metadata) -> dict[str, Any]:
     """ERNIE 4.5 without experts."""
-    return common(metadata, "ernie4_5") | {"hidden_act": "silu", "use_bias": metadata.has("blk.0.attn_q.bias")}
+    return common(metadata, "ernie4_5") | {"use_bias": metadata.has("blk.0.attn_q.bias")}
 
 
 def cohere2(metadata: Metadata) -> dict[str, Any]:
@@ -406,8 +394,6 @@ def cohere2(metadata: Metadata) -> dict[str, Any]:
 def command_r(metadata: Metadata) -> dict[str, Any]:
     """Command R and R+."""
     return common(metadata, "cohere", "layer_norm_eps") | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "use_qk_norm": metadata.has("blk.0.attn_q_norm.weight"),
         "logit_scale": metadata.need("logit_scale"),
     }
@@ -423,7 +409,6 @@ def stablelm(metadata: Metadata) -> dict[str, Any]:
     """StableLM."""
     fields = common(metadata, "stablelm", "layer_norm_eps")
     return fields | {
-        "hidden_act": "silu",
         "use_qkv_bias": metadata.has("blk.0.attn_q.bias"),
         "qk_layernorm": metadata.has("blk.0.attn_q_norm.weight"),
         "use_parallel_residual": not metadata.has("blk.0.ffn_norm.weight"),
@@ -462,22 +447,17 @@ def smollm3(metadata: Metadata) -> dict[str, Any]:
 
 def glm4(metadata: Metadata) -> dict[str, Any]:
     """GLM-4-0414."""
-    fields = common(metadata, "glm4")
-    return fields | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
+    return common(metadata, "glm4")
 
 
 def chatglm(metadata: Metadata) -> dict[str, Any]:
     """ChatGLM3, GLM-4-9B and CodeGeeX4, in the names that `transformers` has for them."""
-    fields = common(metadata, "glm")
-    return fields | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_qkv.bias")}
+    return common(metadata, "glm") | {"attention_bias": metadata.has("blk.0.attn_qkv.bias")}
 
 
 def hunyuan_dense(metadata: Metadata) -> dict[str, Any]:
     """Hunyuan without experts; the base of its rotation has the factor of the longest context already."""
-    return common(metadata, "hunyuan_v1_dense") | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
-    }
+    return common(metadata, "hunyuan_v1_dense")
 
 
 def nemotron(metadata: Metadata) -> dict[str, Any]:
@@ -485,7 +465,6 @@ def nemotron(metadata: Metadata) -> dict[str, Any]:
     fields = common(metadata, "nemotron", "norm_eps")
     return fields | {
         "hidden_act": "relu2",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
     }
 
@@ -546,8 +525,7 @@ def mpt(metadata: Metadata) -> dict[str, Any]:
 
 def apertus(metadata: Metadata) -> dict[str, Any]:
     """Apertus."""
-    fields = {"hidden_act": "xielu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
-    return common(metadata, "apertus") | fields
+    return common(metadata, "apertus") | {"hidden_act": "xielu"}
 
 
 def xielu(metadata: Metadata) -> dict[str, list[float]]:
@@ -565,7 +543,7 @@ def xielu(metadata: Metadata) -> dict[str, list[float]]:
 
 def baichuan(metadata: Metadata) -> dict[str, Any]:
     """Baichuan: the 13B, by its 40 layers as llama.cpp knows it, has ALiBi."""
-    fields = {"hidden_act": "silu", "has_alibi": metadata.layer_count == _LAYERS_WITH_ALIBI}
+    fields = {"has_alibi": metadata.layer_count == _LAYERS_WITH_ALIBI}
     return common(metadata, "baichuan") | fields
 
 

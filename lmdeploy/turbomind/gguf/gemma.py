@@ -82,7 +82,6 @@ def _gemma(metadata: Metadata, model_type: str, period: int) -> dict[str, Any]:
     fields = common(metadata, model_type)
     return fields | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": False,
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         "sliding_window": metadata.need("attention.sliding_window"),
         "layer_types": windows(metadata, period),

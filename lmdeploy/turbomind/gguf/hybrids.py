@@ -15,8 +15,6 @@ def _gated_delta(metadata: Metadata, model_type: str) -> dict[str, Any]:
     period = metadata.get("full_attention_interval", 4)
     recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % period) for layer in range(layers)])
     return fields | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "layer_types": [_LINEAR if is_recurrent else FULL for is_recurrent in recurrent[:layers]],
         "linear_num_value_heads": heads,
         "linear_num_key_heads": metadata.need("ssm.group_count"),
@@ -80,8 +78,6 @@ def lfm2(metadata: Metadata) -> dict[str, Any]:
 def lfm2moe(metadata: Metadata) -> dict[str, Any]:
     """LFM2 with experts."""
     return _lfm2(metadata, "lfm2_moe") | {
-        "num_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
         "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
         "num_dense_layers": metadata.get("leading_dense_block_count", 0),
         "norm_topk_prob": True,
@@ -96,7 +92,6 @@ def mamba(metadata: Metadata) -> dict[str, Any]:
     fields = common(metadata, "falcon_mamba" if has_norms else "mamba")
     return fields | {
         **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1),  # no layer has them
-        "hidden_act": "silu",
         "layer_norm_epsilon": fields["rms_norm_eps"],
         "mixer_rms_eps": fields["rms_norm_eps"],
         "intermediate_size": metadata.need("ssm.inner_size"),
@@ -113,7 +108,6 @@ def jamba(metadata: Metadata) -> dict[str, Any]:
     bare, experts = _layers_without_attention(metadata), metadata.get("expert_count", 1)
     routed = [metadata.has(f"blk.{layer}.ffn_gate_inp.weight") for layer in range(len(bare))]
     return common(metadata, "jamba") | {
-        "hidden_act": "silu",
         "num_key_value_heads": _key_value_heads(metadata),
         "layer_types": [_LINEAR if without else FULL for without in bare],
         "layers_num_experts": [experts if has_router else 1 for has_router in routed],
@@ -133,7 +127,6 @@ def mamba2(metadata: Metadata) -> dict[str, Any]:
     fields, inner = common(metadata, "mamba2"), metadata.need("ssm.inner_size")
     return fields | {
         **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"), 1),  # no layer has them
-        "hidden_act": "silu",
         "layer_norm_epsilon": fields["rms_norm_eps"],
         "num_heads": metadata.need("ssm.time_step_rank"),
         "n_groups": metadata.need("ssm.group_count"),
@@ -168,8 +161,6 @@ def granitehybrid(metadata: Metadata) -> dict[str, Any]:
         | multipliers(metadata)
         | _mamba_sizes(metadata)
         | {
-            "hidden_act": "silu",
-            "attention_bias": False,
             "num_key_value_heads": _key_value_heads(metadata),
             "layer_types": [_LINEAR if without else FULL for without in bare],
             "num_local_experts": metadata.get("expert_count", 0),
@@ -195,7 +186,6 @@ def falcon_h1(metadata: Metadata) -> dict[str, Any]:
         | {
             "ssm_multipliers": [1.0] * 5,
             "mlp_multipliers": [1.0] * 2,
-            "hidden_act": "silu",
             "mamba_d_ssm": metadata.need("ssm.inner_size"),
             "mamba_conv_bias": metadata.has("blk.0.ssm_conv1d.bias"),
             "mamba_rms_norm": metadata.has("blk.0.ssm_norm.weight"),
@@ -215,10 +205,7 @@ def minimax_01(metadata: Metadata) -> dict[str, Any]:
         | dict.fromkeys((f"{half}_alpha_factor" for half in halves), metadata.need("residual_scale"))
         | dict.fromkeys((f"{half}_beta_factor" for half in halves), 1.0)
         | {
-            "hidden_act": "silu",
             "layer_types": [_LINEAR if is_recurrent else FULL for is_recurrent in recurrent[:layers]],
-            "num_local_experts": metadata.need("expert_count"),
-            "num_experts_per_tok": metadata.need("expert_used_count"),
         }
     )
 
@@ -256,7 +243,6 @@ def nemotron_h_moe(metadata: Metadata) -> dict[str, Any]:
     """Nemotron 3: Nemotron-H with experts in place of MLPs."""
     return nemotron_h(metadata) | {
         "n_routed_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
         "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
         "moe_shared_expert_intermediate_size": metadata.need("expert_shared_feed_forward_length"),
         "moe_latent_size": metadata.get("moe_latent_size"),

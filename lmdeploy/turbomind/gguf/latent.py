@@ -92,8 +92,6 @@ def _latent(metadata: Metadata, model_type: str) -> dict[str, Any]:
     if factor := metadata.get("rope.scaling.yarn_log_multiplier"):
         fields["rope_parameters"] |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * factor)
     return fields | {
-        "hidden_act": "silu",
-        "attention_bias": False,
         "num_key_value_heads": fields["num_attention_heads"],
         "head_dim": rope,
         "q_lora_rank": metadata.get("attention.q_lora_rank"),
@@ -149,8 +147,6 @@ def minicpm3(metadata: Metadata) -> dict[str, Any]:
     joined = metadata.tensors.get("blk.0.attn_kv_b.weight")
     nope = metadata.need("attention.key_length") - rope
     return fields | {
-        "hidden_act": "silu",
-        "attention_bias": False,
         "head_dim": rope,
         "q_lora_rank": metadata.need("attention.q_lora_rank"),
         "kv_lora_rank": metadata.need("attention.kv_lora_rank"),

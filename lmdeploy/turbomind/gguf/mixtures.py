@@ -64,7 +64,11 @@ def _dense_layers(metadata: Metadata) -> int:
 
 
 def _expert_size(metadata: Metadata) -> Any:
-    """Return the intermediate size of an expert: what the metadata say, or that of its tensors."""
+    """Return the intermediate size of an expert: what the metadata say, or that of its tensors.
+
+    Raises `ValueError` if the metadata name no experts.
+    """
+    metadata.need("expert_count")
     first = next((t for name, t in metadata.tensors.items() if name.endswith(".ffn_up_exps.weight")), None)
     return metadata.get("expert_feed_forward_length", first.shape[1] if first else None)
 
@@ -75,20 +79,11 @@ def _shared_size(metadata: Metadata) -> int:
     return first.shape[0] if first else 0
 
 
-def _counts(metadata: Metadata) -> dict[str, Any]:
-    """Return the experts in the names of Mixtral's kind."""
-    return {
-        "num_local_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
-    }
-
-
 def deepseek_experts(metadata: Metadata) -> dict[str, Any]:
     """Return the experts in DeepSeek's names."""
     size = _expert_size(metadata)
     return {
         "n_routed_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
         "moe_intermediate_size": size,
         "n_shared_experts": _shared_size(metadata) // size if size else None,
         "first_k_dense_replace": _dense_layers(metadata),
@@ -102,22 +97,16 @@ def deepseek_experts(metadata: Metadata) -> dict[str, Any]:
 def olmoe(metadata: Metadata) -> dict[str, Any]:
     """OLMoE: weights of chosen experts are left as they are."""
     return common(metadata, "olmoe") | {
-        "hidden_act": "silu",
         "intermediate_size": _expert_size(metadata),
-        "attention_bias": False,
         "clip_qkv": metadata.get("attention.clamp_kqv"),
-        "num_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
         "norm_topk_prob": False,
     }
 
 
 def granitemoe(metadata: Metadata) -> dict[str, Any]:
     """Granite MoE, with or without a shared expert."""
-    fields = common(metadata, "granitemoeshared") | multipliers(metadata) | _counts(metadata)
+    fields = common(metadata, "granitemoeshared") | multipliers(metadata)
     return fields | {
-        "hidden_act": "silu",
-        "attention_bias": False,
         "intermediate_size": _expert_size(metadata) or fields["intermediate_size"],
         "shared_intermediate_size": _shared_size(metadata),
     }
@@ -127,7 +116,6 @@ def ernie4_5_moe(metadata: Metadata) -> dict[str, Any]:
     """ERNIE 4.5 with experts."""
     fields, size = common(metadata, "ernie4_5_moe"), _expert_size(metadata)
     return fields | {
-        "hidden_act": "silu",
         "use_bias": False,
         "moe_num_experts": metadata.need("expert_count"),
         "moe_k": metadata.need("expert_used_count"),
@@ -150,8 +138,6 @@ def afmoe(metadata: Metadata) -> dict[str, Any]:
     return (
         common(metadata, "afmoe")
         | {
-            "hidden_act": "silu",
-            "attention_bias": False,
             "mup_enabled": True,
             "sliding_window": metadata.get("attention.sliding_window"),
             "layer_types": windows(metadata, 4),
@@ -168,8 +154,6 @@ def hy_v3(metadata: Metadata) -> dict[str, Any]:
     return (
         common(metadata, "hy_v3")
         | {
-            "hidden_act": "silu",
-            "attention_bias": metadata.has("blk.0.attn_q.bias"),
             "mlp_bias": False,
             "mlp_layer_types": layer_mlps(metadata),
             "router_scaling_factor": experts["routed_scaling_factor"],
@@ -184,11 +168,7 @@ def mellum(metadata: Metadata) -> dict[str, Any]:
         common(metadata, "mellum")
         | configs.with_windows(metadata)
         | {
-            "hidden_act": "silu",
-            "attention_bias": False,
             "mlp_layer_types": layer_mlps(metadata),
-            "num_experts": metadata.need("expert_count"),
-            "num_experts_per_tok": metadata.need("expert_used_count"),
             "moe_intermediate_size": _expert_size(metadata),
             "norm_topk_prob": True,
         }
@@ -208,15 +188,11 @@ def cohere2moe(metadata: Metadata) -> dict[str, Any]:
     expert_size = _expert_size(metadata)
     norms = "rms_norm_eps" if metadata.get("attention.layer_norm_rms_epsilon") else "layer_norm_eps"
     return common(metadata, "cohere2_moe", norms) | {
-        "hidden_act": "silu",
         "rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon"),
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "logit_scale": metadata.need("logit_scale"),
         "sliding_window": metadata.need("attention.sliding_window"),
         "layer_types": windows(metadata, 4),
         "mlp_layer_types": layer_mlps(metadata),
-        "num_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
         "intermediate_size": expert_size,
         "prefix_dense_intermediate_size": size,
         "prefix_dense_sliding_window_pattern": 1,
@@ -229,20 +205,18 @@ def cohere2moe(metadata: Metadata) -> dict[str, Any]:
 
 def dots1(metadata: Metadata) -> dict[str, Any]:
     """dots.llm1."""
-    fields = {"hidden_act": "silu", "attention_bias": False, "sliding_window": None}
-    return common(metadata, "dots1") | fields | deepseek_experts(metadata)
+    return common(metadata, "dots1") | {"sliding_window": None} | deepseek_experts(metadata)
 
 
 def deepseek(metadata: Metadata) -> dict[str, Any]:
     """DeepSeek-MoE 16B."""
-    fields = {"hidden_act": "silu", "attention_bias": False}
-    return common(metadata, "deepseek") | fields | deepseek_experts(metadata)
+    return common(metadata, "deepseek") | deepseek_experts(metadata)
 
 
 def bailingmoe(metadata: Metadata) -> dict[str, Any]:
     """Ling and Ring with experts, version 1 and 2."""
     fields = common(metadata, metadata.architecture) | deepseek_experts(metadata)
-    extra = {"hidden_act": "silu", "norm_head": False, "use_bias": False, "use_qkv_bias": False}
+    extra = {"norm_head": False, "use_bias": False, "use_qkv_bias": False}
     return fields | extra | {"num_experts": fields["n_routed_experts"]}
 
 
@@ -250,54 +224,41 @@ def glm4moe(metadata: Metadata) -> dict[str, Any]:
     """GLM-4.5, 4.6 and 4.7."""
     fields = common(metadata, "glm4_moe") | deepseek_experts(metadata)
     return fields | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "use_qk_norm": metadata.has("blk.0.attn_q_norm.weight"),
     }
 
 
 def minimax_m2(metadata: Metadata) -> dict[str, Any]:
     """MiniMax-M2."""
-    fields = common(metadata, "minimax_m2") | _counts(metadata)
-    return fields | {"hidden_act": "silu", "intermediate_size": _expert_size(metadata)}
+    fields = common(metadata, "minimax_m2")
+    return fields | {"intermediate_size": _expert_size(metadata)}
 
 
 def hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
     """Hunyuan A13B; the base of its rotation has the factor of the longest context already."""
     return common(metadata, "hunyuan_v1_moe") | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "intermediate_size": _expert_size(metadata),
-        "num_experts": metadata.need("expert_count"),
         "moe_topk": metadata.need("expert_used_count"),
     }
 
 
 def gpt_oss(metadata: Metadata) -> dict[str, Any]:
     """GPT-OSS: every other layer has a window, the first one among them."""
-    return (
-        common(metadata, "gpt_oss")
-        | _counts(metadata)
-        | {
-            "hidden_act": "silu",
-            "attention_bias": metadata.has("blk.0.attn_q.bias"),
-            "intermediate_size": _expert_size(metadata),
-            "sliding_window": metadata.get("attention.sliding_window"),
-            "layer_types": windows(metadata, 2),
-        }
-    )
+    return common(metadata, "gpt_oss") | {
+        "intermediate_size": _expert_size(metadata),
+        "sliding_window": metadata.get("attention.sliding_window"),
+        "layer_types": windows(metadata, 2),
+    }
 
 
 def phimoe(metadata: Metadata) -> dict[str, Any]:
     """Phi-3.5-MoE; what it adds to router scores in training has no name in GGUF, and the published value here."""
-    fields = common(metadata, "phimoe") | _counts(metadata)
+    fields = common(metadata, "phimoe")
     if fields["rope_parameters"]["rope_type"] == "longrope":
         scaling = metadata.get("rope.scaling.attn_factor", 1.0)
         fields["rope_parameters"] |= dict.fromkeys(("short_mscale", "long_mscale"), scaling)
     return fields | {
-        "hidden_act": "silu",
         "sliding_window": metadata.get("attention.sliding_window") or None,
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "lm_head_bias": metadata.has("output.bias"),
         "router_jitter_noise": 0.01,
     }
@@ -334,8 +295,6 @@ def mimo2(metadata: Metadata) -> dict[str, Any]:
     rope = fields["rope_parameters"]
     heads = metadata.need("attention.head_count_kv")
     return fields | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "attention_value_scale": metadata.get("attention.value_scale"),
         "num_key_value_heads": heads[kinds.index(FULL)] if isinstance(heads, list) else heads,
         "v_head_dim": metadata.need("attention.value_length"),
@@ -359,16 +318,12 @@ def laguna(metadata: Metadata) -> dict[str, Any]:
     counts = heads if isinstance(heads, list) else [heads] * layers
     local = {"rope_type": "default", "partial_rotary_factor": turning / head_dim}
     return fields | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "gating": "per-head" if gate and gate.shape[0] == counts[0] else "per-element",
         "num_attention_heads": counts[0],
         "num_attention_heads_per_layer": counts[:layers],
         "sliding_window": window or None,
         "layer_types": [SLIDING if window and layer % 4 else FULL for layer in range(layers)],
         "mlp_layer_types": layer_mlps(metadata),
-        "num_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
         "moe_intermediate_size": _expert_size(metadata),
         "shared_expert_intermediate_size": _shared_size(metadata),
         "norm_topk_prob": metadata.get("expert_weights_norm", True),
@@ -388,8 +343,6 @@ def step35(metadata: Metadata) -> dict[str, Any]:
     counts = heads if isinstance(heads, list) else [heads] * len(kinds)
     local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", rope["rope_theta"])}
     return fields | {
-        "hidden_act": "silu",
-        "attention_bias": metadata.has("blk.0.attn_q.bias"),
         "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
         "query_pre_attn_scalar": metadata.head_dim,
         "num_attention_heads": counts[kinds.index(FULL)] if FULL in kinds else counts[0],
@@ -398,7 +351,6 @@ def step35(metadata: Metadata) -> dict[str, Any]:
         "layer_types": kinds,
         "mlp_layer_types": layer_mlps(metadata),
         "n_routed_experts": metadata.need("expert_count"),
-        "num_experts_per_tok": metadata.need("expert_used_count"),
         "moe_intermediate_size": _expert_size(metadata),
         "share_expert_dim": _shared_size(metadata),
         "norm_expert_weight": metadata.get("expert_weights_norm", False),
@@ -414,21 +366,15 @@ def llama4(metadata: Metadata) -> dict[str, Any]:
     layers, step = metadata.layer_count or 0, metadata.get("interleave_moe_layer_step", 1)
     is_large = metadata.get("expert_count") == 128  # Maverick, whose queries and keys have no norm
     full = [(layer + 1) % 4 == 0 for layer in range(layers)]
-    return (
-        common(metadata, "llama4_text")
-        | _counts(metadata)
-        | {
-            "hidden_act": "silu",
-            "attention_bias": metadata.has("blk.0.attn_q.bias"),
-            "intermediate_size": _expert_size(metadata),
-            "intermediate_size_mlp": metadata.get("feed_forward_length"),
-            "use_qk_norm": not is_large,
-            "attention_chunk_size": metadata.get("attention.chunk_size", 8192),
-            "no_rope_layers": [0 if whole else 1 for whole in full],
-            "layer_types": [FULL if whole else "chunked_attention" for whole in full],
-            "moe_layers": [layer for layer in range(layers) if (layer + 1) % step == 0],
-            "attn_temperature_tuning": True,
-            "floor_scale": 8192,
-            "attn_scale": 0.1,
-        }
-    )
+    return common(metadata, "llama4_text") | {
+        "intermediate_size": _expert_size(metadata),
+        "intermediate_size_mlp": metadata.get("feed_forward_length"),
+        "use_qk_norm": not is_large,
+        "attention_chunk_size": metadata.get("attention.chunk_size", 8192),
+        "no_rope_layers": [0 if whole else 1 for whole in full],
+        "layer_types": [FULL if whole else "chunked_attention" for whole in full],
+        "moe_layers": [layer for layer in range(layers) if (layer + 1) % step == 0],
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    }
