@@ -9,7 +9,7 @@ from lmdeploy.turbomind.gguf.architectures import published_architectures
 from lmdeploy.turbomind.text_part import ARCHITECTURES as SEEING
 
 TESTED = Path(__file__).parent / "families" / "tested.json"
-"""References that tests compare architectures with (`tests.support.tested_table` writes it)."""
+"""Architectures by the reference that tests compare them with, in lines (`tests.support.tested_table` writes it)."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,15 @@ class ServedArchitecture:
     tested: str
 
 
+def tested_architectures() -> dict[str, str]:
+    """Return the reference of each architecture."""
+    lines: dict[str, list[str]] = json.loads(TESTED.read_text(encoding="utf-8"))
+    return {name: reference for reference, names in lines.items() for name in " ".join(names).split()}
+
+
 def served_architectures() -> list[ServedArchitecture]:
     """Return the rows, by name."""
-    in_gguf = published_architectures()
-    tested = json.loads(TESTED.read_text(encoding="utf-8"))
+    in_gguf, tested = published_architectures(), tested_architectures()
     return [
         ServedArchitecture(
             name,

@@ -6,6 +6,7 @@
 import json
 import tempfile
 from pathlib import Path
+from textwrap import wrap
 
 from lmdeploy.turbomind import served_architectures
 from lmdeploy.turbomind.families import families
@@ -79,5 +80,8 @@ def _files() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    text = json.dumps(tested_lines(), indent=1) + "\n"
+    names: dict[str, list[str]] = {}
+    for name, reference in tested_lines().items():
+        names.setdefault(reference, []).append(name)
+    text = json.dumps({reference: wrap(" ".join(some), 112) for reference, some in names.items()}, indent=1) + "\n"
     served_architectures.TESTED.write_text(text, encoding="utf-8")

@@ -45,11 +45,6 @@ def bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def bert_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
-    return _with_positions(post_norm_tensors(spec, BERT_LAYOUT), spec, _unused_rows(spec.architecture))
-
-
 def _with_positions(engine: dict[str, Expression], spec: ModelSpec, unused: int) -> dict[str, Expression]:
     """Return the tensors with a table of positions that begins after so many rows of the checkpoint's."""
     rows = unused + spec.learned_positions
@@ -62,7 +57,11 @@ def _unused_rows(architecture: str) -> int:
     return 2 if architecture.startswith(_ROBERTA) else 0
 
 
-BERT = Family((*names_of("Bert", *_ROBERTA), "HF_ColBERT"), bert_spec, bert_tensors)
+BERT = Family(
+    (*names_of("Bert", *_ROBERTA), "HF_ColBERT"),
+    bert_spec,
+    lambda spec: _with_positions(post_norm_tensors(spec, BERT_LAYOUT), spec, _unused_rows(spec.architecture)),
+)
 
 
 # DistilBERT: BERT with half as many layers, without token types.

@@ -95,14 +95,11 @@ def deepseek_v3_read_config(raw: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[kind].from_dict({**raw, "model_type": kind})
 
 
-def deepseek_v3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return latent_spec(config, checkpoint, corrected_router(config), is_interleaved=config.rope_interleave)
-
-
 DEEPSEEK_V3 = Family(
     ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
-    deepseek_v3_spec,
+    lambda config, checkpoint: latent_spec(
+        config, checkpoint, corrected_router(config), is_interleaved=config.rope_interleave
+    ),
     Layout().tensors,
     config=deepseek_v3_read_config,
 )
@@ -165,11 +162,6 @@ DEEPSEEK_V32 = Family(
 _DEFAULTS = {"moe_layer_freq": 1, "first_k_dense_replace": 0, "n_shared_experts": None, "norm_topk_prob": False}
 
 
-def deepseek_moe_read_config(raw: Mapping[str, Any]) -> Any:
-    """Return the config, with the published code's defaults."""
-    return llama_config(_DEFAULTS | dict(raw))
-
-
 def deepseek_v1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     scoring = getattr(config, "scoring_func", "softmax")
@@ -188,15 +180,14 @@ DEEPSEEK_MOE = Family(
     ("DeepseekForCausalLM",),
     deepseek_v1_spec,
     Layout().tensors,
-    config=deepseek_moe_read_config,
+    config=lambda raw: llama_config(_DEFAULTS | dict(raw)),
     sizes=(*SIZES, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
 )
 
 
 # dots.llm1: Qwen3's attention, experts as in DeepSeek-V3.
-def dots1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return qwen.qwen3_spec(config, checkpoint, moe=moe_spec(config, corrected_router(config)))
-
-
-DOTS1 = Family(("Dots1ForCausalLM",), dots1_spec, Layout().tensors)
+DOTS1 = Family(
+    ("Dots1ForCausalLM",),
+    lambda config, checkpoint: qwen.qwen3_spec(config, checkpoint, moe=moe_spec(config, corrected_router(config))),
+    Layout().tensors,
+)

@@ -81,14 +81,11 @@ LOW_RANK = 256  # fixed in the authors' code, with a factor of 1
 INTERNLM_XCOMPOSER2_LAYOUT = with_low_rank(INTERNLM2_LAYOUT, "Plora_A", "Plora_B")
 
 
-def internlm_xcomposer2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return dataclasses.replace(internlm2_spec(config, checkpoint), images=ImagesSpec(low_rank=LOW_RANK))
-
-
 INTERNLM_XCOMPOSER2 = Family(
     ("InternLMXComposer2ForCausalLM",),
-    internlm_xcomposer2_spec,
+    lambda config, checkpoint: dataclasses.replace(
+        internlm2_spec(config, checkpoint), images=ImagesSpec(low_rank=LOW_RANK)
+    ),
     INTERNLM_XCOMPOSER2_LAYOUT.tensors,
     config=llama_config,
 )

@@ -12,7 +12,6 @@ from lmdeploy.turbomind.families.llama import EUROBERT
 from lmdeploy.turbomind.families.nomic_bert import LAYOUT as NOMIC_LAYOUT
 from lmdeploy.turbomind.families.qwen import QWEN3
 from lmdeploy.turbomind.families.rope import alibi_slopes, rope_of
-from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
 
 # JinaBERT (Jina embeddings v2, reranker v1): BERT with ALiBi to both sides and a gated MLP, in code of its own.
@@ -67,14 +66,9 @@ def jina_v3_config(raw: Mapping[str, Any]) -> Any:
     return JinaEmbeddingsV3Config(**dict(raw) | {"model_type": "jina_embeddings_v3", "rope_parameters": rope})
 
 
-def jina_v3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return post_norm_spec(config, checkpoint, ropes=(rope_of(config),))
-
-
 JINA_V3 = Family(
     names_of("JinaEmbeddingsV3"),
-    jina_v3_spec,
+    lambda config, checkpoint: post_norm_spec(config, checkpoint, ropes=(rope_of(config),)),
     lambda spec: post_norm_tensors(spec, JINA_V3_LAYOUT, "emb_ln"),
     jina_v3_config,
 )
@@ -89,14 +83,9 @@ def jina_v5_config(raw: Mapping[str, Any]) -> Any:
     return (EuroBertConfig if "mask_token_id" in raw else Qwen3Config)(**fields)
 
 
-def jina_v5_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return (EUROBERT if config.model_type == "eurobert" else QWEN3).spec(config, checkpoint)
-
-
-def jina_v5_tensors(spec: ModelSpec) -> Mapping[str, Expression]:
-    """Return the expression of each engine tensor."""
-    return (EUROBERT if spec.encoder else QWEN3).tensors(spec)
-
-
-JINA_V5 = Family(("JinaEmbeddingsV5Model",), jina_v5_spec, jina_v5_tensors, jina_v5_config)
+JINA_V5 = Family(
+    ("JinaEmbeddingsV5Model",),
+    lambda config, checkpoint: (EUROBERT if config.model_type == "eurobert" else QWEN3).spec(config, checkpoint),
+    lambda spec: (EUROBERT if spec.encoder else QWEN3).tensors(spec),
+    jina_v5_config,
+)

@@ -34,12 +34,11 @@ XVERSE = Family(("XverseForCausalLM",), llama_spec, Layout().tensors, config=lla
 
 
 # EuroBERT: Llama's layers with attention to both sides.
-def eurobert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return llama_spec(config, checkpoint, encoder=EncoderSpec(), tied_embeddings=True)
-
-
-EUROBERT = Family(("EuroBertModel", "EuroBertForMaskedLM"), eurobert_spec, Layout().tensors)
+EUROBERT = Family(
+    ("EuroBertModel", "EuroBertForMaskedLM"),
+    lambda config, checkpoint: llama_spec(config, checkpoint, encoder=EncoderSpec(), tied_embeddings=True),
+    Layout().tensors,
+)
 
 
 # CWM: Llama with windows in most layers.

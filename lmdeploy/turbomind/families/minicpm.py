@@ -1,7 +1,6 @@
 """MiniCPM: scaled embeddings, halves of layers and logits; MiniCPM3: latent attention besides."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec, llama_config, reject_unless
@@ -19,20 +18,14 @@ def factors(config: Any) -> dict[str, Any]:
     }
 
 
-def minicpm3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return decoder_spec(config, checkpoint, attention=latent_attention(config), **factors(config))
-
-
-MINICPM3 = Family(("MiniCPM3ForCausalLM",), minicpm3_spec, Layout().tensors)
+MINICPM3 = Family(
+    ("MiniCPM3ForCausalLM",),
+    lambda config, checkpoint: decoder_spec(config, checkpoint, attention=latent_attention(config), **factors(config)),
+    Layout().tensors,
+)
 
 
 # MiniCPM 1, 2 and 4, published with their own code.
-def minicpm_read_config(raw: Mapping[str, Any]) -> Any:
-    """Return the config, with the published code's default."""
-    return llama_config({"tie_word_embeddings": True} | dict(raw))
-
-
 def minicpm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     reject_unless(not getattr(config, "num_experts", 0), "num_experts")
@@ -40,4 +33,9 @@ def minicpm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return decoder_spec(config, checkpoint, **factors(config))
 
 
-MINICPM = Family(("MiniCPMForCausalLM",), minicpm_spec, Layout().tensors, config=minicpm_read_config)
+MINICPM = Family(
+    ("MiniCPMForCausalLM",),
+    minicpm_spec,
+    Layout().tensors,
+    config=lambda raw: llama_config({"tie_word_embeddings": True} | dict(raw)),
+)

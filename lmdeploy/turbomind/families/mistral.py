@@ -24,12 +24,13 @@ def temperature(config: Any) -> dict[str, Any]:
     return {"temperature_scale": float(scale), "temperature_length": length}
 
 
-def ministral3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return decoder_spec(config, checkpoint, attention=attention_spec(config, **temperature(config)))
-
-
-MINISTRAL3 = Family(("Ministral3ForCausalLM",), ministral3_spec, Layout().tensors)
+MINISTRAL3 = Family(
+    ("Ministral3ForCausalLM",),
+    lambda config, checkpoint: decoder_spec(
+        config, checkpoint, attention=attention_spec(config, **temperature(config))
+    ),
+    Layout().tensors,
+)
 
 
 # Mixtral: Llama's attention, and in each layer experts, whose chosen weights sum to one.
@@ -46,12 +47,11 @@ def moe_spec(config: Any, router: RouterSpec) -> MoeSpec:
     return MoeSpec(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, router)
 
 
-def mixtral_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return decoder_spec(config, checkpoint, moe=moe_spec(config, RouterSpec(normalizes=True)))
-
-
-MIXTRAL = Family(("MixtralForCausalLM",), mixtral_spec, Layout(experts=MIXTRAL_EXPERTS.tensors).tensors)
+MIXTRAL = Family(
+    ("MixtralForCausalLM",),
+    lambda config, checkpoint: decoder_spec(config, checkpoint, moe=moe_spec(config, RouterSpec(normalizes=True))),
+    Layout(experts=MIXTRAL_EXPERTS.tensors).tensors,
+)
 
 
 # Mistral Small 4: latent attention whose queries grow with their position, and experts in one tensor a layer.

@@ -125,12 +125,11 @@ QWEN3 = Family(("Qwen3ForCausalLM",), qwen3_spec, Layout().tensors)
 
 
 # Qwen3-MoE: Qwen3, some or all of its layers with experts.
-def qwen3_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return qwen3_spec(config, checkpoint, moe=moe_spec(config))
-
-
-QWEN3_MOE = Family(("Qwen3MoeForCausalLM",), qwen3_moe_spec, Layout().tensors)
+QWEN3_MOE = Family(
+    ("Qwen3MoeForCausalLM",),
+    lambda config, checkpoint: qwen3_spec(config, checkpoint, moe=moe_spec(config)),
+    Layout().tensors,
+)
 
 
 # Mellum 2: Qwen3-MoE with windows in some layers, which have a rotation of their own.
@@ -167,11 +166,6 @@ FLINT = Family(("FlintForCausalLM",), flint_spec, FLINT_LAYOUT.tensors)
 
 
 # The text part of Qwen3-VL with experts: Qwen3-MoE, whose experts are in one tensor a layer, laid out as [in, out].
-def qwen3_vl_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    return qwen3_spec(config, checkpoint, moe=moe_spec(config, normalizes=True))
-
-
 def qwen3_vl_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of the experts of a layer."""
     stack, size = f"{prefix}mlp.experts.", (moe_of(spec).num_experts, spec.hidden_size)
@@ -179,7 +173,11 @@ def qwen3_vl_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     return engine | {"moe.router.weight": Load(f"{prefix}mlp.gate.weight", size)}
 
 
-QWEN3_VL_MOE = Family(("Qwen3VLMoeTextModel",), qwen3_vl_moe_spec, Layout(experts=qwen3_vl_moe_experts).tensors)
+QWEN3_VL_MOE = Family(
+    ("Qwen3VLMoeTextModel",),
+    lambda config, checkpoint: qwen3_spec(config, checkpoint, moe=moe_spec(config, normalizes=True)),
+    Layout(experts=qwen3_vl_moe_experts).tensors,
+)
 
 
 # Qwen3-Next: gated delta networks, and gated attention in every fourth layer; experts with a gated shared one.
