@@ -107,10 +107,7 @@ def require(problems: Iterable[str | None]) -> None:
 def parser_name(option: str, text: str, names: Iterable[str]) -> str:
     """Return the one of `names` that `text` is, however its words are joined.
 
-    Raises
-    ------
-    ValueError
-        None is; lists them.
+    Raises `ValueError`: none is; lists them.
     """
     known = {_normalized(name): name for name in names}
     try:

@@ -24,12 +24,7 @@ class MixedInstallationError(ImportError):
 def require_unmixed(packages: Path = PACKAGE.parent) -> None:
     """Raise `MixedInstallationError` where upstream's distribution has its files in the same folder.
 
-    Part of ``import lmdeploy``: it lists one folder and imports nothing.
-
-    Parameters
-    ----------
-    packages
-        The folder of the package.
+    Part of ``import lmdeploy``: it lists one folder and imports nothing. ``packages``: the folder of the package.
     """
     with os.scandir(packages) as entries:
         names = [entry.name for entry in entries]

@@ -14,12 +14,8 @@ class UnsupportedModelError(ValueError):
 class CheckpointError(ValueError):
     """The checkpoint is missing, truncated, half-written or contradicts itself.
 
-    Parameters
-    ----------
-    where
-        The file or directory at fault.
-    problems
-        Everything wrong with it; the message names all of them in one line.
+    ``where``: the file or directory at fault. ``problems``: everything wrong with it; the message names all of them in
+    one line.
     """
 
     def __init__(self, where: Path | str, problems: Sequence[str]) -> None:

@@ -42,17 +42,8 @@ class MissingExtraError(ImportError):
 def require(extra: str, purpose: str) -> None:
     """Make sure that an extra is installed, without importing any of it.
 
-    Parameters
-    ----------
-    extra
-        Its name in pyproject.toml.
-    purpose
-        What needs it: the subject of the sentence for the user.
-
-    Raises
-    ------
-    MissingExtraError
-        It is not, or not all of it.
+    ``extra``: its name in pyproject.toml. ``purpose``: what needs it: the subject of the sentence for the user. Raises
+    `MissingExtraError`: it is not, or not all of it.
     """
     missing = [name for name in _modules(extra) if not _is_there(name)]
     if missing:

@@ -28,10 +28,7 @@ class KnownResponse(NamedTuple):
 def take_tokens(messages: object) -> tuple[Any, dict[int, list[int]]]:
     """Return messages without the tokens of responses, and these by the message's place.
 
-    Raises
-    ------
-    ValueError
-        Some are no list of tokens.
+    Raises `ValueError`: some are no list of tokens.
     """
     if not isinstance(messages, list):
         return messages, {}
@@ -58,14 +55,8 @@ def find_responses(
     """Return the responses whose tokens can be in a prompt as they are; the others are text as any other.
 
     Those can that write their message's content, where a token of its own follows, as one does that ends a turn: there
-    the tokenizer cuts the text anyway.
-
-    Parameters
-    ----------
-    text
-        What ``render`` makes of ``messages``.
-    known
-        Tokens by the message's place.
+    the tokenizer cuts the text anyway. ``text``: what ``render`` makes of ``messages``. ``known``: tokens by the
+    message's place.
     """
     written = {
         number: ids

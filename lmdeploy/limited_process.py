@@ -39,16 +39,8 @@ class ProcessLimitError(ValueError):
 class LimitedProcess:
     """A Python module that handles requests in its own process, by `handle_requests`. Safe to use from any thread.
 
-    Parameters
-    ----------
-    module
-        Its name.
-    subject
-        What takes too long or too much memory then, for errors: ``decoding the image``.
-    cpu_seconds
-        Time of a processor for one request.
-    memory_bytes
-        Address space of the process.
+    ``module``: its name. ``subject``: what takes too long or too much memory then, for errors: ``decoding the image``.
+    ``cpu_seconds``: time of a processor for one request. ``memory_bytes``: address space of the process.
     """
 
     def __init__(self, module: str, subject: str, cpu_seconds: float, memory_bytes: int) -> None:
@@ -62,19 +54,9 @@ class LimitedProcess:
     ) -> tuple[dict[str, Any], bytearray, float]:
         """Return header and bytes of the response to a request, and the seconds of a processor that it took.
 
-        Parameters
-        ----------
-        max_bytes
-            Of a response.
-        cpu_seconds
-            What the request may take, where that is less than the process allows.
-
-        Raises
-        ------
-        ProcessLimitError
-            If it takes too long or too much memory.
-        ValueError
-            If the module refuses it.
+        ``max_bytes``: of a response. ``cpu_seconds``: what the request may take, where that is less than the process
+        allows. Raises `ProcessLimitError` if it takes too long or too much memory. Raises `ValueError` if the module
+        refuses it.
         """
         seconds = self._cpu_seconds if cpu_seconds is None else min(cpu_seconds, self._cpu_seconds)
         if seconds <= 0:
@@ -140,12 +122,7 @@ class LimitedProcess:
 def handle_requests(subject: str, handle: Callable[[dict[str, Any], bytes], Message]) -> None:
     """Respond to the requests of a `LimitedProcess` until there are no more, or one takes too long.
 
-    Parameters
-    ----------
-    subject
-        As there.
-    handle
-        Makes a response of a request; its ``ValueError`` refuses it.
+    ``subject``: as there. ``handle``: makes a response of a request; its ``ValueError`` refuses it.
     """
     memory = int(sys.argv[1])
     requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

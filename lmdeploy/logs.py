@@ -21,12 +21,7 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def configure(level: str, log_format: str = "text") -> None:
     """Set up this process's root logger, unless it is set up.
 
-    Parameters
-    ----------
-    level
-        One of Python's logging levels.
-    log_format
-        One of `FORMATS`.
+    ``level``: one of Python's logging levels. ``log_format``: one of `FORMATS`.
     """
     Stopping.is_json = log_format == "json"
     handler = logging.StreamHandler()
@@ -37,10 +32,7 @@ def configure(level: str, log_format: str = "text") -> None:
 class Stopping:
     """Shutdown message of a server: printed once on stderr, where its command has begun it.
 
-    Attributes
-    ----------
-    is_json
-        It is a line of a JSON log.
+    ``is_json``: it is a line of a JSON log.
     """
 
     is_json = False

@@ -15,20 +15,9 @@ def made_once(folder: Path, fill: Callable[[Path], object]) -> Path:
     """Return `folder`, which is whole or absent, after `fill` has made what it holds if it was absent.
 
     Of several processes and threads that ask for it at once, one calls `fill`; if that fails, the next one tries.
-
-    Parameters
-    ----------
-    folder
-        Its parents are made where they are missing. Nothing is left in them but it.
-    fill
-        Called with an empty folder, which takes its place when the call returns.
-
-    Raises
-    ------
-    OSError
-        The parent cannot be written.
-    Exception
-        Whatever `fill` raises.
+    ``folder``: its parents are made where they are missing. Nothing is left in them but it. ``fill``: called with an
+    empty folder, which takes its place when the call returns. Raises `OSError`: the parent cannot be written. Raises
+    `Exception`: whatever `fill` raises.
     """
     if folder.is_dir():
         return folder

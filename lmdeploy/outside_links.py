@@ -18,12 +18,7 @@ def reject_outside_links(folder: Path) -> None:
     """Refuse a model folder with links out of it, or with devices and pipes in it.
 
     Links to the blobs of the hub's cache are its own, and weights may be links to weights. What we wrote into our cache
-    is not looked at.
-
-    Raises
-    ------
-    CheckpointError
-        Names each such file.
+    is not looked at. Raises `CheckpointError`: names each such file.
     """
     root = folder.resolve()
     if root.is_relative_to(cache_root().resolve()) or not root.is_dir():

@@ -23,10 +23,7 @@ _PART_TYPES = _MEDIA | {"text", "image", "video"}
 class PlainText:
     """Keeps texts from becoming their own tokens.
 
-    Parameters
-    ----------
-    special
-        Texts of the tokenizer's added tokens, such as ``<|im_end|>``.
+    ``special``: texts of the tokenizer's added tokens, such as ``<|im_end|>``.
     """
 
     def __init__(self, special: Iterable[str]) -> None:

@@ -19,12 +19,8 @@ from pathlib import Path
 class Scratch:
     """A new empty folder, until `remove` or the end of a ``with`` block.
 
-    Parameters
-    ----------
-    parent
-        Where it is made; has to be there.
-    prefix
-        How its name begins. Folders of this parent and prefix that were left behind are removed.
+    ``parent``: where it is made; has to be there. ``prefix``: how its name begins. Folders of this parent and prefix
+    that were left behind are removed.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:

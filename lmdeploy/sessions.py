@@ -10,12 +10,8 @@ _KEPT = 1 << 16  # sessions, those spoken in last; far more than an engine holds
 class SessionState(NamedTuple):
     """State of a session in the engine.
 
-    Parameters
-    ----------
-    rounds
-        How often the user has spoken, for templates that number it.
-    is_turn_closed
-        Whether the model ended its last turn itself. Else the template's end of a turn is still to come.
+    ``rounds``: how often the user has spoken, for templates that number it. ``is_turn_closed``: whether the model ended
+    its last turn itself. Else the template's end of a turn is still to come.
     """
 
     rounds: int = 1

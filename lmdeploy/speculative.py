@@ -79,10 +79,7 @@ class SpeculativeConfig:
     def of(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
         """Return the configuration that a JSON object holds.
 
-        Raises
-        ------
-        ValueError
-            If it holds another field, or a value that is none of a field's.
+        Raises `ValueError` if it holds another field, or a value that is none of a field's.
         """
         return field.from_object(cls, given)
 
@@ -92,14 +89,8 @@ def located(
 ) -> dict[str, Any] | str:
     """Return an engine's ``speculative_config`` with a path in place of its model's name.
 
-    Parameters
-    ----------
-    given
-        The setting.
-    locate
-        From a model's name to its engine directory.
-    locate_head
-        From a method and a head's name, ``""`` where the model's checkpoint has it, to the head's engine directory.
+    ``given``: the setting. ``locate``: from a model's name to its engine directory. ``locate_head``: from a method and
+    a head's name, ``""`` where the model's checkpoint has it, to the head's engine directory.
     """
     if isinstance(given, str):
         return given

@@ -19,17 +19,8 @@ _TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2
 def stored_rows(file: Path, name: str, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
     """Return rows of a matrix, or of a vector as ``[1, length]``, in float32.
 
-    Parameters
-    ----------
-    file, name
-        The file, and the tensor in it.
-    rows
-        Which of them; None: all.
-
-    Raises
-    ------
-    ValueError
-        The file has no such tensor or row, or it holds codes in place of numbers.
+    ``file``, ``name``: the file, and the tensor in it. ``rows``: which of them; None: all. Raises `ValueError`: the
+    file has no such tensor or row, or it holds codes in place of numbers.
     """
     if file.suffix != ".safetensors":
         raise ValueError(f"{file.name} is no safetensors file")

@@ -38,10 +38,7 @@ class TokenBytes:
     def shown(self, ids: list[int], skip_special_tokens: bool = True) -> bytes:
         """Return the bytes of the text of a sequence of token ids.
 
-        Raises
-        ------
-        ValueError
-            If an id is not in the table.
+        Raises `ValueError` if an id is not in the table.
         """
         unknown = next((i for i in ids if not 0 <= i < len(self.tokens)), None)
         if unknown is not None:
@@ -67,10 +64,7 @@ class TokenBytes:
     def read(cls, path: Path) -> "Self":
         """Return the table in ``path``.
 
-        Raises
-        ------
-        ValueError
-            If the file is not such a table, or is truncated.
+        Raises `ValueError` if the file is not such a table, or is truncated.
         """
         offsets, flags, text = _parts_of(path)
         tokens = tuple(map(text.__getitem__, map(slice, offsets, offsets[1:])))
@@ -102,17 +96,9 @@ def _parts_of(path: Path) -> tuple[tuple[int, ...], bytes, bytes]:
 def token_bytes_of(tokenizer: Any, vocab_size: int) -> TokenBytes:
     """Return the table of a ``transformers`` tokenizer.
 
-    Parameters
-    ----------
-    tokenizer
-        A tokenizer that knows its ``tokenizer.json`` (every fast one), or has a SentencePiece model.
-    vocab_size
-        Rows of the embedding: the length of the table. Ids beyond it cannot be generated and are left out.
-
-    Raises
-    ------
-    ValueError
-        If the tokenizer is of a kind whose tokens have no fixed bytes.
+    ``tokenizer``: a tokenizer that knows its ``tokenizer.json`` (every fast one), or has a SentencePiece model.
+    ``vocab_size``: rows of the embedding: the length of the table. Ids beyond it cannot be generated and are left out.
+    Raises `ValueError` if the tokenizer is of a kind whose tokens have no fixed bytes.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     special = set(tokenizer.all_special_ids)
@@ -144,12 +130,8 @@ def entries_of(description: str) -> list[tuple[int, bytes, bool]]:
 def _decoded(content: Mapping[str, Any], pieces: Sequence[str]) -> list[bytes]:
     """Return the bytes of each of a vocabulary's pieces within a text, by the decoder of a ``tokenizer.json``.
 
-    What a decoder does at the ends of a text is no part of it: some drop or leave out a space there.
-
-    Raises
-    ------
-    ValueError
-        If what the decoder makes of a piece depends on other pieces.
+    What a decoder does at the ends of a text is no part of it: some drop or leave out a space there. Raises
+    `ValueError` if what the decoder makes of a piece depends on other pieces.
     """
     from tokenizers import Tokenizer
 

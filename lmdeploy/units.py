@@ -17,10 +17,7 @@ _SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?(?:([{_PREFIXES}])(i?))?b?", re.IGNORECAS
 def duration(name: str, value: str | float) -> float:
     """Return the seconds of a number, or of a text such as ``90``, ``5m``, ``1h30m`` or ``-1``.
 
-    Raises
-    ------
-    ValueError
-        It is neither; the text begins with `name`.
+    Raises `ValueError`: it is neither; the text begins with `name`.
     """
     seconds = math.nan
     if isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())):
@@ -37,10 +34,7 @@ def duration(name: str, value: str | float) -> float:
 def byte_count(name: str, text: str) -> int:
     """Return the bytes of a text such as ``8GB``, ``512MiB`` or ``1.5g``.
 
-    Raises
-    ------
-    ValueError
-        It is no size above 0; the text begins with `name`.
+    Raises `ValueError`: it is no size above 0; the text begins with `name`.
     """
     found = _SIZE.fullmatch(text.strip())
     count = 0.0

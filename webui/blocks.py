@@ -34,12 +34,7 @@ def build(
     # Of a Triton's model (`lmdeploy.model_metadata.sampling_defaults`)
     sampling_defaults: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Build the page.
-
-    Returns
-    -------
-    gradio.Blocks
-    """
+    """Build the page."""
     is_url = server.startswith(("http://", "https://"))
     served = OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key, sampling_defaults)
     page = Page(served, model_name, Watch(metrics_url or default_metrics_url(server)))

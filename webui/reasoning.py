@@ -15,10 +15,7 @@ class ReasoningSplitter:
     def feed(self, text: str, is_over: bool = False) -> tuple[str, str]:
         """Take more of the answer.
 
-        Returns
-        -------
-        tuple of str
-            What is new of reasoning and of the answer.
+        Returns what is new of reasoning and of the answer.
         """
         self._pending += text
         return self._advance(is_over)

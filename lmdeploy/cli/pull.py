@@ -95,12 +95,7 @@ def pulled_or_rejected(model: str, args: argparse.Namespace, settings: Mapping[s
 def pull_with_progress(name: HubName, revision: str | None, download_dir: str | None) -> Path:
     """Download a model, and report on stderr how far it is.
 
-    Raises `HubError` as `lmdeploy.hub.pull.pull`.
-
-    Returns
-    -------
-    Path
-        What is loaded: a folder, or a GGUF file.
+    Raises `HubError` as `lmdeploy.hub.pull.pull`. Returns what is loaded: a folder, or a GGUF file.
     """
     from lmdeploy.hub.pull import pull
     from lmdeploy.paths import pulled_records

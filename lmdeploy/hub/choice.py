@@ -32,12 +32,8 @@ def chosen_files(files: Sequence[HubFile], which: str) -> tuple[str, list[HubFil
     """Return where the model lies in the repository, and its files.
 
     Raises `HubError` if there is no model among the files, or several are meant. ``files``: all files of the
-    repository. ``which``: as in `lmdeploy.hub.names.HubName`.
-
-    Returns
-    -------
-    tuple of str and list of HubFile
-        A GGUF model's first file, or an empty text: the whole folder. A vision tower's file comes last.
+    repository. ``which``: as in `lmdeploy.hub.names.HubName`. Returns a GGUF model's first file, or an empty text: the
+    whole folder. A vision tower's file comes last.
     """
     if not which:
         weights = _matching(files, ("*.safetensors",)) or _matching(files, _PICKLED_PATTERNS)

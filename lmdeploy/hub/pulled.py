@@ -100,10 +100,7 @@ def remember(records: Path, model: PulledModel) -> None:
 def remove(records: Path, name: HubName) -> list[PulledModel]:
     """Remove a model in all versions that were pulled, and what only it has of the files.
 
-    Returns
-    -------
-    list of PulledModel
-        What was removed; empty: there was none.
+    Returns what was removed; empty: there was none.
     """
     paths = {path: model for path in records.glob("*.json") if (model := _read(path)) is not None}
     removed = {path: model for path, model in paths.items() if model.name == name}

@@ -102,18 +102,8 @@ def search_ratio(
 ) -> float:
     """Return the ratio whose factors (see :func:`scales_of`) give the least error of layers with the same inputs.
 
-    Parameters
-    ----------
-    weights
-        Of the layers, ``[out, in]`` each.
-    moments
-        Of their inputs.
-    grid
-        What the weights will be rounded to.
-    ratios
-        To choose from.
-    tie
-        Makes inputs equal that must have the same factor.
+    ``weights``: of the layers, ``[out, in]`` each. ``moments``: of their inputs. ``grid``: what the weights will be
+    rounded to. ``ratios``: to choose from. ``tie``: makes inputs equal that must have the same factor.
     """
     errors = []
     for ratio in ratios:

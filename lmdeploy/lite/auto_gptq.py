@@ -39,16 +39,9 @@ class Compensated:
 def round_compensated(weight: Tensor, second: Tensor, grid: Grid, *, by_importance: bool) -> Compensated:
     """Return ``weight`` ``[out, in]`` rounded with the errors of outputs kept small.
 
-    Parameters
-    ----------
-    weight
-        The matrix, float32.
-    second
-        Mean of ``x x^T`` of its inputs, ``[in, in]``.
-    grid
-        What to round to.
-    by_importance
-        Round inputs that carry much first (``desc_act``); groups are then of inputs that carry alike.
+    ``weight``: the matrix, float32. ``second``: mean of ``x x^T`` of its inputs, ``[in, in]``. ``grid``: what to round
+    to. ``by_importance``: round inputs that carry much first (``desc_act``); groups are then of inputs that carry
+    alike.
     """
     features = weight.shape[1]
     order = torch.arange(features, device=weight.device)

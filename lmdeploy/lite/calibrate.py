@@ -73,10 +73,8 @@ def calibrate(
 ) -> Path:
     """Write the statistics of a model into ``work_dir``, continuing an interrupted run; return that folder.
 
-    Raises
-    ------
-    UnsupportedModelError, CheckpointError, ValueError, FileExistsError
-        As :func:`lmdeploy.lite.layer_runs.quantize`.
+    Raises `UnsupportedModelError`, `CheckpointError`, `ValueError` and `FileExistsError` as
+    :func:`lmdeploy.lite.layer_runs.quantize`.
     """
     if (work_dir / INPUTS).exists():
         raise FileExistsError(f"{work_dir} holds {INPUTS} already: choose another --work-dir")

@@ -31,13 +31,8 @@ def sampling_defaults(generation_config: str, model_dir: Path | None) -> dict[st
 
     Raises `ValueError` if the named folder has no such file, or it cannot be used. ``generation_config``: `AUTO`,
     `NONE`, or a folder. ``model_dir``: a checkpoint, an engine directory or a workspace; None: it is not on this
-    machine.
-
-    Returns
-    -------
-    dict
-        All of ``temperature``, ``top_p``, ``top_k``, ``min_p`` and ``repetition_penalty``; empty: there is no
-        recommendation.
+    machine. Returns all of ``temperature``, ``top_p``, ``top_k``, ``min_p`` and ``repetition_penalty``; empty: there is
+    no recommendation.
     """
     if generation_config not in (AUTO, NONE):
         return _read(Path(generation_config).expanduser() / FILE)

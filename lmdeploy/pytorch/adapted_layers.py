@@ -93,23 +93,10 @@ def let_adapt(
 ) -> dict[str, Shape]:
     """Let adapters add to linear layers of a model.
 
-    Raises `ValueError` if the model cannot load numbers in the place of weights.
-
-    Parameters
-    ----------
-    model
-        Its weights are loaded.
-    layers
-        Those of its linear layers that compute all rows of a step, and so may take adapters.
-    shapes
-        `SourceTrace.shapes` of the loading.
-    adapters
-        What the layers ask.
-
-    Returns
-    -------
-    dict
-        For the layers of the checkpoint, in whose names ``*`` stands for a number: the shape of the weight.
+    Raises `ValueError` if the model cannot load numbers in the place of weights. Returns for the layers of the
+    checkpoint, in whose names ``*`` stands for a number: the shape of the weight. ``model``: its weights are loaded.
+    ``layers``: those of its linear layers that compute all rows of a step, and so may take adapters. ``shapes``:
+    `SourceTrace.shapes` of the loading. ``adapters``: what the layers ask.
     """
 
     def numbers(trace: SourceTrace) -> Iterator[tuple[str, torch.Tensor]]:

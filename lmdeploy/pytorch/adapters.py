@@ -44,12 +44,8 @@ class AdapterTable:
         """Say which part of a layer this rank has, before adapters are loaded.
 
         ``layer``: its name in the checkpoint. It may be said several times, of a layer that is several in the model.
-        ``outputs``, ``inputs``: which of its outputs and inputs.
-
-        Returns
-        -------
-        str
-            What `add` calls the part: as the layer, where there is one.
+        ``outputs``, ``inputs``: which of its outputs and inputs. Returns what `add` calls the part: as the layer, where
+        there is one.
         """
         parts = self._parts.setdefault(layer, [])
         parts.append(LayerPart(f"{layer}[{len(parts)}]" if parts else layer, outputs, inputs))

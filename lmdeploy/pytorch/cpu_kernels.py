@@ -81,10 +81,7 @@ class Kernels:
     ) -> torch.Tensor:
         """Write keys and values to the cache and attend; all float32.
 
-        Returns
-        -------
-        torch.Tensor
-            ``[rows, heads, value size]``.
+        Returns ``[rows, heads, value size]``.
         """
         out = torch.empty((query.shape[0], query.shape[1], value.shape[2]), dtype=torch.float32)
         self.native.attention(
@@ -109,10 +106,7 @@ class Kernels:
     ) -> torch.Tensor:
         """Convolve each channel with the inputs before it, then SiLU where asked; advances the state.
 
-        Returns
-        -------
-        torch.Tensor
-            float32 ``[rows, channels]``.
+        Returns float32 ``[rows, channels]``.
         """
         x = _dense(x)
         y = torch.empty_like(x)
@@ -145,12 +139,7 @@ class Kernels:
     ) -> torch.Tensor:
         """Apply the rule of Mamba-2, and advance the state.
 
-        The formulas: backend_cpp/kernels/recurrence.h.
-
-        Returns
-        -------
-        torch.Tensor
-            float32 ``[rows, heads, value size]``.
+        The formulas: backend_cpp/kernels/recurrence.h. Returns float32 ``[rows, heads, value size]``.
         """
         out = torch.empty(value.shape, dtype=torch.float32)
         params = (

@@ -155,13 +155,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attend in the step that runs: its rows' keys and values are written to the cache first.
 
-    ``layer``: the layer's number. ``query``, ``key``, ``value``: ``[rows, heads, size]``, rotated; the
-    last axis is dense.
-
-    Returns
-    -------
-    torch.Tensor
-        float32 ``[rows, heads, value size]``.
+    ``layer``: the layer's number. ``query``, ``key``, ``value``: ``[rows, heads, size]``, rotated; the last axis is
+    dense. Returns float32 ``[rows, heads, value size]``.
     """
     cache = get_step_ctx_manager().current_context().kv_caches
     output: torch.Tensor = cache.attention(layer, call, query, key, value)

@@ -152,11 +152,8 @@ class StepRunner:
     def step(self, order: Any) -> Callable[[], None] | None:
         """Run a step, and leave what it brings in the channel.
 
-        Returns
-        -------
-        Callable[[], None] or None
-            What waits for the device and leaves it there; it may be called by another thread, while the next step is
-            launched. None: it is there.
+        Returns what waits for the device and leaves it there; it may be called by another thread, while the next step
+        is launched. None: it is there.
         """
         area = self._areas[order.area]
         spans = area.spans[: order.spans]

@@ -50,18 +50,9 @@ _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-2, 0.1
 class TransformersModel:
     """A model of ``transformers`` that runs steps.
 
-    Raises `UnsupportedModelError` if the model does something that this engine cannot.
-
-    Parameters
-    ----------
-    checkpoint
-        A Hugging Face directory.
-    dtype
-        Type of the weights; ``auto``: the checkpoint's.
-    ranks
-        This process among those that run the model.
-    device
-        Where it runs.
+    Raises `UnsupportedModelError` if the model does something that this engine cannot. ``checkpoint``: a Hugging Face
+    directory. ``dtype``: type of the weights; ``auto``: the checkpoint's. ``ranks``: this process among those that run
+    the model. ``device``: where it runs.
     """
 
     def __init__(
@@ -123,12 +114,7 @@ class TransformersModel:
         """Run some tokens after another sequence's with our attention, and alone with the model's own.
 
         Raises `UnsupportedModelError` if the logits differ: attention computes something else, or something keeps what
-        no cache here has.
-
-        Returns
-        -------
-        RecordingCache
-            What the layers keep.
+        no cache here has. Returns what the layers keep.
         """
         vocab = self._model.config.get_text_config().vocab_size
         everything = torch.arange(_TRIED_TOKENS, device=self._device)
@@ -280,10 +266,7 @@ def _divide_and_swap(
 ) -> dict[str, tuple[int, int]]:
     """Put our layers in the place of ``torch.nn``'s, each rank's part of them; without kernels, linear ones alone.
 
-    Returns
-    -------
-    dict
-        For the linear layers of the decoder, in whose names ``*`` stands for a number: the shape of the weight.
+    Returns for the linear layers of the decoder, in whose names ``*`` stands for a number: the shape of the weight.
     """
     shapes: dict[str, tuple[int, int]] = {}
     head = model.get_output_embeddings()

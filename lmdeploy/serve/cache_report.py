@@ -37,13 +37,9 @@ async def cache_report(request: GenerateRequest, numbers: dict[str, Any], tokeni
     """Return the report in words.
 
     ``numbers``: `report_numbers` of its response. ``tokenize``: `TritonClient.tokenize`, called to find the part of a
-    conversation where the known prompts leave it.
-
-    Returns
-    -------
-    dict
-        ``found`` tokens, the sum of those on ``device``, ``host`` and ``disk``; tokens up to the ``snapshot`` that was
-        used, if any; the ``reason`` why no more were found, and the ``token`` where. Both are null where no more exist.
+    conversation where the known prompts leave it. Returns ``found`` tokens, the sum of those on ``device``, ``host``
+    and ``disk``; tokens up to the ``snapshot`` that was used, if any; the ``reason`` why no more were found, and the
+    ``token`` where. Both are null where no more exist.
     """
     numbers = dict(numbers)
     end, seconds = numbers.pop("end"), numbers.pop("seconds")

@@ -147,12 +147,7 @@ class TritonClient:
         Leaving before the last chunk (``aclose``, an exception, a cancelled task) cancels the request in the engine.
         Raises `TritonUnavailable` if the server cannot be reached, or went away, and `TritonRequestError` if the server
         refused or failed this request. ``request``: with ``stream=False`` there is one chunk a choice, with the whole
-        response.
-
-        Yields
-        ------
-        GenerateChunk
-            The last one of each choice has a ``finish_reason``.
+        response. Yields the last one of each choice has a ``finish_reason``.
         """
         trace = None if self._tracer is None else self._tracer.begin(request)
         if trace is None:

@@ -25,14 +25,9 @@ class TritonRequestError(Exception):
 class ContextExceeded(TritonRequestError):
     """A prompt, or the limit of a response, that is longer than the model's context.
 
-    Attributes
-    ----------
-    is_prompt : bool
-        It is the prompt; else the limit of the response.
-    limit : int
-        Tokens of the context, which prompt and response share.
-    tokens : int or None
-        Of the prompt, or the limit that was asked for; None: more than the context has, and not counted.
+    ``is_prompt``: it is the prompt; else the limit of the response. ``limit``: tokens of the context, which prompt and
+    response share. ``tokens``: of the prompt, or the limit that was asked for; None: more than the context has, and not
+    counted.
     """
 
     def __init__(self, code: str, message: str, is_prompt: bool, limit: int, tokens: int | None) -> None:

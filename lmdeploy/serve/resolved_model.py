@@ -30,18 +30,10 @@ def resolved_model(path: str, backend: str, chat_template: str, settings: Mappin
     """Return a model that can be loaded, described where it was not yet.
 
     Raises `ValueError` or `OSError` if there is no such model or adapter, the engine cannot run it, or not with these
-    settings, and `MissingExtraError` if it takes packages that are not installed.
-
-    Parameters
-    ----------
-    path
-        As in `lmdeploy.turbomind.engine_dir.resolve`.
-    backend
-        ``pytorch``, or ``turbomind``, in whose place PyTorch runs what it cannot.
-    chat_template
-        As asked for; empty: the one stored with the model, or its own.
-    settings
-        Of the engine, by name.
+    settings, and `MissingExtraError` if it takes packages that are not installed. ``path``: as in
+    `lmdeploy.turbomind.engine_dir.resolve`. ``backend``: ``pytorch``, or ``turbomind``, in whose place PyTorch runs
+    what it cannot. ``chat_template``: as asked for; empty: the one stored with the model, or its own. ``settings``: of
+    the engine, by name.
     """
     directory = locate_model(path, settings.get("revision"), settings.get("download_dir"))
     stored = stored_parameters(directory)

@@ -13,10 +13,7 @@ _Registered = TypeVar("_Registered", bound=TemplateFactory)
 class Registry:
     """Chat templates by name. A template is a class, or a function, that takes ``BaseChatTemplate``'s arguments.
 
-    Parameters
-    ----------
-    aliases
-        Further names: alias to name. A template registered under an alias goes before it.
+    ``aliases``: further names: alias to name. A template registered under an alias goes before it.
     """
 
     def __init__(self, aliases: Mapping[str, str] | None = None) -> None:
@@ -43,10 +40,7 @@ class Registry:
     def get(self, name: str) -> TemplateFactory:
         """Return the template registered as ``name``, or the one this is an alias of.
 
-        Raises
-        ------
-        ValueError
-            If there is none; lists the names most like it.
+        Raises `ValueError` if there is none; lists the names most like it.
         """
         factory = self._factories.get(name) or self._factories.get(self.aliases.get(name, ""))
         if factory is None:
@@ -59,10 +53,7 @@ class Registry:
     def match(self, model_name: str) -> str | None:
         """Return the first result of the classes' ``match`` for a model's name, newest class first; None if none.
 
-        Parameters
-        ----------
-        model_name
-            Name or path of a model, handed on as it is to ``match(model_path) -> str | None``.
+        ``model_name``: name or path of a model, handed on as it is to ``match(model_path) -> str | None``.
         """
         for factory in reversed(self._factories.values()):
             match = getattr(factory, "match", None)

@@ -49,12 +49,8 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
     """Write ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, ``chat_template.jinja``.
 
     And the same for readers without ``transformers`` (``resolved.py``). Raises `ValueError` if there is no tokenizer,
-    or one of a kind that is not read, or it contradicts itself. ``target``: an existing folder.
-
-    Returns
-    -------
-    dict[str, Any]
-        Content for ``generation_config.json``: the tokens that begin a text and end a response.
+    or one of a kind that is not read, or it contradicts itself. ``target``: an existing folder. Returns content for
+    ``generation_config.json``: the tokens that begin a text and end a response.
     """
     kind = metadata.get(f"{_KEY}model")
     if kind not in {"gpt2", "llama", "gemma4", "bert", "t5"}:

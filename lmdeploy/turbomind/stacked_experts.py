@@ -80,18 +80,9 @@ def scaled_part(
 ) -> Scaled:
     """Return a matrix of a stack as codes and scales.
 
-    Raises `UnsupportedModelError` if the matrix begins within a block.
-
-    Parameters
-    ----------
-    matrix
-        How it is taken out of the stack.
-    stack
-        The stack.
-    scales
-        The tensor with its scales.
-    block
-        Rows and columns that share a scale; None: an expert has one.
+    Raises `UnsupportedModelError` if the matrix begins within a block. ``matrix``: how it is taken out of the stack.
+    ``stack``: the stack. ``scales``: the tensor with its scales. ``block``: rows and columns that share a scale; None:
+    an expert has one.
     """
     experts, rows, columns = stack.shape
     found = index.tensors.get(scales)

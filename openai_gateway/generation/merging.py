@@ -17,12 +17,7 @@ async def merge(streams: Sequence[AsyncGenerator[GenerateChunk, None]]) -> Async
     """Yield the chunks of all streams as they come.
 
     Leaving early, or a failure in one of them, closes every stream, which cancels them in the engine. ``streams``: at
-    least one.
-
-    Yields
-    ------
-    list of (int, GenerateChunk)
-        All that has come since the last one; never empty.
+    least one. Yields all that has come since the last one; never empty.
     """
     merger = _Merger()
     tasks = [asyncio.ensure_future(merger.read(number, stream)) for number, stream in enumerate(streams)]

@@ -86,10 +86,7 @@ async def event_stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of all choices as they come, and the end of the stream.
 
-    Yields
-    ------
-    bytes
-        One or more whole events. Nothing is yielded before the engine's first response.
+    Yields one or more whole events. Nothing is yielded before the engine's first response.
     """
     choices = len(writers) // len(streams)
     last: list[GenerateChunk] = [GenerateChunk()] * len(writers)

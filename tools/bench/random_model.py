@@ -16,12 +16,7 @@ def write(shape: str, directory: Path, device: str = "cpu") -> Path:
     """Write a bfloat16 checkpoint, and a tokenizer whose tokens are bytes, with a chat template.
 
     ``shape``: one of :data:`tools.bench.shapes.SHAPES`. ``directory``: made if missing. ``device``: where torch draws
-    the numbers; ``cuda`` is much faster.
-
-    Returns
-    -------
-    Path
-        ``directory``.
+    the numbers; ``cuda`` is much faster. Returns ``directory``.
     """
     import torch
     import transformers

@@ -73,16 +73,8 @@ class ModelCost:
     def bandwidth_share(self, bandwidth: float, rate: float, context: float, streams: int = 1) -> float:
         """Return the share of the bandwidth that generating takes.
 
-        Parameters
-        ----------
-        bandwidth
-            Of the machine, bytes a second.
-        rate
-            Generated tokens/s of all streams.
-        context
-            Mean tokens of context.
-        streams
-            Which share each step's weights.
+        ``bandwidth``: of the machine, bytes a second. ``rate``: generated tokens/s of all streams. ``context``: mean
+        tokens of context. ``streams``: which share each step's weights.
         """
         return self.decode_bytes(streams, context) * rate / streams / bandwidth
 
@@ -91,16 +83,9 @@ class ModelCost:
     ) -> float:
         """Return the least seconds of a step: the sum of what bounds each of its operators.
 
-        Parameters
-        ----------
-        bandwidth, peak
-            Of the device, bytes and operations a second.
-        rows, sampled
-            Of the step; of these, the rows that pass the output layer.
-        cached
-            Tokens of the cache that it reads.
-        pairs
-            Of a query and a key.
+        ``bandwidth``, ``peak``: of the device, bytes and operations a second. ``rows``, ``sampled``: of the step; of
+        these, the rows that pass the output layer. ``cached``: tokens of the cache that it reads. ``pairs``: of a query
+        and a key.
         """
         sizes = self.sizes
         operators = (

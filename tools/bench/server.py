@@ -37,12 +37,8 @@ def _flag(name: str, value: object) -> list[str]:
 def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
     """Run Triton and the gateway for as long as the block lasts.
 
-    Raises `RuntimeError` if it did not start; the message ends with what it printed.
-
-    Yields
-    ------
-    str
-        URL of the gateway, without ``/v1``.
+    Raises `RuntimeError` if it did not start; the message ends with what it printed. Yields URL of the gateway, without
+    ``/v1``.
     """
     with running_lmdeploy(model_path, *engine_flags(config)) as url:
         yield url
@@ -70,12 +66,7 @@ def running(
 ) -> Iterator[str]:
     """Run an HTTP server of any kind for as long as the block lasts.
 
-    Raises `RuntimeError` if it did not start; the message ends with what it printed.
-
-    Yields
-    ------
-    str
-        The URL.
+    Raises `RuntimeError` if it did not start; the message ends with what it printed. Yields the URL.
     """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

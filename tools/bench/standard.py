@@ -44,10 +44,7 @@ Runs = dict[str, list[Summary]]
 def measure(backend: str, dtype: str, model_path: str, rounds: int, seed: int, pause: Callable[[], None]) -> Runs:
     """Run the whole set.
 
-    Returns
-    -------
-    dict[str, list[Summary]]
-        The rounds of each run, by the names that ``TARGETS`` uses.
+    Returns the rounds of each run, by the names that ``TARGETS`` uses.
     """
     config: EngineConfig = TurbomindEngineConfig(
         dtype=dtype, max_batch_size=STREAMS, cache_max_entry_count=0.05, **EVERY_TOKEN

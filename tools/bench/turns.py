@@ -21,10 +21,7 @@ def take_turns(
 ) -> dict[str, list[Result]]:
     """Run every side once a round, and print each result when it is there.
 
-    Returns
-    -------
-    dict[str, list]
-        The results of each side, round by round.
+    Returns the results of each side, round by round.
     """
     results: dict[str, list[Result]] = {name: [] for name in sides}
     with progress_bar(rounds * len(sides), "run", is_shown=is_shown) as advance:

@@ -45,16 +45,8 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 def guarded(gradio_app: Any, functions: Any, sessions: Sessions, script: str, lifespan: Lifespan) -> ASGIApp:
     """Return the application that callers reach.
 
-    Parameters
-    ----------
-    gradio_app
-        Gradio's application, which nothing else reaches.
-    functions
-        Its events, by number.
-    script
-        JavaScript of the page.
-    lifespan
-        What starts and stops it.
+    ``gradio_app``: Gradio's application, which nothing else reaches. ``functions``: its events, by number. ``script``:
+    JavaScript of the page. ``lifespan``: what starts and stops it.
     """
     guard = _Guard(gradio_app, functions, sessions, script)
     handlers: dict[Any, Any] = {HTTPException: _rejected, SessionsFull: _full, EventRejected: _rejected_event}

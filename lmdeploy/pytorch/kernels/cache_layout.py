@@ -37,10 +37,7 @@ def slot_mapping(
 ) -> torch.Tensor:
     """Return the slot of the cache that each token of a step writes, once a step for all layers.
 
-    Returns
-    -------
-    torch.Tensor
-        ``[tokens]`` int64: ``block * block_len + place in the block``.
+    Returns ``[tokens]`` int64: ``block * block_len + place in the block``.
     """
     token = torch.arange(num_tokens, device=q_start_loc.device)
     span = torch.searchsorted(q_start_loc.contiguous(), token, right=True).sub(1).clamp(min=0)

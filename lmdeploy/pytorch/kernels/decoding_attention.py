@@ -160,10 +160,7 @@ def decoding_attention(
 ) -> torch.Tensor:
     """Return the attention of one row a span over all that is cached of its sequence.
 
-    Returns
-    -------
-    torch.Tensor
-        ``[spans, heads, v_dim]`` of the query's type.
+    Returns ``[spans, heads, v_dim]`` of the query's type.
     """
     spans, heads, k_dim = query.shape
     kv_heads = k_cache.shape[2]

@@ -82,10 +82,7 @@ def _fp8_linear_kernel(
 def quantize_rows_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round each 128 channels of ``x`` ``[rows, inputs]`` to e4m3, their largest magnitude to 448.
 
-    Returns
-    -------
-    tuple[torch.Tensor, torch.Tensor]
-        Codes ``[rows, inputs]`` float8_e4m3fn, and scales ``[rows, ceil(inputs / 128)]`` float32.
+    Returns codes ``[rows, inputs]`` float8_e4m3fn, and scales ``[rows, ceil(inputs / 128)]`` float32.
     """
     rows, width = x.shape
     groups = triton.cdiv(width, GROUP)

@@ -80,10 +80,7 @@ def fused_moe(
 ) -> torch.Tensor:
     """Return each row's weighted sum over its experts.
 
-    Returns
-    -------
-    torch.Tensor
-        ``[rows, hidden]`` of the type of ``x``.
+    Returns ``[rows, hidden]`` of the type of ``x``.
     """
     rows, hidden = x.shape
     experts, down_inputs = gate_up.shape[0], down.shape[2]

@@ -77,10 +77,7 @@ def _int8_linear_kernel(
 def quantize_rows_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round each row of ``x`` ``[rows, inputs]`` to int8, ties to even, its largest magnitude to 127.
 
-    Returns
-    -------
-    tuple[torch.Tensor, torch.Tensor]
-        Codes ``[rows, inputs]`` int8, and scales ``[rows]`` float32; a value is about ``code * scale``.
+    Returns codes ``[rows, inputs]`` int8, and scales ``[rows]`` float32; a value is about ``code * scale``.
     """
     rows, width = x.shape
     quantized = torch.empty(rows, width, dtype=torch.int8, device=x.device)

@@ -146,10 +146,7 @@ def prompt_attention(
 ) -> torch.Tensor:
     """Return the attention of a step's tokens over all that is cached of their sequences.
 
-    Returns
-    -------
-    torch.Tensor
-        ``[tokens, heads, v_dim]`` of the query's type.
+    Returns ``[tokens, heads, v_dim]`` of the query's type.
     """
     tokens, heads, k_dim = query.shape
     kv_heads = k_cache.shape[2]

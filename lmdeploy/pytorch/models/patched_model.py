@@ -41,12 +41,8 @@ class PatchedModel:
     """A model on the layers of `lmdeploy.pytorch.nn`.
 
     Raises `UnsupportedModelError` if no class runs it, or the class fails at some tokens, and `CheckpointError` if
-    checkpoint and class do not fit each other.
-
-    Attributes
-    ----------
-    shapes, windows
-        What each layer keeps of a token, and how far back it looks (0: all the way).
+    checkpoint and class do not fit each other. ``shapes``, ``windows``: what each layer keeps of a token, and how far
+    back it looks (0: all the way).
     """
 
     def __init__(

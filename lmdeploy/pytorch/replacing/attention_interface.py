@@ -34,12 +34,8 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend for a layer of a model of ``transformers``.
 
-    Raises `ValueError` for what the paged attention cannot do.
-
-    Returns
-    -------
-    tuple
-        ``[1, rows, heads, size]`` of the queries' type, dense, and None for the weights.
+    Raises `ValueError` for what the paged attention cannot do. Returns ``[1, rows, heads, size]`` of the queries' type,
+    dense, and None for the weights.
     """
     is_causal = more.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):

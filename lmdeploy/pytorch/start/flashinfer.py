@@ -83,11 +83,8 @@ class FlashInferPrompts:
 def page_lists(step: StepContext, block_len: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return a step's sequences as FlashInfer takes them, int32.
 
-    Returns
-    -------
-    tuple
-        Where each sequence's rows and blocks begin, ``[spans + 1]``, and how many tokens its last block has
-        ``[spans]``, by FlashInfer's names; and the blocks of all of them, one after the other.
+    Returns where each sequence's rows and blocks begin, ``[spans + 1]``, and how many tokens its last block has
+    ``[spans]``, by FlashInfer's names; and the blocks of all of them, one after the other.
     """
     blocks = (step.kv_seqlens + block_len - 1) // block_len
     width = step.block_offsets.shape[1]

@@ -28,12 +28,8 @@ _OF_THE_WHOLE = ("auto_map", "quantization_config", "vision_config", "visual")
 def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_module_map: str = "") -> ModelSpec | None:
     """Write the folder of a vision-language model into ``target``.
 
-    Raises `UnsupportedModelError` or `CheckpointError` as `describe_for_worker`.
-
-    Returns
-    -------
-    ModelSpec | None
-        Its spec; None if workers run it as it is.
+    Raises `UnsupportedModelError` or `CheckpointError` as `describe_for_worker`. Returns its spec; None if workers run
+    it as it is.
     """
     raw = read_config(model_dir)
     if not sees(raw) or _is_of_the_user(raw, custom_module_map):

@@ -13,10 +13,7 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 def decode_stacks(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> list[str]:
     """Put the matrices ``X [experts, in, out]`` in the place of ``X_blocks`` and ``X_scales``.
 
-    Returns
-    -------
-    list[str]
-        What is wrong with them, a sentence each.
+    Returns what is wrong with them, a sentence each.
     """
     problems = []
     for name in [name for name in tensors if name.endswith(_BLOCKS)]:

@@ -36,16 +36,9 @@ def desired_replicas(
 ) -> int:
     """Return the desired number of replicas.
 
-    Parameters
-    ----------
-    current
-        Replicas there are.
-    requests
-        Open requests of all of them, and those that wait outside.
-    waiting
-        Requests that wait before the engines' batches.
-    target_requests, waiting_per_replica
-        See `RaySettings`.
+    ``current``: replicas there are. ``requests``: open requests of all of them, and those that wait outside.
+    ``waiting``: requests that wait before the engines' batches. ``target_requests``, ``waiting_per_replica``: see
+    `RaySettings`.
     """
     by_requests = math.ceil(requests / target_requests)
     if waiting > waiting_per_replica * current:

@@ -51,15 +51,7 @@ def builtin(
 ) -> None:
     """Register a built-in template.
 
-    Parameters
-    ----------
-    name
-        What users call it.
-    strings
-        Arguments of ``template``.
-    template
-        The class that writes it.
-    changes
-        Go before those in ``strings``.
+    ``name``: what users call it. ``strings``: arguments of ``template``. ``template``: the class that writes it.
+    ``changes``: go before those in ``strings``.
     """
     MODELS.register_module(name)(functools.partial(template, **{**strings, **changes}))

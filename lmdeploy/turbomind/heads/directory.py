@@ -28,19 +28,9 @@ def find_head(target: Path, method: str, model: str = "", download_dir: str | No
     """Return the engine directory of a head, writing it into the cache when it is not there.
 
     Raises `UnsupportedModelError` if the engine cannot run it, and `CheckpointError` if it is missing, broken, or does
-    not fit its model.
-
-    Parameters
-    ----------
-    target
-        Engine directory of the model it drafts for.
-    method
-        One of ``MTP_METHODS`` or ``EAGLE_METHODS``.
-    model
-        The head's folder, or the name of its Hugging Face repository; ``""`` with the first, whose head is in the
-        model's own checkpoint.
-    download_dir
-        Where repositories are kept.
+    not fit its model. ``target``: engine directory of the model it drafts for. ``method``: one of ``MTP_METHODS`` or
+    ``EAGLE_METHODS``. ``model``: the head's folder, or the name of its Hugging Face repository; ``""`` with the first,
+    whose head is in the model's own checkpoint. ``download_dir``: where repositories are kept.
     """
     if not (target / "manifest.json").is_file():
         raise UnsupportedModelError(f"method {method} is for models that the TurboMind engine runs")

@@ -49,10 +49,7 @@ T = TypeVar("T")
 def from_fields(cls: type[T], fields: Mapping[str, Any]) -> T:
     """Return the dataclass ``cls`` whose ``dataclasses.asdict``, written and read as JSON, is ``fields``.
 
-    Raises
-    ------
-    TypeError
-        If a field is missing, unknown, or an object where none belongs.
+    Raises `TypeError` if a field is missing, unknown, or an object where none belongs.
     """
     types_of_fields = typing.get_type_hints(cls)
     return cls(**{name: _value(types_of_fields.get(name, Any), value) for name, value in fields.items()})
@@ -196,10 +193,7 @@ class ModelSpec:
     def from_json(cls, text: str) -> "Self":
         """Return the spec in the text of a ``spec.json``.
 
-        Raises
-        ------
-        ValueError
-            If the text is no JSON, of another format, lacks a field, or describes no possible model.
+        Raises `ValueError` if the text is no JSON, of another format, lacks a field, or describes no possible model.
         """
         fields: Any = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:

@@ -66,23 +66,9 @@ def serving(
 ) -> Iterator[str]:
     """Run ``llama-server`` for as long as the block lasts; raise `RuntimeError` if it did not start.
 
-    Parameters
-    ----------
-    model
-        A GGUF file.
-    slots
-        Requests it answers at a time.
-    max_tokens
-        Most tokens of a request, prompt and response.
-    keeps_prompts
-        Whether it keeps prompts for later requests, with its own defaults.
-    cache_type
-        Of keys and values.
-
-    Yields
-    ------
-    str
-        Its URL, without ``/v1``.
+    Yields its URL, without ``/v1``. ``model``: a GGUF file. ``slots``: requests it answers at a time. ``max_tokens``:
+    most tokens of a request, prompt and response. ``keeps_prompts``: whether it keeps prompts for later requests, with
+    its own defaults. ``cache_type``: of keys and values.
     """
     (port,) = free_ports(1)
     command = [

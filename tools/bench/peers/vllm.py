@@ -18,12 +18,7 @@ def serving(model: Path, streams: int, max_tokens: int) -> Iterator[str]:
     """Run vLLM's server for as long as the block lasts, in bfloat16; it keeps no prompt for later.
 
     Raises `RuntimeError` if it did not start. ``model``: a Hugging Face directory. ``streams``: most sequences in a
-    step. ``max_tokens``: most tokens of a request, prompt and response.
-
-    Yields
-    ------
-    str
-        Its URL, without ``/v1``.
+    step. ``max_tokens``: most tokens of a request, prompt and response. Yields its URL, without ``/v1``.
     """
     (port,) = free_ports(1)
     command = [
