@@ -15,7 +15,7 @@ from webui.metrics import Watch, default_metrics_url
 from webui.openai_client import OpenAIClient
 from webui.page import Page
 from webui.presets import DEFAULT, values_of
-from webui.settings_panel import settings_panel
+from webui.settings_panel import AT_ONCE, settings_panel
 from webui.status import POLL_SECONDS, status_html
 from webui.triton import TritonServer
 from webui.view import header_html
@@ -101,40 +101,32 @@ def build(
             return [header_now, names_now, choices, images, *defaults(choice, preset, conversation)]
 
         # Input is checked by `webui.guard`, and values that cannot be have defaults.
-        at_once: dict[str, Any] = {
-            "queue": False,
-            "preprocess": False,
-            "show_progress": "hidden",
-            "api_visibility": "private",
-        }
-        following: dict[str, Any] = {
+        following: dict[str, Any] = AT_ONCE | {
+            "queue": True,
             "fn": handlers.follow,
             "inputs": conversation,
             "outputs": [chat, conversation, question, kept.kept],
             "concurrency_limit": None,
             "trigger_mode": "multiple",  # of several chats at once
-            "preprocess": False,
-            "show_progress": "hidden",
-            "api_visibility": "private",
         }
         outputs = [question, conversation, kept.kept]
         newest, settings = [kept.newer, conversation], panel.inputs
         sent = [question, *newest, *settings]
-        question.submit(handlers.submit, sent, outputs, js=newer(1), **at_once).then(**following)
-        chat.retry(handlers.retry, [*newest, *settings], outputs, js=newer(0), **at_once).then(**following)
-        chat.edit(handlers.edit, [*newest, *settings], [chat, *outputs], js=newer(0), **at_once).then(**following)
-        question.stop(handlers.stop, **at_once)
+        question.submit(handlers.submit, sent, outputs, js=newer(1), **AT_ONCE).then(**following)
+        chat.retry(handlers.retry, [*newest, *settings], outputs, js=newer(0), **AT_ONCE).then(**following)
+        chat.edit(handlers.edit, [*newest, *settings], [chat, *outputs], js=newer(0), **AT_ONCE).then(**following)
+        question.stop(handlers.stop, **AT_ONCE)
         blocks.unload(handlers.leave)
 
         showing: dict[str, Any] = {"fn": handlers.show, "inputs": kept.kept, "outputs": shown, "js": CHOSEN}
-        kept.entries.select(**showing, **at_once).then(**following)
-        clear.click(handlers.show_new, settings, shown, js=LEAVE, **at_once)
-        kept.entries.clear(handlers.show_after_deletion, settings, shown, js=LEAVE, **at_once)
+        kept.entries.select(**showing, **AT_ONCE).then(**following)
+        clear.click(handlers.show_new, settings, shown, js=LEAVE, **AT_ONCE)
+        kept.entries.clear(handlers.show_after_deletion, settings, shown, js=LEAVE, **AT_ONCE)
         stepped = {"inputs": [*newest, kept.step, *settings], "outputs": [chat, *outputs], "js": STEP}
-        kept.entries.apply(handlers.show_response, **stepped, **at_once).then(**following)
-        kept.load.upload(handlers.take_file, kept.load, [*shown, kept.kept], **at_once)
-        kept.export_json.click(handlers.as_json, kept.kept, kept.file, js=CURRENT, **at_once)
-        kept.export_markdown.click(handlers.as_markdown, kept.kept, kept.file, js=CURRENT, **at_once)
+        kept.entries.apply(handlers.show_response, **stepped, **AT_ONCE).then(**following)
+        kept.load.upload(handlers.take_file, kept.load, [*shown, kept.kept], **AT_ONCE)
+        kept.export_json.click(handlers.as_json, kept.kept, kept.file, js=CURRENT, **AT_ONCE)
+        kept.export_markdown.click(handlers.as_markdown, kept.kept, kept.file, js=CURRENT, **AT_ONCE)
 
         looking: dict[str, Any] = {
             "fn": look,
@@ -142,26 +134,26 @@ def build(
             "outputs": [header, offered, model, question, *panel.of_preset],
         }
         # One after the other: a chat that the browser kept has settings of its own.
-        blocks.load(**showing, **at_once).then(**looking, **at_once).then(**following)
-        model.input(defaults, [model, panel.preset, conversation], panel.of_preset, **at_once)
+        blocks.load(**showing, **AT_ONCE).then(**looking, **AT_ONCE).then(**following)
+        model.input(defaults, [model, panel.preset, conversation], panel.of_preset, **AT_ONCE)
         status_timer = gr.Timer(STATUS_SECONDS)
-        status_timer.tick(**looking, **at_once)
+        status_timer.tick(**looking, **AT_ONCE)
 
         # Only who looks at the metrics asks for them, and who does not look at the page asks for nothing.
         poll_timer = gr.Timer(POLL_SECONDS, active=False)
         is_watched = gr.State(False)
-        at_metrics: dict[str, Any] = {"outputs": [is_watched, poll_timer], **at_once}
+        at_metrics: dict[str, Any] = {"outputs": [is_watched, poll_timer], **AT_ONCE}
 
         async def metrics() -> str:
             return await status_html(page.watch)
 
-        gr.on([status_tab.select, poll_timer.tick], metrics, None, status, **at_once)
+        gr.on([status_tab.select, poll_timer.tick], metrics, None, status, **AT_ONCE)
         status_tab.select(lambda: [True, gr.update(active=True)], None, **at_metrics)
         chat_tab.select(lambda: [False, gr.update(active=False)], None, **at_metrics)
         timers = [status_timer, poll_timer]
-        kept.entries.blur(lambda: [gr.update(active=False)] * 2, None, timers, **at_once)
+        kept.entries.blur(lambda: [gr.update(active=False)] * 2, None, timers, **AT_ONCE)
         kept.entries.focus(
-            lambda is_it: [gr.update(active=True), gr.update(active=is_it)], is_watched, timers, **at_once
+            lambda is_it: [gr.update(active=True), gr.update(active=is_it)], is_watched, timers, **AT_ONCE
         )
     blocks.page = page
     return blocks

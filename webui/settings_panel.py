@@ -11,6 +11,7 @@ import gradio as gr
 from webui import presets
 from webui.settings import LENGTH, PENALTIES, SAMPLING, THINKING, Number, Settings, settings_of
 
+AT_ONCE: dict[str, Any] = {"queue": False, "preprocess": False, "show_progress": "hidden", "api_visibility": "private"}
 _STORAGE = "lmdeploy-chat-presets"
 _NOT_SHOWN = "model"  # is in the page's head
 
@@ -116,12 +117,6 @@ def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> Setting
         )
 
     numbers = [controls[name] for name in presets.NAMES]
-    at_once: dict[str, Any] = {
-        "queue": False,
-        "preprocess": False,
-        "show_progress": "hidden",
-        "api_visibility": "private",
-    }
 
     def choices(reported: object, **value: Any) -> Any:
         return gr.update(choices=[*presets.BUILT_IN, *presets.custom_presets(reported)], **value)
@@ -145,10 +140,10 @@ def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> Setting
         kept = presets.without_preset(reported, chosen or "")
         return [kept, choices(kept, value=None), gr.update(visible=False)]
 
-    preset.input(choose, [preset, saved, model], [*numbers, drop], **at_once)
-    gr.on([name.submit, keep.click], keep_it, [name, saved, *numbers], [saved, preset, name, drop], **at_once)
-    drop.click(drop_it, [preset, saved], [saved, preset, drop], **at_once)
-    saved.change(choices, saved, preset, **at_once)
+    preset.input(choose, [preset, saved, model], [*numbers, drop], **AT_ONCE)
+    gr.on([name.submit, keep.click], keep_it, [name, saved, *numbers], [saved, preset, name, drop], **AT_ONCE)
+    drop.click(drop_it, [preset, saved], [saved, preset, drop], **AT_ONCE)
+    saved.change(choices, saved, preset, **AT_ONCE)
     for number in numbers:  # what was changed is no preset any more; the browser alone notices
         number.input(None, None, preset, js="() => null", queue=False)
     return SettingsPanel(controls, preset)

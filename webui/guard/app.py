@@ -163,7 +163,6 @@ class _FromGradio(Response):
         self._left_out = (*_LEFT_OUT, b"accept-encoding") if is_uncompressed else _LEFT_OUT
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI connection."""
         inner = {name: value for name, value in scope.items() if name not in _OURS}
         inner["path"], inner["query_string"] = self._path or scope["path"], self._query
         inner["headers"] = [(name, value) for name, value in scope["headers"] if name not in self._left_out]
