@@ -30,7 +30,6 @@ from lmdeploy.turbomind.spec import ModelSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
 {comments}    return decoder_spec(config, checkpoint, attention=attention_spec(config))
 
 

@@ -35,7 +35,6 @@ class JsonCall:
         self._reported = 0  # up to where in the text
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         self._text = self._object.read(self._text + text)
         progress = Progress(is_broken=self._object.is_broken, recovered="comma" if self._object.has_skipped else "")
         if self._arguments is None:

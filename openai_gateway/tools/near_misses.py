@@ -23,11 +23,9 @@ class OtherFormat:
         self._body = body
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         return _marked(self._body.feed(text), "format")
 
     def finish(self) -> Progress:
-        """The response is over."""
         return _marked(self._body.finish(), "format")
 
 
@@ -87,7 +85,6 @@ class PythonObjects:
         self._searched = self._tries = 0
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         self._text += text
         while (index := self._text.find(self._closing, self._searched)) >= 0 and self._tries < _MAX_TRIES:
             self._searched, self._tries = index + 1, self._tries + 1
@@ -122,7 +119,6 @@ class _Found:
         return _reported(self._calls, text, self._kind)
 
     def finish(self) -> Progress:
-        """The response is over."""
         return _reported(self._calls, "", self._kind)
 
 

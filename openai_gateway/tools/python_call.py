@@ -32,7 +32,6 @@ class PythonCall:
         self._arguments = 0  # reported
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         self._text += text
         progress = Progress()
         if self._name is None and (head := _NAME.match(self._text)):

@@ -33,7 +33,6 @@ class QuotedCall:
         self._may_close = False  # nothing is in the object or list yet
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         self._text += text
         progress = Progress()
         if self._due is None:

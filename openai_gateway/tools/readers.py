@@ -30,7 +30,6 @@ class ArgumentsBehindHead(ABC):
         return True
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         self._text += text
         progress = Progress()
         if self._arguments is None:
@@ -143,7 +142,6 @@ class GroupedCall:
         self._after: str | None = None  # what came after the call
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         if self._head is not None:
             self._head += text
             opened = self._head.lstrip()
@@ -185,7 +183,6 @@ class FirstThatFits:
         self._bodies = list(bodies)
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         if len(self._bodies) == 1:
             return self._bodies[0].feed(text)
         left = list[Body]()
@@ -201,7 +198,6 @@ class FirstThatFits:
         return Progress(is_broken=not left)
 
     def finish(self) -> Progress:
-        """The response is over."""
         if len(self._bodies) == 1:
             return self._bodies[0].finish()
         found = (body.finish() for body in self._bodies)

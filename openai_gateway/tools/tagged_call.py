@@ -40,7 +40,6 @@ class TaggedCall:
         self._at_begin = False  # of the argument
 
     def feed(self, text: str) -> Progress:
-        """Take more text."""
         self._text += text
         progress = Progress()
         if not self._name:

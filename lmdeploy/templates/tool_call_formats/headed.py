@@ -24,7 +24,6 @@ class NamedArguments:
     closing: str = ""  # the tag after the arguments; empty: there is none
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Return the calls as the model writes them."""
         functions = [call["function"] for call in calls]
         return "".join(
             f"{self.opening}{made['name']}{self.ending}{_as_text(made['arguments'])}{self.closing}"
@@ -70,7 +69,6 @@ class HeadedArguments:
         return f"{self.before}{self.separator.join(written)}{self.after}"
 
     def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
-        """Return the grammar of calls of `functions`."""
         head = self.response_head or self.head
         tags = [self._tag(head, function) for function in functions]
         trigger = self.before or head.partition("{name}")[0]

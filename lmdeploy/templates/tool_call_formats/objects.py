@@ -41,11 +41,9 @@ class BareObjects:
     arguments: str = "parameters"  # name of the object's member with the arguments as written
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Return the calls as the model writes them."""
         return self.separator.join(as_json(_named_object(call, self.arguments)) for call in calls)
 
     def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
-        """Return the grammar of calls of `functions`."""
         tags = [json_object_tag("", function, "name", self.arguments, "") for function in functions]
         return CallGrammar(tags, separator=self.separator, trigger='{"name": "')
 
@@ -72,7 +70,6 @@ class ObjectList:
         return f"{self.opening}{gap}{as_json([self._object(call) for call in calls], self.indent)}{self.closing}"
 
     def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
-        """Return the grammar of calls of `functions`."""
         tags = [json_object_tag("", function, self.name, self.arguments, "") for function in functions]
         if self.is_bare:
             return CallGrammar(tags, "[", ", ", "]")

@@ -31,7 +31,6 @@ class PythonList:
     has_json: bool = False  # lists and objects are written in JSON; Python is read all the same
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Return the calls as the model writes them."""
         written = f"[{', '.join(_in_python(call['function'], self.has_json) for call in calls)}]"
         return f"{self.opening}{written}{self.closing}" if self.is_marked else written
 
@@ -50,7 +49,6 @@ class PythonLines:
     closing: str
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Return the calls as the model writes them."""
         return self.opening + "\n".join(_in_python(call["function"]) for call in calls) + self.closing
 
     def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:

@@ -29,7 +29,6 @@ class QuotedArguments:
     before_name: str = "call:"  # before the function's name
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Return the calls as the model writes them."""
         return "".join(
             f"{self.opening}{self.before_name}{call['function']['name']}"
             f"{self._written(call['function']['arguments'])}{self.closing}"

@@ -54,7 +54,6 @@ class TaggedArguments:
     words: Literal["json", "python", "python all"] = "json"
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Return the calls as the model writes them."""
         begin, end = self.section
         written = [self._call(call["function"]) for call in calls]
         if self.is_section_per_call:
@@ -62,7 +61,6 @@ class TaggedArguments:
         return f"{begin}{self.separator.join(written)}{end}"
 
     def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
-        """Return the grammar of calls of `functions`."""
         begin, end = self.section
         before, after = (begin, end) if self.is_section_per_call else ("", "")
         tags = [

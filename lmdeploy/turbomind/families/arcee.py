@@ -13,7 +13,6 @@ from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, RouterSpec
 
 # Arcee (AFM): Llama with a plain MLP of squared ReLU.
 def arcee_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     base = llama_spec(config, checkpoint)
     return dataclasses.replace(base, mlp=dataclasses.replace(base.mlp, is_gated=False))
 
@@ -23,7 +22,6 @@ ARCEE = Family(("ArceeForCausalLM",), arcee_spec, Layout().tensors)
 
 # Trinity: gated attention, which rotates in layers with a window alone, norms around both halves, experts.
 def afmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     config.first_k_dense_replace = config.num_dense_layers
     reject_unless(not config.attention_bias, "attention_bias with gated attention")
     return decoder_spec(

@@ -21,7 +21,6 @@ def read_config(raw: Mapping[str, Any]) -> Any:
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     base = decoder_spec(config, checkpoint, output=OutputSpec(normalizes_weight=config.vocab_size == _BAICHUAN2_VOCAB))
     if not config.has_alibi:
         return base

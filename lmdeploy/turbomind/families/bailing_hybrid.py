@@ -16,7 +16,6 @@ from lmdeploy.turbomind.spec import ModelSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     config.q_lora_rank = getattr(config, "q_lora_rank", None)
     return delta_spec(
         config,

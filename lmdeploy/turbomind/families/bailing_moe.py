@@ -43,7 +43,6 @@ def read_config(raw: Mapping[str, Any]) -> Any:
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not config.norm_head, "norm_head")
     reject_unless(not config.use_bias, "use_bias with experts")
     is_second = checkpoint.architecture == "BailingMoeV2ForCausalLM"

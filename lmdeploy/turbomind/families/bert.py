@@ -30,7 +30,6 @@ BERT_LAYOUT = Layout(
 
 
 def bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     kind = getattr(config, "position_embedding_type", None) or "absolute"
     reject_unless(kind == "absolute", f"position_embedding_type {kind}")
     reject_unless(not config.is_decoder, "is_decoder")
@@ -80,7 +79,6 @@ DISTILBERT_LAYOUT = replace(
 
 
 def distilbert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return post_norm_spec(
         config,
         checkpoint,
@@ -127,7 +125,6 @@ def bucket_of(distance: int) -> int:
 
 
 def mpnet_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     buckets = config.relative_attention_num_buckets
     reject_unless(buckets == _BUCKETS, f"relative_attention_num_buckets {buckets}")
     return post_norm_spec(

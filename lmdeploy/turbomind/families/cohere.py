@@ -49,7 +49,6 @@ COHERE = Family(("CohereForCausalLM", "Cohere2ForCausalLM"), cohere_spec, Layout
 
 # The text part of North Vision (Compass): Cohere2 whose kinds of layers each have a rotation of their own, or none.
 def compass_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     config.logit_scale = config.logit_scale or 1.0
     parameters = config.rope_parameters
     kinds = [kind for kind in dict.fromkeys(config.layer_types) if parameters.get(kind)]
@@ -66,7 +65,6 @@ COMPASS = Family(("CohereCompassForCausalLM",), compass_spec, Layout().tensors)
 
 # Cohere2 with experts: the first layers may be dense, and rotate if all of them attend to everything.
 def cohere2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     score, shared = config.expert_selection_fn, config.num_shared_experts
     reject_unless(score in {"softmax", "sigmoid"}, f"expert_selection_fn {score!r}")
     is_averaged = shared > 0 and config.shared_expert_combination_strategy == "average"

@@ -23,7 +23,6 @@ def config(raw: Mapping[str, Any]) -> Any:
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     attention, ffn = config.attn_config, config.ffn_config
     power = ffn.moe_normalize_expert_weights
     reject_unless(power in (None, 1), f"moe_normalize_expert_weights {power}")

@@ -30,7 +30,6 @@ def buckets_of(span: int, farthest: int) -> tuple[int, ...]:
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     head_dim = config.hidden_size // config.num_attention_heads
     kinds = {*(config.pos_att_type or [])}
     reject_unless(config.relative_attention and kinds == {"c2p", "p2c"}, f"DeBERTa with pos_att_type {sorted(kinds)}")
@@ -57,7 +56,6 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     engine = post_norm_tensors(spec, LAYOUT)
     rows = spec.attention.distance_buckets[-1] + 1
     engine["distance_embedding"] = Load("encoder.rel_embeddings.weight", (rows, spec.hidden_size))

@@ -69,7 +69,6 @@ _METHODS = ("greedy", "group_limited_greedy")
 
 
 def deepseek_v2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     method = config.topk_method
     reject_unless(method in _METHODS, f"topk_method {method!r}")
     # The published code scales either the normalised or the plain weights; every published checkpoint has the latter.
@@ -113,7 +112,6 @@ _NORM_EPS = 1e-6  # of the indexer's keys, whatever the config says of other nor
 
 
 def deepseek_v32_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     whole = latent_spec(config, checkpoint, corrected_router(config), is_interleaved=True)
     assert whole.attention.mla is not None
     kinds = getattr(config, "indexer_types", None) or ()
@@ -163,7 +161,6 @@ _DEFAULTS = {"moe_layer_freq": 1, "first_k_dense_replace": 0, "n_shared_experts"
 
 
 def deepseek_v1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     scoring = getattr(config, "scoring_func", "softmax")
     reject_unless(scoring == "softmax", f"scoring_func {scoring!r}")
     reject_unless(not config.attention_bias, "attention_bias")

@@ -37,7 +37,6 @@ ERNIE4_5 = Family(("Ernie4_5ForCausalLM", "PaddleOCRTextModel"), ernie4_5_spec, 
 
 # ERNIE 4.5 with experts, whose softmax scores are corrected by learned numbers for the choice alone.
 def ernie4_5_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not config.use_bias, "use_bias with experts")
     first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
     moe = MoeSpec(

@@ -55,7 +55,6 @@ EXAONE4 = Family(("Exaone4ForCausalLM",), exaone4_spec, OLMO2_LAYOUT.tensors)
 
 # K-EXAONE: EXAONE 4's attention between norms in front, and experts chosen as in DeepSeek-V3.
 def exaone_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return exaone4_spec(config, checkpoint, block=BlockSpec(), moe=moe_spec(config, corrected_router(config)))
 
 

@@ -33,7 +33,6 @@ _LAYOUT_WITH_TWO_NORMS = dataclasses.replace(FALCON_LAYOUT, attention_norm="ln_a
 
 
 def falcon_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     is_new = bool(config.new_decoder_architecture)
     has_two_norms = is_new and config.num_ln_in_parallel_attn != 1
     is_parallel = is_new or bool(config.parallel_attn)
@@ -65,7 +64,6 @@ def _kv_heads(config: Any, is_new: bool) -> int:
 
 
 def falcon_tensors(spec: ModelSpec) -> dict[str, Any]:
-    """Return the expression of each engine tensor."""
     has_two_norms = spec.block.is_parallel and not spec.block.shares_norm
     return (_LAYOUT_WITH_TWO_NORMS if has_two_norms else FALCON_LAYOUT).tensors(spec)
 
@@ -98,7 +96,6 @@ _TRAINED = 2048  # tokens of a text; ALiBi itself has no limit, and configs do n
 
 
 def bloom_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not config.apply_residual_connection_post_layernorm, "apply_residual_connection_post_layernorm")
     config.max_position_embeddings = getattr(config, "seq_length", None) or _TRAINED
     return decoder_spec(

@@ -72,7 +72,6 @@ def gemma_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def gemma_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     has_later_names = spec.block.has_output_norms or spec.architecture == _VAULT
     return (LATER_LAYOUT if has_later_names else _GEMMA_LAYOUT).tensors(spec)
 
@@ -120,7 +119,6 @@ _NORMS = {
 
 
 def gemma4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(config.use_bidirectional_attention != "all", "attention to what follows a token")
     kinds = [KINDS.index(kind) for kind in config.layer_types]
     sizes = [config.per_layer_config[kinds.index(kind) if kind in kinds else 0] for kind in range(len(KINDS))]
@@ -222,7 +220,6 @@ _GEMMA4_LAYOUT = Layout(
 
 
 def gemma4_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     engine = _GEMMA4_LAYOUT.tensors(spec)
     for i in range(spec.num_layers):
         prefix = _GEMMA4_LAYOUT.layer.format(i)
@@ -237,7 +234,6 @@ GEMMA4 = Family(("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"), gemma4_spec, 
 
 # Gemma 3n (text): several residual streams, per-layer embeddings, sparse activations, and shared keys and values.
 def gemma3n_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(config.altup_correct_scale, "streams whose output has no factors (altup_correct_scale)")
     sparsity = config.activation_sparsity_pattern
     reject_unless(all(share == 0 or 0.5 < share < 1 for share in sparsity), "an activation sparsity of half or less")
@@ -295,7 +291,6 @@ def _streams(spec: ModelSpec, streams: StreamsSpec) -> Iterator[tuple[str, str, 
 
 
 def gemma3n_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     assert spec.streams is not None
     engine = _GEMMA3N_LAYOUT.tensors(spec) | layer_input_tensors(spec, _GEMMA3N_LAYOUT)
     square = (spec.hidden_size, spec.hidden_size)

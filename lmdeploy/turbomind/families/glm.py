@@ -33,7 +33,6 @@ GLM_LAYOUT = Layout(
 
 
 def glm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return decoder_spec(
         config,
         checkpoint,
@@ -50,7 +49,6 @@ GLM = Family(("GlmForCausalLM", "Glm4ForCausalLM"), glm_spec, GLM_LAYOUT.tensors
 
 # GLM-4.5, 4.6 and 4.7: half of a head rotated, experts as in DeepSeek-V3, norms of queries and keys in the largest.
 def glm4_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     has_norms = getattr(config, "use_qk_norm", False)  # GLM-4.5V's configuration lacks it
     return decoder_spec(
         config,
@@ -107,7 +105,6 @@ def chatglm_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def chatglm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     raw = config.raw
     reject_unless(raw.get("rmsnorm", True), "ChatGLM with rmsnorm false")
     residual_after_norm = raw.get("apply_residual_connection_post_layernorm", False)
@@ -172,7 +169,6 @@ def cogvlm_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def cogvlm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     raw = config.raw
     is_second = bool(raw.get("num_multi_query_heads"))
     theta = raw.get("rope_theta") or (_THETA_2 if is_second else _COGVLM_THETA)

@@ -20,7 +20,6 @@ from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, Out
 
 # GPT-2, and StarCoder 1 (GPT-BigCode): learned positions, LayerNorm, a plain MLP, biases.
 def gpt2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     by_layer = getattr(config, "scale_attn_by_inverse_layer_idx", False)
     reject_unless(not by_layer, "scale_attn_by_inverse_layer_idx")
     return decoder_spec(
@@ -77,7 +76,6 @@ GPT2 = Family(
 
 # GPT-Neo: GPT-2 whose scores are not scaled, with windows in every other layer.
 def gpt_neo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     windows = tuple(config.window_size if kind == "local" else 0 for kind in config.attention_layers)
     return decoder_spec(
         config,
@@ -109,7 +107,6 @@ _GPTJ_THETA = 10000.0
 
 
 def gptj_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(config.rotary_dim is not None, "rotary_dim null")
     rope = dataclasses.replace(default_rope(_GPTJ_THETA, config.rotary_dim), is_interleaved=True)
     return decoder_spec(
@@ -141,7 +138,6 @@ _CORES = 4  # that CodeGen was trained on: each has its heads' queries, values a
 
 
 def gptj_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     if spec.architecture == "GPTJForCausalLM":
         return GPTJ_LAYOUT.tensors(spec)
     hidden = spec.hidden_size
@@ -159,7 +155,6 @@ GPTJ = Family(("GPTJForCausalLM", "CodeGenForCausalLM"), gptj_spec, gptj_tensors
 
 # GPT-NeoX, Pythia, Dolly: LayerNorm, a plain MLP, one matrix for q, k and v, part of a head rotated.
 def gpt_neox_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     bias = config.attention_bias
     return decoder_spec(
         config,
@@ -188,7 +183,6 @@ GPT_NEOX = Family(("GPTNeoXForCausalLM",), gpt_neox_spec, GPT_NEOX_LAYOUT.tensor
 
 # GPT-NeoX Japanese: halves one after the other, and no biases but that of the last attention's output.
 def gpt_neox_japanese_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     attention, last = attention_spec(config), config.num_hidden_layers - 1
     return decoder_spec(
         config,
@@ -204,7 +198,6 @@ def gpt_neox_japanese_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def gpt_neox_japanese_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
 
     def stored(name: str) -> str:
         return name.replace("gpt_neox.", "gpt_neox_japanese.").replace("dense.bias", "dense_bias")
@@ -226,7 +219,6 @@ _NORM_EPS = 1e-5  # whatever the config says
 
 
 def opt_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(config.do_layer_norm_before, "do_layer_norm_before false (OPT-350m)")
     reject_unless(config.word_embed_proj_dim == config.hidden_size, "word_embed_proj_dim unlike hidden_size")
     reject_unless(config.layer_norm_elementwise_affine, "norms without weights")
@@ -258,7 +250,6 @@ OPT_LAYOUT = Layout(
 
 
 def biogpt_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return decoder_spec(
         config,
         checkpoint,
@@ -283,7 +274,6 @@ BIOGPT_LAYOUT = dataclasses.replace(
 
 
 def opt_tensors(spec: ModelSpec, layout: Layout = OPT_LAYOUT) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     count = spec.learned_positions
     table = Load(f"{layout.positions}.weight", (_UNUSED + count, spec.hidden_size))
     return layout.tensors(spec) | {"position_embedding": rows_of(table, _UNUSED, _UNUSED + count)}

@@ -11,7 +11,6 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, RouterSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     alpha, limit = getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)
     reject_unless((alpha, limit) == (1.702, 7.0), f"swiglu_alpha {alpha} with swiglu_limit {limit}")
     bias = config.attention_bias

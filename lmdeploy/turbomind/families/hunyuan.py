@@ -25,7 +25,6 @@ LAYOUT = Layout(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layern
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     bias = config.attention_bias
     return decoder_spec(
         config,
@@ -69,7 +68,6 @@ FAMILY = Family(("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"), spec, 
 
 # HY3: Qwen3's attention, experts chosen as in DeepSeek-V3 without groups.
 def hy3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     router = RouterSpec("sigmoid", normalizes=True, scale=config.router_scaling_factor, has_correction=True)
     reject_unless(not config.mlp_bias, "mlp_bias with experts")
     return qwen.qwen3_spec(config, checkpoint, moe=moe_spec(config, router))
@@ -81,7 +79,6 @@ HY3 = Family(("HYV3ForCausalLM",), hy3_spec, Layout(experts=HY3_EXPERTS.tensors)
 
 # Youtu-LLM: DeepSeek-V3's latent attention without experts.
 def youtu_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     rope = rope_of(config, is_interleaved=config.rope_interleave)
     return decoder_spec(config, checkpoint, attention=latent_attention(config), ropes=(rope,))
 

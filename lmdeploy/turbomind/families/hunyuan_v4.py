@@ -18,7 +18,6 @@ _LIMIT = 10.0  # of clamped_silu_10
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(config.swiglu_limit in {0.0, _LIMIT}, f"swiglu_limit {config.swiglu_limit}")
     whole = deepseek_v32_spec(config, checkpoint)
     mla, moe = whole.attention.mla, whole.moe
@@ -55,7 +54,6 @@ def _rotated_first(spec: ModelSpec, stored: Expression) -> Expression:
 
 
 def _tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     engine = Layout(latent=_latent).tensors(spec)
     count = spec.hyper_connections.count if spec.hyper_connections else 0
     width = count * spec.hidden_size

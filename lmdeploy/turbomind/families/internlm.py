@@ -27,7 +27,6 @@ def internlm_read_config(raw: Mapping[str, Any]) -> Any:
 
 
 def internlm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     attention = attention_spec(config, qkv_bias=config.has_qkv_bias, o_bias=config.has_bias)
     # InternLM 1 has no biases in its MLP.
     mlp_bias = config.has_bias and checkpoint.architecture == "InternLM3ForCausalLM"
@@ -61,14 +60,12 @@ _SEEING = "InternLM2VEForCausalLM"
 
 
 def internlm2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     bias = bool(getattr(config, "bias", False))
     fields = {"images": ImagesSpec(own_mlp=True)} if checkpoint.architecture == _SEEING else {}
     return decoder_spec(config, checkpoint, attention=attention_spec(config, qkv_bias=bias, o_bias=bias), **fields)
 
 
 def internlm2_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     is_seeing = spec.images is not None and spec.images.own_mlp
     return (SEEING_LAYOUT if is_seeing else INTERNLM2_LAYOUT).tensors(spec)
 

@@ -13,7 +13,6 @@ from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RecurrenceSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     config.rope_parameters = {}  # by which latent attention scales scores of stretched positions
     rank = config.linear_head_dim
     return delta_spec(config, checkpoint, {"gate_rank": rank}, attention=latent_attention(config), ropes=())

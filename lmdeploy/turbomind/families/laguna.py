@@ -12,7 +12,6 @@ from lmdeploy.turbomind.spec import ModelSpec, RouterSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not config.attention_bias, "attention_bias with gated attention")
     reject_unless(config.gating in {True, "per-head", "per-element"}, f"gating {config.gating!r}")
     reject_unless(not config.moe_router_logit_softcapping, "moe_router_logit_softcapping")

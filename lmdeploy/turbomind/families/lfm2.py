@@ -98,7 +98,6 @@ LFM2 = Family(("Lfm2ForCausalLM",), lfm2_spec, LFM2_LAYOUT.tensors, sizes=LFM2_S
 
 # LFM2 with experts in all but the first layers.
 def lfm2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     router = RouterSpec(
         score="sigmoid",
         normalizes=config.norm_topk_prob,
@@ -120,7 +119,6 @@ LFM2_MOE = Family(
 
 # LFM3: windows in some layers, gated attention, norms after both halves; the gate is one number a head.
 def lfm3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not config.attention_bias, "attention_bias with gated attention")
     return hybrid_spec(
         config,

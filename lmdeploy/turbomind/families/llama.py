@@ -47,7 +47,6 @@ CWM = Family(("CwmForCausalLM",), decoder_spec, Layout().tensors)
 
 # Jais 2: Llama with LayerNorm and a plain MLP.
 def jais2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     base = llama_spec(config, checkpoint, norm=NormSpec(config.layer_norm_eps, kind="layer", bias=True))
     return dataclasses.replace(base, mlp=dataclasses.replace(base.mlp, is_gated=False))
 
@@ -57,7 +56,6 @@ JAIS2 = Family(("Jais2ForCausalLM",), jais2_spec, Layout().tensors)
 
 # SmolLM3: Llama, with layers that do not rotate.
 def smollm3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     # The config's list says 1 where a layer rotates, whatever its name.
     layer_ropes = tuple(0 if rotates else -1 for rotates in config.no_rope_layers)
     return dataclasses.replace(llama_spec(config, checkpoint), layer_ropes=layer_ropes)
@@ -68,7 +66,6 @@ SMOLLM3 = Family(("SmolLM3ForCausalLM",), smollm3_spec, Layout().tensors)
 
 # Seed-OSS: Llama whose q, k and v have biases, and o its own switch for one.
 def seed_oss_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return decoder_spec(
         config,
         checkpoint,
@@ -82,7 +79,6 @@ SEED_OSS = Family(("SeedOssForCausalLM",), seed_oss_spec, Layout().tensors)
 
 # Helium: Llama whose pairs of dimensions that rotate are neighbours.
 def helium_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return decoder_spec(
         config,
         checkpoint,
@@ -97,7 +93,6 @@ HELIUM = Family(("HeliumForCausalLM",), helium_spec, Layout().tensors)
 
 # Apertus: norms of queries and keys, and an MLP without a gate whose activation, xIELU, is learned.
 def apertus_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(config.hidden_act == "xielu", f"activation {config.hidden_act!r} of Apertus")
     bias = config.attention_bias
     return decoder_spec(

@@ -13,7 +13,6 @@ _MLP = "feed_forward."
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return decoder_spec(
         config,
         checkpoint,

@@ -91,7 +91,6 @@ def recurrent_spec(config: Any, checkpoint: Checkpoint, recurrence: RecurrenceSp
 
 
 def mamba2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     recurrence = mamba_spec(
         config,
         num_heads=config.num_heads,
@@ -176,7 +175,6 @@ MAMBA = Family(("MambaForCausalLM", "FalconMambaForCausalLM"), mamba1_spec, MAMB
 
 # Jamba: Mamba in most layers, attention without rotation in some, and experts in every other one.
 def jamba_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     experts = tuple(count > 1 for count in config.layers_num_experts)
     moe = MoeSpec(
         config.num_experts, config.num_experts_per_tok, config.intermediate_size, RouterSpec(), layers=experts

@@ -28,7 +28,6 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def mimo_v2_flash_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     kinds = tuple(KINDS.index(kind) for kind in config.layer_types)
     full = attention_spec(
         config,

@@ -27,7 +27,6 @@ MINICPM3 = Family(
 
 # MiniCPM 1, 2 and 4, published with their own code.
 def minicpm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not getattr(config, "num_experts", 0), "num_experts")
     reject_unless(not getattr(config, "sparse_config", None), "sparse_config")
     return decoder_spec(config, checkpoint, **factors(config))

@@ -33,7 +33,6 @@ _NORM_EPS = 1e-6  # of what lightning attention gives, whatever the config says 
 
 
 def minimax_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     halves = ("full_attn", "linear_attn", "mlp")
     alphas, betas = ({getattr(config, f"{half}_{kind}_factor") for half in halves} for kind in ("alpha", "beta"))
     reject_unless(len(alphas) == len(betas) == 1, "factors that differ from one half of a layer to another")
@@ -87,7 +86,6 @@ MINIMAX_M2_EXPERTS = dataclasses.replace(mistral.MIXTRAL_EXPERTS, correction="bl
 
 
 def minimax_m2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return decoder_spec(
         config,
         checkpoint,
@@ -111,7 +109,6 @@ def minimax_m3_config(raw: Mapping[str, Any]) -> Any:
 
 
 def minimax_m3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     limits = (config.swiglu_alpha, config.swiglu_limit)
     reject_unless(limits == (1.702, 7.0), f"swiglu_alpha and swiglu_limit {limits}")
     reject_unless(config.index_local_blocks == 1, f"sparse_local_block {config.index_local_blocks}")
@@ -138,7 +135,6 @@ def minimax_m3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def minimax_m3_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     engine = Layout(experts=M3_EXPERTS.tensors).tensors(spec)
     indexer = spec.attention.block_indexer
     if indexer is None:

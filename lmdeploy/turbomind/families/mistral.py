@@ -56,7 +56,6 @@ MIXTRAL = Family(
 
 # Mistral Small 4: latent attention whose queries grow with their position, and experts in one tensor a layer.
 def mistral4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     router = RouterSpec(
         normalizes=config.norm_topk_prob,
         scale=config.routed_scaling_factor,

@@ -28,7 +28,6 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     assert spec.images is not None
     in_front_of = spec.images.cross_layers
     layout = Layout(

@@ -45,7 +45,6 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     return LAYOUT.tensors(spec)
 
 

@@ -46,7 +46,6 @@ def molmo_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def molmo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     raw = config.raw
     reject_differences(raw)
     norm_after = bool(raw.get("norm_after"))
@@ -134,7 +133,6 @@ def molmoe_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def molmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     raw = config.raw
     reject_unless(raw.get("model_type") == "molmo", "OLMo in its first layout (use allenai/OLMo-7B-hf, or OLMo 2)")
     reject_differences(raw)
@@ -155,7 +153,6 @@ def molmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def molmoe_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     engine = MOLMOE_LAYOUT.tensors(spec)
     return engine | {"token_embedding": Load(EMBEDDING, (spec.vocab_size, spec.hidden_size))}
 

@@ -10,7 +10,6 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     mha, heads = config.attn_config, config.num_attention_heads
     if isinstance(mha, dict):  # of a GGUF file
         mha = SimpleNamespace(**mha)

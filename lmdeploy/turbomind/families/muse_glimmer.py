@@ -18,7 +18,6 @@ from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, Out
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not config.attention_bias, "attention_bias with gated attention")
     scale = config.qk_scale_factor * head_dim_of(config) ** -0.5
     return decoder_spec(

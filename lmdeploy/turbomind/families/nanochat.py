@@ -9,7 +9,6 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, OutputSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     bias = config.attention_bias
     attention = attention_spec(config, qkv_bias=bias, o_bias=bias, qk_norm="unit", norms_rotated=True)
     return decoder_spec(

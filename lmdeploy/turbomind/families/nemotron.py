@@ -24,7 +24,6 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec
 
 # Nemotron-4 and Minitron: LayerNorm whose weights start at zero, a plain MLP of squared ReLU, half a head rotated.
 def nemotron_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return decoder_spec(
         config,
         checkpoint,
@@ -42,7 +41,6 @@ NEMOTRON_H_SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "interme
 
 
 def nemotron_h_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     kinds = config.layer_types
     config.hidden_act = config.mamba_hidden_act
     moe = None
@@ -129,7 +127,6 @@ def decilm_config(raw: Mapping[str, Any]) -> Any:
 
 
 def decilm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     kinds = sorted(set(filter(None, config.layer_kv_heads)), reverse=True)  # the first is the model's
     base = llama_spec(
         config,

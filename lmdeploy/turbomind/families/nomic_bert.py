@@ -76,7 +76,6 @@ def config(raw: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return post_norm_spec(
         config,
         checkpoint,
@@ -88,7 +87,6 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     layout = LAYOUT if spec.mlp.is_gated else replace(LAYOUT, up="mlp.fc1", experts=_experts)
     return post_norm_tensors(spec, layout, "emb_ln")
 

@@ -13,7 +13,6 @@ from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, MoeSpec, NormSpec, Rou
 
 # OLMo 1: LayerNorm without weights, and queries, keys and values within a bound.
 def olmo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     bias = config.attention_bias
     attention = attention_spec(config, qkv_bias=bias, o_bias=bias, qkv_clip=config.clip_qkv or 0.0)
     return decoder_spec(config, checkpoint, attention=attention, norm=NormSpec(1e-5, kind="layer"))
@@ -44,7 +43,6 @@ OLMO2 = Family(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), olmo2_spec, OLMO2_LAYOU
 
 # OLMoE: experts in every layer, and norms over all queries and over all keys of a token.
 def olmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not config.clip_qkv, f"clip_qkv {config.clip_qkv} after norms of queries and keys")
     bias = config.attention_bias
     return decoder_spec(
@@ -65,7 +63,6 @@ OLMOE = Family(("OlmoeForCausalLM",), olmoe_spec, Layout().tensors)
 
 # FlexOlmo: OLMoE with OLMo 2's norms after attention and MLP.
 def flex_olmo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     config.clip_qkv = None
     block = BlockSpec(has_input_norms=False, has_output_norms=True)
     return dataclasses.replace(olmoe_spec(config, checkpoint), block=block)

@@ -21,7 +21,6 @@ from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, Out
 
 # Phi-1, Phi-1.5 and Phi-2: parallel halves that share a LayerNorm, a plain MLP, biases everywhere.
 def phi_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not config.qk_layernorm, "qk_layernorm, with biases,")
     return decoder_spec(
         config,
@@ -63,7 +62,6 @@ def mixformer_config(raw: Mapping[str, Any]) -> Any:
 
 
 def mixformer_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     last = f"layers.{spec.num_layers + 1}."
     return Layout(
         embedding="layers.0.wte",
@@ -113,7 +111,6 @@ PHI4_MULTIMODAL = Family(("Phi4MMForCausalLM",), decoder_spec, PHI4_LAYOUT.tenso
 
 # Phi-3.5-MoE: LayerNorm, biases, and experts chosen by SparseMixer.
 def phimoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(config.num_experts_per_tok == 2, f"SparseMixer of {config.num_experts_per_tok} experts")
     bias = config.attention_bias
     return decoder_spec(

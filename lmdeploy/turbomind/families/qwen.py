@@ -45,7 +45,6 @@ def qwen_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def qwen_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     raw = config.raw
     trained = raw["seq_length"]
     rope = default_rope(raw.get("rotary_emb_base", 10000.0), int(config.head_dim * raw.get("rotary_pct", 1.0)))
@@ -78,7 +77,6 @@ QWEN = Family(
 
 # Qwen1.5, Qwen2, Qwen2.5: Llama's tensors with biases of q, k and v.
 def qwen2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     return decoder_spec(config, checkpoint, attention=attention_spec(config, qkv_bias=True))
 
 
@@ -102,7 +100,6 @@ def moe_spec(config: Any, *, normalizes: bool | None = None) -> MoeSpec:
 
 
 def qwen2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     moe = dataclasses.replace(
         moe_spec(config), shared_intermediate_size=config.shared_expert_intermediate_size, has_shared_gate=True
     )
@@ -134,7 +131,6 @@ QWEN3_MOE = Family(
 
 # Mellum 2: Qwen3-MoE with windows in some layers, which have a rotation of their own.
 def mellum_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     config.decoder_sparse_step = 1
     config.mlp_only_layers = [i for i, kind in enumerate(config.mlp_layer_types) if kind == "dense"]
     return qwen3_spec(config, checkpoint, moe=moe_spec(config), **ropes_by_kind(config))
@@ -145,7 +141,6 @@ MELLUM = Family(("MellumForCausalLM",), mellum_spec, Layout().tensors)
 
 # Flint: Qwen3-MoE with sinks, rotation in layers with a window alone, a sigmoid router and a shared expert.
 def flint_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     experts = moe_spec(config)
     moe = dataclasses.replace(
         experts,
@@ -190,7 +185,6 @@ def dense_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
 
 
 def qwen3_next_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     moe = dataclasses.replace(
         moe_spec(config), shared_intermediate_size=config.shared_expert_intermediate_size, has_shared_gate=True
     )
@@ -208,7 +202,6 @@ QWEN3_5 = Family(("Qwen3_5ForCausalLM",), dense_spec, QWEN3_5_LAYOUT.tensors)
 
 # Qwen3.5 with experts in every layer, and a gated one that every token goes to.
 def qwen3_5_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     moe = MoeSpec(
         num_experts=config.num_experts,
         experts_per_token=config.num_experts_per_tok,

@@ -16,7 +16,6 @@ _EXACT_VOCABULARY = 1024  # from which on the multipliers of tokens are exact in
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     plain = qwen3_5_moe_spec(config, checkpoint)
     reject_unless(config.indexer_n_heads is not None, "Qwen 4 without an indexer (indexer_n_heads)")
     reject_unless(plain.recurrence is not None, "Qwen 4 without linear attention")
@@ -71,7 +70,6 @@ def _multiplier(config: Any, layer: int, token: int) -> float:
 
 
 def _tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
     engine = QWEN3_5_MOE_LAYOUT.tensors(spec) | _mixer(spec, "hyper.", "model.hyper_connection_mixer.")
     for i in range(spec.num_layers):
         prefix, engine_prefix = f"model.layers.{i}.", f"layers.{i}."

@@ -9,7 +9,6 @@ from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, NormSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     is_parallel = config.use_parallel_residual
     return decoder_spec(
         config,

@@ -8,7 +8,6 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     bias = config.use_bias
     return decoder_spec(
         config,

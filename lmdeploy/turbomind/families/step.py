@@ -25,7 +25,6 @@ def config(raw: Mapping[str, Any]) -> Any:
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(not (config.attention_bias or config.mlp_bias), "attention_bias or mlp_bias")
     bounds = zip(config.mlp_layer_types, config.swiglu_limits_shared or (), strict=False)
     reject_unless(not any(limit and kind == "dense" for kind, limit in bounds), "swiglu_limits_shared of a dense MLP")

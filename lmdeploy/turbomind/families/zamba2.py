@@ -20,7 +20,6 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, SharedBlocksSpec
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     reject_unless(config.tie_word_embeddings, "tie_word_embeddings=false (blocks that are not shared)")
     mlp, config.hidden_act = MlpSpec(activation_of(config.hidden_act), bias=config.add_bias_linear), "silu"
     config.time_step_limit = (config.time_step_min, math.inf)

@@ -20,7 +20,6 @@ _TOKEN = "<image_placeholder>"
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens."""
     vision = part.config.vision_config
     return _TOKEN * int(vision.image_size // vision.patch_size) ** 2
 

@@ -122,7 +122,6 @@ def glm_4v_9b_expansion(part: VisionPart, size: tuple[int, int], options: Option
 
 
 def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
     rows: torch.Tensor = part.model(part.processor.pixels(image))
     return rows
 

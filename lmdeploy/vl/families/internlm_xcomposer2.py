@@ -79,7 +79,6 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 
 
 def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
     cutter = part.processor
     shown = (cutter.pixels(image),) if isinstance(cutter, Squarer) else cutter.cut(image)
     rows: torch.Tensor = part.model(*shown)

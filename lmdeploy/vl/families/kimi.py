@@ -97,7 +97,6 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 
 
 def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
     import torch
 
     patches = part.processor.patches(image).to(part.model.dtype)

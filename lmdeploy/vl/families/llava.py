@@ -220,7 +220,6 @@ def _form(part: VisionPart) -> VisionFamily:
 
 
 def llava_original_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens."""
     form = _form(part)
     return form.expansion(part, size, options).replace(form.token, _LLAVA_ORIGINAL_TOKEN)
 

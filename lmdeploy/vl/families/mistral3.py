@@ -62,7 +62,6 @@ _PAD = "<|image_pad|>"
 
 
 def lighton_ocr_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens."""
     patch = part.processor.patch_size["height"]
     columns, rows = (count * patch // _side(part) for count in _fitted(part, size, patch))
     return _PAD * int(columns * rows)

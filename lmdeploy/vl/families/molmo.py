@@ -172,7 +172,6 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 
 
 def features(part: VisionPart, image: Image.Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
     import torch
 
     cropper: Cropper = part.processor

@@ -101,7 +101,6 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 
 
 def features(part: VisionPart, image: Image.Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
     rows: torch.Tensor = part.model(*part.processor.cut(image))
     return rows
 

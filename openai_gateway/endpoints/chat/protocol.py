@@ -106,12 +106,10 @@ class RenderingFields(ConversationFields):
 
     @property
     def continues(self) -> bool:
-        """Whether the last message is the beginning of the response."""
         return self.template_options.get("continue_final_message") is True
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Variables for the chat template."""
         turns = {
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
@@ -121,7 +119,6 @@ class RenderingFields(ConversationFields):
 
     @property
     def names_a_tool(self) -> bool:
-        """Whether one tool has to be called, and once."""
         return isinstance(self.chosen, NamedToolChoice)
 
     @property
@@ -131,7 +128,6 @@ class RenderingFields(ConversationFields):
 
     @property
     def usable_tools(self) -> list[Tool]:
-        """The tools the model may call."""
         choice = self.chosen
         if choice == "none":
             return []
@@ -141,7 +137,6 @@ class RenderingFields(ConversationFields):
 
     @property
     def forced_tools(self) -> list[Tool]:
-        """The tools of which one has to be called; none: the model decides."""
         match self.chosen:
             case NamedToolChoice(function=named):
                 return [tool for tool in self.usable_tools if tool.function.name == named.name]
@@ -195,24 +190,20 @@ class ChatCompletionRequest(RenderingFields, GenerationFields, StructuredFields)
 
     @property
     def usable_tools(self) -> list[Tool]:
-        """The tools the model may call."""
         return [] if isinstance(self.messages, str) else super().usable_tools
 
     @property
     def conversation(self) -> list[dict[str, Any]] | str:
-        """The messages as chat templates read them; a text continues without a template."""
         if isinstance(self.messages, str):
             return self.messages
         return [message.for_template() for message in self.messages]
 
     @property
     def reasoning_budget(self) -> int | None:
-        """Tokens that reasoning may take; None: any number."""
         return self.thinking_budget
 
     @property
     def limit_field(self) -> str:
-        """Name of the field that limits the response's tokens."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,6 @@ class CompletionRequest(GenerationFields, StructuredFields):
         return self.max_tokens or COMPLETION_TOKENS_OF_NULL
 
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
         inputs = super().generation_inputs(sampling_defaults) | {
             "logprobs": self.logprobs,
             "response_format": self.grammar,

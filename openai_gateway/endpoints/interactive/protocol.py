@@ -65,7 +65,6 @@ class InteractiveRequest(SamplingFields):
 
     @property
     def limit_field(self) -> str:
-        """Name of the field that limits the response's tokens."""
         return "request_output_len"
 
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -154,20 +154,17 @@ class Prompted(ConversationFields):
 
     @property
     def continues(self) -> bool:
-        """Whether the last message is the beginning of the response."""
         last = self.messages[-1]
         return last.role == "assistant" and any(message["content"] for message in last.for_template())
 
     @property
     def usable_tools(self) -> list[Tool]:
-        """The tools the model may call."""
         if self.tool_choice is not None and self.tool_choice.type == "none":
             return []
         return [tool.as_tool() for tool in self.tools or ()]
 
     @property
     def forced_tools(self) -> list[Tool]:
-        """The tools of which one has to be called; none: the model decides."""
         choice = self.tool_choice
         if choice is None or choice.type not in ("any", "tool"):
             return []
@@ -175,23 +172,19 @@ class Prompted(ConversationFields):
 
     @property
     def names_a_tool(self) -> bool:
-        """Whether one tool has to be called, and once."""
         return self.tool_choice is not None and self.tool_choice.type == "tool"
 
     @property
     def calls_in_parallel(self) -> bool | None:
-        """Whether the model may call more than once; None: not said."""
         alone = None if self.tool_choice is None else self.tool_choice.disable_parallel_tool_use
         return None if alone is None else not alone
 
     @property
     def reasoning_budget(self) -> int | None:
-        """Tokens that reasoning may take; None: any number."""
         return None if self.thinking is None else self.thinking.budget_tokens
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Variables for the chat template."""
         thinks = {"enabled": True, "disabled": False}.get(self.thinking.type) if self.thinking else None
         options = thinking_options(self.output_config.effort if self.output_config else None, thinks)
         return options | ({"continue_final_message": True} if self.continues else {})

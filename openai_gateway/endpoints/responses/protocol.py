@@ -51,7 +51,6 @@ class TextFormat(Closed):
     description: AnyText | None = None
 
     def for_engine(self) -> dict[str, Any] | None:
-        """Return the engine's form; None: no constraint."""
         if self.type == "text":
             return None
         return schema_format(self.name or "response", self.schema_)
@@ -129,7 +128,6 @@ class ResponsesRequest(ConversationFields, SamplingFields):
 
     @property
     def limit_field(self) -> str:
-        """Name of the field that limits the response's tokens."""
         return "max_output_tokens"
 
     @cached_property
@@ -139,7 +137,6 @@ class ResponsesRequest(ConversationFields, SamplingFields):
 
     @property
     def usable_tools(self) -> list[Tool]:
-        """The tools the model may call."""
         if self.tool_choice == "none":
             return []
         tools = self.offered.functions
@@ -157,7 +154,6 @@ class ResponsesRequest(ConversationFields, SamplingFields):
 
     @property
     def forced_tools(self) -> list[Tool]:
-        """The tools of which one has to be called; none: the model decides."""
         if isinstance(self.tool_choice, NamedChoice):
             return [tool for tool in self.usable_tools if self._is_named(tool.function.name, {self.tool_choice.name})]
         return self.usable_tools if self._must_call else []
@@ -169,17 +165,14 @@ class ResponsesRequest(ConversationFields, SamplingFields):
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Variables for the chat template."""
         return thinking_options(self.reasoning.effort if self.reasoning else None, None)
 
     @property
     def names_a_tool(self) -> bool:
-        """Whether one tool has to be called, and once."""
         return isinstance(self.tool_choice, NamedChoice)
 
     @property
     def calls_in_parallel(self) -> bool | None:
-        """Whether the model may call more than once; None: not said."""
         return self.parallel_tool_calls
 
     @property
