@@ -42,20 +42,8 @@ SPECULATIVE_CONFIG = (
     "Speculative decoding, which drafts tokens and verifies several per step with the same output: a JSON object with "
     'the options in docs/guides/speculative-decoding.md, such as {"method": "ngram"}'
 )
-MODEL_FORMATS = (
-    None,
-    "hf",
-    "meta_llama",
-    "awq",
-    "gptq",
-    "fp8",
-    "fbgemm_fp8",
-    "compressed-tensors",
-    "modelopt",
-    "quark",
-    "smooth_quant",
-    "gguf",
-)
+_FORMATS = "hf meta_llama awq gptq fp8 fbgemm_fp8 compressed-tensors modelopt quark smooth_quant gguf"
+MODEL_FORMATS = (None, *_FORMATS.split())
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 MAX_RESPONSES = 128

@@ -34,16 +34,9 @@ def add_parser(subparsers: Any) -> None:
     add_generation_config(parser)
     add_sampling_options(parser, unless=", or what the model recommends")
     mention = partial(parser.add_argument, action=DeprecatedOption, help=argparse.SUPPRESS)
-    for flag in (
-        "--tokenizer-path",
-        "--accel",
-        "--max-alloc",
-        "--log-file",
-        "--adapter",
-        "--debug",
-        "--use-fast-tokenizer",
-    ):
-        mention(flag, word="has no effect: it was an option of a command that is gone")
+    gone = "tokenizer-path accel max-alloc log-file adapter debug use-fast-tokenizer"
+    for name in gone.split():
+        mention(f"--{name}", word="has no effect: it was an option of a command that is gone")
     mention("--max-session-len", type=int, becomes="session_len", word="is old: it is called --session-len")
     mention("--session-id", type=int, word="has no effect: each conversation gets its own number")
     mention("--stream-output", word="has no effect: responses always appear as they come")

@@ -25,35 +25,13 @@ if TYPE_CHECKING:
 FORMATS = (".json", ".yml", ".yaml", ".pkl")
 _MISSING = "Not Found"
 _TIMEOUT = 20.0  # seconds for a program to say its version
-# The name shown, and the distribution's.
-_PACKAGES = {
-    "TorchVision": "torchvision",
-    "transformers": "transformers",
-    "gradio": "gradio",
-    "fastapi": "fastapi",
-    "pydantic": "pydantic",
-    "triton": "triton",
-    "tokenizers": "tokenizers",
-    "numpy": "numpy",
-    "nvidia-pytriton": "nvidia-pytriton",
-    "tritonclient": "tritonclient",
-    "uvicorn": "uvicorn",
-    "openai": "openai",
+_PACKAGES = {  # the name shown, and the distribution's
+    name: name.lower()
+    for name in "TorchVision transformers gradio fastapi pydantic triton tokenizers numpy nvidia-pytriton tritonclient "
+    "uvicorn openai".split()
 }
 # Instruction sets the kernels have variants for, as /proc/cpuinfo spells them.
-_ISA_FLAGS = (
-    "avx2",
-    "fma",
-    "avx512f",
-    "avx512bw",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx_vnni",
-    "amx_int8",
-    "amx_bf16",
-    "asimddp",
-    "i8mm",
-)
+_ISA_FLAGS = "avx2 fma avx512f avx512bw avx512_vnni avx512_bf16 avx_vnni amx_int8 amx_bf16 asimddp i8mm".split()
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -184,6 +184,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_model_path(parser: argparse.ArgumentParser) -> None:
+    """Add the model, of a command that loads it itself."""
+    help_text = "Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model)."
+    parser.add_argument("model_path", nargs="?", default="", metavar="MODEL", help=help_text)
+
+
 def add_old_capability(group: argparse._ArgumentGroup) -> None:
     """Add the removed option ``--cap``."""
     reason = "LMDeploy 0.6 removed it; write {} into the JSON file of --chat-template (docs/guides/chat-templates.md)"
@@ -360,7 +366,15 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     add_fields(group, Settings, "allow_credentials")
     add_media_options(group)
     add_files_options(parser)
-    add_responses_options(parser)
+    parser.add_argument(
+        "--responses-store",
+        default="",
+        metavar="DIR",
+        help=(
+            "Directory in which /v1/responses stores responses, across restarts and for all workers "
+            "(default: in the memory of each worker)."
+        ),
+    )
     add_security_options(parser)
 
 
@@ -449,19 +463,6 @@ def add_files_options(parser: argparse.ArgumentParser) -> None:
     add_fields(group, Settings, "max_file_bytes", "max_key_bytes", "max_key_files", "batch_rows")
 
 
-def add_responses_options(parser: argparse.ArgumentParser) -> None:
-    """Add the store of ``/v1/responses``."""
-    parser.add_argument(
-        "--responses-store",
-        default="",
-        metavar="DIR",
-        help=(
-            "Directory in which /v1/responses stores responses, across restarts and for all workers "
-            "(default: in the memory of each worker)."
-        ),
-    )
-
-
 def add_security_options(parser: argparse.ArgumentParser) -> None:
     """Add API keys, TLS and client timeouts."""
     group = parser.add_argument_group("security")
@@ -471,16 +472,6 @@ def add_security_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Serve HTTPS with the files named by the environment variables SSL_KEYFILE and SSL_CERTFILE.",
     )
-    add_client_timeout_options(parser)
-
-
-def add_api_keys(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add ``--api-keys``."""
-    add_keys(parser, "api-keys", "API keys; clients must send one of them")
-
-
-def add_client_timeout_options(parser: argparse.ArgumentParser) -> None:
-    """Add the client timeouts."""
     group = parser.add_argument_group("client timeouts")
     add_numbers(
         group,
@@ -489,6 +480,11 @@ def add_client_timeout_options(parser: argparse.ArgumentParser) -> None:
         ("--write-timeout", seconds, DEFAULT_WRITE_SECONDS, "SECONDS", "Time for a client to read buffered data."),
         ("--keep-alive-timeout", seconds, DEFAULT_IDLE_SECONDS, "SECONDS", "Time of a connection without a request."),
     )
+
+
+def add_api_keys(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add ``--api-keys``."""
+    add_keys(parser, "api-keys", "API keys; clients must send one of them")
 
 
 def trace_endpoint(text: str) -> str:

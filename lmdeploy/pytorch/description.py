@@ -15,14 +15,7 @@ from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec
 
 WORKER_FILE = "worker.json"
 # Names of the context length in configurations.
-_LENGTHS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "seq_length",
-    "max_seq_len",
-    "model_max_length",
-)
+_LENGTHS = "max_position_embeddings n_positions max_sequence_length seq_length max_seq_len model_max_length".split()
 _DEFAULT_LENGTH = 2048
 
 

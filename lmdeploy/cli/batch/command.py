@@ -25,13 +25,7 @@ def add_parser(subparsers: Any) -> None:
         ),
     )
     parser.add_argument("input", type=Path, metavar="INPUT", help="Input file with the requests (.jsonl).")
-    parser.add_argument(
-        "model_path",
-        nargs="?",
-        default="",
-        metavar="MODEL",
-        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model).",
-    )
+    options.add_model_path(parser)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="Output file; responses are appended to it."
     )

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.cli.options import add_engine_options, add_model_options, engine_config
+from lmdeploy.cli.options import add_engine_options, add_model_options, add_model_path, engine_config
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,13 +25,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="PROMPTS",
         help='File with one JSON object per line: {"messages": [...]} or {"prompt": "..."}.',
     )
-    parser.add_argument(
-        "model_path",
-        nargs="?",
-        default="",
-        metavar="MODEL",
-        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model).",
-    )
+    add_model_path(parser)
     add_engine_options(parser)
     add_model_options(parser)
     parser.set_defaults(run=run)

@@ -7,6 +7,7 @@ from typing import Any
 from lmdeploy.turbomind.families import llama
 from lmdeploy.turbomind.families.common import Checkpoint, Family
 from lmdeploy.turbomind.families.experts import ExpertNames, moe_of, stacked_experts
+from lmdeploy.turbomind.families.falcon import FALCON_H1_LAYOUT
 from lmdeploy.turbomind.families.gated_delta import MIXERS
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
@@ -70,7 +71,6 @@ GRANITE_MOE = Family(
 
 # Granite with windows: sinks, and a rotation of its own in each layer, or none; dense or with experts.
 def granite_swa_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     bases = sorted({base for base in config.layer_rope_theta if base})
     turned = [copy.copy(config) for _ in bases]
     for rope, base in zip(turned, bases, strict=True):
@@ -107,7 +107,6 @@ GRANITE_SWA = Family(
 
 # HyperCLOVA X SEED Think: Granite, whose logits are multiplied by their factor, with norms of outputs in most.
 def hyperclovax_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     base = granite_spec(config, checkpoint)
     return dataclasses.replace(
         base,
@@ -122,7 +121,6 @@ HYPERCLOVAX = Family(("HyperCLOVAXForCausalLM",), hyperclovax_spec, HYPERCLOVAX_
 
 # Bamba: Mamba-2 in most layers, attention that rotates half of a head in the others.
 def bamba_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     mixers = tuple(MIXERS[kind] for kind in config.layers_block_type)
     return llama.llama_spec(
         config,
@@ -132,20 +130,11 @@ def bamba_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-BAMBA_LAYOUT = Layout(
-    final_norm="model.final_layernorm",
-    mlp_norm="pre_ff_layernorm",
-    gate="feed_forward.gate_proj",
-    up="feed_forward.up_proj",
-    down="feed_forward.down_proj",
-    recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mamba."),
-)
-BAMBA = Family(("BambaForCausalLM",), bamba_spec, BAMBA_LAYOUT.tensors)
+BAMBA = Family(("BambaForCausalLM",), bamba_spec, FALCON_H1_LAYOUT.tensors)
 
 
 # Granite 4: Granite, with Mamba-2 in most layers; a dense MLP alongside experts, or alone.
 def granite_moe_hybrid_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
     config.mlp_bias = False
     moe = None
     if config.num_local_experts:

@@ -33,19 +33,7 @@ TYPES = {
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK_TYPES = tuple(name for name, _, _ in TYPES.values() if name not in FLOAT_TYPES)
 # Blocks of fewer bits whose codes kernels have no room for in fewer than 8.
-UPCAST_TYPES = (
-    "IQ1_S",
-    "IQ1_M",
-    "IQ2_XXS",
-    "IQ2_XS",
-    "IQ2_S",
-    "IQ3_XXS",
-    "IQ3_S",
-    "IQ4_NL",
-    "IQ4_XS",
-    "MXFP4",
-    "NVFP4",
-)
+UPCAST_TYPES = "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS MXFP4 NVFP4".split()
 # Those that are distinguished, so that an error can name them.
 _UNREAD_TYPES = {
     9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",

@@ -178,10 +178,8 @@ class TowerFile:
         return self.tower.processor(self.header.metadata) | statistics
 
 
-def _siglip(file: TowerFile, model_type: str) -> dict[str, Any]:
+def _sizes(file: TowerFile) -> dict[str, Any]:
     return {
-        "model_type": model_type,
-        "hidden_act": "gelu_pytorch_tanh",
         "hidden_size": file.get("embedding_length"),
         "image_size": file.get("image_size"),
         "intermediate_size": file.get("feed_forward_length"),
@@ -189,8 +187,12 @@ def _siglip(file: TowerFile, model_type: str) -> dict[str, Any]:
         "num_attention_heads": file.get("attention.head_count"),
         "num_hidden_layers": file.get("block_count"),
         "patch_size": file.get("patch_size"),
-        "vision_use_head": False,
     }
+
+
+def _siglip(file: TowerFile, model_type: str) -> dict[str, Any]:
+    fields = {"model_type": model_type, "hidden_act": "gelu_pytorch_tanh", "vision_use_head": False}
+    return _sizes(file) | fields
 
 
 def _gemma3(file: TowerFile, tokens: Mapping[str, int]) -> dict[str, Any]:
@@ -215,17 +217,12 @@ def _idefics3(file: TowerFile, tokens: Mapping[str, int]) -> dict[str, Any]:
 def _internvl(file: TowerFile, tokens: Mapping[str, int]) -> dict[str, Any]:
     side, patch, factor = file.get("image_size"), file.get("patch_size"), file.get("projector.scale_factor")
     tensors = file.header.tensors
-    vision = {
+    vision = _sizes(file) | {
         "model_type": "internvl_vision",
         "attention_bias": "v.blk.0.attn_q.bias" in tensors,
         "hidden_act": "gelu",
-        "hidden_size": file.get("embedding_length"),
         "image_size": [side, side],
-        "intermediate_size": file.get("feed_forward_length"),
-        "layer_norm_eps": file.get("attention.layer_norm_epsilon"),
         "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in tensors else "rms_norm",
-        "num_attention_heads": file.get("attention.head_count"),
-        "num_hidden_layers": file.get("block_count"),
         "patch_size": [patch, patch],
         "use_qk_norm": "v.blk.0.attn_q_norm.weight" in tensors,
     }

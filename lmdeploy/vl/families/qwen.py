@@ -35,18 +35,9 @@ def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
 
     Raises `ValueError` if ``min_pixels`` or ``max_pixels`` is no number of pixels.
     """
-    min_pixels, max_pixels = part.processor.size["shortest_edge"], part.processor.size["longest_edge"]
-    bounds = {}
-    for name, bound in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
-        requested = options.get(name, bound)
-        if type(requested) is not int or requested < 1:
-            raise ValueError(f"{name} must be a whole number >= 1, got {requested!r}")
-        bounds[name] = min(max(requested, min_pixels), max_pixels)
-    if bounds["min_pixels"] > bounds["max_pixels"]:
-        raise ValueError(
-            f"min_pixels must be at most max_pixels, got {bounds['min_pixels']} and {bounds['max_pixels']}"
-        )
-    return bounds
+    size = part.processor.size
+    bounds = qwen_video.requested_pixels(options, size["shortest_edge"], size["longest_edge"])
+    return dict(zip(("min_pixels", "max_pixels"), bounds, strict=True))
 
 
 def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int, int, int]:
@@ -193,7 +184,6 @@ def number(part: VisionPart, index: int, options: Options) -> str:
 
 
 def qwen_vl_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
-    """Return the rows."""
     rows: torch.Tensor = part.model(part.processor.pixels(image))
     return rows
 

@@ -39,6 +39,11 @@ def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
     layout = _OF_VIDEO.get(part.config.model_type, _OF_FRAME)
     min_pixels = int(size.get("shortest_edge") or part.video.get("min_pixels") or layout["shortest_edge"])
     max_pixels = int(size.get("longest_edge") or part.video.get("max_pixels") or layout["longest_edge"])
+    return requested_pixels(options, min_pixels, max_pixels)
+
+
+def requested_pixels(options: Options, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Return how few and how many pixels a caller asks for, within bounds; raise `ValueError` as `pixel_bounds`."""
     bounds = []
     for name, default in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
         requested = options.get(name, default)

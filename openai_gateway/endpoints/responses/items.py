@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from openai_gateway.endpoints.responses.tools import INPUT
 from openai_gateway.media import DOCUMENT
 from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Items, Strict, at_most
+from openai_gateway.protocol.messages import RefusalPart
 from openai_gateway.protocol.tools import ArgumentsText
 
 _NOT_HERE = {
@@ -64,18 +65,6 @@ class ContentPart(Strict):
 
     type: Literal["input_text", "output_text", "text"]
     text: AnyText
-
-
-class RefusalPart(Strict):
-    """A refusal of the model."""
-
-    type: Literal["refusal"]
-    refusal: AnyText
-
-    @property
-    def text(self) -> str:
-        """It."""
-        return self.refusal
 
 
 class ImagePart(Strict):
