@@ -5,7 +5,7 @@ Those are ``tiktoken`` for Qwen 1 and GLM-4, ``sentencepiece`` for the others. T
 """
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,32 +122,42 @@ def pieces_of(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_file=f"{tokenizer.directory}/tokenizer.model")
 
 
-def test_qwen_encodes_as_tiktoken_does(qwen: Tokenizer, ranks: dict[bytes, int]) -> None:
-    special = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}
-    special |= {f"<|extra_{number}|>": 151646 + number for number in range(205)}
-    reference = tiktoken.Encoding("qwen", pat_str=QWEN_WORDS, mergeable_ranks=ranks, special_tokens=special)
+def check_texts(
+    encode: Callable[[str], list[int]],
+    reference: Callable[[str], list[int]],
+    examples: Sequence[str] = (),
+    unknown: Sequence[str] = (),
+) -> None:
+    """Compare what examples and random texts become; ``unknown``: special tokens that the reference does not know."""
 
     @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
-        assert qwen.encode(text) == reference.encode(unicodedata.normalize("NFC", text), allowed_special="all")
+        assume(not any(content in text for content in unknown))
+        assert encode(text) == reference(text)
 
     check()
-    for text in [*SAMPLES, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "<|extra_204|><|endoftext|>"]:
-        assert qwen.encode(text) == reference.encode(unicodedata.normalize("NFC", text), allowed_special="all")
+    for text in examples:
+        assert encode(text) == reference(text)
+
+
+def test_qwen_encodes_as_tiktoken_does(qwen: Tokenizer, ranks: dict[bytes, int]) -> None:
+    special = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}
+    special |= {f"<|extra_{number}|>": 151646 + number for number in range(205)}
+    reference = tiktoken.Encoding("qwen", pat_str=QWEN_WORDS, mergeable_ranks=ranks, special_tokens=special)
+    examples = [*SAMPLES, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "<|extra_204|><|endoftext|>"]
+    check_texts(
+        qwen.encode,
+        lambda text: reference.encode(unicodedata.normalize("NFC", text), allowed_special="all"),
+        examples,
+    )
 
 
 def test_glm4_encodes_as_tiktoken_does_after_its_prefix(glm4: Tokenizer, ranks: dict[bytes, int]) -> None:
     special = {text: len(ranks) + i for i, text in enumerate(GLM4_SPECIAL)}
     reference = tiktoken.Encoding("glm4", pat_str=GLM4_WORDS, mergeable_ranks=ranks, special_tokens=special)
     prefix = [special["[gMASK]"], special["<sop>"]]
-
-    @settings(max_examples=EXAMPLES)
-    @given(text=TEXTS)
-    def check(text: str) -> None:
-        assert glm4.encode(text) == [*prefix, *reference.encode(text, allowed_special="all")]
-
-    check()
+    check_texts(glm4.encode, lambda text: [*prefix, *reference.encode(text, allowed_special="all")])
     for text in [*SAMPLES, "<|user|>\nHi<|assistant|>"]:
         assert glm4.encode(text, add_bos=False) == reference.encode(text, allowed_special="all")
 
@@ -173,15 +183,8 @@ def test_kimi_encodes_as_tiktoken_does(ranks: dict[bytes, int], tmp_path: Path) 
     reserved = [f"<|reserved_token_{len(ranks) + i}|>" for i in range(len(KIMI_SPECIAL), 258)]
     special = {text: len(ranks) + i for i, text in enumerate([*KIMI_SPECIAL, *reserved])}
     reference = tiktoken.Encoding("kimi", pat_str=KIMI_WORDS, mergeable_ranks=ranks, special_tokens=special)
-
-    @settings(max_examples=EXAMPLES, derandomize=True)
-    @given(TEXTS)
-    def check(text: str) -> None:
-        assert kimi.encode(text) == reference.encode(text, allowed_special="all")
-
-    check()
     text = f"[BOS]Ünï 你好World's 123456 {reserved[0]} don'T\r\n\r\n  x[EOS]"
-    assert kimi.encode(text) == reference.encode(text, allowed_special="all")
+    check_texts(kimi.encode, lambda text: reference.encode(text, allowed_special="all"), [text])
     assert kimi.hf_tokenizer.eos_token == "[EOS]"
 
 
@@ -202,14 +205,7 @@ def test_chatglm_encodes_as_sentencepiece_does_after_its_prefix(
     tokenizer: Tokenizer = request.getfixturevalue(generation)
     reference = pieces_of(tokenizer)
     size = reference.get_piece_size()
-
-    @settings(max_examples=EXAMPLES)
-    @given(text=TEXTS)
-    def check(text: str) -> None:
-        assume(not any(content in text for content in SPECIAL_TOKENS))  # which SentencePiece does not know
-        assert tokenizer.encode(text) == [size + 1, size + 3, *reference.encode(text)]
-
-    check()
+    check_texts(tokenizer.encode, lambda text: [size + 1, size + 3, *reference.encode(text)], unknown=SPECIAL_TOKENS)
     assert reference.piece_to_id("sop") in tokenizer.encode("philosophy")
 
 
@@ -217,15 +213,8 @@ def test_chatglm_encodes_as_sentencepiece_does_after_its_prefix(
 def test_internlm_encodes_as_sentencepiece_does_after_bos(request: pytest.FixtureRequest, kind: str) -> None:
     internlm: Tokenizer = request.getfixturevalue(kind)
     reference = pieces_of(internlm)
-    contents = [*INTERNLM_ADDED, "<s>", "</s>"]
-
-    @settings(max_examples=EXAMPLES)
-    @given(text=TEXTS)
-    def check(text: str) -> None:
-        assume(not any(content in text for content in [*contents, "[UNUSED"]))
-        assert internlm.encode(text) == [1, *reference.encode(text)]
-
-    check()
+    unknown = [*INTERNLM_ADDED, "<s>", "</s>", "[UNUSED"]
+    check_texts(internlm.encode, lambda text: [1, *reference.encode(text)], unknown=unknown)
     start, end = (internlm.encode(content, add_bos=False)[0] for content in INTERNLM_ADDED)
     assert (start, end) == tuple(reference.piece_to_id(content) for content in INTERNLM_UNUSED)
     expected = [1, start, *reference.encode("user\nHi"), end, *reference.encode("\n"), 2]
