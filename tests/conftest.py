@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,7 +63,10 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000)
         gc.enable()
+        if "torch" in sys.modules:  # its second thread costs tiny models more than it computes
+            sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -78,6 +82,24 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     report_flaky(terminalreporter)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests make out of the user's cache, but for models and programs, which take long to make."""
+    from lmdeploy.paths import cache_root
+
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # by all workers of a run
+    (shared / "cache").mkdir(exist_ok=True)
+    for name in ("models", "peers", "old-clients"):
+        kept = cache_root() / name
+        kept.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (shared / "cache" / name).symlink_to(kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMDEPLOY_CACHE", str(shared / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
