@@ -5,6 +5,7 @@ Each is declared once, in ``parts.py`` or ``model.py``. ``problems_of_fields`` c
 """
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -79,8 +80,10 @@ class Field:
         return self.default is MISSING and not self.is_optional
 
 
-def fields_of(part: type) -> Iterator[Field]:
-    """Yield the fields of one of the dataclasses."""
+@functools.cache
+def fields_of(part: type) -> tuple[Field, ...]:
+    """Return the fields of one of the dataclasses."""
+    found = []
     hints = typing.get_type_hints(part, include_extras=True)
     for field in dataclasses.fields(part):
         rules: list[Any] = []
@@ -95,7 +98,8 @@ def fields_of(part: type) -> Iterator[Field]:
         rule = next((rule for rule in rules if isinstance(rule, Whole | Real | OneOf)), None)
         per_layer = next((rule for rule in rules if isinstance(rule, PerLayer)), None)
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        yield Field(field.name, kind, rule, is_tuple, is_optional, per_layer, default)
+        found.append(Field(field.name, kind, rule, is_tuple, is_optional, per_layer, default))
+    return tuple(found)
 
 
 def problems_of_fields(part: Any, layers: int, prefix: str = "") -> Iterator[str]:
