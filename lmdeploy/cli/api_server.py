@@ -15,11 +15,13 @@ from lmdeploy.extras import require
 from lmdeploy.logs import configure
 from lmdeploy.model_metadata.sampling_defaults import AUTO, NONE, sampling_defaults
 from lmdeploy.paths import tokenizer_dir
+from lmdeploy.serve.heap import pause_collection
 from lmdeploy.serve.ports import reachable_host, require_free
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
+    pause_collection()
     configure(args.log_level, args.log_format)
     if args.webui:
         require("webui", "--webui")

@@ -9,6 +9,7 @@ from pathlib import Path
 from lmdeploy.cli.gateway_settings import base_url, browsers_line, check_qos, gateway_settings, listening
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.logs import configure
+from lmdeploy.serve.heap import pause_collection
 from lmdeploy.serve.ports import require_free
 from openai_gateway.process.workers import serve_until_stopped
 from openai_gateway.settings import Settings
@@ -16,6 +17,7 @@ from openai_gateway.settings import Settings
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
+    pause_collection()
     configure(args.log_level, args.log_format)
     stop_on_sigterm()
     where = listening(args)

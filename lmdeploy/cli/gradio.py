@@ -10,7 +10,7 @@ from pathlib import Path
 from lmdeploy.cli.triton import served_model, stop_on_sigterm
 from lmdeploy.logs import configure
 from lmdeploy.model_metadata.sampling_defaults import sampling_defaults
-from lmdeploy.serve.heap import trim_heap
+from lmdeploy.serve.heap import pause_collection, trim_heap
 from lmdeploy.serve.ports import require_free
 
 _ADDRESS = re.compile(r"[^/\s]+:\d+")  # host:port
@@ -18,6 +18,7 @@ _ADDRESS = re.compile(r"[^/\s]+:\d+")  # host:port
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until SIGINT or SIGTERM; return the exit status."""
+    pause_collection()
     configure(args.log_level, args.log_format)
     stop_on_sigterm()
     trim_heap()

@@ -9,7 +9,7 @@ from lmdeploy.cli.gateway_settings import base_url, listening
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.logs import configure
 from lmdeploy.paths import cache_root
-from lmdeploy.serve.heap import trim_heap
+from lmdeploy.serve.heap import pause_collection, trim_heap
 from lmdeploy.serve.ports import require_free
 from openai_gateway.process.server import Server
 from openai_gateway.proxy.app import create_proxy
@@ -18,6 +18,7 @@ from openai_gateway.proxy.settings import ProxySettings, heartbeat_seconds
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
+    pause_collection()
     configure(args.log_level, args.log_format)
     stop_on_sigterm()
     trim_heap()

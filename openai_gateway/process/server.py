@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.types import ASGIApp
 
+from lmdeploy.serve.heap import resume_collection
 from lmdeploy.serve.quiet_server import QuietServer
 from openai_gateway.process.connection import (
     DEFAULT_CLIENT_TIMEOUTS,
@@ -74,6 +75,7 @@ class Server(QuietServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, then report `on_ready`."""
         _use_all_descriptors()
+        resume_collection()
         await super().startup(sockets=sockets)
         if self.started and self._on_ready is not None:
             self._on_ready()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lmdeploy.logs import configure
-from lmdeploy.serve.heap import trim_heap
+from lmdeploy.serve.heap import pause_collection, trim_heap
 from openai_gateway.app import create_app
 from openai_gateway.process.server import Listening, Server
 from openai_gateway.settings import Settings
@@ -48,6 +48,7 @@ def shared_socket(host: str, port: int) -> socket.socket:
 def main() -> None:
     """Serve until asked to stop."""
     trim_heap()
+    pause_collection()
     # The environment is our parent's, who wrote it a moment ago.
     given: Assignment = pickle.loads(b64decode(os.environ.pop(ENVIRONMENT)))
     listening = given.listening

@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.child import ChildProcess
-from lmdeploy.serve.heap import trim_heap
+from lmdeploy.serve.heap import resume_collection, trim_heap
 from lmdeploy.serve.multi_model.registry import Registry
 from openai_gateway.process.ledger import cancel_requests, open_requests
 from openai_gateway.process.server import Listening
@@ -85,6 +85,7 @@ class Workers:
                     self._children.append(self._start(number))
                 self._wait_ready()
                 self._on_ready()
+                resume_collection()
                 while True:
                     time.sleep(_POLL)
                     self._restart_dead()

@@ -267,3 +267,22 @@ def test_a_page_that_is_not_wanted_is_not_started() -> None:
     page = ChatPage("localhost:1", "", "localhost", free_ports(1)[0], (), on_ready=lambda: None)
     page.stop()
     assert page.failure == ""
+
+
+_LOADED = """
+import gc
+from lmdeploy.serve.heap import pause_collection
+from openai_gateway.process.server import Listening, Server
+
+pause_collection()
+loaded = [[] for _ in range(10_000)]
+assert gc.get_count()[0] > 10_000
+server = Server(None, Listening("127.0.0.1", 0), 1.0, on_ready=lambda: setattr(server, "should_exit", True))
+server.run()
+print(gc.isenabled(), any(item is loaded[0] for item in gc.get_objects()))
+"""
+
+
+def test_a_server_collects_garbage_but_not_among_what_was_loaded() -> None:
+    output = subprocess.run([sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True).stdout
+    assert output.split() == ["True", "False"]

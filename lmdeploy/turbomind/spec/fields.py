@@ -104,7 +104,8 @@ def fields_of(part: type) -> tuple[Field, ...]:
 
 def problems_of_fields(part: Any, layers: int, prefix: str = "") -> Iterator[str]:
     """Yield a sentence for each field of ``part``, and of the parts in it, that is not what its declaration says."""
-    for field in fields_of(type(part)):
+    kind: type = type(part)
+    for field in fields_of(kind):
         value, name = getattr(part, field.name), prefix + field.name
         if value is None and field.is_optional:
             continue
