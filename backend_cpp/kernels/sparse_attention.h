@@ -23,6 +23,7 @@
 #include "kernels/norm.h"
 #include "kernels/operation.h"
 #include "kernels/paged_attention.h"
+#include "kernels/rope.h"
 
 namespace turbomind {
 
@@ -48,10 +49,7 @@ struct WriteBlockKeys {
   int block = 0;           // tokens of one
   HeadsView k;             // [rows, 1, key_dim]
   NormWeight norm;
-  const float* frequencies = nullptr;  // [pairs]
-  int pairs = 0;
-  float scale = 1;  // of cosines and sines
-  bool is_interleaved = false;
+  RopeTable starts;  // of rows that end a block, by the position of its first token
 
   void run(ThreadPool& pool) const;
 };

@@ -49,13 +49,4 @@ std::span<const EmbeddingRange> ranges_within(std::span<const EmbeddingRange> ra
   return {first, last};
 }
 
-int position_shift(std::span<const EmbeddingRange> ranges, int token) {
-  int shift = 0;
-  for (const EmbeddingRange& range : ranges) {
-    if (range.end() > token) break;
-    shift += range.shift();
-  }
-  return shift;
-}
-
 }  // namespace turbomind

@@ -68,7 +68,4 @@ struct EmbeddingRange {
 // The part of `ranges`, which ascend and do not overlap, that reaches into tokens [begin, end).
 std::span<const EmbeddingRange> ranges_within(std::span<const EmbeddingRange> ranges, int begin, int end);
 
-// The sum of shift() over those of `ranges` that end at `token` or before.
-int position_shift(std::span<const EmbeddingRange> ranges, int token);
-
 }  // namespace turbomind

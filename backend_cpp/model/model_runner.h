@@ -32,13 +32,16 @@ struct StepSpan {
   int prompt_len = 0;                        // of the whole sequence; some models stretch positions by it
   // Set where the runner samples (RunnerTraits::samples_on_device); nothing is `requested` then.
   const SamplingMetadata* choice = nullptr;
-  // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
+  // Rows in place of token embeddings in the whole sequence, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
-  int position_shift = 0;  // of the ranges that end at or before first_position
-  int adapter = 0;         // slot of the low-rank adapter of its rows (AdapterSlots::set_adapter); 0: none
-  int drafts = 0;          // last rows that are drafts; with SpanLogits::kLast, they and the row before are requested
-  int second_text = 0;     // of an encoder: first position of the second text of a pair; 0: there is one text
+  int adapter = 0;      // slot of the low-rank adapter of its rows (AdapterSlots::set_adapter); 0: none
+  int drafts = 0;       // last rows that are drafts; with SpanLogits::kLast, they and the row before are requested
+  int second_text = 0;  // of an encoder: first position of the second text of a pair; 0: there is one text
 
+  // Those that reach into the span.
+  std::span<const EmbeddingRange> embedded() const {
+    return ranges_within(embeddings, first_position, first_position + count);
+  }
   int logit_rows() const {
     return requested == SpanLogits::kNone ? 0 : requested == SpanLogits::kLast ? 1 + drafts : count;
   }

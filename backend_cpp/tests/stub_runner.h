@@ -144,7 +144,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
         slot(span, span.first_position + i) = std::max(token, 0);
       }
       // A row in place of a token is that token's number.
-      for (const EmbeddingRange& range : span.embeddings) {
+      for (const EmbeddingRange& range : span.embedded()) {
         if (traits_.images.needs_whole && range.end() > span.first_position + span.count)
           throw std::logic_error("a cut image");
         for (int row = 0; row < range.count; ++row) {

@@ -31,7 +31,8 @@ _NATIVE = (
     "MiniMaxM3SparseForConditionalGeneration", "Mistral3ForConditionalGeneration", "Ovis2ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration", "QianfanOCRForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
     "Qwen2VLForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 
 
@@ -150,6 +151,7 @@ _SECTIONS = {
     "qwen3_5_text": (11, 11, 10),
     "qwen3_vl_moe_text": (24, 20, 20),
     "qwen3_vl_text": (24, 20, 20),
+    "qwen4_exp_text": (11, 11, 10),
 }
 
 
@@ -165,7 +167,7 @@ _TEXTS_ALONE = {
     **dict.fromkeys(
         (
             "KimiVLForConditionalGeneration", "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
-            "Qwen4ExpForConditionalGeneration", "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",
+            "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",
         ),
         _OwnForm(_text_config, "text_config"),
     ),
@@ -294,7 +296,7 @@ def spec_in(spec: ModelSpec, text: TextPart) -> ModelSpec:
     """Return the spec of a text part within the model that sees."""
     parameters = getattr(text.config, "rope_parameters", None) or {}
     model_type = getattr(text.config, "model_type", None)  # families with their own configuration have none
-    is_interleaved = bool(parameters.get("mrope_interleaved", str(model_type).startswith("qwen3_")))
+    is_interleaved = bool(parameters.get("mrope_interleaved", str(model_type).startswith(("qwen3_", "qwen4_"))))
     sections = parameters.get("mrope_section") or _SECTIONS.get(str(model_type))
 
     def axes_of(pairs: int) -> tuple[int, ...]:

@@ -296,6 +296,11 @@ CASES = {
         sizes=((40, 60), (90, 31)),
         types="mm_token_type_ids",
     ),
+    "Qwen 4": Case(
+        functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen4Exp"),
+        sizes=((40, 60), (90, 31), (300, 150)),
+        types="mm_token_type_ids",
+    ),
     "LFM3-VL": Case(tiny.make_tiny_lfm3_vl, sizes=((40, 60), (90, 31), (300, 150))),
     "EXAONE 4.5": Case(tiny.make_tiny_exaone4_5, sizes=((40, 60), (90, 31), (300, 150))),
     "Qianfan-OCR": Case(tiny.make_tiny_qianfan_ocr, _cropped),

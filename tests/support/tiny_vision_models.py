@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests.support.hybrid_models import EXPERTS, GATED_DELTA
+from tests.support.hybrid_models import EXPERTS, GATED_DELTA, QWEN4
 
 IMAGE_SIDE = 28
 PATCH = 14
@@ -278,7 +278,7 @@ def make_tiny_qwen_vl(directory: Path, *, kind: str = "Qwen2VL", window: int = 5
 
     Qwen3VLMoe has experts in two of three layers. Qwen3.5 keeps a state in two of three, and adds no deeper features.
     """
-    is_hybrid = kind.startswith("Qwen3_5")
+    is_hybrid = kind.startswith(("Qwen3_5", "Qwen4"))
     is_third = kind.startswith("Qwen3VL") or is_hybrid
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True} if is_third else {"mrope_section": [1, 1, 2]}
     text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **sections}}
@@ -292,6 +292,9 @@ def make_tiny_qwen_vl(directory: Path, *, kind: str = "Qwen2VL", window: int = 5
         text["rope_parameters"].pop("mrope_interleaved")  # its positions always are
     if kind == "Qwen3_5Moe":
         text |= EXPERTS
+    if kind == "Qwen4Exp":  # a vocabulary for whose numbers the hash of n-grams is exact
+        text = QWEN4 | text | {"vocab_size": 1024, "layer_types": ["linear_attention", "indexed_attention"] * 2}
+        text |= {"num_hidden_layers": 4, "indexer_n_heads": 12}  # of few, no head may see anything in two blocks
     vision: dict[str, Any] = {"depth": depth, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": 2}
     if kind == "Qwen2VL":
         vision |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
@@ -365,8 +368,7 @@ def make_tiny_glm4v(directory: Path, *, kind: str = "Glm4v") -> Path:
     text = {**TEXT, "hidden_size": 64, "rope_parameters": rope} | (experts if kind == "Glm4vMoe" else {})
     text |= {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1} if kind == "GlmOcr" else {}
     size = {"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 12}
-    _write_video_processor(directory, frames=40)
-    return _make(
+    _make(
         directory, kind, [image[1], image[0], image[2], video[1], video[0], video[2]], "".join(image),
         ("Glm4v", {"patch_size": PATCH, "merge_size": 2, "size": size}),
         vision_config={
@@ -380,6 +382,8 @@ def make_tiny_glm4v(directory: Path, *, kind: str = "Glm4v") -> Path:
             for part, token in zip(("start_", "", "end_"), tokens, strict=True)
         },
     )  # fmt: skip
+    _write_video_processor(directory, frames=40)
+    return directory
 
 
 def make_tiny_paddleocr_vl(directory: Path) -> Path:

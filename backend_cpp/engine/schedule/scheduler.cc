@@ -208,9 +208,7 @@ void Scheduler::add_spans(Step& step) {
     step.input.spans.push_back(
         {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached(), &sequence->memory.tables(),
          requested_logits(*sequence), sequence->prompt_len(), nullptr,
-         ranges_within(sequence->group->embeddings, sequence->cached(), sequence->cached() + sequence->planned),
-         position_shift(sequence->group->embeddings, sequence->cached()),
-         sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count(),
+         sequence->group->embeddings, sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count(),
          sequence->params().second_text_begin.value_or(0)});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
     if (sequence->in_flight > 0) step.input.tokens.push_back(in_flight_token(sequence->in_flight_span));

@@ -135,28 +135,18 @@ void read_index_key(CacheType type, const std::byte* from, int size, Add&& add) 
   }
 }
 
-// Writes the key of the block that ends at `last`.
-void pool_block(const WriteBlockKeys& op, const AttentionSpan& span, int last) {
+// Writes the key of the block that ends at `last`, which is row `row`.
+void pool_block(const WriteBlockKeys& op, const AttentionSpan& span, int last, size_t row) {
   static thread_local std::vector<float> key;
-  static thread_local std::vector<float> turns;
   const CacheLayout& layout = op.params.layout;
   key.assign(static_cast<size_t>(layout.key_dim), 0);
-  const int first = last + 1 - op.block;
-  for (int position = first; position <= last; ++position) {
+  for (int position = last + 1 - op.block; position <= last; ++position) {
     read_index_key(layout.type, index_key(op.params, span, position), layout.key_dim,
                    [&](int d, float value) { key[static_cast<size_t>(d)] += value; });
   }
   for (float& number : key) number /= static_cast<float>(op.block);
   kernels().norm_row(op.norm, key.data(), layout.key_dim, key.data());
-  const auto pairs = static_cast<size_t>(op.pairs);
-  turns.resize(2 * pairs);
-  for (size_t i = 0; i < pairs; ++i) {
-    const float angle = static_cast<float>(first) * op.frequencies[i];
-    turns[i] = std::cos(angle) * op.scale;
-    turns[pairs + i] = std::sin(angle) * op.scale;
-  }
-  rope_row({turns.data(), turns.data() + pairs, op.pairs, op.is_interleaved}, 0,
-           rows_view(key.data(), 1, layout.key_dim), nullptr);
+  rope_row(op.starts, row, {key.data(), 1, 0, 1, key.size(), layout.key_dim}, nullptr);
   write_index_key(layout.type, key.data(), layout.key_dim, index_key(op.params, span, last));
 }
 
@@ -403,7 +393,9 @@ void WriteBlockKeys::run(ThreadPool& pool) const {
                     index_key(params, *run.span, run.position(r)));
   });
   on_rows([&](const Run& run, int r) {
-    if ((run.position(r) + 1) % block == 0) pool_block(*this, *run.span, run.position(r));
+    const int position = run.position(r);
+    if ((position + 1) % block != 0) return;
+    pool_block(*this, *run.span, position, static_cast<size_t>(run.span->first_token + run.first_token + r));
   });
 }
 

@@ -99,8 +99,7 @@ BlockIndexer::BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cach
       write_(spec_.is_by_best ? nullptr : ops.operations().require<WriteBlockKeys>()),
       choose_(spec_.is_by_best ? nullptr : ops.operations().require<ChooseBlocks>()),
       choose_best_(spec_.is_by_best ? ops.operations().require<ChooseBestBlocks>() : nullptr),
-      frequencies_(uploaded(ops, spec.ropes.front().inv_freq)),
-      rope_scale_(spec.ropes.front().attention_scaling) {}
+      starts_(ops, {spec.ropes.front()}, max_tokens, spec_.block - 1) {}
 
 void BlockIndexer::choose(const StepContext& step, int layer, const BlockIndexerWeights& weights, const float* x,
                           RopeTable table) {
@@ -120,7 +119,7 @@ void BlockIndexer::choose(const StepContext& step, int layer, const BlockIndexer
   }
   ops.rope(table, queries, nullptr);
   write_(ops, {index, spec_.block, rows_view(keys_, step.rows, spec_.head_dim), weights.key_norm.view,
-               frequencies_.as<float>(), table.pairs, rope_scale_, table.is_interleaved});
+               starts_.table(0)});
   choose_(ops, {index, spec_.budget, spec_.block, queries, chosen_.as<int32_t>()});
 }
 

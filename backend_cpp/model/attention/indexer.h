@@ -9,6 +9,7 @@
 
 #include "kernels/paged_attention.h"
 #include "kernels/sparse_attention.h"
+#include "model/attention/rope_tables.h"
 #include "model/cache_memory.h"
 #include "model/norm_storage.h"
 #include "model/spec/model_spec.h"
@@ -118,6 +119,12 @@ class BlockIndexer final : public Indexer {
  public:
   BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens);
 
+  void begin_step(Operators& ops, const StepInput& input) {
+    if (write_) starts_.stage(ops, input);
+  }
+  void fill_tables(const StepContext& step) {
+    if (write_) starts_.fill(step.ops, step.rows);
+  }
   // Writes the step's index keys and chooses for its rows. x [rows, hidden]; `table`: the layer's rotation
   void choose(const StepContext& step, int layer, const BlockIndexerWeights& weights, const float* x, RopeTable table);
 
@@ -126,8 +133,7 @@ class BlockIndexer final : public Indexer {
   OperationFunction<WriteBlockKeys> write_;  // null where blocks count by their best token, as the next
   OperationFunction<ChooseBlocks> choose_;
   OperationFunction<ChooseBestBlocks> choose_best_;  // null elsewhere
-  AlignedBuffer frequencies_;                        // [pairs]
-  float rope_scale_ = 1;
+  RopeTables starts_;                                // of the first tokens of blocks, by the rows of their last
 };
 
 }  // namespace turbomind

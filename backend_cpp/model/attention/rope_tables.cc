@@ -57,9 +57,10 @@ int axes_of(const std::vector<RopeSpec>& ropes) {
 
 }  // namespace
 
-RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_tokens)
+RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_tokens, int back)
     : ropes_(std::move(ropes)),
       axes_(axes_of(ropes_)),
+      back_(back),
       positions_(ops, static_cast<size_t>(max_tokens) * static_cast<size_t>(axes_) * sizeof(int32_t)) {
   for (const RopeSpec& rope : ropes_) {
     const int pairs = static_cast<int>(rope.inv_freq.size());
@@ -88,9 +89,9 @@ void RopeTables::stage(Operators& ops, const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     int32_t* positions = positions_.host<int32_t>() + span.first_token * axes_;
     if (axes_ == 1) {
-      std::iota(positions, positions + span.count, span.first_position);
+      std::iota(positions, positions + span.count, span.first_position - back_);
     } else {
-      fill_grid_positions(span, positions);
+      fill_grid_positions(span.embeddings, span.first_position - back_, span.count, positions);
     }
   }
   positions_.upload(ops, input.tokens.size() * static_cast<size_t>(axes_) * sizeof(int32_t));

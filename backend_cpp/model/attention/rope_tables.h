@@ -17,7 +17,8 @@ namespace turbomind {
 
 class RopeTables {
  public:
-  RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_tokens);
+  // Rows are turned by the position of the token that is `back` before theirs, for those that have one.
+  RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_tokens, int back = 0);
 
   // Brings the positions of a step to the device.
   void stage(Operators& ops, const StepInput& input);
@@ -44,6 +45,7 @@ class RopeTables {
   std::vector<RopeSpec> ropes_;
   std::vector<Buffers> buffers_;
   int axes_;          // numbers of a position
+  int back_;
   Staged positions_;  // int32 [max_tokens, axes_]
 };
 

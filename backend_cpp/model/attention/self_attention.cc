@@ -222,6 +222,7 @@ void SelfAttention::add_tables(const CacheGroup& group, const CacheLayout& layou
 
 void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
   ropes_.stage(ops, input);
+  if (block_indexer_) block_indexer_->begin_step(ops, input);
   for (Kind& kind : kinds_) fill_query_factors(ops, input, kind);
   for (size_t table = 0; table < tables_.size(); ++table) {
     std::vector<AttentionSpan> spans;
@@ -262,7 +263,7 @@ void SelfAttention::fill_kv_lens(Operators& ops, const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     int32_t* kv_lens = kv_lens_.host<int32_t>() + span.first_token;
     std::iota(kv_lens, kv_lens + span.count, span.first_position + 1);
-    for (const EmbeddingRange& range : span.embeddings) {
+    for (const EmbeddingRange& range : span.embedded()) {
       const int begin = std::max(range.begin, span.first_position);
       std::fill_n(kv_lens + begin - span.first_position, range.end() - begin, range.end());
     }

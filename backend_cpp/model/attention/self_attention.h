@@ -57,7 +57,10 @@ class SelfAttention final : public LayerMemory {
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
   // Prepares what all layers share: positions, cache blocks; then, on the device, rotations.
   void begin_step(Operators& ops, const StepInput& input) override;
-  void fill_tables(const StepContext& step) { ropes_.fill(step.ops, step.rows); }
+  void fill_tables(const StepContext& step) {
+    ropes_.fill(step.ops, step.rows);
+    if (block_indexer_) block_indexer_->fill_tables(step);
+  }
   // Adds the operations of a layer, of x and y [rows, hidden], not overlapping. They write the rows' keys and values.
   void compile(Program& program, int layer, const AttentionWeights& weights, const Source& x, const Target& y);
 

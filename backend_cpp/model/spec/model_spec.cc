@@ -260,11 +260,12 @@ void check_streams(const ModelSpec& spec) {
 
 void check_hyper_connections(const ModelSpec& spec) {
   const BlockSpec& block = spec.block;
+  const bool adds_images = spec.images && (spec.images->deepstack_layers > 0 || !spec.images->cross_layers.empty());
   reject_if(block.has_input_norms != (spec.hyper_connections->rank == 0) || block.has_output_norms ||
                 block.is_parallel || block.has_layer_scale || spec.recurrence_block ||
-                (spec.moe && spec.moe->is_alongside_mlp) || spec.head || spec.images || spec.encoder ||
+                (spec.moe && spec.moe->is_alongside_mlp) || spec.head || adds_images || spec.encoder ||
                 spec.layer_input || spec.streams,
-            "hyper_connections does not fit the block, or head, images, encoder, layer_input or streams");
+            "hyper_connections does not fit the block, or head, images in layers, encoder, layer_input or streams");
 }
 
 void check(const NgramsSpec& ngrams, const ModelSpec& spec) {

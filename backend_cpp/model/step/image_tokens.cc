@@ -86,7 +86,7 @@ std::vector<EmbeddedToken> embedded_tokens(const StepInput& input) {
   std::vector<EmbeddedToken> found;
   for (const StepSpan& span : input.spans) {
     const int end = span.first_position + span.count;
-    for (const EmbeddingRange& range : span.embeddings) {
+    for (const EmbeddingRange& range : span.embedded()) {
       for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
         found.push_back(
             {span.first_token + at - span.first_position, range.rows.get(), at - range.begin, range.grid.is_given()});
@@ -96,12 +96,12 @@ std::vector<EmbeddedToken> embedded_tokens(const StepInput& input) {
   return found;
 }
 
-void fill_grid_positions(const StepSpan& span, int32_t* positions) {
-  int shift = span.position_shift;
-  auto range = span.embeddings.begin();
-  for (int token = span.first_position; token < span.first_position + span.count; ++token, positions += 3) {
-    while (range != span.embeddings.end() && range->end() <= token) shift += (range++)->shift();
-    const bool is_on_grid = range != span.embeddings.end() && token >= range->begin && range->grid.is_given();
+void fill_grid_positions(std::span<const EmbeddingRange> ranges, int first, int count, int32_t* positions) {
+  int shift = 0;
+  auto range = ranges.begin();
+  for (int token = first; token < first + count; ++token, positions += 3) {
+    while (range != ranges.end() && range->end() <= token) shift += (range++)->shift();
+    const bool is_on_grid = range != ranges.end() && token >= range->begin && range->grid.is_given();
     if (!is_on_grid) {
       std::fill_n(positions, 3, token + shift);
       continue;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "device/operators.h"
@@ -55,8 +56,9 @@ struct EmbeddedToken {
 // Of all spans, in the order of their rows.
 std::vector<EmbeddedToken> embedded_tokens(const StepInput& input);
 
-// Positions of a span's rows [count, 3]: of text three times the same number, of images their places on the grid.
-void fill_grid_positions(const StepSpan& span, int32_t* positions);
+// Positions [count, 3] of a sequence's tokens from `first` on: of text three times the same number, of images their
+// places on the grid.
+void fill_grid_positions(std::span<const EmbeddingRange> ranges, int first, int count, int32_t* positions);
 
 // The rows that look at images, divided so that none of the looks has more rows than it sees.
 std::vector<CrossAttentionSpan> split_cross_spans(const std::vector<CrossAttentionSpan>& cross_spans);

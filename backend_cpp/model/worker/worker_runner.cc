@@ -309,7 +309,8 @@ void WorkerRunner::send_images(const StepInput& input, Order& order) {
   if (!options_.images.has_grid) return;
   order.has_grid = 1;
   for (const StepSpan& span : input.spans)
-    fill_grid_positions(span, channel_->grid_positions(order.area) + 3 * span.first_token);
+    fill_grid_positions(span.embeddings, span.first_position, span.count,
+                        channel_->grid_positions(order.area) + 3 * span.first_token);
 }
 
 StepOutput WorkerRunner::collect() {

@@ -264,8 +264,15 @@ void check_blocks(const BlockSizes& sizes, int threads) {
     const int rows = cuts[i + 1] - cuts[i];
     index.use({0, rows, cuts[i], nullptr});
     const HeadsView view = rows_view(index.keys.data() + static_cast<size_t>(cuts[i]) * kIndexDim, rows, kIndexDim);
-    WriteBlockKeys{index.params,        sizes.block, view, {NormKind::kRms, 1e-6F, norm.data(), nullptr},
-                   kFrequencies.data(), kPairs,      1,    false}
+    std::vector<int32_t> starts(static_cast<size_t>(rows));
+    std::iota(starts.begin(), starts.end(), cuts[i] + 1 - sizes.block);
+    std::vector<float> cosine(starts.size() * kPairs), sine(cosine.size());
+    rope_table(pool, {starts.data(), nullptr, kFrequencies.data(), kPairs}, rows, cosine.data(), sine.data());
+    WriteBlockKeys{index.params,
+                   sizes.block,
+                   view,
+                   {NormKind::kRms, 1e-6F, norm.data(), nullptr},
+                   {cosine.data(), sine.data(), kPairs}}
         .run(pool);
   }
   // Of the index keys, those of tokens are not read by a choice.

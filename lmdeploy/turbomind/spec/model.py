@@ -263,8 +263,9 @@ def _hyper_connection_problems(spec: ModelSpec) -> Iterator[str]:
         yield "hyper_connections needs a block without output norms, parallel halves, layer scale, moe.is_alongside_mlp"
     if spec.hyper_connections and block.has_input_norms != (spec.hyper_connections.rank == 0):
         yield "hyper_connections needs input norms with rank 0, and none with another"
-    if spec.head or spec.images or spec.encoder or spec.layer_input or spec.streams:
-        yield "hyper_connections is incompatible with head, images, encoder, layer_input or streams"
+    adds_images = spec.images and (spec.images.deepstack_layers or spec.images.cross_layers)
+    if spec.head or adds_images or spec.encoder or spec.layer_input or spec.streams:
+        yield "hyper_connections is incompatible with head, images in layers, encoder, layer_input or streams"
 
 
 def _encoder_problems(spec: ModelSpec) -> Iterator[str]:

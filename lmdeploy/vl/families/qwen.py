@@ -71,6 +71,7 @@ QWEN2_VL = VisionFamily(
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
+        "Qwen4ExpForConditionalGeneration",
     ),
     _QWEN2_VL_TOKEN,
     qwen2_vl_expansion,
