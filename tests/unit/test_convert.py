@@ -148,7 +148,6 @@ def test_both_forms_of_the_command_convert(
     ("arguments", "reason"),
     [
         (["nowhere/at/all"], "nowhere/at/all: no such directory"),
-        (["", "--tp", "0"], "tp must be"),
         (["", "--model-format", "llama"], "model_format is meta_llama, but the checkpoint's weights are hf"),
         (["", "--model-format", "awq"], "model_format is awq, but the checkpoint's weights are hf"),
         (["a", "b", "c"], "expected [MODEL_NAME] MODEL_PATH, got 3 names"),

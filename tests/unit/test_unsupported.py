@@ -80,7 +80,7 @@ SEEN = (
     "PaddleOCRVLForConditionalGeneration", "DeepseekOCR2ForCausalLM", "Lfm3VlForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration", "GraniteDoclingForConditionalGeneration",
-    "QianfanOCRForConditionalGeneration", "MiniMaxM3SparseForConditionalGeneration",
+    "QianfanOCRForConditionalGeneration", "MiniMaxM3SparseForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
 )  # fmt: skip
 REJECTED = (
     "HunYuanVLForConditionalGeneration", "PaliGemmaForConditionalGeneration", "Phi4MultimodalForCausalLM",

@@ -44,7 +44,7 @@ class RopeTables {
 
   std::vector<RopeSpec> ropes_;
   std::vector<Buffers> buffers_;
-  int axes_;          // numbers of a position
+  int axes_;  // numbers of a position
   int back_;
   Staged positions_;  // int32 [max_tokens, axes_]
 };
