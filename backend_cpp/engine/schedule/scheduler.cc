@@ -205,11 +205,11 @@ void Scheduler::add_spans(Step& step) {
                                      static_cast<int>(step.input.tokens.size()), step.input.cross_spans);
     const auto first = sequence->tokens.begin() + sequence->cached();
     const int known = sequence->planned - sequence->in_flight - sequence->drafts.count();
-    step.input.spans.push_back(
-        {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached(), &sequence->memory.tables(),
-         requested_logits(*sequence), sequence->prompt_len(), nullptr,
-         sequence->group->embeddings, sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count(),
-         sequence->params().second_text_begin.value_or(0)});
+    step.input.spans.push_back({static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached(),
+                                &sequence->memory.tables(), requested_logits(*sequence), sequence->prompt_len(),
+                                nullptr, sequence->group->embeddings,
+                                sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count(),
+                                sequence->params().second_text_begin.value_or(0)});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
     if (sequence->in_flight > 0) step.input.tokens.push_back(in_flight_token(sequence->in_flight_span));
     step.input.tokens.insert(step.input.tokens.end(), sequence->drafts.tokens.begin(), sequence->drafts.tokens.end());

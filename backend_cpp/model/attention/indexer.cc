@@ -118,8 +118,8 @@ void BlockIndexer::choose(const StepContext& step, int layer, const BlockIndexer
     return choose_best_(ops, {index, spec_.budget / spec_.block, spec_.block, queries, chosen_.as<int32_t>()});
   }
   ops.rope(table, queries, nullptr);
-  write_(ops, {index, spec_.block, rows_view(keys_, step.rows, spec_.head_dim), weights.key_norm.view,
-               starts_.table(0)});
+  write_(ops,
+         {index, spec_.block, rows_view(keys_, step.rows, spec_.head_dim), weights.key_norm.view, starts_.table(0)});
   choose_(ops, {index, spec_.budget, spec_.block, queries, chosen_.as<int32_t>()});
 }
 
