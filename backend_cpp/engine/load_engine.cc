@@ -136,7 +136,8 @@ std::unique_ptr<ModelRunner> make_draft_runner(const std::string& target, const 
 
 // Special tokens have no text that a grammar could match, but for structural tags that name them.
 std::unique_ptr<GrammarCompiler> grammar_compiler(const Programs& programs, const TokenTable& tokens,
-                                                  const ModelSpec& spec, double seconds, std::string& reason) {
+                                                  const ModelSpec& spec, double seconds) {
+  if (programs.grammar.empty()) return nullptr;
   std::vector<std::string> vocabulary;
   SpecialTokens special;
   for (int32_t token = 0; token < spec.vocab_size; ++token) {
@@ -146,7 +147,7 @@ std::unique_ptr<GrammarCompiler> grammar_compiler(const Programs& programs, cons
     if (is_special && !is_end && !bytes.empty()) special.emplace_back(token, bytes);
     vocabulary.emplace_back(is_special ? std::string_view() : bytes);
   }
-  return load_grammar_compiler(programs.grammar, std::move(vocabulary), std::move(special), seconds, reason);
+  return load_grammar_compiler(programs.grammar, std::move(vocabulary), std::move(special), seconds);
 }
 
 // The engine shortens a session length that its cache cannot hold.
@@ -318,9 +319,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
     config.disk.fingerprint =
         run_in_background([&] { return cache_fingerprint(directory, settings, device.name, config.plan); });
   }
-  LoadedEngine loaded{std::move(resolved.spec), nullptr, "", std::move(resolved.notes)};
-  auto compiler =
-      grammar_compiler(programs, tokens, loaded.spec, settings.grammar_compile_seconds, loaded.no_grammar_reason);
+  LoadedEngine loaded{std::move(resolved.spec), nullptr, std::move(resolved.notes)};
+  auto compiler = grammar_compiler(programs, tokens, loaded.spec, settings.grammar_compile_seconds);
   loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler),
                                            std::move(events), std::move(draft_runner));
   for (const auto& [name, path] : settings.adapters) loaded.engine->load_adapter(name, path);

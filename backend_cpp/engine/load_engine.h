@@ -16,7 +16,6 @@ namespace turbomind {
 struct LoadedEngine {
   ModelSpec spec;
   std::unique_ptr<Engine> engine;
-  std::string no_grammar_reason;   // why response formats are refused; empty: they are not
   std::vector<std::string> notes;  // sentences about settings that were not taken as they are
 };
 

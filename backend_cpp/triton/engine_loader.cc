@@ -65,9 +65,6 @@ std::unique_ptr<Engine> EngineLoader::load(const KnownAdapters& adapters, size_t
                                          std::to_string(config.page_count / std::max(1, config.plan.pages_of_block())) +
                                          " cache blocks of " + std::to_string(config.block_len) + " tokens");
   for (const std::string& note : loaded.notes) log_message(TRITONSERVER_LOG_WARN, note);
-  if (!loaded.no_grammar_reason.empty()) {
-    log_message(TRITONSERVER_LOG_WARN, "response_format is not available: " + loaded.no_grammar_reason);
-  }
   return engine;
 }
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -15,6 +17,8 @@
 #include <list>
 #include <mutex>
 #include <optional>
+#include <stop_token>
+#include <thread>
 
 #include "base/cpu_share.h"
 #include "base/error.h"
@@ -151,11 +155,11 @@ double GrammarProcess::seconds() const {
 
 constexpr size_t kMaxKept = 64;
 constexpr size_t kKeptBytes = size_t{512} << 20;
-constexpr size_t kMaxIdle = 2;  // processes
+constexpr size_t kMaxIdle = 2;                  // processes
+constexpr std::chrono::seconds kStartDelay(2);  // engines that end before, and had no format, have no process
 
 class ProcessCompiler final : public GrammarCompiler {
  public:
-  // Starts a process.
   ProcessCompiler(std::vector<std::string> program, std::vector<std::string> vocabulary, SpecialTokens special,
                   double seconds)
       : program_(std::move(program)),
@@ -165,9 +169,8 @@ class ProcessCompiler final : public GrammarCompiler {
                              return std::make_shared<TokenTrie>(std::move(vocabulary));
                            })),
         special_(std::move(special)),
-        seconds_(seconds) {
-    put_back(std::make_unique<GrammarProcess>(program_));
-  }
+        seconds_(seconds),
+        starter_([this](const std::stop_token& stop) { start_process(stop); }) {}
 
   std::shared_ptr<const Grammar> compile(const std::string& response_format, const Waiting& waiting) override {
     if (GrammarRef known = find(response_format)) return known;
@@ -219,6 +222,16 @@ class ProcessCompiler final : public GrammarCompiler {
     while (kept_.size() > 1 && (kept_.size() > kMaxKept || bytes > kKeptBytes)) {
       bytes -= std::min(bytes, kept_.back().second->bytes());
       kept_.pop_back();
+    }
+  }
+
+  // Starts a process before there is a format.
+  void start_process(const std::stop_token& stop) {
+    std::unique_lock lock(mu_);
+    if (stopped_.wait_for(lock, stop, kStartDelay, [this] { return !idle_.empty(); }) || stop.stop_requested()) return;
+    try {
+      idle_.push_back(std::make_unique<GrammarProcess>(program_));
+    } catch (const Error&) {  // the first format says why
     }
   }
 
@@ -280,22 +293,16 @@ class ProcessCompiler final : public GrammarCompiler {
   std::mutex mu_;
   Kept kept_;                  // guarded by mu_; latest first
   std::vector<Process> idle_;  // guarded by mu_
+  std::condition_variable_any stopped_;
+  std::jthread starter_;  // ends before what it uses
 };
 
 }  // namespace
 
 std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> program,
                                                        std::vector<std::string> vocabulary, SpecialTokens special,
-                                                       double seconds, std::string& reason) {
-  try {
-    if (!program.empty()) {
-      return std::make_unique<ProcessCompiler>(std::move(program), std::move(vocabulary), std::move(special), seconds);
-    }
-    reason = "no program compiles grammars here";
-  } catch (const std::exception& error) {
-    reason = error.what();
-  }
-  return nullptr;
+                                                       double seconds) {
+  return std::make_unique<ProcessCompiler>(std::move(program), std::move(vocabulary), std::move(special), seconds);
 }
 
 }  // namespace turbomind

@@ -14,11 +14,11 @@
 
 namespace turbomind {
 
-// `program`: the command of the processes. Null if it is empty or cannot be started; `reason` says why.
+// `program`: the command of the processes. One is started soon, or when there is a format.
 // `vocabulary`: the bytes of each token, none of a special one; `special`: those that may stand for their texts.
 // `seconds`: of processor time that parsing a format may take.
 std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> program,
                                                        std::vector<std::string> vocabulary, SpecialTokens special,
-                                                       double seconds, std::string& reason);
+                                                       double seconds);
 
 }  // namespace turbomind
