@@ -132,7 +132,7 @@ browser:
 # Servers that tests start would compile every module again.
 check test: export PYTHONDONTWRITEBYTECODE :=
 test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
-	$(say) 'running the tests (about 20 minutes on 2 quiet cores)'
+	$(say) 'running the tests (about 18 minutes on 2 quiet cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure $(strip $(CTEST_ARGS))
 	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile --no-loadscope-reorder --durations=30 $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
