@@ -67,7 +67,7 @@ class FieldInfo:
     # Of a list, and of each string as UTF-8
     max_items: int | None = None
     max_bytes: int | None = None
-    # What the engine takes None for; the default None: the engine can see that nothing was given
+    # Value that the engine takes None for; the default None: the engine can see that nothing was given
     none_means: Any = None
     also: tuple[str, ...] = ()  # other names of it among a Triton request's parameters: those of Triton's vLLM backend
     # A tensor of the models ``turbomind`` and ``ensemble``; what is not is a parameter of their requests

@@ -179,7 +179,7 @@ class GroupedMethod(Method[InputMoments]):
         return formats.awq_format_quantization_config(self.grid(-1), self.group_size, left)
 
     def grid(self, in_features: int) -> Grid:
-        """Return what a matrix with so many inputs is rounded to."""
+        """Return the grid that a matrix with so many inputs is rounded to."""
         size = in_features if self.group_size == WHOLE_ROW else self.group_size
         return Grid(self.settings.w_bits, size, self.is_symmetric)
 

@@ -23,20 +23,16 @@ from openai_gateway.settings import Settings
 from tests.clients.installed import NODE_MODULES, Package
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Received, Script
 from tests.support.gateways import running_gateway
-from tests.support.http_host import QuietHandler, serving
+from tests.support.http_host import QuietHandler, Request, serving
 from tests.support.images import make_image
 from tests.support.servers import running_triton
 from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(Request):
     """A request as the client sent it, and the status it received."""
 
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
     status: int
 
 

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """What answers the requests of a server, and logs nothing."""
+    """Handler of a server's requests that logs nothing."""
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
@@ -34,7 +34,7 @@ def serving(handler: type[QuietHandler]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Request:
-    """What a host was asked; names of headers are in lower case."""
+    """Request to a host; names of headers are in lower case."""
 
     method: str
     path: str
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a host answers; its connection ends with it."""
+    """Response of a host; its connection ends with it."""
 
     body: bytes = b""
     status: int = 200

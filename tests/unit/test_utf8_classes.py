@@ -9,7 +9,7 @@ BROKEN = [b"\xc0\x80", b"\xc1\xbf", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f
 
 
 def after(tree: Tree, text: bytes) -> Tree | None:
-    """Return what may come after some bytes; None: they may not come."""
+    """Return the bytes that may follow some others; None: those may not come."""
     for byte in text:
         ways = [rest for ranges, rest in tree if any(low <= byte <= high for low, high in ranges)]
         if not ways:

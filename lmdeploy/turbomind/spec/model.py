@@ -93,18 +93,18 @@ class ModelSpec:
     num_heads: Size
     num_kv_heads: Size
     head_dim: Size
-    # What every layer consists of, where the fields below do not give some layers a kind of their own
+    # Parts of every layer, where the fields below do not give some layers a kind of their own
     norm: NormSpec
     attention: AttentionSpec
     max_position_embeddings: Size  # the longest sequence that the model is made for
     tied_embeddings: bool  # whether the output layer has the token embedding as its weight
     bos_token_id: int | None  # of the token in front of a text; None: there is none
     eos_token_ids: tuple[int, ...]  # tokens that end a response
-    # What every layer consists of, where the fields below do not give some layers a kind of their own
+    # Parts of every layer, where the fields below do not give some layers a kind of their own
     block: BlockSpec = field(default_factory=BlockSpec)
     mlp: MlpSpec = field(default_factory=MlpSpec)
     moe: MoeSpec | None = None  # layers whose MLP is a mixture of experts; None: there are none
-    # What each layer mixes tokens with: ``attention``, ``recurrence``, the sum of ``both``, or ``none``. Empty:
+    # Token mixer of each layer: ``attention``, ``recurrence``, the sum of ``both``, or ``none``. Empty:
     # attention, everywhere.
     layer_mixers: Annotated[
         tuple[Annotated[str, OneOf(("attention", "recurrence", "both", "none"), "Mixer")], ...], PerLayer("attention")
@@ -118,7 +118,7 @@ class ModelSpec:
     # For each layer the earlier one whose keys and values it attends to, in place of its own; -1: its own. Both are of
     # the same kind and have the same window. Empty: all have their own.
     layer_keys: Annotated[tuple[Annotated[int, Whole(-1)], ...], PerLayer(-1)] = ()
-    # What the layers with ``recurrence`` or ``both`` compute; None: there are none
+    # Recurrence of the layers with ``recurrence`` or ``both``; None: there are none
     recurrence: RecurrenceSpec | None = None
     # How the halves of layers with a recurrence are joined to the residual stream; None: as those of others
     recurrence_block: BlockSpec | None = None
@@ -140,7 +140,7 @@ class ModelSpec:
     learned_positions: OptionalSize = 0
     images: ImagesSpec | None = None  # how the model sees; None: it reads text only
     head: HeadSpec | None = None  # whose head it is; None: it is a model
-    # What a model that generates nothing makes of a text; None: it generates. Its output layer is not read.
+    # Output of a model that generates nothing for a text; None: it generates. Its output layer is not read.
     encoder: EncoderSpec | None = None
 
     def has_attention(self, layer: int) -> bool:

@@ -47,7 +47,7 @@ class BlockSpec:
 
     is_parallel: bool = False  # both read the layer's input; otherwise the MLP reads what attention has added to it
     shares_norm: bool = False  # One input norm serves both. Only with ``is_parallel``.
-    # What attention and MLP read goes through its own norm. Only with ``has_output_norms`` it may be missing.
+    # Inputs of attention and MLP go through norms of their own. Only with ``has_output_norms`` they may be missing.
     has_input_norms: bool = True
     # The first layer's attention reads the embeddings as they are. Only where attention and MLP have norms of their own
     # in front.
@@ -283,7 +283,7 @@ class MlaSpec:
     rope_dim: Size
     value_dim: Size  # size of a value head
     norm_eps: Positive  # of the norms of the two vectors
-    # What chooses the tokens that a token attends to; None: it attends to all before it
+    # Indexer, which chooses the tokens that a token attends to; None: it attends to all before it
     indexer: IndexerSpec | None = None
     has_gate: bool = False  # what attention gives is multiplied by the sigmoid of a linear layer of what it reads
 
@@ -335,8 +335,8 @@ class AttentionSpec:
     temperature_length: OptionalSize = 0
     temperature_scale: Cap = 0.0
     tempers_unrotated: bool = False  # only layers that do not rotate do so, and count positions from 1 (Llama 4)
-    # What attention gives is multiplied by the sigmoid of a gate, as many rows of ``qkv`` after the values as there are
-    # of queries (Qiu et al., 2025, arXiv 2505.06708)
+    # Outputs of attention are multiplied by the sigmoid of a gate, as many rows of ``qkv`` after the values as there
+    # are of queries (Qiu et al., 2025, arXiv 2505.06708)
     has_output_gate: bool = False
     gates_by_softplus: bool = False  # that gate goes through softplus in place of sigmoid (Laguna)
     # A checkpoint has one row of the gate for each head, which stands in ``qkv`` for each number of the head
@@ -524,7 +524,7 @@ class EncoderSpec:
     A text runs in one step, and nothing of it is kept. What comes of it is one vector.
     """
 
-    # What that vector is made of the hidden states after the last norm: the ``first``, the ``last``, their ``mean``,
+    # Pooling of the hidden states after the last norm into that vector: the ``first``, the ``last``, their ``mean``,
     # their sum divided by the square root of their number (``mean_sqrt``), the ``max`` of each channel, or their mean
     # weighted with 1, 2, ... (``weighted_mean``).
     pooling: Annotated[str, OneOf(POOLINGS, "TextPooling")] = "first"
