@@ -44,11 +44,10 @@ def create_app(
     api_keys: Sequence[str] = (),  # the page is for those who know one of them; empty: for everybody
     api_key: str | None = None,
     control_key: str = "",
-    metrics_url: str = "",
     sampling_defaults: Mapping[str, Any] | None = None,
 ) -> ASGIApp:
     """Return the page as an ASGI application that stops its running responses when it shuts down."""
-    blocks = build(server, model_name, api_key, control_key, metrics_url, sampling_defaults)
+    blocks = build(server, model_name, api_key, control_key, sampling_defaults)
     page: Page = blocks.page
 
     @asynccontextmanager
@@ -135,11 +134,10 @@ def launch(
     api_keys: Sequence[str] = (),
     api_key: str | None = None,
     control_key: str = "",
-    metrics_url: str = "",
     sampling_defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Serve the page until the process is asked to stop."""
-    app = create_app(server, model_name, api_keys, api_key, control_key, metrics_url, sampling_defaults)
+    app = create_app(server, model_name, api_keys, api_key, control_key, sampling_defaults)
     served = server_of(app, server_name, server_port)
     with suppress(KeyboardInterrupt):
         served.run()

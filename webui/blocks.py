@@ -11,12 +11,10 @@ from webui.conversation_list import CHOSEN, CURRENT, LEAVE, STEP, conversation_l
 from webui.conversations import Conversation
 from webui.handlers import Handlers
 from webui.markdown import LATEX
-from webui.metrics import Watch, default_metrics_url
 from webui.openai_client import OpenAIClient
 from webui.page import Page
 from webui.presets import DEFAULT, values_of
 from webui.settings_panel import AT_ONCE, settings_panel
-from webui.status import POLL_SECONDS, status_html
 from webui.triton import TritonServer
 from webui.view import header_html
 
@@ -30,14 +28,13 @@ def build(
     model_name: str | None = None,  # title of the page; ``None`` asks the server
     api_key: str | None = None,  # a key of the server with OpenAI's API
     control_key: str = "",  # the model whose adapters Triton lists
-    metrics_url: str = "",  # the server's page of metrics; empty: where it usually is
     # Of a Triton's model (`lmdeploy.model_metadata.sampling_defaults`)
     sampling_defaults: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build the page."""
     is_url = server.startswith(("http://", "https://"))
     served = OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key, sampling_defaults)
-    page = Page(served, model_name, Watch(metrics_url or default_metrics_url(server)))
+    page = Page(served, model_name)
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
         conversation = gr.State(None)  # a Conversation, as soon as there is one
@@ -50,33 +47,29 @@ def build(
                 [], elem_id="model", visible=False, show_label=False, container=False, min_width=160, scale=0
             )
             clear = gr.Button("New chat", elem_id="clear", size="sm", min_width=96, scale=0)
-        with gr.Tabs(elem_id="tabs"):
-            with gr.Tab("Chat", id="chat-tab") as chat_tab:
-                chat = gr.Chatbot(
-                    elem_id="chat",
-                    show_label=False,
-                    height="100%",
-                    autoscroll=False,  # browser.js scrolls, and leaves alone who reads further up
-                    buttons=["copy"],
-                    editable="user",
-                    placeholder=PLACEHOLDER,
-                    feedback_options=None,
-                    latex_delimiters=LATEX,
-                    layout="bubble",
-                )
-                question = gr.MultimodalTextbox(
-                    elem_id="question",
-                    placeholder="Message the model",
-                    show_label=False,
-                    lines=1,
-                    max_lines=8,
-                    autofocus=True,
-                    file_types=["image"],
-                    file_count="multiple",
-                    max_plain_text_length=_MAX_PASTED_LEN,
-                )
-            with gr.Tab("Status", id="status-tab") as status_tab:
-                status = gr.HTML("", elem_id="status", apply_default_css=False)
+        chat = gr.Chatbot(
+            elem_id="chat",
+            show_label=False,
+            height="100%",
+            autoscroll=False,  # browser.js scrolls, and leaves alone who reads further up
+            buttons=["copy"],
+            editable="user",
+            placeholder=PLACEHOLDER,
+            feedback_options=None,
+            latex_delimiters=LATEX,
+            layout="bubble",
+        )
+        question = gr.MultimodalTextbox(
+            elem_id="question",
+            placeholder="Message the model",
+            show_label=False,
+            lines=1,
+            max_lines=8,
+            autofocus=True,
+            file_types=["image"],
+            file_count="multiple",
+            max_plain_text_length=_MAX_PASTED_LEN,
+        )
         with gr.Sidebar(position="right", open=False, width=330, elem_id="settings"):
             panel = settings_panel(model, page.default_settings)
 
@@ -138,22 +131,7 @@ def build(
         model.input(defaults, [model, panel.preset, conversation], panel.of_preset, **AT_ONCE)
         status_timer = gr.Timer(STATUS_SECONDS)
         status_timer.tick(**looking, **AT_ONCE)
-
-        # Only who looks at the metrics asks for them, and who does not look at the page asks for nothing.
-        poll_timer = gr.Timer(POLL_SECONDS, active=False)
-        is_watched = gr.State(False)
-        at_metrics: dict[str, Any] = {"outputs": [is_watched, poll_timer], **AT_ONCE}
-
-        async def metrics() -> str:
-            return await status_html(page.watch)
-
-        gr.on([status_tab.select, poll_timer.tick], metrics, None, status, **AT_ONCE)
-        status_tab.select(lambda: [True, gr.update(active=True)], None, **at_metrics)
-        chat_tab.select(lambda: [False, gr.update(active=False)], None, **at_metrics)
-        timers = [status_timer, poll_timer]
-        kept.entries.blur(lambda: [gr.update(active=False)] * 2, None, timers, **AT_ONCE)
-        kept.entries.focus(
-            lambda is_it: [gr.update(active=True), gr.update(active=is_it)], is_watched, timers, **AT_ONCE
-        )
+        kept.entries.blur(lambda: gr.update(active=False), None, status_timer, **AT_ONCE)
+        kept.entries.focus(lambda: gr.update(active=True), None, status_timer, **AT_ONCE)
     blocks.page = page
     return blocks

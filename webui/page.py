@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from lmdeploy.serve.client import TritonUnavailable
 from webui.conversations import Conversation
 from webui.generating import Server, generate_last
-from webui.metrics import Watch
 from webui.settings import Settings, settings_of
 from webui.view import header_html
 
@@ -36,7 +35,6 @@ class Page:
 
     server: Server
     model_name: str | None  # shown as title; ``None`` asks the server
-    watch: Watch  # its metrics
     generations: dict[str, Generation] = field(default_factory=dict)  # by id of their conversation
     shown: dict[str, str] = field(default_factory=dict)  # ids of the conversations that are shown, by Gradio session
     _owners: set[asyncio.Task[None]] = field(default_factory=set)
@@ -116,12 +114,11 @@ class Page:
             _unfollow(generation, session)
 
     async def close(self) -> None:
-        """Stop all responses, and close the connections."""
+        """Stop all responses, and close the connection."""
         for owner in list(self._owners):
             owner.cancel()
         await asyncio.gather(*self._owners, return_exceptions=True)
         await self.server.close()
-        await self.watch.close()
 
 
 def _unfollow(generation: Generation, session: str) -> None:

@@ -33,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
         import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
 
         served.wait_ready()
-        server = served.server
-        _launch(server.grpc_address, args, server.control_key, server.metrics_url, served.engine_dir)
+        _launch(served.server.grpc_address, args, served.server.control_key, served.engine_dir)
     return 0
 
 
@@ -42,7 +41,6 @@ def _launch(
     server: str,
     args: argparse.Namespace,
     control_key: str = "",
-    metrics_url: str = "",
     engine_dir: Path | None = None,
 ) -> None:
     from webui.app import launch  # gradio takes seconds to import
@@ -54,6 +52,5 @@ def _launch(
         api_keys=args.api_keys,
         api_key=args.api_key,
         control_key=control_key,
-        metrics_url=metrics_url,
         sampling_defaults=sampling_defaults(args.generation_config, engine_dir),
     )

@@ -181,10 +181,6 @@ class ChatPage:
         """Titles in the list, the latest first."""
         return [title.get_attribute("title") or "" for title in self._list(".title")]
 
-    def open_tab(self, name: str) -> None:
-        """Show one of the tabs (``Chat``, ``Status``)."""
-        self.click(next(tab for tab in self._driver.find_elements(By.CSS_SELECTOR, "[role=tab]") if tab.text == name))
-
     def open_list(self) -> None:
         """Unfold the list of conversations."""
         if "open" not in (self._one("#conversations").get_attribute("class") or "").split():

@@ -9,6 +9,7 @@ from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_gateway
+from tests.support.http_host import Reply, running_host
 from webui.conversation import Outcome, Turn
 from webui.conversations import Conversation
 from webui.generating import generate_last
@@ -57,6 +58,15 @@ async def test_a_later_question_reports_the_tokens_of_the_responses(
 async def test_the_server_says_its_model_and_that_it_is_there(client: OpenAIClient) -> None:
     assert await client.is_ready()
     assert await client.model_name() == "fake-model"
+
+
+@pytest.mark.parametrize(("reported", "takes"), [({"vision": True}, True), ({"vision": False}, False), (None, True)])
+async def test_questions_have_images_unless_the_server_says_no(reported: object, takes: bool) -> None:
+    with running_host(lambda _: Reply(json.dumps({"modalities": reported}).encode())) as host:
+        client = OpenAIClient(host.url, None)
+        assert await client.takes_images() is takes
+        await client.close()
+    assert host.visits == ["GET /props"]
 
 
 async def test_an_adapter_answers_who_asks_for_it(client: OpenAIClient, fake_triton: FakeTriton) -> None:
