@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
-NUMBER: dict[str, Any] = {"type": "integer", "minimum": 0}
-ANYTHING: dict[str, Any] = {}
 PORT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 65535}
 TEXTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
 DURATION: dict[str, Any] = {"type": "string", "pattern": r"^(\d+(ms|s|m|h))+$"}
@@ -35,29 +33,6 @@ def kind(spec: dict[str, Any]) -> dict[str, Any]:
 
 _LABELS = only({"matchLabels": TEXTS})
 
-# keda.sh, "ScaledObject specification" and "Prometheus" among the scalers. Numbers of a trigger are texts.
-_TRIGGER = only(
-    {
-        "type": {"const": "prometheus"},
-        "metadata": only(
-            {"serverAddress": TEXT, "query": TEXT, "threshold": {"type": "string", "pattern": r"^[\d.]+$"}},
-            {"activationThreshold": TEXT, "namespace": TEXT, "ignoreNullValues": TEXT},
-        ),
-    },
-    {"metricType": {"enum": ["AverageValue", "Value"]}, "name": TEXT},
-)
-# `behavior` is that of a HorizontalPodAutoscaler, which is validated as one.
-_SCALED_OBJECT = only(
-    {"scaleTargetRef": only({"name": TEXT}, {"apiVersion": TEXT, "kind": TEXT}), "triggers": some(_TRIGGER)},
-    {
-        "minReplicaCount": NUMBER,
-        "maxReplicaCount": NUMBER,
-        "pollingInterval": NUMBER,
-        "cooldownPeriod": NUMBER,
-        "advanced": only({"horizontalPodAutoscalerConfig": only({"behavior": ANYTHING})}),
-    },
-)
-
 # prometheus-operator.dev, API reference, monitoring.coreos.com/v1.
 _SERVICE_MONITOR = only(
     {"selector": _LABELS, "endpoints": some(only({"port": TEXT}, {"path": TEXT, "interval": DURATION}))},
@@ -73,36 +48,7 @@ _INFERENCE_POOL = only(
     }
 )
 
-# kserve.github.io, API reference. Containers and volumes are a pod's, and are validated as one.
-_SERVING_RUNTIME = only(
-    {
-        "supportedModelFormats": some(only({"name": TEXT}, {"version": TEXT, "autoSelect": {"type": "boolean"}})),
-        "containers": some({"type": "object"}),
-    },
-    {"annotations": TEXTS, "labels": TEXTS, "multiModel": {"type": "boolean"}, "volumes": some({"type": "object"})},
-)
-_INFERENCE_SERVICE = only(
-    {
-        "predictor": only(
-            {
-                "model": only(
-                    {"modelFormat": only({"name": TEXT}, {"version": TEXT}), "storageUri": TEXT}, {"runtime": TEXT}
-                )
-            },
-            {
-                "minReplicas": NUMBER,
-                "maxReplicas": NUMBER,
-                "terminationGracePeriodSeconds": NUMBER,
-                "securityContext": {"type": "object"},
-            },
-        )
-    }
-)
-
 SCHEMAS: dict[tuple[str, str], dict[str, Any]] = {
-    ("keda.sh/v1alpha1", "ScaledObject"): kind(_SCALED_OBJECT),
     ("monitoring.coreos.com/v1", "ServiceMonitor"): kind(_SERVICE_MONITOR),
     ("inference.networking.k8s.io/v1", "InferencePool"): kind(_INFERENCE_POOL),
-    ("serving.kserve.io/v1alpha1", "ServingRuntime"): kind(_SERVING_RUNTIME),
-    ("serving.kserve.io/v1beta1", "InferenceService"): kind(_INFERENCE_SERVICE),
 }

@@ -1,4 +1,4 @@
-"""Dashboard, alerts and autoscalers ask for metrics that there are. With a real engine: tests/e2e/test_metrics.py."""
+"""Dashboard, alerts and autoscaler ask for metrics that there are. With a real engine: tests/e2e/test_metrics.py."""
 
 from __future__ import annotations
 

@@ -49,15 +49,10 @@ def manifest(name: str) -> Document:
     return read(FOLDER / f"{name}.yaml")
 
 
-def pods() -> dict[str, Document]:
-    """Return the two pods there are, as Kubernetes would get them."""
-    service, runtime = manifest("kserve/inferenceservice")["spec"], manifest("kserve/servingruntime")["spec"]
-    not_of_pods = ("model", "minReplicas", "maxReplicas")
-    predictor = {key: value for key, value in service["predictor"].items() if key not in not_of_pods}
-    return {
-        "base": manifest("base/deployment")["spec"]["template"]["spec"],
-        "kserve": {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"]},
-    }
+def pod() -> Document:
+    """Return the replicas' pod, as Kubernetes gets it."""
+    found: Document = manifest("base/deployment")["spec"]["template"]["spec"]
+    return found
 
 
 def validate(document: Document) -> None:
@@ -81,14 +76,6 @@ def test_a_manifest_is_what_its_kind_takes(path: Path) -> None:
         jsonschema.validate(document, schema)
 
 
-def test_parts_that_other_kinds_borrow_are_kubernetes_own() -> None:
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pods()["kserve"]}
-    validate(pod)
-    scaler = manifest("base/autoscaler")
-    scaled = manifest("components/keda/scaledobject")["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
-    validate({**scaler, "spec": {**scaler["spec"], **scaled}})
-
-
 @pytest.mark.parametrize("wrong", [{"replica": 1}, {"replicas": "many"}])
 def test_what_kubernetes_does_not_know_is_refused(wrong: Document) -> None:
     document = manifest("base/deployment")
@@ -98,11 +85,10 @@ def test_what_kubernetes_does_not_know_is_refused(wrong: Document) -> None:
         validate(document)
 
 
-@pytest.mark.parametrize("which", ["base", "kserve"])
-def test_a_pod_runs_without_rights_and_writes_where_the_image_says(which: str) -> None:
-    pod = pods()[which]
-    (container,) = pod["containers"]
-    security = {**pod.get("securityContext", {}), **container["securityContext"]}
+def test_a_pod_runs_without_rights_and_writes_where_the_image_says() -> None:
+    of_replicas = pod()
+    (container,) = of_replicas["containers"]
+    security = {**of_replicas.get("securityContext", {}), **container["securityContext"]}
     assert security["runAsNonRoot"]
     assert security["runAsUser"] > 0
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -112,12 +98,13 @@ def test_a_pod_runs_without_rights_and_writes_where_the_image_says(which: str) -
     (volumes,) = given(stages((ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"))[-1], "VOLUME")
     writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {*yaml.safe_load(volumes), "/dev/shm"}
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in of_replicas["volumes"]
+    }
 
 
-@pytest.mark.parametrize("which", ["base", "kserve"])
-def test_a_pod_starts_our_server_and_asks_its_health(which: str) -> None:
-    (container,) = pods()[which]["containers"]
+def test_a_pod_starts_our_server_and_asks_its_health() -> None:
+    (container,) = pod()["containers"]
     parsed = make_parser().parse_args(container["args"])
     assert is_loopback(parsed.triton_server_name)
     (port,) = container["ports"]
@@ -128,9 +115,8 @@ def test_a_pod_starts_our_server_and_asks_its_health(which: str) -> None:
         assert probed["port"] in (port["name"], port["containerPort"])
 
 
-@pytest.mark.parametrize("which", ["base", "kserve"])
-def test_probes_give_a_model_time_to_load_at_first_and_when_triton_is_started_again(which: str) -> None:
-    (container,) = pods()[which]["containers"]
+def test_probes_give_a_model_time_to_load_at_first_and_when_triton_is_started_again() -> None:
+    (container,) = pod()["containers"]
     probes = {name: probe for name, probe in container.items() if name.endswith("Probe")}
     timeout = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
     assert timeout["startupProbe"] >= 600
@@ -138,14 +124,13 @@ def test_probes_give_a_model_time_to_load_at_first_and_when_triton_is_started_ag
     assert timeout["readinessProbe"] <= 15
 
 
-@pytest.mark.parametrize("which", ["base", "kserve"])
-def test_a_pod_that_ends_may_finish_its_responses(which: str) -> None:
-    pod = pods()[which]
-    (container,) = pod["containers"]
+def test_a_pod_that_ends_may_finish_its_responses() -> None:
+    of_replicas = pod()
+    (container,) = of_replicas["containers"]
     command, pause = container["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
     drained = make_parser().parse_args(container["args"]).drain_seconds
-    assert pod["terminationGracePeriodSeconds"] >= float(pause) + drained + EXIT_SECONDS
+    assert of_replicas["terminationGracePeriodSeconds"] >= float(pause) + drained + EXIT_SECONDS
 
 
 def test_the_parts_name_each_other() -> None:
@@ -176,25 +161,20 @@ def test_the_parts_name_each_other() -> None:
     labelled = manifest("components/llm-d/deployment")["spec"]["template"]["metadata"]["labels"]
     assert pool["selector"]["matchLabels"].items() <= {**labels, **labelled}.items()
     assert [target["number"] for target in pool["targetPorts"]] == [port["containerPort"]]
-    runtime, predictor = manifest("kserve/servingruntime"), manifest("kserve/inferenceservice")["spec"]["predictor"]
-    assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
-    (known,) = runtime["spec"]["supportedModelFormats"]
-    assert predictor["model"]["modelFormat"]["name"] == known["name"]
-    scaled = [manifest("base/autoscaler")["spec"], manifest("components/keda/scaledobject")["spec"]]
-    assert [spec["scaleTargetRef"]["name"] for spec in scaled] == [name, name]
+    assert manifest("base/autoscaler")["spec"]["scaleTargetRef"]["name"] == name
 
 
 def test_weights_come_to_where_replicas_read_them() -> None:
-    pod = manifest("components/weights/job")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    job = manifest("components/weights/job")["spec"]["template"]["spec"]
+    (container,) = job["containers"]
     assert container["command"][:2] == ["/opt/lmdeploy/.venv/bin/hf", "download"]
-    (served,) = pods()["base"]["containers"]
+    (served,) = pod()["containers"]
     assert container["command"][-2:] == ["--local-dir", served["args"][2]]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    (models,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
+    (models,) = (volume for volume in job["volumes"] if volume["name"] == "models")
     assert models["persistentVolumeClaim"]["claimName"] == manifest("base/models")["metadata"]["name"]
     assert served["args"][2].startswith(f"{mounts['models']}/")
-    security = {**pod["securityContext"], **container["securityContext"]}
+    security = {**job["securityContext"], **container["securityContext"]}
     assert (security["runAsNonRoot"], security["readOnlyRootFilesystem"]) == (True, True)
     assert security["capabilities"] == {"drop": ["ALL"]}
 
@@ -223,14 +203,12 @@ def test_the_cache_is_kept_on_a_volume_that_replicas_share() -> None:
     assert served.cache_dir_bytes <= 0.95 * float(volume["spec"]["resources"]["requests"]["storage"][:-2]) * 2**30
 
 
-def test_autoscalers_go_by_the_queue() -> None:
+def test_the_autoscaler_goes_by_the_queue() -> None:
     (metric,) = manifest("base/autoscaler")["spec"]["metrics"]
     (rule,) = yaml.safe_load((ROOT / "deploy" / "prometheus" / "adapter.yml").read_text("utf-8"))["rules"]["custom"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
     queue = "turbomind_requests_waiting"
     assert queried_metrics(rule["seriesQuery"])[0][0] == queue
-    first, *_ = manifest("components/keda/scaledobject")["spec"]["triggers"]
-    assert queried_metrics(first["metadata"]["query"])[0][0] == queue
 
 
 KUBECTL = shutil.which("kubectl")
@@ -241,7 +219,7 @@ def test_overlays_are_put_together_to_manifests_that_kubernetes_takes(tmp_path: 
     built = {document["kind"]: document for document in build(FOLDER / "overlays" / "autoscaled")}
     assert built.keys() == {
         *("Deployment", "Service", "PersistentVolumeClaim", "PodDisruptionBudget", "NetworkPolicy"),
-        *("ScaledObject", "ServiceMonitor", "InferencePool"),
+        *("HorizontalPodAutoscaler", "ServiceMonitor", "InferencePool"),
     }
     deployment = built["Deployment"]
     validate(deployment)

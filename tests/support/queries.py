@@ -1,4 +1,4 @@
-"""Prometheus queries of dashboard, alert rules and autoscalers."""
+"""Prometheus queries of dashboard, alert rules and the autoscaler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def queried_metrics(query: str) -> Selectors:
 
 def all_queries() -> dict[str, Selectors]:
     """Return the metrics of every query, by where it is."""
-    found = dict(_of_rules()) | dict(_of_dashboard()) | dict(_of_autoscalers())
+    found = dict(_of_rules()) | dict(_of_dashboard()) | dict(_of_autoscaler())
     return {where: queried_metrics(query) for where, query in found.items()}
 
 
@@ -61,11 +61,8 @@ def _of_dashboard() -> Iterator[tuple[str, str]]:
             yield f"${variable['name']}", series
 
 
-def _of_autoscalers() -> Iterator[tuple[str, str]]:
+def _of_autoscaler() -> Iterator[tuple[str, str]]:
     for number, rule in enumerate(
         yaml.safe_load((DEPLOY / "prometheus" / "adapter.yml").read_text())["rules"]["custom"]
     ):
         yield f"adapter {number}", rule["seriesQuery"]
-    scaled = yaml.safe_load((DEPLOY / "kubernetes" / "components" / "keda" / "scaledobject.yaml").read_text())
-    for number, trigger in enumerate(scaled["spec"]["triggers"]):
-        yield f"KEDA {number}", trigger["metadata"]["query"]
