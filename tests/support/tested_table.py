@@ -1,14 +1,9 @@
-"""References of each architecture's tests, out of their own tables: `lmdeploy list` shows them.
-
-``python -m tests.support.tested_table`` writes the package's copy again.
-"""
+"""References of each architecture's tests, out of their own tables: `lmdeploy list` shows them."""
 
 import json
 import tempfile
 from pathlib import Path
-from textwrap import wrap
 
-from lmdeploy.turbomind import served_architectures
 from lmdeploy.turbomind.families import families
 from lmdeploy.turbomind.families.encoders import names_of
 from lmdeploy.turbomind.gguf.architectures import (
@@ -77,11 +72,3 @@ def _files() -> dict[str, str]:
     named = (*gguf.CASES, *gguf.ENCODERS, *gguf.WITH_TOWERS, OLMO3, DEEPSEEK_V2, FALCON_MAMBA, CLASSIFIER)
     compared = {architecture_of(name).published for name in named if name not in gguf.BY_TRANSFORMERS}
     return {name: "llama.cpp" if name in compared else TRANSFORMERS for name in published_architectures()}
-
-
-if __name__ == "__main__":
-    names: dict[str, list[str]] = {}
-    for name, reference in tested_lines().items():
-        names.setdefault(reference, []).append(name)
-    text = json.dumps({reference: wrap(" ".join(some), 112) for reference, some in names.items()}, indent=1) + "\n"
-    served_architectures.TESTED.write_text(text, encoding="utf-8")

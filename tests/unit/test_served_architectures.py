@@ -5,7 +5,6 @@ from tests.support import tested_table
 
 
 def test_the_table_is_that_of_the_tests() -> None:
-    """Otherwise run ``python -m tests.support.tested_table``."""
     assert tested_architectures() == tested_table.tested_lines()
 
 
