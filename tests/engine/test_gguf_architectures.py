@@ -55,6 +55,7 @@ FIRST_DENSE = ["dense", *["sparse"] * 3]
 FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": EVERY_FOURTH}
 LAGUNA_LAYERS = {"layer_types": ["full_attention", *["sliding_attention"] * 3]}
 LAGUNA_LAYERS |= {"num_attention_heads_per_layer": [4, 8, 8, 8], "mlp_layer_types": FIRST_DENSE}
+EVERY_SECOND = ["linear_attention", "full_attention"] * 2
 EVERY_EIGHTH = [*["linear_attention"] * 7, "full_attention"]
 # By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -108,12 +109,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": family("EXAONE 4 1.2B"),
     "seed_oss": family("Seed-OSS", mlp_bias=False),
     "ernie4_5": family("ERNIE 4.5", use_bias=False),
+    "paddleocr": family("Llama", **WIDE_HEADS),
     "command-r": family("Command R", attention_bias=False),
     "cohere2": family("Command R7B", num_hidden_layers=4, layer_types=EVERY_FOURTH, rotary_pct=1.0),
     "phi2": family("Phi-2", num_key_value_heads=4, intermediate_size=128),
     "stablelm": family("StableLM"),
     "granite": family("Granite"),
     "granitemoe": family("Granite MoE with a shared expert"),
+    "granite_swa": family("Granite SWA", layer_rope_theta=[0, 10000.0, 10000.0], no_rope_layers=[0, 1, 1]),
     "arcee": family("Arcee", attention_bias=False, mlp_bias=False),
     "smollm3": family("SmolLM3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0]),
     "glm4": family("GLM-4-0414"),
@@ -136,9 +139,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": family("DeepSeek-MoE", num_key_value_heads=4),
     "bailingmoe": family("Ling-lite", num_key_value_heads=4, mlp_only_layers=[]),
     "bailingmoe2": family("Ling 2", head_dim=8, n_group=1, topk_group=1, n_shared_experts=1),
+    "bailingmoe3": family("Ling 3.0", n_group=1, topk_group=1, layer_group_size=2, layer_types=EVERY_SECOND, **UNTIED),
     "dots1": family("dots.llm1", scoring_func="sigmoid", num_key_value_heads=4, n_group=1, topk_group=1, **UNTIED),
     "glm4moe": family("GLM-4.5", n_group=1, topk_group=1),
     "minimax-m2": family("MiniMax-M2", rotary_dim=8, scoring_func="sigmoid", **UNTIED),
+    "minimax-m3": family("MiniMax-M3", shared_intermediate_size=24, **UNTIED),
     "gpt-oss": family("GPT-OSS", **UNTIED),
     "deepseek32": family(
         "DeepSeek-V3.2", index_head_dim=64, scoring_func="sigmoid", rope_parameters=DEFAULT_ROPE, **UNTIED
@@ -148,6 +153,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpm3": family("MiniCPM3", v_head_dim=8, dim_model_base=256, scale_emb=12, rms_norm_eps=1e-6, **UNTIED),
     "kimi-linear": family("Kimi Linear", rms_norm_eps=1e-6),
     "minimax-01": family("MiniMax-Text-01", num_hidden_layers=8, layer_types=EVERY_EIGHTH, rms_norm_eps=1e-6),
+    "muse-glimmer": family("Muse Glimmer", **UNTIED),
     "laguna": family("Laguna", num_hidden_layers=4, **LAGUNA_LAYERS),
     "step35": family("Step 3.5"),
     "olmo": family("OLMo", attention_bias=False),
@@ -174,6 +180,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "baichuan with ALiBi": family("Baichuan 13B", num_hidden_layers=40),
     "gemma4 whose keys are values": family("Gemma 4 31B", initializer_range=0.03),
     "gemma4 with experts": family("Gemma 4 26B", initializer_range=0.03),
+    "granite_swa with experts": family(
+        "Granite SWA with experts", layer_rope_theta=[1e4, 0, 1e4], no_rope_layers=[1, 0, 1]
+    ),
     "laguna with wide gates": family("Laguna M", num_hidden_layers=4, **LAGUNA_LAYERS),
 }
 # Published with code of their own, of which the converter needs the config alone.
@@ -191,7 +200,10 @@ PUBLISHERS = {
     "chatglm": published.chatglm,
     "bailingmoe2": published.ling2,
     "step35": published.step,
+    "bailingmoe3": published.ling3,
+    "minimax-m3": published.minimax_m3,
     "minicpm": published.minicpm,
+    "paddleocr": published.paddleocr_vl,
     "qwen3vl": published.qwen3_vl,
     "qwen3vlmoe": published.qwen3_vl,
 }
@@ -202,13 +214,18 @@ NOT_CONVERTED = {"internlm2"}
 # architectures, are compared with `transformers`.
 BY_TRANSFORMERS = {"gemma3n", "phimoe"}
 BY_TRANSFORMERS |= {"afmoe", "cohere2moe", "deci", "exaone", "exaone-moe", "hy_v3", "jais2", "mellum", "xverse"}
-BY_TRANSFORMERS |= {"qwen3vl", "qwen3vlmoe"}  # in llama.cpp a rotation of three axes is rounded more
+BY_TRANSFORMERS |= {
+    "minimax-m3",
+    "paddleocr",
+    "qwen3vl",
+    "qwen3vlmoe",
+}  # in llama.cpp a rotation of three axes is rounded more
 FORWARDS = {"deci": published.decilm_forward}
 # Of these test_gguf_towers.py compares texts, too.
 WITH_TOWERS = {"qwen2vl"}
 # Of these test_gguf_llama_cpp.py compares vectors.
 ENCODERS = {"bert": "Bert", "nomic-bert": "NomicBert", "jina-bert-v2": "JinaBert", "modern-bert": "ModernBert"}
-ENCODERS |= {"eurobert": "EuroBert", "gemma-embedding": "Gemma3Text"}
+ENCODERS |= {"nomic-bert-moe": "NomicBert", "eurobert": "EuroBert", "gemma-embedding": "Gemma3Text"}
 # Exact here for the last three, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
 GELU = {"gemma", "gemma2", "gemma3", "gemma4", "starcoder2", "starcoder", "gpt2", "phi2", "bloom"}
 GELU |= {"falcon", "gptneox", "mpt"}
@@ -289,6 +306,19 @@ def kimi_linear(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def ling3(config: dict[str, Any]) -> dict[str, Any]:
+    """Return Ling 3.0's published fields."""
+    return {
+        "architectures": ["BailingMoeV3ForCausalLM"],
+        "gated_attention_proj_granularity_type": "head_wise",
+        "head_dim": config["linear_head_dim"],
+        "moe_shared_expert_intermediate_size": config["moe_intermediate_size"],
+        "no_kda_lora": True,
+        "score_function": "sigmoid",
+        "norm_topk_prob": True,
+    }
+
+
 def mimo_v2_flash(config: dict[str, Any]) -> dict[str, Any]:
     """Return MiMo-V2-Flash's published fields."""
     full, sliding = (config["rope_parameters"][kind] for kind in ("full_attention", "sliding_attention"))
@@ -320,6 +350,25 @@ def minimax(config: dict[str, Any]) -> dict[str, Any]:
     return factors | {"architectures": ["MiniMaxText01ForCausalLM"], "rotary_dim": int(heads * turning)}
 
 
+def minimax_m3(config: dict[str, Any]) -> dict[str, Any]:
+    """Return MiniMax-M3's published fields of index heads, of partial rotation and of experts."""
+    turning = config["rope_parameters"]["partial_rotary_factor"]
+    return {
+        "architectures": ["MiniMaxM3SparseForCausalLM"],
+        "moe_layer_freq": [int(kind == "sparse") for kind in config["mlp_layer_types"]],
+        "n_shared_experts": 1,
+        "rotary_dim": int(config["head_dim"] * turning),
+        "scoring_func": "sigmoid",
+        "sparse_attention_config": {
+            "sparse_num_index_heads": config["index_n_heads"],
+            "sparse_index_dim": config["index_head_dim"],
+            "sparse_topk_blocks": config["index_topk_blocks"],
+            "sparse_block_size": config["index_block_size"],
+            "sparse_local_block": config["index_local_blocks"],
+        },
+    }
+
+
 def step(config: dict[str, Any]) -> dict[str, Any]:
     """Return Step 3.5's published fields, some of which have a value for each layer."""
     ropes = [config["rope_parameters"][kind] for kind in config["layer_types"]]
@@ -341,9 +390,11 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
 
 AS_PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "exaone": lambda config: {"rms_norm_eps": config["layer_norm_epsilon"]},
+    "bailing_hybrid": ling3,
     "kimi_linear": kimi_linear,
     "mimo_v2_flash": mimo_v2_flash,
     "minimax": minimax,
+    "minimax_m3": minimax_m3,
     "mistral4": lambda config: {"architectures": ["Mistral3ForConditionalGeneration"]},
     "step3p5": step,
     "phimoe": lambda config: {"architectures": ["PhiMoEForCausalLM"]},

@@ -26,7 +26,7 @@ from tests.engine.test_gguf_architectures import ENCODERS, converted
 from tests.support.gguf_files import byte_level_metadata, write_gguf, write_metadata
 from tests.support.llama_cpp import logits_of_llama_cpp, require_llama_cpp, tokens_of_llama_cpp, vectors_of_llama_cpp
 from tests.support.pieces_tokenizer import make_pieces
-from tests.support.tiny_encoders import make_encoder, texts_of, write_modules
+from tests.support.tiny_encoders import make_encoder, make_nomic_experts, texts_of, write_modules
 from tests.support.tiny_models import make_small
 from tools.bench.peers.paths import GGUF_TYPES, gguf, why_missing
 
@@ -120,6 +120,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-12,
         "rotary_emb_base": 1000.0,
     },
+    "nomic-bert-moe": {
+        "causal": False,
+        "prenorm": False,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "left_out": [
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+        ],
+    },
     "modern-bert": {"layer_norm_eps": 1e-5, "global_attn_every_n_layers": 3},
     "eurobert": {"clf_pooling": "mean", "left_out": ["classifier_pooling"]},
 }
@@ -134,7 +148,10 @@ def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     require_llama_cpp()
     source, file = tmp_path / "source", tmp_path / "model.gguf"
     # llama.cpp takes every sixth layer to see everything, and needs one that does.
-    make_encoder(source, ENCODERS[name], **({"num_hidden_layers": 6} if name == "gemma-embedding" else {}))
+    if name == "nomic-bert-moe":
+        make_nomic_experts(source)
+    else:
+        make_encoder(source, ENCODERS[name], **({"num_hidden_layers": 6} if name == "gemma-embedding" else {}))
     write_modules(source, "cls_token" if name == "bert" else "mean_tokens")
     config = json.loads((source / "config.json").read_text()) | PUBLISHED.get(name, {})
     (source / "config.json").write_text(json.dumps(config))

@@ -63,6 +63,13 @@ def qwen3_vl(directory: Path) -> None:
     rewrite(directory, config, change)
 
 
+def paddleocr_vl(directory: Path) -> None:
+    """The text part of PaddleOCR-VL from a Llama."""
+    config = old_config(directory) | {"architectures": ["PaddleOCRVLForConditionalGeneration"], "use_bias": False}
+    config["rope_parameters"] |= {"mrope_section": [8, 12, 12]}
+    rewrite(directory, config, lambda tensors, _: tensors)
+
+
 def old_config(directory: Path) -> dict[str, Any]:
     """Return the config as ``transformers`` wrote it."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())

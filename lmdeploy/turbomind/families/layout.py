@@ -112,12 +112,9 @@ def _norm(spec: ModelSpec, name: str, source: str) -> dict[str, Expression]:
     return {f"{name}.{suffix}": Load(f"{source}.{suffix}", (spec.hidden_size,)) for suffix in suffixes}
 
 
-def without_norm_weights(engine: dict[str, Expression]) -> dict[str, Expression]:
-    """Return a model's tensors with ones for the weights of its norms, which the checkpoint does not have."""
-    return {
-        name: Constant(expression.shape, 1.0) if name.endswith("norm.weight") else expression
-        for name, expression in engine.items()
-    }
+def without_norm_weights(engine: dict[str, Expression], bare: str = "norm.weight") -> dict[str, Expression]:
+    """Return a model's tensors with ones for weights that end so, which the checkpoint does not have."""
+    return {name: Constant(x.shape, 1.0) if name.endswith(bare) else x for name, x in engine.items()}
 
 
 def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> dict[str, Expression]:

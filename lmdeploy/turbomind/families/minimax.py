@@ -134,19 +134,25 @@ def minimax_m3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def minimax_m3_tensors(spec: ModelSpec) -> dict[str, Expression]:
-    engine = Layout(experts=M3_EXPERTS.tensors).tensors(spec)
+def block_indexer_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the index heads of the layers that have some; ``prefix``: of their names, with ``{}`` for the layer."""
     indexer = spec.attention.block_indexer
-    if indexer is None:
-        return engine
+    assert indexer is not None
+    engine: dict[str, Expression] = {}
     size, hidden = indexer.head_dim, spec.hidden_size
     parts = {"queries": ("q_proj", (indexer.num_heads * size, hidden)), "keys": ("k_proj", (size, hidden))}
     norms = {"query_norm": ("q_norm", (size,)), "key_norm": ("k_norm", (size,))}
     for i in itertools.compress(range(spec.num_layers), indexer.layers):
         for name, (stored, shape) in (parts | norms).items():
-            loaded = Load(f"model.layers.{i}.self_attn.index_{stored}.weight", shape)
+            loaded = Load(f"{prefix.format(i)}{stored}.weight", shape)
             engine[f"layers.{i}.attention.block_indexer.{name}.weight"] = loaded
     return engine
+
+
+def minimax_m3_tensors(spec: ModelSpec) -> dict[str, Expression]:
+    engine = Layout(experts=M3_EXPERTS.tensors).tensors(spec)
+    indexers = block_indexer_tensors(spec, "model.layers.{}.self_attn.index_") if spec.attention.block_indexer else {}
+    return engine | indexers
 
 
 MINIMAX_M3 = Family(("MiniMaxM3ForCausalLM",), minimax_m3_spec, minimax_m3_tensors, config=minimax_m3_config)

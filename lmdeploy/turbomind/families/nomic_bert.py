@@ -92,13 +92,17 @@ def tensors(spec: ModelSpec) -> dict[str, Expression]:
 
 
 def _experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the experts of a layer, which have no biases themselves: one is added to their sum."""
-    engine, hidden = joined_experts(spec, f"{prefix}mlp."), spec.hidden_size
-    engine["moe.shared.up.weight"] = Constant((_BIAS_CHANNELS, hidden), 0.0)
-    engine["moe.shared.down.weight"] = Constant((hidden, _BIAS_CHANNELS), 0.0)
+    engine = joined_experts(spec, f"{prefix}mlp.")
+    return with_bias(spec, engine, Load(f"{prefix}mlp.experts.bias", (spec.hidden_size,)))
+
+
+def with_bias(spec: ModelSpec, engine: dict[str, Expression], bias: Expression) -> dict[str, Expression]:
+    """Return the experts of a layer, which have no biases themselves, with one that is added to their sum."""
+    engine["moe.shared.up.weight"] = Constant((_BIAS_CHANNELS, spec.hidden_size), 0.0)
+    engine["moe.shared.down.weight"] = Constant((spec.hidden_size, _BIAS_CHANNELS), 0.0)
     weights = [name for name in engine if name.endswith(("up.weight", "down.weight"))]
     engine |= {name.replace("weight", "bias"): Constant(engine[name].shape[:1], 0.0) for name in weights}
-    return engine | {"moe.shared.down.bias": Load(f"{prefix}mlp.experts.bias", (hidden,))}
+    return engine | {"moe.shared.down.bias": bias}
 
 
 # The other sizes have one of two names.

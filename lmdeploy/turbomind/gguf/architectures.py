@@ -20,6 +20,7 @@ from lmdeploy.turbomind.gguf.recurrent import (
     gated_delta_tensors,
     grouped_delta_tensors,
     kimi_delta_tensors,
+    ling_delta_tensors,
     mamba_tensors,
     minimax_tensors,
     scan_tensors,
@@ -54,14 +55,16 @@ _JOINED_QKV = dataclasses.replace(_LAYOUT, qkv="attn_qkv")
 _BERT = encoders.PostNormLayout(
     **vars(dataclasses.replace(_LAYOUT, mlp_norm="attn_output_norm", final_norm="layer_output_norm"))
 )
-_NOMIC_BERT = dataclasses.replace(_BERT, qkv="attn_qkv")
+_NOMIC_BERT = dataclasses.replace(_BERT, qkv="attn_qkv", experts=encoders.nomic_experts)
 _GATED = dataclasses.replace(_LAYOUT, output_gate="attn_gate")
 _HY3 = dataclasses.replace(_LAYOUT, experts=dataclasses.replace(EXPERTS, correction="exp_probs_b").tensors)
 _LATE_MLP_NORM = dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
 _LATENT = dataclasses.replace(_LAYOUT, latent=latent.latent_tensors)
 _APERTUS = dataclasses.replace(_LAYOUT, xielu="xielu")
+_GRANITE_SWA = dataclasses.replace(_LAYOUT, experts=mixtures.granite_experts)
 _INDEXED = dataclasses.replace(_LAYOUT, latent=latent.indexed_tensors)
 _KIMI_LINEAR = dataclasses.replace(_LATENT, recurrence=kimi_delta_tensors)
+_LING3 = dataclasses.replace(_LAYOUT, latent=latent.gated_tensors, recurrence=ling_delta_tensors)
 _QWEN3_5 = dataclasses.replace(_LATE_MLP_NORM, recurrence=gated_delta_tensors)
 _LFM2 = dataclasses.replace(_LAYOUT, final_norm="token_embd_norm", recurrence=convolution_tensors)
 _MAMBA = dataclasses.replace(_LAYOUT, recurrence=mamba_tensors)
@@ -72,11 +75,13 @@ _QWEN3_NEXT = dataclasses.replace(_QWEN3_5, recurrence=grouped_delta_tensors)
 
 @dataclass(frozen=True)
 class WithoutNormWeights(Layout):
-    """Names of a model whose norms have no weights."""
+    """Names of a model with norms without weights."""
+
+    bare: str = "norm.weight"  # end of the engine's names of their weights
 
     def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
         """Return the expression of each engine tensor of a model."""
-        return without_norm_weights(super().tensors(spec))
+        return without_norm_weights(super().tensors(spec), self.bare)
 
 
 @dataclass(frozen=True)
@@ -149,11 +154,13 @@ ARCHITECTURES = {
     "exaone4": Architecture("Exaone4ForCausalLM", configs.exaone4),
     "seed_oss": Architecture("SeedOssForCausalLM", configs.seed_oss, _LATE_MLP_NORM),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", configs.ernie4_5),
+    "paddleocr": Architecture("PaddleOCRTextModel", configs.paddleocr),
     "command-r": Architecture("CohereForCausalLM", configs.command_r),
     "phi2": Architecture("PhiForCausalLM", configs.phi2),
     "stablelm": Architecture("StableLmForCausalLM", configs.stablelm),
     "cohere2": Architecture("Cohere2ForCausalLM", configs.cohere2),
     "granite": Architecture("GraniteForCausalLM", configs.granite, is_turned=True),
+    "granite_swa": Architecture("GraniteSWAForCausalLM", mixtures.granite_swa, _GRANITE_SWA, is_turned=True),
     "arcee": Architecture("ArceeForCausalLM", configs.arcee, is_turned=True),
     "smollm3": Architecture("SmolLM3ForCausalLM", configs.smollm3, is_turned=True),
     "glm4": Architecture("Glm4ForCausalLM", configs.glm4, dataclasses.replace(_LAYOUT, gate_up="ffn_up")),
@@ -170,6 +177,13 @@ ARCHITECTURES = {
     "mpt": Architecture("MptForCausalLM", configs.mpt, _JOINED_QKV),
     "olmo": Architecture("OlmoForCausalLM", configs.olmo, WithoutNormWeights(**vars(_LAYOUT)), is_turned=True),
     "minicpm": Architecture("MiniCPMForCausalLM", configs.minicpm, is_turned=True),
+    "muse-glimmer": Architecture(
+        "MuseGlimmerTextModel",
+        configs.muse_glimmer,
+        WithoutNormWeights(**vars(_GATED), bare="embedding_norm.weight"),
+        is_turned=True,
+        has_whole_norms=True,
+    ),
     "olmoe": Architecture("OlmoeForCausalLM", mixtures.olmoe),
     "granitemoe": Architecture("GraniteMoeSharedForCausalLM", mixtures.granitemoe, is_turned=True),
     "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", mixtures.ernie4_5_moe),
@@ -184,11 +198,15 @@ ARCHITECTURES = {
     "dots1": Architecture("Dots1ForCausalLM", mixtures.dots1),
     "glm4moe": Architecture("Glm4MoeForCausalLM", mixtures.glm4moe, _LATE_MLP_NORM),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", mixtures.minimax_m2),
+    "minimax-m3": Architecture(
+        "MiniMaxM3ForCausalLM", mixtures.minimax_m3, mixtures.BlockIndexed(**vars(_LAYOUT)), has_whole_norms=True
+    ),
     "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", mixtures.hunyuan_moe),
     "gpt-oss": Architecture(
         "GptOssForCausalLM", mixtures.gpt_oss, dataclasses.replace(_LATE_MLP_NORM, experts=biased_experts)
     ),
     "deepseek2": Architecture("DeepseekV3ForCausalLM", latent.deepseek_v3, _LATENT),
+    "bailingmoe3": Architecture("BailingHybridForCausalLM", latent.bailingmoe3, _LING3),
     "deepseek32": Architecture("DeepseekV32ForCausalLM", latent.deepseek_v32, _INDEXED),
     "glm-dsa": Architecture("GlmMoeDsaForCausalLM", latent.glm_dsa, _INDEXED),
     "mistral4": Architecture(
@@ -213,6 +231,7 @@ ARCHITECTURES = {
     "gemma-embedding": Architecture("Gemma3TextModel", encoders.gemma_embedding, has_whole_norms=True),
     "bert": Architecture("BertModel", encoders.bert, _BERT),
     "nomic-bert": Architecture("NomicBertModel", encoders.nomic_bert, _NOMIC_BERT),
+    "nomic-bert-moe": Architecture("NomicBertModel", encoders.nomic_bert, _NOMIC_BERT),
     "jina-bert-v2": Architecture("JinaBertModel", encoders.jina_bert_v2, dataclasses.replace(_BERT, gate_up="ffn_up")),
     "modern-bert": Architecture(
         "ModernBertModel", encoders.modern_bert, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")
@@ -221,6 +240,7 @@ ARCHITECTURES = {
 # Models that GGUF names as it does others.
 MIXTRAL, OLMO3, DEEPSEEK_V2 = "llama with experts", "olmo2 with windows", "deepseek2 with softmax"
 FALCON_MAMBA = "mamba with norms"
+GRANITE_SWA_MOE = "granite_swa with experts"
 CLASSIFIER = "bert with a classifier"
 _ALL = {
     **ARCHITECTURES,
@@ -228,6 +248,7 @@ _ALL = {
     OLMO3: Architecture("Olmo3ForCausalLM", configs.olmo3),
     DEEPSEEK_V2: Architecture("DeepseekV2ForCausalLM", latent.deepseek_v2, _LATENT),
     FALCON_MAMBA: Architecture("FalconMambaForCausalLM", hybrids.mamba, _SCAN),
+    GRANITE_SWA_MOE: dataclasses.replace(ARCHITECTURES["granite_swa"], published="GraniteMoeSWAForCausalLM"),
     CLASSIFIER: Architecture("BertForSequenceClassification", encoders.bert, _BERT),
 }
 
@@ -242,6 +263,8 @@ def architecture_name(metadata: Metadata) -> str:
     name = metadata.architecture
     if name == "llama" and metadata.get("expert_count"):
         return MIXTRAL
+    if name == "granite_swa" and metadata.get("expert_count"):
+        return GRANITE_SWA_MOE
     if name == "deepseek2" and metadata.get("expert_gating_func", 1) == 1:
         return DEEPSEEK_V2
     if name == "mamba" and metadata.get("ssm.dt_b_c_rms"):

@@ -177,8 +177,12 @@ def qwen2(metadata: Metadata) -> dict[str, Any]:
 
 
 def qwen2vl(metadata: Metadata) -> dict[str, Any]:
-    """Qwen2-VL and 2.5-VL, whose tokens of images have positions of three axes."""
-    fields = qwen2(metadata)
+    """Qwen2-VL and 2.5-VL."""
+    return with_axes(metadata, qwen2(metadata))
+
+
+def with_axes(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model whose tokens of images have positions of three axes."""
     fields["rope_parameters"]["mrope_section"] = metadata.need("rope.dimension_sections")[:3]
     return fields
 
@@ -369,6 +373,27 @@ def seed_oss(metadata: Metadata) -> dict[str, Any]:
 def ernie4_5(metadata: Metadata) -> dict[str, Any]:
     """ERNIE 4.5 without experts."""
     return common(metadata, "ernie4_5") | {"use_bias": metadata.has("blk.0.attn_q.bias")}
+
+
+def paddleocr(metadata: Metadata) -> dict[str, Any]:
+    """PaddleOCR-VL's text part."""
+    return with_axes(metadata, ernie4_5(metadata) | {"model_type": "paddleocr_vl_text"})
+
+
+def muse_glimmer(metadata: Metadata) -> dict[str, Any]:
+    """Muse Glimmer's text part: layers with a window rotate alone; norms of queries have the factor of scores."""
+    fields, kinds = common(metadata, "muse_glimmer_text"), windows(metadata, 4)
+    base = fields["rope_parameters"]["rope_theta"]
+    return fields | {
+        "hidden_activation": "silu",
+        "qk_scale_factor": 1.0,
+        "post_norm_eps": 1e-8,
+        "output_multiplier": metadata.need("logit_scale"),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+        "sliding_window": metadata.need("attention.sliding_window"),
+        "layer_types": kinds,
+        "layer_rope_theta": [base if kind == SLIDING else 0 for kind in kinds],
+    }
 
 
 def cohere2(metadata: Metadata) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from typing import Any
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.encoders import post_norm_tensors
 from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.nomic_bert import with_bias
 from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, gemma3
 from lmdeploy.turbomind.gguf.metadata import Metadata
-from lmdeploy.turbomind.manifest import Expression
+from lmdeploy.turbomind.gguf.mixtures import EXPERTS
+from lmdeploy.turbomind.manifest import Constant, Expression
 from lmdeploy.turbomind.spec import ModelSpec
 
 _POOLINGS = ("", "mean", "cls", "lasttoken")  # by number; 0: the file's maker does not say
@@ -73,11 +75,21 @@ def bert(metadata: Metadata) -> dict[str, Any]:
 
 
 def nomic_bert(metadata: Metadata) -> dict[str, Any]:
-    """NomicBERT v1 and v1.5."""
-    return _encoder(metadata, "nomic_bert") | {
-        "theta": metadata.get("rope.freq_base", 10000.0),
-        "bias": [metadata.has("blk.0.attn_qkv.bias"), metadata.has("blk.0.ffn_up.bias")],
+    """NomicBERT, in the names of its published config; files have no bias of the experts' sum."""
+    fields = _encoder(metadata, "nomic_bert")
+    return fields | {
+        "rotary_emb_base": fields.pop("rope_parameters")["rope_theta"],
+        "hidden_act": "silu" if metadata.has("blk.0.ffn_gate.weight") else "gelu",
+        "qkv_proj_bias": metadata.has("blk.0.attn_qkv.bias"),
+        "mlp_fc1_bias": metadata.has("blk.0.ffn_up.bias"),
+        "moe_every_n_layers": metadata.get("moe_every_n_layers", 0),
+        "moe_top_k": metadata.get("expert_used_count"),
     }
+
+
+def nomic_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of the experts of a layer of NomicBERT."""
+    return with_bias(spec, EXPERTS.tensors(spec, prefix), Constant((spec.hidden_size,), 0.0))
 
 
 def jina_bert_v2(metadata: Metadata) -> dict[str, Any]:

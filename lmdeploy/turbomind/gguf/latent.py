@@ -10,7 +10,7 @@ from lmdeploy.turbomind.families.deepseek import indexer_tensors
 from lmdeploy.turbomind.gguf.configs import common
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import deepseek_experts
-from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, renamed, reshape
+from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, renamed, repeated_rows, reshape
 from lmdeploy.turbomind.spec import ModelSpec
 
 # Published names, and GGUF's.
@@ -54,6 +54,14 @@ def latent_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     else:
         engine["q"] = load("attn_q", queries, hidden)
     return {f"attention.{name}.weight": expression for name, expression in engine.items()}
+
+
+def gated_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of latent attention with a gate for each head (Ling 3.0)."""
+    mla = spec.attention.mla
+    assert mla is not None
+    gate = Load(f"{prefix}attn_gate.weight", (spec.num_heads, spec.hidden_size))
+    return latent_tensors(spec, prefix) | {"attention.gate.weight": repeated_rows(gate, mla.value_dim)}
 
 
 def joined_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -174,6 +182,15 @@ def kimi_linear(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def bailingmoe3(metadata: Metadata) -> dict[str, Any]:
+    """Ling 3.0."""
+    return kimi_linear(metadata) | {
+        "model_type": "bailing_hybrid",
+        "kda_safe_gate": metadata.get("kda.safe_gate", True),
+        "kda_lower_bound": metadata.need("kda.gate_lower_bound"),
+    }
+
+
 def _key_value_heads(metadata: Metadata) -> list[int]:
     counts = metadata.need("attention.head_count_kv")
-    return counts if isinstance(counts, list) else [counts] * (metadata.layer_count or 0)
+    return counts[: metadata.layer_count] if isinstance(counts, list) else [counts] * (metadata.layer_count or 0)

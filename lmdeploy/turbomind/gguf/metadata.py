@@ -23,8 +23,9 @@ _REDUNDANT = {
 _COMPUTED = ("attention.", "expert", "rope.", "ssm.")
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 _WITH_SIGMOID = {
-    "afmoe", "bailingmoe2", "cohere2moe", "deepseek32", "dots1", "exaone-moe", "glm-dsa", "glm4moe", "hy_v3",
-    "kimi-linear", "laguna", "lfm2moe", "llama4", "mimo2", "minimax-m2", "nemotron_h_moe", "step35",
+    "afmoe", "bailingmoe2", "bailingmoe3", "cohere2moe", "deepseek32", "dots1", "exaone-moe", "glm-dsa", "glm4moe",
+    "hy_v3", "kimi-linear", "laguna", "lfm2moe", "llama4", "mimo2", "minimax-m2", "minimax-m3", "nemotron_h_moe",
+    "step35",
 }  # fmt: skip
 
 
@@ -96,7 +97,7 @@ class Metadata:
             key = name.removeprefix(prefix)
             if key == name or key in self.used or key in _REDUNDANT or self._is_neutral(key, value):
                 continue
-            if key.startswith(_COMPUTED) or "scale" in key or "softcapping" in key:
+            if key.startswith(_COMPUTED) or any(part in key for part in ("scale", "softcapping", "swiglu")):
                 raise UnsupportedModelError(
                     f"the GGUF key {name} = {str(value)[:60]} changes what the model computes and is not supported for "
                     f"{self.architecture}: take the model as safetensors"
@@ -116,4 +117,6 @@ class Metadata:
             return bool(value == (_SIGMOID if self.architecture in _WITH_SIGMOID else _SOFTMAX))
         if key == "attention.temperature_length":
             return bool(value == self.get("rope.scaling.original_context_length"))
+        if isinstance(value, list):
+            return not any(value)
         return not value or (value == 1 and key.endswith(("scale", "factor", "group_count", "group_used_count")))

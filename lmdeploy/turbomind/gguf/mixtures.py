@@ -1,8 +1,11 @@
 """Mixtures of experts in GGUF files: names of experts, and configs from metadata."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.minimax import block_indexer_tensors
 from lmdeploy.turbomind.gguf import configs
 from lmdeploy.turbomind.gguf.configs import (
     FULL,
@@ -35,6 +38,22 @@ def joined_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         for e in range(moe.num_experts)
     }
     return EXPERTS.tensors(spec, prefix) | joined
+
+
+def granite_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the same where gate and up of the shared expert are one matrix, too."""
+    size, hidden = moe_of(spec).shared_intermediate_size, spec.hidden_size
+    shared = {"moe.shared.gate_up.weight": Load(f"{prefix}ffn_up_shexp.weight", (2 * size, hidden))} if size else {}
+    return joined_experts(spec, prefix) | shared
+
+
+@dataclass(frozen=True)
+class BlockIndexed(Layout):
+    """Names of a model whose heads choose blocks of tokens by index heads, in some layers."""
+
+    def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
+        """Return the expression of each engine tensor of a model."""
+        return super().tensors(spec) | block_indexer_tensors(spec, self.layer + "indexer.")
 
 
 def biased_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -109,6 +128,20 @@ def granitemoe(metadata: Metadata) -> dict[str, Any]:
     return fields | {
         "intermediate_size": _expert_size(metadata) or fields["intermediate_size"],
         "shared_intermediate_size": _shared_size(metadata),
+    }
+
+
+def granite_swa(metadata: Metadata) -> dict[str, Any]:
+    """Granite with windows, dense or with experts."""
+    fields, layers = common(metadata, "granite_swa") | multipliers(metadata), metadata.layer_count or 0
+    rotates, base = metadata.get("attention.rope_pattern", [True] * layers), fields["rope_parameters"]["rope_theta"]
+    return fields | {
+        "model_type": "granitemoe_swa" if metadata.get("expert_count") else "granite_swa",
+        "sliding_window": metadata.need("attention.sliding_window"),
+        "layer_types": windows(metadata, 4),
+        "layer_rope_theta": [base if turns else 0 for turns in rotates[:layers]],
+        "shared_intermediate_size": _shared_size(metadata) // 2,
+        "mlp_bias": False,
     }
 
 
@@ -232,6 +265,30 @@ def minimax_m2(metadata: Metadata) -> dict[str, Any]:
     """MiniMax-M2."""
     fields = common(metadata, "minimax_m2")
     return fields | {"intermediate_size": _expert_size(metadata)}
+
+
+def minimax_m3(metadata: Metadata) -> dict[str, Any]:
+    """MiniMax-M3 (text)."""
+    layers = range(metadata.layer_count or 0)
+    indexed = [metadata.has(f"blk.{layer}.indexer.k_proj.weight") for layer in layers]
+    return (
+        common(metadata, "minimax_m3")
+        | deepseek_experts(metadata)
+        | {
+            "intermediate_size": _expert_size(metadata),
+            "dense_intermediate_size": metadata.get("feed_forward_length"),
+            "shared_intermediate_size": _shared_size(metadata),
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "mlp_layer_types": layer_mlps(metadata),
+            "layer_types": ["minimax_m3_sparse" if sparse else FULL for sparse in indexed],
+            "index_n_heads": metadata.need("attention.indexer.head_count"),
+            "index_head_dim": metadata.need("attention.indexer.key_length"),
+            "index_topk_blocks": metadata.need("attention.indexer.top_k"),
+            "index_block_size": metadata.need("attention.indexer.block_size"),
+            "index_local_blocks": metadata.get("attention.indexer.local_blocks", 1),
+        }
+    )
 
 
 def hunyuan_moe(metadata: Metadata) -> dict[str, Any]:

@@ -8,9 +8,11 @@ for channels of the convolution, for numbers of a head, and for the inputs of th
 import dataclasses
 from collections.abc import Mapping
 
-from lmdeploy.turbomind.families import kimi_linear, lfm2, mamba, minimax
+from lmdeploy.turbomind.families import bailing_hybrid, kimi_linear, lfm2, mamba, minimax
 from lmdeploy.turbomind.families.gated_delta import recurrence_of
 from lmdeploy.turbomind.manifest import (
+    AddProduct,
+    Constant,
     Expression,
     Inputs,
     Load,
@@ -56,6 +58,8 @@ _KIMI = {
     "f_a_proj.weight": "ssm_f_a.weight",
     "f_b_proj.weight": "ssm_f_b.weight",
     "g_a_proj.weight": "ssm_g_a.weight",
+    "f_proj.weight": "ssm_f_a.weight",
+    "g_proj.weight": "ssm_g_a.weight",
     "g_b_proj.weight": "ssm_g_b.weight",
     "A_log": "ssm_a",
     "dt_bias": "ssm_dt.bias",
@@ -154,6 +158,13 @@ def kimi_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     return engine | {"recurrence.a_log": LogNegative((engine["recurrence.a_log"],))}
 
 
+def ling_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the same of Ling 3.0, whose ``ssm_a`` is exp(A_log)."""
+    engine, heads = _stored(bailing_hybrid.recurrence(spec, prefix), prefix, _KIMI), (recurrence_of(spec).num_heads, 1)
+    negative = AddProduct((Constant(heads, 0.0), Load(f"{prefix}ssm_a", heads), Constant((1, 1), -1.0)))
+    return engine | {"recurrence.a_log": LogNegative((reshape(negative, heads[0]),))}
+
+
 def minimax_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of the recurrent layers of MiniMax-Text-01."""
     return _stored(minimax.recurrence(spec, prefix), prefix, _MINIMAX)
@@ -163,7 +174,7 @@ def _stored(tensors: Mapping[str, Expression], prefix: str, names: Mapping[str, 
     """Return a family's tensors over GGUF's names, given by those of the checkpoint within a layer's attention."""
 
     def stored(name: str) -> str:
-        return prefix + names[name.removeprefix(prefix).removeprefix("self_attn.")]
+        return prefix + names[name.removeprefix(prefix).removeprefix("self_attn.").removeprefix("attention.")]
 
     return {name: renamed(whole, stored) for name, whole in tensors.items()}
 
