@@ -65,13 +65,11 @@ ENDPOINTS = (
     Endpoint(DELETE_MODEL, administers=_MODELS, method="DELETE"),
     # vLLM's; the short paths are aliases
     *(Endpoint(f"/v1/{name}", is_proxied=True, is_batched=True) for name in ("rerank", "score", "classify", "pooling")),
-    *map(Endpoint, ("/rerank", "/v2/rerank", "/score", "/classify", "/pooling")),
+    *(Endpoint(path, is_proxied=True) for path in ("/rerank", "/v2/rerank", "/score", "/classify", "/pooling")),
     # TEI's
-    *(
-        Endpoint(path, prompt="inputs", is_proxied=False)
-        for path in ("/embed", "/embed_all", "/embed_sparse", "/predict")
-    ),
-    *map(Endpoint, ("/v1/chat/completions/render", "/v1/completions/render", "/tokenize", "/detokenize")),
+    *(Endpoint(path, prompt="inputs") for path in ("/embed", "/embed_all", "/embed_sparse", "/predict")),
+    *(Endpoint(f"/v1/{name}/render", is_proxied=True) for name in ("chat/completions", "completions")),
+    *(Endpoint(path, is_proxied=True) for path in ("/tokenize", "/detokenize")),
     *(Endpoint(path, administers=_ADAPTERS) for path in (LOAD_ADAPTER, UNLOAD_ADAPTER)),
     *(Endpoint(path, administers=_MODELS) for path in (LOAD_MODEL, UNLOAD_MODEL)),
     Endpoint(CACHE, administers=_CACHE, method="GET"),

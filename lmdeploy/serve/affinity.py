@@ -1,7 +1,7 @@
 """Prefix affinity: the index of which replica has which session or prompt prefix.
 
 A router that sends requests where their beginning was computed before spares that work. Nothing depends on it: an
-answer is the same from every replica, but for conversations of ``/v1/chat/interactive``, which live in one.
+answer is the same from every replica.
 
 What a router remembers is a table from keys to replicas. A prompt has a key for each multiple of `PIECE` bytes that it
 is long, made of everything up to there:
@@ -29,7 +29,16 @@ Replica = TypeVar("Replica", bound=Hashable)
 
 def session_key(session: str) -> int:
     """Return the key of a session."""
-    return int.from_bytes(hashlib.blake2b(session.encode(), digest_size=_DIGEST, person=b"session").digest(), "big")
+    return _key(session, b"session")
+
+
+def model_key(model: str) -> int:
+    """Return the key of a model's weights in memory, such as an adapter's."""
+    return _key(model, b"model")
+
+
+def _key(name: str, kind: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_DIGEST, person=kind).digest(), "big")
 
 
 def prefix_keys(prompt: bytes, model: str = "") -> tuple[int, ...]:

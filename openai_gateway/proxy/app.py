@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Annotated, Any
 
 import aiohttp
@@ -31,6 +31,7 @@ from openai_gateway.proxy.forward import TIMEOUT, Forwarder, node_headers
 from openai_gateway.proxy.health import check, watch_nodes
 from openai_gateway.proxy.node import NodeStatus
 from openai_gateway.proxy.nodes import NodeTable
+from openai_gateway.proxy.prompt import ForwardedBody, Prompt
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.proxy.strategies import STRATEGIES
 from openai_gateway.registry import PROXIED
@@ -48,12 +49,18 @@ class NewNode(BaseModel):
     status: NodeStatus | None = None
 
 
-def create_proxy(settings: ProxySettings) -> FastAPI:
-    """Return the proxy as an ASGI application."""
+Members = Callable[[NodeTable], AbstractAsyncContextManager[Any]]
+
+
+def create_proxy(settings: ProxySettings, members: Members = nullcontext) -> FastAPI:
+    """Return the proxy as an ASGI application.
+
+    ``members``: the context that the proxy serves in, which may bring nodes into its table and take them out.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        table = NodeTable(STRATEGIES[settings.strategy], settings.state_file)
+        table = NodeTable(STRATEGIES[settings.strategy](), settings.state_file)
         resolver = CheckedResolver(allow_private=settings.allow_private_nodes)
         connector = aiohttp.TCPConnector(limit=0, resolver=resolver)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as http:
@@ -62,7 +69,8 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
             await asyncio.gather(*(check(table, http, node) for node in table))  # those of the state file
             watching = asyncio.create_task(watch_nodes(table, http, settings))
             try:
-                yield
+                async with members(table):
+                    yield
             finally:
                 watching.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -150,21 +158,14 @@ def _peer(request: Request) -> str:
     return THIS_MACHINE if is_here(request.scope) or request.client is None else request.client.host
 
 
-class _Forwarded(BaseModel):
-    """Of a body that is sent on: all else of it is for a node."""
-
-    model: Any = None
-
-
-async def _forward(request: Request, body: _Forwarded) -> Response:
+async def _forward(request: Request, body: ForwardedBody) -> Response:
     """Send the request to a node that serves its model."""
-    model = body.model
-    if not isinstance(model, str):
+    if not isinstance(body.model, str):
         raise ApiError(400, "model must be a string", param="model", code="invalid_value")
     forwarder: Forwarder = request.app.state.forwarder
     # The route's path, not the request's: what is sent to nodes is not for callers to choose.
     path, key = request.scope["route"].path, key_of(request.scope)
-    work = forwarder.forward(path, await request.body(), model, request.headers, key)
+    work = forwarder.forward(path, await request.body(), Prompt(body, request.headers), request.headers, key)
     return await run_unless_disconnected(request.receive, work)
 
 

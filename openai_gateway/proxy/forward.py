@@ -20,13 +20,15 @@ from openai_gateway.middleware.api_keys import CALLER, digest_for_node
 from openai_gateway.proxy.health import check
 from openai_gateway.proxy.node import Node, Work
 from openai_gateway.proxy.nodes import NodeTable
+from openai_gateway.proxy.prompt import Prompt
 from openai_gateway.proxy.settings import ProxySettings
 
 logger = logging.getLogger(__name__)
 
 NO_MODEL, UNAVAILABLE, TIMEOUT = 10400, 10401, 10402  # LMDeploy's error codes
-_SENT_ON = ("content-type", "accept", "x-request-id")
+_SENT_ON = ("content-type", "accept", "x-request-id", "traceparent", "tracestate")
 _SENT_BACK = ("content-type", "x-request-id", "retry-after", "cache-control")
+REPLICA_HEADER = "x-replica"
 _TRY_ANOTHER = frozenset({429, 502, 503})
 _ATTEMPTS = 8
 _SHOWN_NAME = 200  # characters of a name that is refused
@@ -52,12 +54,13 @@ class Forwarder:
         self._retry_seconds = settings.retry_seconds
         self._timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_seconds, sock_read=settings.read_seconds)
 
-    async def forward(self, path: str, body: bytes, model: str, headers: Headers, key: str | None) -> Response:
+    async def forward(self, path: str, body: bytes, prompt: Prompt, headers: Headers, key: str | None) -> Response:
         """Return the response of the first node that gives one.
 
         Raises `ApiError` if no node serves the model, or none answered. ``key``: the caller's, which nodes learn a
         digest of; None: the proxy asks for none.
         """
+        model = prompt.model
         if not self._table.is_served(model):
             message = f"The model `{model[:_SHOWN_NAME]}` does not exist."
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -68,7 +71,7 @@ class Forwarder:
         rejection: Response | None = None
         rejected_by: set[str] = set()
         for _ in range(_ATTEMPTS):
-            while (node := self._table.choose(model, rejected_by)) is None:
+            while (node := self._table.choose(model, rejected_by, prompt)) is None:
                 left = deadline - time.monotonic()
                 if rejection is not None:
                     return rejection
@@ -100,6 +103,7 @@ class Forwarder:
                 call = self._http.post(url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False)
                 response = await open_.enter_async_context(call)
                 back = {name: response.headers[name] for name in _SENT_BACK if name in response.headers}
+                back[REPLICA_HEADER] = node.name
                 if response.content_type != "text/event-stream" or response.status != 200:
                     whole = await response.read()
                     if response.status == 200:

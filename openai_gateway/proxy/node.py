@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,6 +32,11 @@ class Node:
     latency: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))  # seconds its last requests took
     is_up: bool = True  # whether it is in service
     down_since: float = field(default_factory=time.monotonic)  # when it was taken out of service (``time.monotonic``)
+
+    @property
+    def name(self) -> str:
+        """What responses call it: callers need not know where it is."""
+        return hashlib.blake2b(self.url.encode(), digest_size=4).hexdigest()
 
     def status(self) -> NodeStatus:
         """Return its public state."""

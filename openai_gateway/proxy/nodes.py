@@ -15,6 +15,7 @@ from lmdeploy.serve.events import is_set_within
 from openai_gateway.errors import ApiError
 from openai_gateway.proxy.addresses import base_url, identity_of
 from openai_gateway.proxy.node import Node, NodeStatus
+from openai_gateway.proxy.prompt import NO_PROMPT, Prompt
 from openai_gateway.proxy.strategies import Strategy
 
 logger = logging.getLogger(__name__)
@@ -83,10 +84,10 @@ class NodeTable:
         """Return whether some node serves `model`, in service or not."""
         return any(model in node.models for node in self._nodes.values())
 
-    def choose(self, model: str, besides: Collection[str] = ()) -> Node | None:
+    def choose(self, model: str, besides: Collection[str] = (), prompt: Prompt = NO_PROMPT) -> Node | None:
         """Return the node for the next request for `model`, none of the URLs `besides`; None when there is none."""
         able = [node for node in self.in_service if model in node.models and node.url not in besides]
-        return self._strategy(able) if able else None
+        return self._strategy(able, prompt) if able else None
 
     async def wait_for_change(self, seconds: float) -> None:
         """Return when a node has come into service, or after `seconds`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from openai_gateway.settings import Settings
 
 DEFAULT_PROXY_PORT = 8000
-STRATEGIES = ("random", "min_expected_latency", "min_observed_latency")
+STRATEGIES = ("random", "min_expected_latency", "min_observed_latency", "affinity")
 _HEARTBEAT = "LMDEPLOY_CONTROLLER_HEART_BEAT_EXPIRATION"
 _DEFAULT_HEARTBEAT = 90.0
 

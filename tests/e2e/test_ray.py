@@ -178,7 +178,8 @@ def test_errors_of_replicas_come_through_and_adapters_are_not_changed_in_one_of_
         assert http.get("/health").status_code == 200
         assert http.post("/v1/completions", content=b"{", headers={"content-type": "application/json"}).is_client_error
         assert http.post("/v1/completions", content=b" " * (9 << 20)).status_code == 413
-        assert http.post("/v1/load_lora_adapter", json={}).status_code == 403
+        assert http.post("/v1/load_lora_adapter", json={}).status_code == 404
+        assert http.post("/nodes/add", json={"url": "http://192.0.2.1:1"}).status_code == 401
 
 
 def test_no_request_reaches_another_server_and_none_without_a_key_a_replica(url: str) -> None:

@@ -5,7 +5,7 @@ import json
 import re
 import socket
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,11 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmdeploy.serve.affinity import SLACK
 from lmdeploy.serve.ports import free_ports
 from openai_gateway.proxy.node import Node
 from openai_gateway.proxy.nodes import NodeTable
+from openai_gateway.proxy.prompt import ForwardedBody, Prompt
 from openai_gateway.proxy.settings import ProxySettings
-from openai_gateway.proxy.strategies import STRATEGIES, by_chance, min_expected_latency, min_observed_latency
+from openai_gateway.proxy.strategies import (
+    STRATEGIES,
+    PrefixAffinity,
+    by_chance,
+    min_expected_latency,
+    min_observed_latency,
+)
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway, running_proxy
@@ -79,11 +87,12 @@ def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitSt
     [
         ("/v1/messages/count_tokens", {"messages": HELLO}),
         ("/v1/embeddings", {"input": "a"}),  # which the node refuses in its words
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
-        ("/v1/score", {"text_1": "a", "text_2": "b"}),
-        ("/v1/classify", {"input": "a"}),
+        *((path, {"query": "a", "documents": ["b"]}) for path in ("/v1/rerank", "/rerank", "/v2/rerank")),
+        *((path, {"text_1": "a", "text_2": "b"}) for path in ("/v1/score", "/score")),
+        *((path, {"input": "a"}) for path in ("/v1/classify", "/classify", "/v1/pooling", "/pooling")),
+        ("/detokenize", {"tokens": [1]}),
+        ("/tokenize", {"prompt": "a"}),
         ("/v1/responses/input_tokens", {"input": "a"}),
-        ("/v1/pooling", {"input": "a"}),
     ],
 )
 def test_what_is_not_generated_is_sent_on_too(stack: ExitStack, path: str, body: dict[str, Any]) -> None:
@@ -92,7 +101,7 @@ def test_what_is_not_generated_is_sent_on_too(stack: ExitStack, path: str, body:
     assert proxy.post("/nodes/add", json={"url": nodes.urls[0]}).status_code == 200
     through, straight = (http.post(path, json={"model": "m", **body}) for http in (proxy, connect(nodes.urls[0])))
     assert (through.status_code, through.json()) == (straight.status_code, straight.json())
-    assert through.status_code == (200 if path.endswith("_tokens") else 400)
+    assert through.status_code == (200 if path.endswith(("_tokens", "tokenize")) else 400)
 
 
 def test_what_is_reported_about_a_node_is_kept(stack: ExitStack) -> None:
@@ -398,9 +407,43 @@ def test_the_least_observed_latency_wins_and_newcomers_are_tried() -> None:
     assert min_observed_latency([slow, quick, node("new")]).url == "new"
 
 
+def test_an_adapter_stays_where_it_is_loaded_until_that_node_is_busy() -> None:
+    nodes, choose = [node("a"), node("b"), node("c")], PrefixAffinity()
+    for one in nodes:
+        one.models.append("adapter")
+    prompt = Prompt(ForwardedBody(model="adapter", prompt="short"))
+    first = choose(nodes, prompt)
+    first.unfinished = SLACK
+    assert {choose(nodes, prompt).url for _ in range(20)} == {first.url}
+    first.unfinished += 1
+    assert choose(nodes, prompt) is not first
+    first.unfinished = 0
+    assert {choose(nodes, Prompt(ForwardedBody(model="m", prompt="short"))).url for _ in range(99)} == {"a", "b", "c"}
+
+
+def test_sessions_and_long_prefixes_stay_with_the_node_that_has_them(stack: ExitStack) -> None:
+    nodes = Nodes(stack, "m", "m")
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(strategy="affinity")))))
+    for url in nodes.urls:
+        proxy.post("/nodes/add", json={"url": url}).raise_for_status()
+
+    def asked(text: str, session: str = "") -> str:
+        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        headers = {"x-session-id": session} if session else {}
+        return proxy.post("/v1/chat/completions", json=body, headers=headers).raise_for_status().headers["x-replica"]
+
+    turns = [(f"Document {number}. " * 60, f"session {number}") for number in range(12)] * 3
+    by_prefix, by_session = defaultdict(set), defaultdict(set)
+    for turn, (document, session) in enumerate(turns):
+        by_prefix[document].add(asked(document + str(turn)))
+        by_session[session].add(asked(str(turn), session))
+    assert {len(replicas) for replicas in (*by_prefix.values(), *by_session.values())} == {1}
+    assert len(set().union(*by_prefix.values())) == len(set().union(*by_session.values())) == 2
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_only_nodes_in_service_with_the_model_are_chosen(strategy: str) -> None:
-    table = NodeTable(STRATEGIES[strategy], None)
+    table = NodeTable(STRATEGIES[strategy](), None)
     table.add("http://a", ["m"], None)
     table.add("http://b", ["other"], None)
     table.add("http://c", ["m"], None)

@@ -1,6 +1,5 @@
 """Where a router sends requests that begin like earlier ones."""
 
-import json
 import random
 from typing import Any
 
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmdeploy.serve.affinity import PIECE, SLACK, Affinity, prefix_keys, session_key
-from lmdeploy.serve.ray.exchange import RoutedRequest, with_routing
+from openai_gateway.proxy.prompt import ForwardedBody, Prompt
 
 IDLE = {"a": 0, "b": 0, "c": 0}
 
@@ -70,9 +69,9 @@ def test_what_is_remembered_is_bounded_and_the_latest_stays() -> None:
     assert preferred(affinity, (1,), None, IDLE) == (None, 0)
 
 
-def route(**body: object) -> tuple[int | None, tuple[int, ...]]:
-    request = with_routing(RoutedRequest("POST", "/v1/chat/completions", "", (), json.dumps(body).encode()), None)
-    return request.session, request.keys
+def route(session_header: str = "", **body: Any) -> tuple[int | None, tuple[int, ...]]:
+    prompt = Prompt(ForwardedBody(**body), {"x-session-id": session_header})
+    return prompt.session, prompt.keys
 
 
 def test_a_longer_conversation_has_the_keys_of_the_shorter_one() -> None:
@@ -85,12 +84,14 @@ def test_a_longer_conversation_has_the_keys_of_the_shorter_one() -> None:
 
 
 def test_sessions_are_known_by_header_and_field_and_bad_bodies_have_none() -> None:
-    assert route(session_id=5)[0] == session_key("5")
-    assert with_routing(RoutedRequest("POST", "/", "", (), b"{}"), "5").session == session_key("5")
+    assert route(session_id=5)[0] == route("5")[0] == session_key("5")
     assert route(session_id=-1)[0] is None
-    for body in (b"", b"{", b"[1]", b'"x"', b'{"messages": 5, "session_id": []}', b"\xff", b"[" * 30_000):
-        request = with_routing(RoutedRequest("POST", "/", "", (), body), None)
-        assert (request.session, request.keys, request.body) == (None, (), body)
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    bad: list[dict[str, Any]] = [{"messages": 5}, {"messages": deep}, {"prompt": "\ud800"}, {"tools": ["\ud800"]}]
+    for body in bad:
+        assert route(session_id=[], **body) == (None, ())
 
 
 def test_random_traffic_is_only_sent_where_it_may_go() -> None:

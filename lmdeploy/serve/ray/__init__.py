@@ -1,8 +1,8 @@
 """A model on Ray Serve (docs/deployment/ray.md): ``serve run`` and ``serve deploy`` import ``lmdeploy.serve.ray:app``.
 
-    Ray's HTTP proxy -> Ingress (ingress.py) --- AffinityRouter (router.py) ---> Replica (replica.py), 1 or more
-                                                                                    | HTTP, on its own machine
-                                                                                 lmdeploy serve api_server
+    Ray's HTTP proxy -> Ingress (ingress.py): openai_gateway.proxy --- HTTP ---> lmdeploy serve api_server
+                                          | asks for their addresses                 | owned by
+                                          +--------------------------> Replica (replica.py), 1 or more
 
 A replica is an actor of Ray that owns one ``lmdeploy serve api_server``, tritonserver and all, on ports of its own.
 Importing the package imports no Ray: what else it holds can be used without.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from lmdeploy.serve.ray.autoscaling import QueuePolicy
 from lmdeploy.serve.ray.ingress import Ingress
 from lmdeploy.serve.ray.replica import Replica
-from lmdeploy.serve.ray.router import AffinityRouter
 from lmdeploy.serve.ray.settings import RaySettings
-from openai_gateway.settings import Settings
+from openai_gateway.proxy.settings import ProxySettings
 
 _MANY = 100_000  # requests of an ingress: it holds none back
 _STARTS = 3  # of a replica that cannot start, until the deployment fails
@@ -43,16 +43,12 @@ def app(settings: RaySettings) -> Application:
                 policy=policy,
             )
         }
-    router = RequestRouterConfig(request_router_class=f"{AffinityRouter.__module__}:{AffinityRouter.__name__}")
     replicas = serve.deployment(
         name="replica",
         ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus},
-        max_ongoing_requests=settings.max_requests,
-        max_queued_requests=settings.max_queued,
         health_check_period_s=settings.health_seconds,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.drain_seconds + _STOPPING_SECONDS,
-        request_router_config=router,
         max_constructor_retry_count=_STARTS,
         **scale,
     )(Replica)
@@ -64,10 +60,15 @@ def app(settings: RaySettings) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.drain_seconds,
     )(Ingress)
-    limits = Settings()
-    max_body_bytes = int(settings.options.get("max-body-bytes") or limits.max_body_bytes)
-    max_bodies_bytes = int(settings.options.get("max-bodies-bytes") or limits.max_bodies_bytes)
-    api_keys = settings.api_keys
-    bound = replicas.bind(settings, api_keys)
-    application: Application = ingress.bind(bound, settings.adapters, max_body_bytes, max_bodies_bytes, api_keys)
+    node_key = secrets.token_urlsafe()
+    proxied = ProxySettings(
+        strategy="affinity",
+        api_keys=settings.api_keys,
+        admin_keys=(node_key,),  # nodes are Ray's replicas, nobody else adds any
+        node_key=node_key,
+        max_body_bytes=int(settings.options.get("max-body-bytes") or ProxySettings.max_body_bytes),
+        max_bodies_bytes=int(settings.options.get("max-bodies-bytes") or ProxySettings.max_bodies_bytes),
+    )
+    bound = replicas.bind(settings, settings.api_keys, node_key)
+    application: Application = ingress.bind(bound, proxied)
     return application

@@ -20,10 +20,11 @@ class QueuePolicy:
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         """Return the desired number of replicas, and no state."""
-        waiting = sum((context.aggregated_metrics or {}).get("waiting", {}).values())
+        metrics = context.aggregated_metrics or {}
+        waiting, running = (sum(metrics.get(state, {}).values()) for state in ("waiting", "running"))
         desired = desired_replicas(
             context.current_num_replicas,
-            context.total_num_requests,
+            waiting + running,
             waiting,
             target_requests=context.config.get_target_ongoing_requests(),
             waiting_per_replica=self._bound,
@@ -36,9 +37,8 @@ def desired_replicas(
 ) -> int:
     """Return the desired number of replicas.
 
-    ``current``: replicas there are. ``requests``: open requests of all of them, and those that wait outside.
-    ``waiting``: requests that wait before the engines' batches. ``target_requests``, ``waiting_per_replica``: see
-    `RaySettings`.
+    ``current``: replicas there are. ``requests``: open requests of all of them. ``waiting``: those of them that wait
+    before the engines' batches. ``target_requests``, ``waiting_per_replica``: see `RaySettings`.
     """
     by_requests = math.ceil(requests / target_requests)
     if waiting > waiting_per_replica * current:

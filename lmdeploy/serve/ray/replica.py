@@ -1,4 +1,4 @@
-"""A replica: an actor that owns one ``lmdeploy serve api_server`` and passes requests on to it."""
+"""A replica: an actor that owns one ``lmdeploy serve api_server``, which the ingress sends requests to."""
 
 from __future__ import annotations
 
@@ -8,91 +8,71 @@ import os
 import re
 import sys
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
-from urllib.parse import parse_qsl
+from dataclasses import dataclass
 
 import aiohttp
-from ray import serve
-from yarl import URL
+import ray
 
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.keys import environment_of, variable_of
 from lmdeploy.serve.ports import free_ports
-from lmdeploy.serve.ray.exchange import UNAVAILABLE, Head, RoutedRequest
 from lmdeploy.serve.ray.settings import FAILED, RaySettings
 
 logger = logging.getLogger(__name__)
 
-_HOST = "127.0.0.1"
 _POLL = 0.1  # seconds
 _SHOWN_LINES = 20
 # No options of a replica either.
-_KEYS_OF_OTHERS = frozenset(map(variable_of, ("admin-keys", "proxy-key", "node-key")))
-# Ray's proxy writes the request's id itself.
-_SENT_BACK = ("content-type", "retry-after", "cache-control", "www-authenticate", "location", "allow")
-_ALLOWED_BACK = "access-control-"
-_ADAPTERS = 8  # that a replica is known to have in memory; its engine has its own bound
-_WAITING = re.compile(r"^vllm:num_requests_waiting\{[^}]*\} (\S+)", re.MULTILINE)
+_KEYS_OF_OTHERS = frozenset(map(variable_of, ("admin-keys", "proxy-key")))
+_REQUESTS = re.compile(r"^vllm:num_requests_(waiting|running)\{[^}]*\} (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A replica's server, as a node of the ingress."""
+
+    url: str
+    models: list[str]
 
 
 class Replica:
     """Ray Serve deployment that runs once for each replica."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, settings: RaySettings, api_keys: tuple[str, ...]
+        self,
+        settings: RaySettings,
+        api_keys: tuple[str, ...],
+        node_key: str,  # the ingress shows it
     ) -> None:
-        port, *triton = free_ports(4)
+        host = ray.util.get_node_ip_address()
+        (port,), triton = free_ports(1, host), free_ports(3)
         command = [sys.executable, "-m", "lmdeploy", "serve", "api_server", *settings.arguments()]
-        command += ["--server-name", _HOST, "--server-port", str(port)]
+        command += ["--server-name", host, "--server-port", str(port)]
         for name, value in zip(("http", "grpc", "metrics"), triton, strict=True):
             command += [f"--triton-{name}-port", str(value)]
         if "drain-seconds" not in settings.options:
             command += ["--drain-seconds", str(settings.drain_seconds)]
-        self._name = serve.get_replica_context().replica_id.unique_id
         self._is_stopping = False
         self._drain = settings.drain_seconds
         env = {name: value for name, value in os.environ.items() if name not in _KEYS_OF_OTHERS}
-        env |= environment_of({"api-keys": api_keys})
-        self._server = ChildProcess(command, env=env, log=logger.info)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        connector = aiohttp.TCPConnector(limit=0)
-        self._base = URL.build(scheme="http", host=_HOST, port=port)
-        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        env |= environment_of({"api-keys": api_keys, "node-key": [node_key]})
+        self._child = ChildProcess(command, env=env, log=logger.info)
+        self._url = f"http://{host}:{port}"
+        self._http = aiohttp.ClientSession(
+            self._url, headers={"authorization": f"Bearer {node_key}"}, timeout=aiohttp.ClientTimeout(total=5)
+        )
         while not await self._is_healthy():
-            if self._server.returncode is not None:
-                last = "\n".join(self._server.tail()[-_SHOWN_LINES:])
+            if self._child.returncode is not None:
+                last = "\n".join(self._child.tail()[-_SHOWN_LINES:])
                 raise RuntimeError(f"{FAILED}\n{last}")
             await asyncio.sleep(_POLL)
+        async with self._http.get("/v1/models", raise_for_status=True) as response:
+            self._models = [str(card["id"]) for card in (await response.json())["data"]]
         threading.Thread(target=self._end_with_server, name="server's end", daemon=True).start()
 
-    async def respond(self, routed: RoutedRequest) -> AsyncGenerator[Head | bytes, None]:
-        """Yield the response's head, then its body as it comes. Who leaves the generator ends the request."""
-        if model := serve.get_multiplexed_model_id():
-            await self.adapter(model)
-        async with AsyncExitStack() as open_:
-            url = url_of(self._base, routed.path, routed.query)
-            request = self._http.request(
-                routed.method, url, data=routed.body, headers=routed.headers, allow_redirects=False
-            )
-            try:
-                response = await open_.enter_async_context(request)
-            except aiohttp.ClientError:  # its server has just ended
-                yield Head(self._name, UNAVAILABLE, {})
-                return
-            kept = {
-                name: value
-                for name, value in ((name.lower(), value) for name, value in response.headers.items())
-                if name in _SENT_BACK or name.startswith(_ALLOWED_BACK)
-            }
-            yield Head(self._name, response.status, kept)
-            async for piece in response.content.iter_any():
-                yield piece
-
-    @serve.multiplexed(max_num_models_per_replica=_ADAPTERS)
-    async def adapter(self, name: str) -> str:
-        """Tell Ray that this replica has an adapter in memory; the engine reads it with the request that names it."""
-        return name
+    async def server(self) -> Server:
+        """Return where the ingress sends requests."""
+        return Server(self._url, self._models)
 
     async def check_health(self) -> None:
         """Raise unless requests can be answered; Ray asks."""
@@ -100,32 +80,26 @@ class Replica:
             raise RuntimeError("the model is not ready")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the autoscaling metric: requests that wait before the engine's batch."""
-        async with self._http.get(self._base / "metrics") as response:
-            found = _WAITING.search(await response.text())
-        return {"waiting": float(found[1]) if found else 0.0}
+        """Return the autoscaling metrics: requests that wait before the engine's batch, and those in it."""
+        async with self._http.get("/metrics") as response:
+            return {state: float(count) for state, count in _REQUESTS.findall(await response.text())}
 
-    async def __del__(self) -> None:  # Ray calls it once no request is open
-        """Stop the server."""
+    async def __del__(self) -> None:  # Ray calls it once the replica is no node of the ingress
+        """Stop the server, after its open requests."""
         self._is_stopping = True
         await self._http.close()
-        await asyncio.to_thread(self._server.stop, self._drain)
+        await asyncio.to_thread(self._child.stop, self._drain)
 
     async def _is_healthy(self) -> bool:
         try:
-            async with self._http.get(self._base / "health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            async with self._http.get("/health") as response:
                 return response.status == 200
         except (aiohttp.ClientError, asyncio.TimeoutError):
             return False
 
     def _end_with_server(self) -> None:
         """End this process when the server does: Ray sees that at once, and starts another replica."""
-        self._server.wait()
+        self._child.wait()
         if not self._is_stopping:
-            logger.error("%s\n%s", FAILED, "\n".join(self._server.tail()[-_SHOWN_LINES:]))
+            logger.error("%s\n%s", FAILED, "\n".join(self._child.tail()[-_SHOWN_LINES:]))
             os._exit(1)
-
-
-def url_of(base: URL, path: str, query: str) -> URL:
-    """Return where a request goes: to this server in any case, whatever its path and query hold."""
-    return base.with_path(path).with_query(parse_qsl(query, keep_blank_values=True))

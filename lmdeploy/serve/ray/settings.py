@@ -24,6 +24,8 @@ _NOT_FOR_REPLICAS = {
     "node-key": "Ray Serve is the proxy",
     "admin-keys": "adapters are those of `adapters`, the same in each replica",
     "admin-keys-file": "adapters are those of `adapters`, the same in each replica",
+    "allow-origins": "the ingress answers no web pages of other origins; a reverse proxy before it can",
+    "files-dir": "the ingress forwards no files and batches, which one server keeps",
     "models-file": "each replica has one model",
     "webui": "lmdeploy serve gradio http://... serves a chat page for it",
     "webui-port": "lmdeploy serve gradio http://... serves a chat page for it",
@@ -52,8 +54,6 @@ class RaySettings(BaseModel):
     upscale_seconds: float = Field(30, ge=0)
     downscale_seconds: float = Field(600, ge=0)
     look_back_seconds: float = Field(30, gt=0)  # the time that metrics are averaged over
-    max_requests: int = Field(384, ge=1)  # open requests of a replica; more wait outside
-    max_queued: int = Field(4096, ge=-1)  # requests that may wait outside; more are refused with 503
     # Resources that Ray reserves for a replica. With 0 GPUs a replica sees none
     cpus: float = Field(1, ge=0)
     gpus: float = Field(0, ge=0)
@@ -76,15 +76,6 @@ class RaySettings(BaseModel):
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(f"max_replicas must be at least replicas ({self.replicas}), got {self.max_replicas}")
         return self
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Names of the LoRA adapters."""
-        given = self.options.get("adapters") or {}
-        if isinstance(given, Mapping):
-            return tuple(given)
-        words = [given] if isinstance(given, str) else [str(word) for word in given]
-        return tuple(word.partition("=")[0] if "=" in word else "default" for word in words)
 
     @property
     def api_keys(self) -> tuple[str, ...]:
