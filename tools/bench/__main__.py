@@ -11,7 +11,6 @@ COMMANDS = {
     "peers": ("tools.bench.compare:main", "other engines alongside ours, against the targets"),
     "structured": ("tools.bench.structured:main", "responses under formats alongside plain ones"),
     "embeddings": ("tools.bench.embeddings:main", "texts a second of an encoder, alongside peers"),
-    "swaps": ("tools.bench.swaps:main", "several models in too little memory, alongside llama-server's router"),
     "agents": ("tools.bench.conversations:main", "conversations, agents and their prefixes"),
 }
 
