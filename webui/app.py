@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,11 +25,14 @@ from starlette.types import ASGIApp
 
 from openai_gateway.process.connection import DEFAULT_CLIENT_TIMEOUTS, ClientTimeouts
 from openai_gateway.process.server import Listening, Server
+from openai_gateway.settings import Settings
 from webui.blocks import build
 from webui.conversation_list import BROWSER
 from webui.conversations import Conversation
+from webui.gateway import PageGateway
 from webui.guard.app import guarded
 from webui.guard.sessions import Sessions
+from webui.openai_client import OpenAIClient
 from webui.page import Page
 from webui.theme import CSS, theme
 
@@ -35,6 +40,7 @@ _POLL_SECONDS = {  # by what Gradio's queue calls it: of questions, and of progr
     "sleep_when_free": 0.1,
     "progress_update_sleep_when_free": 1.0,
 }
+DEFAULTS = Settings()
 LOGIN = "Any name will do; the password is an API key of this server."
 
 
@@ -43,17 +49,23 @@ def create_app(
     model_name: str | None = None,
     api_keys: Sequence[str] = (),  # the page is for those who know one of them; empty: for everybody
     api_key: str | None = None,
-    control_key: str = "",
-    sampling_defaults: Mapping[str, Any] | None = None,
+    settings: Settings = DEFAULTS,
 ) -> ASGIApp:
     """Return the page as an ASGI application that stops its running responses when it shuts down."""
-    blocks = build(server, model_name, api_key, control_key, sampling_defaults)
+    is_url = server.startswith(("http://", "https://"))
+    gateway = None if is_url else PageGateway(replace(settings, triton_address=server))
+    client = OpenAIClient(server, api_key) if gateway is None else OpenAIClient(gateway.url, gateway.key)
+    blocks = build(client, model_name)
     page: Page = blocks.page
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if gateway is not None:
+            gateway.start()
         yield
         await page.close()
+        if gateway is not None:
+            await asyncio.to_thread(gateway.stop)
 
     inner = FastAPI(lifespan=lifespan, openapi_url=None)
     gr.mount_gradio_app(
@@ -133,11 +145,10 @@ def launch(
     model_name: str | None = None,  # title of the page; ``None`` asks the server
     api_keys: Sequence[str] = (),
     api_key: str | None = None,
-    control_key: str = "",
-    sampling_defaults: Mapping[str, Any] | None = None,
+    settings: Settings = DEFAULTS,  # of the gateway for a Triton
 ) -> None:
     """Serve the page until the process is asked to stop."""
-    app = create_app(server, model_name, api_keys, api_key, control_key, sampling_defaults)
+    app = create_app(server, model_name, api_keys, api_key, settings)
     served = server_of(app, server_name, server_port)
     with suppress(KeyboardInterrupt):
         served.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
@@ -15,7 +14,6 @@ from webui.openai_client import OpenAIClient
 from webui.page import Page
 from webui.presets import DEFAULT, values_of
 from webui.settings_panel import AT_ONCE, settings_panel
-from webui.triton import TritonServer
 from webui.view import header_html
 
 STATUS_SECONDS = 3.0
@@ -24,16 +22,10 @@ _MAX_PASTED_LEN = 1 << 22  # longer ones become files, which only images may be
 
 
 def build(
-    server: str,  # ``host:port`` of Triton's gRPC service, or the URL of a server with OpenAI's API
+    served: OpenAIClient,
     model_name: str | None = None,  # title of the page; ``None`` asks the server
-    api_key: str | None = None,  # a key of the server with OpenAI's API
-    control_key: str = "",  # the model whose adapters Triton lists
-    # Of a Triton's model (`lmdeploy.model_metadata.sampling_defaults`)
-    sampling_defaults: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build the page."""
-    is_url = server.startswith(("http://", "https://"))
-    served = OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key, sampling_defaults)
     page = Page(served, model_name)
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:

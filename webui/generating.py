@@ -5,63 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
-from webui.conversation import Outcome, Piece, Turn, image_bytes, to_messages
+from webui.conversation import Outcome, Turn, image_bytes, to_messages
+from webui.openai_client import OpenAIClient
 from webui.settings import Settings
 
 logger = logging.getLogger(__name__)
 _MAX_IMAGE_BYTES = 256 * 2**20
-_ERRORS = {  # by HTTP status and gRPC code
+_ERRORS = {  # by HTTP status
     "401": "The model server wants an API key (--api-key of the page)",
     "403": "The API key of the page may not do this",
     "429": "The model server has too many requests; press Retry in a while",
     "503": "The model server cannot answer now; press Retry in a while",
-    "INVALID_ARGUMENT": "The model server refused this",
 }
-
-
-class Server(Protocol):
-    """Server behind the page: a Triton, or one with OpenAI's API."""
-
-    def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
-        """Stream the response to messages.
-
-        Raises `TritonUnavailable` or `TritonRequestError` if the server is away, or refuses the request, and
-        `ValueError` if the settings cannot be used; the text is for the reader of the page.
-        """
-        ...
-
-    async def models(self) -> list[str]:
-        """Return the models and adapters, the model itself first.
-
-        Raises `TritonUnavailable` or `TritonRequestError` if the server is away, or does not say.
-        """
-        ...
-
-    def sampling_defaults(self, model: str) -> Mapping[str, Any]:
-        """Return the sampling parameters that a model of `models` has by default; empty: they are not known."""
-        ...
-
-    async def takes_images(self) -> bool:
-        """Return whether questions may have images."""
-        ...
-
-    def context_size(self, model: str) -> int | None:
-        """Return how many tokens a model of `models` has room for; empty: the first; None: that is not known."""
-        ...
-
-    async def is_ready(self) -> bool:
-        """Return whether the server answers."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
 
 
 class _Images:
@@ -87,7 +47,7 @@ class _Images:
 _images = _Images()
 
 
-async def generate_last(server: Server, turns: Sequence[Turn], settings: Settings) -> None:
+async def generate_last(server: OpenAIClient, turns: Sequence[Turn], settings: Settings) -> None:
     """Generate the response of the last turn into it. Never raises; how it ended is in the response.
 
     Cancelling the task that runs this leaves the server's stream, which cancels the request in the engine.

@@ -1,4 +1,4 @@
-"""Client for any server with OpenAI's API, in place of a Triton."""
+"""Client for any server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FURTHER = ("top_k", "min_p", "repetition_penalty", "thinking_budget")
 
 
 class OpenAIClient:
-    """A server with OpenAI's API as the page sees it (`webui.generating.Server`).
+    """A server with OpenAI's API as the page sees it.
 
     ``base_url``: of the server, with or without ``/v1``. ``api_key``: a key of it, if it asks for one.
     """
@@ -70,10 +70,12 @@ class OpenAIClient:
             raise TritonUnavailable(str(error)) from None
 
     async def is_ready(self) -> bool:
-        """Return whether the server lists its models."""
+        """Return whether the server lists its models; ours says by `/health` whether they answer."""
         try:
             await self.model_name()
-        except TritonUnavailable:
+            if self._is_lmdeploy:
+                await self._client.get(f"{self._root}/health", cast_to=httpx.Response)
+        except (TritonUnavailable, openai.OpenAIError):
             return False
         return True
 
@@ -103,11 +105,11 @@ class OpenAIClient:
         return self._modalities.get("vision") is not False
 
     def context_size(self, model: str) -> int | None:
-        """Return how many tokens a model has room for (`webui.generating.Server`)."""
+        """Return how many tokens a model of `models` has room for; empty: the first; None: that is not known."""
         return self._context_lens.get(model or self._model)
 
     def sampling_defaults(self, model: str) -> Mapping[str, Any]:
-        """Return a model's defaults (`webui.generating.Server`); ours reports them with its models."""
+        """Return a model's sampling defaults; ours reports them with its models. Empty: they are not known."""
         return self._sampling_defaults.get(model, {})
 
     async def model_name(self) -> str:

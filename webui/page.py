@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from lmdeploy.serve.client import TritonUnavailable
 from webui.conversations import Conversation
-from webui.generating import Server, generate_last
+from webui.generating import generate_last
+from webui.openai_client import OpenAIClient
 from webui.settings import Settings, settings_of
 from webui.view import header_html
 
@@ -33,7 +34,7 @@ class Generation:
 class Page:
     """Shared state of all browsers: the connection, and the responses that are generated."""
 
-    server: Server
+    server: OpenAIClient
     model_name: str | None  # shown as title; ``None`` asks the server
     generations: dict[str, Generation] = field(default_factory=dict)  # by id of their conversation
     shown: dict[str, str] = field(default_factory=dict)  # ids of the conversations that are shown, by Gradio session

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lmdeploy.cli.triton import served_model, stop_on_sigterm
 from lmdeploy.logs import configure
-from lmdeploy.model_metadata.sampling_defaults import sampling_defaults
 from lmdeploy.serve.heap import pause_collection, trim_heap
 from lmdeploy.serve.ports import require_free
+from openai_gateway.settings import Settings
 
 _ADDRESS = re.compile(r"[^/\s]+:\d+")  # host:port
 
@@ -24,25 +24,27 @@ def run(args: argparse.Namespace) -> int:
     trim_heap()
     require_free(args.server_name, args.server_port, "the chat page (--server-port)")
     if _ADDRESS.fullmatch(args.target) and not Path(args.target).exists():
-        _launch(args.target, args, os.environ.get("LMDEPLOY_CONTROL_KEY", ""))
+        control_key = os.environ.get("LMDEPLOY_CONTROL_KEY", "")
+        _launch(args.target, args, Settings(control_key=control_key, generation_config=args.generation_config))
         return 0
     if args.target.startswith(("http://", "https://")):
-        _launch(args.target, args)
+        _launch(args.target, args, Settings())
         return 0
     with served_model(args.target, args) as served:
         import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
 
         served.wait_ready()
-        _launch(served.server.grpc_address, args, served.server.control_key, served.engine_dir)
+        settings = Settings(
+            control_key=served.server.control_key,
+            engine_dir=served.engine_dir,
+            chat_template=served.chat_template,
+            generation_config=args.generation_config,
+        )
+        _launch(served.server.grpc_address, args, settings)
     return 0
 
 
-def _launch(
-    server: str,
-    args: argparse.Namespace,
-    control_key: str = "",
-    engine_dir: Path | None = None,
-) -> None:
+def _launch(server: str, args: argparse.Namespace, settings: Settings) -> None:
     from webui.app import launch  # gradio takes seconds to import
 
     launch(
@@ -51,6 +53,5 @@ def _launch(
         args.server_port,
         api_keys=args.api_keys,
         api_key=args.api_key,
-        control_key=control_key,
-        sampling_defaults=sampling_defaults(args.generation_config, engine_dir),
+        settings=settings,
     )

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
-from tests.support.fake_triton import FakeTriton
 from tests.support.waiting import eventually
 from webui.conversation import Call, Outcome, Piece, Response, Turn, to_messages
 from webui.conversations import Conversation, conversation_of, imported
@@ -20,9 +19,7 @@ from webui.export import as_json, as_markdown, file_name
 from webui.generating import generate_last
 from webui.guard import sessions as module
 from webui.guard.sessions import Sessions, SessionsFull
-from webui.reasoning import ReasoningSplitter
 from webui.settings import Settings
-from webui.triton import TritonServer
 from webui.view import chat_view, turn_at
 
 SETTINGS = Settings(temperature=0.0, top_p=1.0, max_new_tokens=8)
@@ -98,7 +95,6 @@ async def test_error_midway_keeps_the_text_and_is_said() -> None:
     ("code", "shown"),
     [
         ("400", "The model server refused this: too long"),
-        ("INVALID_ARGUMENT", "The model server refused this: too long"),
         ("401", "The model server wants an API key (--api-key of the page): too long"),
         ("500", "The model server failed: too long"),
     ],
@@ -150,26 +146,6 @@ def test_every_message_that_is_shown_belongs_to_its_turn() -> None:
     turns[1].response.reasoning = "hm"
     found = [turn_at(turns, index) for index in range(len(chat_view(turns)))]
     assert found == [0] * 3 + [1] * 4
-
-
-async def test_triton_itself_is_reported_the_tokens_of_responses_and_says_what_it_cannot_do(
-    fake_triton: FakeTriton,
-) -> None:
-    server = TritonServer(fake_triton.address)
-    turns = [Turn("one")]
-    await generate_last(server, turns, SETTINGS)
-    turns.append(Turn("two"))
-    await generate_last(server, turns, SETTINGS)
-    message = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
-    assert message == {"role": "assistant", "content": turns[0].response.text, "token_ids": turns[0].response.token_ids}
-    assert message["token_ids"]
-    for settings in (Settings(tools="[]"), Settings(thinking_budget=9)):
-        turn = Turn("three")
-        await generate_last(server, [turn], settings)
-        assert turn.response.outcome is Outcome.FAILED
-        assert turn.response.error.endswith("a server with OpenAI's API, and this page asks Triton itself.")
-    assert len(fake_triton.requests) == 2
-    await server.close()
 
 
 def a_conversation() -> Conversation:
@@ -328,20 +304,3 @@ def test_this_many_pages_may_be_open(kept: Kept, monkeypatch: pytest.MonkeyPatch
         kept.event("c")
     with kept.sessions.page("c"):
         pass
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("<think>\nHm, 1 < 2.</think>\n\nYes <think>", ("\nHm, 1 < 2.", "Yes <think>")),
-        ("Plain </think>", ("", "Plain </think>")),
-        ("<thin", ("", "<thin")),
-        ("<think>cut off </thi", ("cut off </thi", "")),
-        ("<think></think>", ("", "")),
-    ],
-)
-def test_reasoning_is_separate_wherever_the_text_is_cut(text: str, parts: tuple[str, str]) -> None:
-    for cut in range(len(text) + 1):
-        splitter = ReasoningSplitter()
-        reported = [splitter.feed(text[:cut]), splitter.feed(text[cut:], is_over=True)]
-        assert ("".join(t for t, _ in reported), "".join(t for _, t in reported)) == parts

@@ -36,7 +36,8 @@ def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> N
     inputs = fake_triton.requests[0].inputs
     assert {name: inputs[name] for name in reported} == pytest.approx(reported)
     assert (inputs["random_seed"], inputs["stop_words"]) == (11, ["END"])
-    assert json.loads(inputs["response_format"])["json_schema"]["schema"] == {"type": "object"}
+    _, form = json.loads(inputs["response_format"])["structural_tag"]["elements"]  # reasoning, then the response
+    assert form == {"type": "json_schema", "json_schema": {"type": "object"}}
     sent = json.loads(inputs["messages"])
     assert sent["messages"][0] == {"role": "system", "content": "Answer in verse."}
     assert sent["chat_template_kwargs"]["enable_thinking"] is False
