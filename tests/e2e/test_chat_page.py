@@ -35,13 +35,18 @@ def url(triton_server: TritonServer) -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def opened_page(driver: webdriver.Chrome, url: str) -> ChatPage:
+    page = ChatPage(driver, url)
+    page.open_settings()
+    page.set(temperature=0)
+    return page
+
+
 @pytest.fixture
-def page(driver: webdriver.Chrome, url: str) -> Iterator[ChatPage]:
-    opened = ChatPage(driver, url)
-    opened.open_settings()
-    opened.set(temperature=0)
-    yield opened
-    opened.close()
+def page(opened_page: ChatPage) -> ChatPage:
+    opened_page.begin_again()
+    return opened_page
 
 
 def test_real_model_answers_in_the_browser(page: ChatPage, driver: webdriver.Chrome) -> None:

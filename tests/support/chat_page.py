@@ -37,9 +37,24 @@ class ChatPage:
         self.wait(lambda: self._shown(_BUTTONS["send"]))
         self.wait(lambda: self.status != "connecting")
 
+    def begin_again(self) -> None:
+        """Show a new chat and forget all others, as when the page was opened, in a third of the time."""
+        self.focus()
+
+        def is_idle() -> bool:
+            for button in self._driver.find_elements(By.CSS_SELECTOR, _BUTTONS["stop"]):
+                self.click(button)
+            return not self.is_generating
+
+        self.wait(is_idle)
+        self._driver.execute_script("localStorage.clear(); chats.leave()")
+        self.press("clear")
+        self.wait(lambda: not self.questions)
+
     def focus(self) -> None:
         """Make this page the one the browser shows."""
         self._driver.switch_to.window(self._window)
+        self._driver.execute_cdp_cmd("Page.bringToFront", {})  # pages in the background draw little
 
     def close(self) -> None:
         """Close its tab."""
@@ -235,7 +250,7 @@ class ChatPage:
         field = part.find_element(By.CSS_SELECTOR, "input[type=number], textarea, input[type=text]")
         self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
         self._select(field)
-        field.send_keys(text + Keys.TAB)
+        field.send_keys((text or Keys.DELETE) + Keys.TAB)
         return field.get_attribute("value") == text
 
     def choose(self, name: str, choice: str) -> None:

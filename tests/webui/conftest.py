@@ -8,6 +8,7 @@ import pytest
 from selenium import webdriver
 
 from tests.support.browser import chromium
+from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_page
 
@@ -34,3 +35,17 @@ def page_url(fake_triton_server: FakeTriton) -> Iterator[str]:
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     with chromium(tmp_path_factory.mktemp("chromium")) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def opened_page(driver: webdriver.Chrome, page_url: str) -> Iterator[ChatPage]:
+    page = ChatPage(driver, page_url)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(opened_page: ChatPage, fake_triton: FakeTriton) -> ChatPage:
+    """The module's page, with a new chat and what settings it has."""
+    opened_page.begin_again()
+    return opened_page

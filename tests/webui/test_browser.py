@@ -33,11 +33,6 @@ def open_page(driver: webdriver.Chrome, page_url: str) -> Iterator[Callable[[], 
         page.close()
 
 
-@pytest.fixture
-def page(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> ChatPage:
-    return open_page()
-
-
 def messages(fake: FakeTriton, request: int = -1) -> list[tuple[str, str]]:
     return [(m["role"], m["content"]) for m in json.loads(fake.requests[request].inputs["messages"])]
 
@@ -164,27 +159,33 @@ def test_clear_starts_a_new_conversation(page: ChatPage, fake_triton: FakeTriton
     assert messages(fake_triton) == [("user", "After")]
 
 
-def test_every_browser_has_its_own_history(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> None:
+def test_every_browser_has_its_own_history(
+    page: ChatPage, open_page: Callable[[], ChatPage], fake_triton: FakeTriton
+) -> None:
     fake_triton.script = lambda received: Script(texts=[f"seen {len(json.loads(received.inputs['messages']))}"])
-    one, other = open_page(), open_page()
-    for page, question in ((one, "from one"), (other, "from the other")):
-        page.focus()
-        page.send(question)
-        page.wait_for_response(1)
-        assert page.questions == [question]
-        assert page.responses[0] == "seen 1"
+    for tab, question in ((page, "from one"), (open_page(), "from the other")):
+        tab.focus()
+        tab.send(question)
+        tab.wait_for_response(1)
+        assert tab.questions == [question]
+        assert tab.responses[0] == "seen 1"
 
 
-def test_two_browsers_are_answered_at_once(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> None:
+def test_two_browsers_are_answered_at_once(
+    page: ChatPage, open_page: Callable[[], ChatPage], fake_triton: FakeTriton
+) -> None:
     fake_triton.script = Script(hold_after=1)
-    for page in (open_page(), open_page()):
-        page.focus()
-        page.send("Hello")
-        page.wait(lambda page=page: page.responses == ["The capital"])
+    for tab in (page, open_page()):
+        tab.focus()
+        tab.send("Hello")
+        tab.wait(lambda tab=tab: tab.responses == ["The capital"])
     assert len(fake_triton.requests) == 2
 
 
-def test_server_away_is_said_and_recovered_from_without_reload(page: ChatPage, fake_triton: FakeTriton) -> None:
+def test_server_away_is_said_and_recovered_from_without_reload(
+    open_page: Callable[[], ChatPage], fake_triton: FakeTriton
+) -> None:
+    page = open_page()  # one that was never in the background, where none looks
     fake_triton.stop()
     try:
         page.send("Hello")
@@ -199,7 +200,8 @@ def test_server_away_is_said_and_recovered_from_without_reload(page: ChatPage, f
     page.wait(lambda: page.responses[:1] == [REPLY])
 
 
-def test_an_adapter_is_chosen_where_there_are_some(page: ChatPage, fake_triton: FakeTriton) -> None:
+def test_an_adapter_is_chosen_where_there_are_some(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> None:
+    page = open_page()
     assert page.models == []
     fake_triton.adapters |= {"pirate": "", "secret": '["digest of a key"]'}
     page.wait(lambda: page.models == ["fake-model", "pirate"])  # the page looks every few seconds

@@ -35,9 +35,8 @@ def open_page(driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton) 
 
 
 @pytest.fixture
-def page(open_page: Callable[[], ChatPage], driver: webdriver.Chrome) -> ChatPage:
-    page = open_page()
-    driver.execute_script("localStorage.clear(); chats.leave()")
+def page(page: ChatPage) -> ChatPage:
+    page.open_list()
     return page
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,10 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def page(driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton) -> Iterator[ChatPage]:
-    opened = ChatPage(driver, page_url)
-    opened.open_settings()
-    yield opened
-    opened.close()
+def page(page: ChatPage) -> ChatPage:
+    page.open_settings()
+    page.choose("preset", "Default")
+    return page
 
 
 def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 
 import pytest
@@ -37,17 +37,20 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 
 @pytest.fixture(scope="module")
-def url(fake_triton_server: FakeTriton) -> Iterator[str]:
+def page_url(fake_triton_server: FakeTriton) -> Iterator[str]:
     settings = Settings(triton_address=fake_triton_server.address, reasoning_parser="qwen3")
     with running_gateway(settings) as address, running_page(address) as url:
         yield url
 
 
 @pytest.fixture
-def page(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton) -> Iterator[ChatPage]:
-    opened = ChatPage(driver, url)
-    yield opened
-    opened.close()
+def resize(driver: webdriver.Chrome) -> Iterator[Callable[[int, int], None]]:
+    def resize(width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    yield resize
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def shown(driver: webdriver.Chrome, selector: str) -> list[str]:
@@ -87,6 +90,7 @@ def test_a_call_is_shown_and_answered_by_what_is_said_next(page: ChatPage, fake_
     *_, call, result = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert call["tool_calls"][0]["function"]["name"] == "look"
     assert (result["role"], result["content"]) == ("tool", "Waves")
+    page.set(tools="")
 
 
 def test_responses_stand_alongside_each_other_and_one_is_taken(
@@ -208,6 +212,8 @@ def test_a_question_is_shown_edited_and_copied_as_it_was_written(page: ChatPage,
     page.wait(lambda: driver.execute_async_script(read) == text)
     page.click(driver.find_element(By.CSS_SELECTOR, '#chat button[aria-label="Edit"]'))
     page.wait(lambda: driver.find_element(By.CSS_SELECTOR, "#chat .edit-textarea").get_attribute("value") == text)
+    page.click(driver.find_element(By.CSS_SELECTOR, '#chat button[aria-label="Cancel"]'))
+    page.wait(lambda: page.questions == [text])
 
 
 def test_who_reads_further_up_is_left_there(page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton) -> None:
@@ -229,49 +235,39 @@ def test_who_reads_further_up_is_left_there(page: ChatPage, driver: webdriver.Ch
     page.wait(lambda: driver.execute_script(left) < 5)
 
 
-def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton) -> None:
+def test_a_telephone_scrolls_in_one_direction(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton, resize: Callable[[int, int], None]
+) -> None:
     fake_triton.script = Script(texts=[TEXT])
-    page = ChatPage(driver, url)
-    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    try:
-        page.close_list()
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        page.send("Show me " + "a-very-long-word" * 20)
-        page.wait_for_response(1)
-        page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
-        overflowing = "return [...document.querySelectorAll('html, body, #chat .bubble-wrap')].map(e => e.scrollWidth)"
-        assert max(driver.execute_script(overflowing)) <= 390
-        table, cells = (
-            "#chat table:last-of-type",
-            "return [...document.querySelectorAll('#chat td')].map(e => e.clientHeight)",
-        )
-        assert max(driver.execute_script(cells)) < 50  # no word is broken
-        assert driver.execute_script(
-            f"const e = document.querySelector('{table}'); return e.scrollWidth > e.clientWidth"
-        )
-        covered = "const [b, c] = ['button', 'code'].map(e => document.querySelector(`#chat .code_wrap ${e}`)"
-        assert driver.execute_script(f"{covered}.getBoundingClientRect()); return b.bottom <= c.top + 1")
-    finally:
-        page.close()
+    page.close_list()
+    resize(390, 844)
+    page.send("Show me " + "a-very-long-word" * 20)
+    page.wait_for_response(1)
+    page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
+    overflowing = "return [...document.querySelectorAll('html, body, #chat .bubble-wrap')].map(e => e.scrollWidth)"
+    assert max(driver.execute_script(overflowing)) <= 390
+    cells = "return [...document.querySelectorAll('#chat td')].map(e => e.clientHeight)"
+    assert max(driver.execute_script(cells)) < 50  # no word is broken
+    table = "const e = document.querySelector('#chat table:last-of-type')"
+    assert driver.execute_script(f"{table}; return e.scrollWidth > e.clientWidth")
+    covered = "const [b, c] = ['button', 'code'].map(e => document.querySelector(`#chat .code_wrap ${e}`)"
+    assert driver.execute_script(f"{covered}.getBoundingClientRect()); return b.bottom <= c.top + 1")
 
 
 @pytest.mark.parametrize("width", [1180, 390])
-def test_axe_finds_nothing_serious(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton, width: int) -> None:
+def test_axe_finds_nothing_serious(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton, resize: Callable[[int, int], None], width: int
+) -> None:
     fake_triton.script = Script(texts=["<think>Well.</think>", TEXT])
-    size = {"width": width, "height": 860, "deviceScaleFactor": 1, "mobile": width < 500}
-    page = ChatPage(driver, url)
-    try:
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        page.close_list()
-        page.send("Hello")
-        page.wait_for_response(1)
-        driver.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
-        for step in [lambda: None, page.open_list, page.close_list, page.open_settings, page.close_settings]:
-            step()
-            page.wait(lambda: page.is_still)
-            assert driver.execute_async_script(_SERIOUS) == []
-    finally:
-        page.close()
+    resize(width, 860)
+    page.close_list()
+    page.send("Hello")
+    page.wait_for_response(1)
+    driver.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+    for step in [lambda: None, page.open_list, page.close_list, page.open_settings, page.close_settings]:
+        step()
+        page.wait(lambda: page.is_still)
+        assert driver.execute_async_script(_SERIOUS) == []
 
 
 _SERIOUS = """
@@ -286,6 +282,7 @@ def test_everybody_can_read_and_press_what_is_shown(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton, is_dark: bool
 ) -> None:
     page.close_list()
+    page.close_settings()
     assert driver.execute_script(_FOLDED) == [["false", True], ["false", True]]
     fake_triton.script = Script(texts=["<think>Well.</think>Yes: `a`\n\n```python\n", CODE, "\n```"])
     driver.execute_script("document.body.classList.toggle('dark', arguments[0])", is_dark)
