@@ -2,9 +2,11 @@
 
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,19 @@ if HAS_TRITON and not torch.cuda.is_available():
         patch.setenv("TRITON_INTERPRET", "1")
         for module in pkgutil.iter_modules(lmdeploy.pytorch.kernels.__path__, "lmdeploy.pytorch.kernels."):
             importlib.import_module(module.name)
+    from triton.runtime import interpreter as interpreted
+
+    @lru_cache
+    def _builtins(package: Any) -> list[str]:
+        return [name for name, member in inspect.getmembers(package) if interpreted.tl.core.is_builtin(member)]
+
+    def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        for name in _builtins(package):
+            if interpreted.tl.core.is_builtin(member := getattr(package, name)):
+                interpreted._patch_attr(package, name, member, builder, scope)
+
+    # The interpreter's own goes through all of the language in each call of a function, half of all that it does.
+    interpreted._patch_builtin = _patch_builtin
 
 
 class WithoutTriton(pytest.Module):
