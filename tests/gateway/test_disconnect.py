@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,25 @@ from tests.support.waiting import eventually
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Log records, also of uvicorn, whose loggers do not propagate."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+def errors(logged: pytest.LogCaptureFixture) -> list[str]:
+    """Return errors of the gateway; gRPC also logs those of the scripted Triton."""
+    records = (record for record in logged.records if record.name.startswith(("uvicorn", "openai_gateway")))
+    return [record.getMessage() for record in records if record.levelno >= logging.ERROR]
+
+
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_before_the_first_token_is_cancelled_in_the_engine(
-    url: str, triton: FakeTriton, route: str, stream: bool
+    url: str, triton: FakeTriton, route: str, stream: bool, logged: pytest.LogCaptureFixture
 ) -> None:
     triton.script = Script(hold_after=0)
     prompt = {"messages": HELLO} if route.startswith("chat") else {"prompt": "Hello"}
@@ -34,9 +50,16 @@ async def test_a_client_that_leaves_before_the_first_token_is_cancelled_in_the_e
         asking = asyncio.create_task(http.post(f"/v1/{route}", json={"model": MODEL, "stream": stream, **prompt}))
         await eventually(lambda: bool(triton.requests))
         asking.cancel()
+        left = re.compile(rf'lmdeploy_gateway_requests_total{{[^}}]*/v1/{route}[^}}]*status="(\d+)"')
+
+        async def is_over() -> bool:
+            return left.findall((await http.get("/metrics")).text) == ["499"]
+
+        await eventually(is_over)
     await eventually(lambda: not triton.stops.empty())
     assert triton.stops.get() == triton.requests[0].id
     assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 5)
+    assert errors(logged) == []
 
 
 async def test_a_client_that_leaves_mid_response_is_cancelled_in_the_engine(url: str, triton: FakeTriton) -> None:
@@ -57,15 +80,6 @@ async def test_complete_responses_cancel_nothing(url: str, triton: FakeTriton) -
             await http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})
         await http.get("/health")
     assert triton.stops.empty()
-
-
-@pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """Log records, also of uvicorn, whose loggers do not propagate."""
-    logger = logging.getLogger("uvicorn.error")
-    logger.addHandler(caplog.handler)
-    yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 @pytest.mark.parametrize("sent", ["two requests", "half a request"])
@@ -94,7 +108,7 @@ async def test_a_client_that_leaves_is_no_error_of_the_server(
             await until_open(1)
         writer.transport.abort()
         await until_open(0)
-    assert [record.getMessage() for record in logged.records if record.levelno >= logging.ERROR] == []
+    assert errors(logged) == []
 
 
 async def test_a_request_is_listed_for_as_long_as_the_engine_may_be_at_work_on_it(
