@@ -86,7 +86,7 @@ async def post(app: FastAPI, path: str, body: bytes, key: str | None = None) -> 
     return answer
 
 
-@pytest.mark.alike(max_cases=34)
+@pytest.mark.alike(max_cases=17)
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_body_costs_bounded_memory_and_time(app: FastAPI, name: str) -> None:
     hostile = BODIES[name]

@@ -75,7 +75,7 @@ def test_no_field_of_any_event_reads_a_file_or_asks_a_host(
     paths = [str(secret), "/etc/passwd", "/proc/self/environ", "https://example.com/image.png", f"file://{secret}"]
     requests = list(file_requests(config, paths))
     assert len(requests) > 3000
-    for request in requests if all_cases else one_in(5, requests, _kind_of):
+    for request in requests if all_cases else one_in(10, requests, _kind_of):
         status, text = send(http, request)
         if word in text or f"{get_upload_folder()}/" in text or "root:" in text:
             leaks.append((request.name, request.path, json.loads(request.make()), status))
@@ -103,7 +103,7 @@ def test_every_other_attack_is_refused_and_none_is_a_failure(http: httpx.Client,
     config = http.get("/config").json()
     wrong = []
     requests = [request for request in page_requests(config, PATHS[:1]) if not request.name.startswith("a file in")]
-    for request in requests if all_cases else one_in(24, requests, _kind_of):
+    for request in requests if all_cases else one_in(48, requests, _kind_of):
         status, text = send(http, request)
         if status >= 500 or (status == 200 and not request.may_be_served) or "Traceback" in text:
             wrong.append((status, request.name, request.method, request.path, text[:200], request.make()[:300]))

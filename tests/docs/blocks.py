@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Pages that `make test` runs; `make test-all` runs all.
-SAMPLE = [ROOT / "docs" / f"{name}.md" for name in ("get-started/quickstart", "guides/offline", "guides/serving")]
+SAMPLE = [ROOT / "docs" / f"{name}.md" for name in ("get-started/quickstart", "guides/serving")]
 _BLOCK = re.compile(r"((?:^<!-- [^\n]*-->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Comments before a block, which readers do not see. A reason in `not run` is of the whole block, or of the commands
 # that begin with the text in parentheses; `run` is a command for what the page presumes; `file` is the block's name.

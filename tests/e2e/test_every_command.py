@@ -52,6 +52,8 @@ class Line:
 LITE = "{model} --work-dir {folder}/made --calib-samples 2 --calib-seqlen 64"
 LINES = {
     "": Line(prints="usage: lmdeploy"),
+    "chat": Line("{model}", typed=CHAT),
+    "check_env": Line(prints="lmdeploy"),
     "serve": Line(prints="usage: lmdeploy serve"),
     "serve gateway": Line("--triton-address {triton} --server-port {port}", serves="/health"),
     "serve gradio": Line("{triton} --server-port {port}", serves="/"),
@@ -76,8 +78,10 @@ LINES = {
     "warm": Line("{folder}/prompts.jsonl {model} --cache-dir {folder}/kept", prints="/kept: 1"),
 }
 
-# Those of lite read a model and calibrate it as auto_awq does; a test below converts, and test_ray.py runs replicas.
+# Those of lite read a model and calibrate it as auto_awq does; a test below converts, test_ray.py runs replicas, and
+# tests/serve/test_cli.py starts and stops the others that serve.
 ALIKE = ("lite auto_gptq", "lite calibrate", "lite smooth_quant", "convert", "serve ray")
+ALIKE += ("serve gateway", "serve gradio", "serve proxy")
 
 
 def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:

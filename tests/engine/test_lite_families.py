@@ -280,7 +280,7 @@ def int8(source: Path, target: Path) -> object:
     return smooth_quant(source, target, SmoothQuantSettings(**TEXT))
 
 
-@pytest.mark.alike(max_cases=16)
+@pytest.mark.alike(max_cases=10)
 @pytest.mark.parametrize("name", [*SHOWN.values(), *FURTHER])
 def test_a_family_is_made_smaller(name: str, tmp_path: Path) -> None:
     source = make_case(tmp_path / "model", name, FURTHER[name] if name in FURTHER else CASES[name])

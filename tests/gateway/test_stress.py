@@ -114,16 +114,16 @@ async def test_hundreds_of_clients_that_leave_cost_nothing_and_disturb_nobody(se
         texts = []
         body = {**BODY, "messages": [{"role": "user", "content": "Stay"}], "stream": False}
         async with httpx.AsyncClient(base_url=served.url, trust_env=False) as http:
-            for _ in range(50):
+            for _ in range(25):
                 response = await http.post("/v1/chat/completions", json=body)
                 texts.append(response.json()["choices"][0]["message"]["content"])
         return texts
 
-    await leave_many(100)
+    await leave_many(50)
     before = served.memory()
     staying = asyncio.create_task(stay())
-    await leave_many(400)
-    assert await staying == [REPLY] * 50
+    await leave_many(200)
+    assert await staying == [REPLY] * 25
     eventually_sync(lambda: served.open_requests() == 0)
     begun = {request.id for request in served.fake.requests if "Hello" in request.inputs["messages"]}
     stopped: set[str] = set()  # some of a request that the engine never saw
@@ -144,13 +144,13 @@ async def test_a_client_that_hardly_reads_holds_no_memory_and_nobody_up(served: 
     long = Script(texts=["word " * 100] * 20_000)  # 10 MB of text, 14 MB of events if none were joined
     served.fake.script = lambda received: long if "Hello" in received.inputs["messages"] else Script()
     connections = []
-    for _ in range(8):
+    for _ in range(6):
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", served.port))
         connection.sendall(served.raw_request())
         connections.append(connection)
-    eventually_sync(lambda: len(served.fake.requests) == 8)
+    eventually_sync(lambda: len(served.fake.requests) == 6)
     before = served.memory()
     body = {**BODY, "messages": [{"role": "user", "content": "Quick"}], "stream": False}
     async with httpx.AsyncClient(base_url=served.url, trust_env=False) as http:

@@ -121,7 +121,7 @@ def test_more_query_heads_than_a_decoding_tile_holds_share_a_split_context(devic
 def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: str, bits: int, dim: int) -> None:
     torch.manual_seed(1)
     length = 600 if device.is_cuda else 1100  # on the CPU three partitions
-    slopes, sinks = torch.rand(6) * 0.1, torch.randn(6) * 3
+    slopes, sinks = torch.rand(3) * 0.1, torch.randn(3) * 3
     rule = {
         "window": AttentionRule(SCALE, window=70),
         "wide window": AttentionRule(SCALE, window=500),
@@ -130,7 +130,7 @@ def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: 
         "sinks": AttentionRule(SCALE, sinks=sinks),
         "all": AttentionRule(1.0, 5.0, 130, slopes, sinks),
     }[name]
-    batch = Sequences(device, [length], HeadSizes(6, 2, dim, dim), 32, bits, rule)
+    batch = Sequences(device, [length], HeadSizes(3, 1, dim, dim), 32, bits, rule)
     whole, pieces = batch.run([[(0, 0, length)]])[0], batch.run(in_pieces(length))[0]
     batch.check(0, whole)
     if device.is_cuda:
@@ -160,7 +160,7 @@ def test_rows_of_an_image_see_all_of_it(device: Device, window: int, bits: int) 
     torch.manual_seed(2)
     length = 640  # on the CPU the last image reaches into a second partition
     rule = AttentionRule(SCALE, window=window, images=((3, 20), (20, 84), (130, 131), (500, 632)))
-    batch = Sequences(device, [length], HeadSizes(6, 2, 64, 64), 32, bits, rule)
+    batch = Sequences(device, [length], HeadSizes(3, 1, 64, 64), 32, bits, rule)
     whole = batch.run([[(0, 0, length)]])[0]
     # The last step begins within an image, whose first rows are cached.
     pieces = batch.run([[(0, 0, 84)], [(0, 84, 46)], [(0, 130, 1)], [(0, 131, 501)], [(0, 632, 8)]])[0]

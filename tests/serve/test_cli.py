@@ -103,6 +103,7 @@ def test_a_bad_engine_option_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--max-batch-size: it must be >= 1, got 0" in capsys.readouterr().err
 
 
+@pytest.mark.alike(max_cases=4)
 @pytest.mark.parametrize(
     ("command", "message"),
     [

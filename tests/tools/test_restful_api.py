@@ -207,8 +207,14 @@ def test_a_server_is_started_with_flags_that_it_takes() -> None:
         assert (read.weight_bits, read.speculative_config) == (4 if bits == 4 else None, "none")
 
 
-@pytest.mark.parametrize("more", [[], ["--backend", "pytorch"]], ids=["turbomind", "pytorch"])
-def test_the_manual_s_commands_run_with_either_engine(tmp_path: Path, more: list[str], *, all_cases: bool) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="turbomind"),
+        pytest.param(["--backend", "pytorch"], id="pytorch", marks=pytest.mark.thorough),
+    ],
+)
+def test_the_manual_s_commands_run_with_either_engine(tmp_path: Path, more: list[str]) -> None:
     model = str(make_tiny_llama(tmp_path / "tiny"))
     dataset, report = tmp_path / "share_gpt.json", tmp_path / "out.json"
     turns = [{"from": "human", "value": "hello there"}, {"from": "gpt", "value": "hi"}]
@@ -218,7 +224,7 @@ def test_the_manual_s_commands_run_with_either_engine(tmp_path: Path, more: list
         "generation": [model, "-c", "2", "-pt", "8", "-ct", "6", "-tr", "2", "-w", "0", "--quant-policy", "8"],
     }
     counts = {"throughput": [(3, 12)], "generation": [(2, 12), (2, 12)]}
-    for name, arguments in list(sizes.items())[: 1 if more and not all_cases else 2]:
+    for name, arguments in sizes.items():
         command = [sys.executable, str(ROOT / "tools" / f"profile_{name}.py"), *arguments, *more]
         done = subprocess.run([*command, "--json", str(report)], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr

@@ -65,6 +65,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.alike(max_cases=4)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_checkpoint_is_the_model_but_for_the_rounding(name: str, tmp_path: Path) -> None:
     architecture, overrides, changes = VARIANTS[name]

@@ -40,6 +40,7 @@ def stored(directory: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@pytest.mark.alike(max_cases=3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_checkpoint_is_the_model_but_for_the_rounding(name: str, tmp_path: Path) -> None:
     architecture, overrides, quant_dtype = VARIANTS[name]

@@ -19,7 +19,7 @@ from openai_gateway.models import OneModel
 from openai_gateway.settings import Settings
 from tests.gateway.responses.test_tool_call_formats import FORMATS, UNTAGGED, calls_of
 
-SEEDS, SAMPLE = 10_000, 800
+SEEDS, SAMPLE = 10_000, 400
 WORDS = ("Well.", "1 < 2", "so I", "北京 🦜", "it's", "{maybe}", "a | b", '"quoted"')
 WITHOUT_TAGS = UNTAGGED | {"command-r"}  # whose marks prose may have
 

@@ -16,7 +16,7 @@ from openai_gateway.tools.formats import Readers
 from openai_gateway.tools.parser import ToolCallParser
 from tests.support.tool_calls import parse, streamed
 
-CALLS, SAMPLE = 200, 30
+CALLS, SAMPLE = 200, 12
 FUNCTIONS = ("get_weather", "add", "math.sqrt", "read-file")
 UNKNOWN = "not_offered"
 NESTED = ("</think>", "</tool_call>", "</function>", "]", "}}", "<tool_call>", "```")

@@ -381,6 +381,7 @@ def is_json(text: str) -> bool:
     return True
 
 
+@pytest.mark.alike(max_cases=60)
 @pytest.mark.parametrize("response", [*MALFORMED, *(golden[0] for golden in GOLDEN.values())])
 def test_a_broken_call_cut_at_any_byte_never_looks_like_a_proper_one(response: str) -> None:
     raw = response.encode()
@@ -406,7 +407,7 @@ def test_arguments_nested_too_deeply_to_be_decoded_are_text() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4), st.booleans(), st.sampled_from([None, 0, 3]))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_the_reader_takes_every_beginning_of_an_object_and_knows_its_end(
     value: dict[str, Any], ascii_only: bool, indent: int | None
 ) -> None:
@@ -420,7 +421,7 @@ def test_the_reader_takes_every_beginning_of_an_object_and_knows_its_end(
 
 
 @given(st.dictionaries(st.text(max_size=3), JSON, max_size=3), st.data())
-@settings(max_examples=1000)
+@settings(max_examples=300)
 def test_the_reader_agrees_with_json_about_damaged_objects(value: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(value)
     at = data.draw(st.integers(0, len(text) - 1))
@@ -433,7 +434,7 @@ def test_the_reader_agrees_with_json_about_damaged_objects(value: dict[str, Any]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_no_text_breaks_the_parser_and_cuts_do_not_matter(parts: list[str], data: st.DataObject) -> None:
     response = "".join(parts)
     found = parse(response, NAMES)

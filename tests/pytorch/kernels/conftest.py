@@ -117,7 +117,7 @@ def drivers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[StepDriver, StepDriver]:
     """A model on the CPU, and one whose decoding steps are captured."""
-    make(tmp_path / "model", "Qwen2ForCausalLM")
+    make(tmp_path / "model", "Qwen2ForCausalLM", num_hidden_layers=1)
     cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
     gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
     capture: Callable[[Callable[[], Outputs]], Captured] = cuda_capture() if device.type == "cuda" else Again
