@@ -51,11 +51,9 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       blocks_(config.plan, {config.page_count, config.host_page_count}),
       pins_(blocks_),
       disk_(make_disk_tier(config, blocks_, runner, std::move(wake))),
-      likely_tokens_(tokens, runner.traits().vocab_size),
       drafter_(make_drafter(config, draft_runner, runner.traits().vocab_size)),
-      speculator_(config.speculation.is_on()
-                      ? std::make_optional<Speculator>(config.speculation, drafter_.get(), &likely_tokens_)
-                      : std::nullopt),
+      speculator_(config.speculation.is_on() ? std::make_optional<Speculator>(config.speculation, drafter_.get())
+                                             : std::nullopt),
       scheduler_(
           {config.max_batch_size, config.max_step_tokens, runner.traits().images.needs_whole,
            runner.traits().is_pooling_model},

@@ -123,8 +123,7 @@ class EngineCore {
   std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
   CachePins pins_;
-  std::unique_ptr<DiskTier> disk_;  // null: no disk tier
-  LikelyTokens likely_tokens_;
+  std::unique_ptr<DiskTier> disk_;    // null: no disk tier
   std::unique_ptr<Drafter> drafter_;  // null: no draft model
   std::optional<Speculator> speculator_;
   Scheduler scheduler_;

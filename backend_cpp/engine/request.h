@@ -45,6 +45,10 @@ struct GenerationParams : GenerationFields {
     return scores_prompt || prompt_logprobs || logits == RequestedLogits::kAll ||
            hidden_states == RequestedLogits::kAll;
   }
+  // Whether the caller forbids, prefers or rewrites single tokens.
+  bool weighs_tokens() const {
+    return logits_hook || !(bad_words.empty() && bad_tokens.empty() && bad_token_ids.empty() && logit_bias.empty());
+  }
   bool generates_nothing() const { return scores_prompt || output_embedding || max_new_tokens == 0; }
   // Whether the model has to run: else only a session takes the prompt.
   bool runs_model() const { return max_new_tokens != 0 || scores_prompt || prompt_logprobs || output_embedding; }

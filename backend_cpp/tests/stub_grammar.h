@@ -27,7 +27,7 @@ class StubGrammar : public Grammar {
   // `matchers`: how many there can be; -1: any number.
   StubGrammar(Mask mask, Accept accept, int matchers = -1)
       : mask_(std::move(mask)), accept_(std::move(accept)), left_(matchers) {}
-  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
+  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&, bool) const override {
     if (left_ == 0) throw std::runtime_error("no matcher left");
     left_ -= left_ > 0;
     return std::make_unique<Matcher>(mask_, accept_);

@@ -15,6 +15,7 @@ from tests.support.published_tokenizers import byte_ranks, write_chatglm, write_
 from tests.support.tiny_models import TOKENIZER_FILES, make_tiny_llama
 
 CONFIG = TurbomindEngineConfig(session_len=256, cache_max_entry_count=64)
+FORCED = 'if name.startswith("def"): return 你好'
 QUESTION = [{"role": "user", "content": "Who? 你好"}]
 
 # How its tokenizer is written, rows of its embedding, its template, the prompt, the mark that ends a response.
@@ -62,6 +63,11 @@ def test_a_model_with_such_a_tokenizer_is_served(kind: str, tmp_path: Path) -> N
             )
             response = pipe(QUESTION, gen_config=sampled)
             assert response.text == table.text(response.token_ids, skips)
+        forced = {"type": "grammar", "grammar": f"root ::= {json.dumps(FORCED)} [0-9]"}
+        response = pipe(QUESTION, gen_config=GenerationConfig(max_new_tokens=100, response_format=forced))
+        # Before a text's first word SentencePiece puts a space; its last token depends on what follows.
+        own = tokenizer.encode(FORCED, add_bos=False)
+        assert response.token_ids[1 : len(own) - 1] == own[1:-1]
         (end,) = tokenizer.encode(ending, add_bos=False)
         ended = pipe(QUESTION, gen_config=GenerationConfig(max_new_tokens=5, logit_bias={end: 100.0}))
         assert (ended.text, ended.finish_reason) == ("", "stop")

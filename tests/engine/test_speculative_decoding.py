@@ -169,26 +169,6 @@ def test_structured_responses(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
         assert accepted(drafting) > before
 
 
-def test_the_text_that_a_schema_forces_is_drafted_whole(default_model_dir: Path) -> None:
-    text = (
-        "Permission is granted, free of charge, to any person "
-        "to deal in it without restriction, to use, copy and change it, and to sell copies."
-    )
-    config = GenerationConfig(
-        max_new_tokens=60,
-        logprobs=1,  # so that no token comes without a step
-        response_format={"type": "json_schema", "json_schema": {"schema": {"const": {"license": text}}}},
-    )
-    alone = {"adaptive": False, "prompt_lookup_min": 64, "prompt_lookup_max": 64, "shared_tokens": 0}
-    prompt = f'Repeat this: {{"license": "{text}"}}'
-    with engine(default_model_dir) as baseline, engine(default_model_dir, speculative_config=alone) as drafting:
-        expected = baseline(prompt, config)
-        assert trace(drafting(prompt, config)) == trace(expected)
-        steps = expected.generate_token_len - accepted(drafting)
-        assert expected.generate_token_len > 32
-        assert steps <= 8
-
-
 def test_drawn_tokens_are_distributed_as_the_model_says(tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path / "model", hidden_size=48, max_position_embeddings=2048)
     rewrite_weights(model, without_memory)

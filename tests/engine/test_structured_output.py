@@ -1,5 +1,6 @@
 """Responses under a response format: they fit it, whatever the model would rather say."""
 
+import dataclasses
 import json
 import random
 import re
@@ -325,17 +326,41 @@ def test_a_response_without_stop_tokens_ends_where_its_format_ends(babbler: Asyn
 
 
 def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEngine) -> None:
-    text = "The quick brown fox jumps over the lazy dog. " * 4
-    config = config_of({"type": "grammar", "grammar": f'root ::= "{text}" [0-9]'}, 200)
+    text = 'The quick brown fox\'s "user_name": 2024, jumps over the lazy naïve 犬.\n' * 4
+    config = config_of({"type": "grammar", "grammar": f"root ::= {json.dumps(text)} [0-9]"}, 400)
+    before = babbler.engine.metrics()["steps_total"]
     whole = babbler("Say it", config)
+    assert babbler.engine.metrics()["steps_total"] - before <= 4
     assert whole.text.startswith(text)
     assert whole.text[len(text) :].isdigit()
-    before = babbler.engine.metrics()
-    pieces = list(babbler.stream_infer("Say it", config))
-    after = babbler.engine.metrics()
-    assert "".join(piece.text for piece in pieces) == whole.text
-    # Where one spelling of the text is left in tokens the engine runs them together; it must save most of the steps.
-    assert after["steps_total"] - before["steps_total"] < whole.generate_token_len
+    # The tokens are those of the tokenizer, and the same where each takes a step.
+    own = babbler.tokenizer.encode(text, add_bos=False)
+    assert whole.token_ids[: len(own) - 1] == own[:-1]
+    assert babbler("Say it", dataclasses.replace(config, logprobs=1)).token_ids == whole.token_ids
+    assert "".join(piece.text for piece in babbler.stream_infer("Say it", config)) == whole.text
+
+
+def test_forced_text_has_the_added_tokens_of_the_vocabulary(tmp_path: Path) -> None:
+    model = make_tiny_llama(tmp_path / "model", vocab_size=WHOLE_VOCABULARY + 8)
+    content = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    added = {**content["added_tokens"][0], "special": False}
+    content["added_tokens"].append(added | {"id": WHOLE_VOCABULARY, "content": "<tool_call>"})
+    (model / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    config = config_of({"type": "grammar", "grammar": 'root ::= "call<tool_call>{\\"name\\": " [0-9]'}, 40)
+    with pipeline(str(model), backend_config=TurbomindEngineConfig(cache_max_entry_count=64)) as pipe:
+        own = pipe.tokenizer.encode('call<tool_call>{"name":', add_bos=False)
+        assert WHOLE_VOCABULARY in own
+        assert pipe("Say it", config).token_ids[: len(own)] == own
+
+
+def test_forced_text_is_written_around_a_forbidden_token(babbler: AsyncEngine) -> None:
+    config = config_of({"type": "grammar", "grammar": 'root ::= "The quick brown fox." [0-9]'}, 40)
+    usual = babbler("Say it", config)
+    (token,) = babbler.tokenizer.encode(" quick", add_bos=False)
+    assert token in usual.token_ids
+    other = babbler("Say it", dataclasses.replace(config, bad_token_ids=[token]))
+    assert token not in other.token_ids
+    assert other.text.startswith("The quick brown fox.")
 
 
 @pytest.mark.parametrize(
@@ -375,11 +400,12 @@ def test_a_special_token_comes_in_a_structural_tag_that_names_its_text_and_in_no
     (token,) = model.tokenizer.encode(content, add_bos=False)
     assert model.tokenizer.decode([token]) == ""  # it is special
 
-    def respond(begin: str) -> Any:
+    def respond(begin: str, **fields: Any) -> Any:
         tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": "</end>"}
         tagged = {"type": "structural_tag", "structural_tag": tag}
-        return model("Go on", config_of(tagged, 12, logit_bias={token: 100.0}, skip_special_tokens=False))
+        return model("Go on", config_of(tagged, 12, skip_special_tokens=False, **fields))
 
-    named = respond(f"call{content}")
+    assert token in respond(f"call{content}").token_ids  # as the tokenizer writes that text
+    named = respond(f"call{content}", logit_bias={token: 100.0})
     assert (named.token_ids.count(token) > 0, named.text.startswith(f"call{content}")) == (True, True)
-    assert token not in respond("call").token_ids
+    assert token not in respond("call", logit_bias={token: 100.0}).token_ids

@@ -1,13 +1,17 @@
-"""16 streams under a response format alongside 16 without: ``python -m tools.bench structured [MODEL]``.
+"""Structured output compared with plain output: ``python -m tools.bench structured [MODEL]``.
 
+16 streams under a response format alongside 16 without, or with ``--calls`` one stream under each schema of a file.
 Every stream has its own prompt. A format may end a response early; its twin without a format then has as many
 tokens, so that both sides compute the same. They run in turn, so that what else the machine does falls on both.
 """
 
 import argparse
+import dataclasses
+import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
@@ -80,6 +84,39 @@ def rounds(engine: AsyncEngine, response_format: dict[str, Any], count: int) -> 
         yield structured, run(engine, None, seed, [max(1, length) for length in lengths])[0]
 
 
+def first_token(engine: AsyncEngine, prompt: str, response_format: dict[str, Any] | None) -> float:
+    """Return the seconds to the first token."""
+    start = time.perf_counter()
+    next(engine.stream_infer([prompt], GenerationConfig(max_new_tokens=1, response_format=response_format)))
+    return time.perf_counter() - start
+
+
+def one_stream(engine: AsyncEngine, prompt: str, **fields: Any) -> tuple[float, int]:
+    """Return the seconds of a response and its tokens."""
+    start = time.perf_counter()
+    response = engine(prompt, GenerationConfig(**fields))
+    return time.perf_counter() - start, response.generate_token_len
+
+
+def print_calls(path: Path, model: str, config: TurbomindEngineConfig) -> None:
+    """Print medians over the schemas of a file of ``[name, schema]`` lines, each with a prompt that shows it."""
+    first, speed = [], []
+    undrafted = dataclasses.replace(config, speculative_config="none")
+    with pipeline(model, backend_config=config) as engine, pipeline(model, backend_config=undrafted) as plain:
+        one_stream(engine, "Hello", max_new_tokens=TOKENS, response_format={"type": "json_object"})
+        one_stream(plain, "Hello", max_new_tokens=TOKENS)
+        for name, schema in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            response_format = {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
+            prompt = f"Call {name}, whose arguments are {json.dumps(schema)}"
+            other = prompt.replace("Call", "Tell me of", 1)
+            first.append(first_token(engine, prompt, response_format) / first_token(engine, other, None))
+            seconds, length = one_stream(engine, prompt, max_new_tokens=TOKENS, response_format=response_format)
+            one_stream(plain, prompt, max_new_tokens=1)
+            speed.append(one_stream(plain, prompt, max_new_tokens=length, min_new_tokens=length)[0] / seconds)
+    print(f"first token, unseen schema / plain: {statistics.median(first):.2f}")
+    print(f"tokens/s of one stream, schema / plain without drafts: {statistics.median(speed):.2f}")
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -87,11 +124,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--weight-bits", type=int, default=None)
     parser.add_argument("--only", default=None, help="a format by name")
+    parser.add_argument("--calls", type=Path, help="a file of [name, schema] lines: one stream under each")
     arguments = parser.parse_args()
     config = TurbomindEngineConfig(
         cache_max_entry_count=256, weight_bits=arguments.weight_bits, grammar_compile_seconds=60, **EVERY_TOKEN
     )
-    with pipeline(arguments.model or str(default_model_dir()), backend_config=config) as engine:
+    model = arguments.model or str(default_model_dir())
+    if arguments.calls:
+        print_calls(arguments.calls, model, config)
+        return
+    with pipeline(model, backend_config=config) as engine:
         for response_format in [None, *FORMATS.values()]:  # compiled beforehand; what may come is not known yet
             engine("Hello", GenerationConfig(max_new_tokens=1, response_format=response_format))
         print("| format | structured, tokens/s | plain, tokens/s | structured / plain, each round |")

@@ -105,7 +105,8 @@ Generation::Generation(std::shared_ptr<const GenerationRules> rules, int index, 
   choice_.prompt_len = rules_->prompt_len;
   choice_.biases = &rules_->params.logit_bias;
   choice_.logprobs = rules_->params.logprobs.value_or(-1);
-  if (rules_->grammar) matcher_ = rules_->grammar->new_matcher(rules_->params.stop_token_ids);
+  const GenerationParams& params = rules_->params;
+  if (rules_->grammar) matcher_ = rules_->grammar->new_matcher(params.stop_token_ids, !params.weighs_tokens());
 }
 
 bool Generation::needs_logits() const {
@@ -256,7 +257,7 @@ FinishReason Generation::append_and_jump(int32_t token) {
   if (!matcher_ || rules_->params.logprobs || needs_logits()) return finish;
   // Where the grammar leaves one token only, takes it without running the model; the next step computes all of them at
   // once.
-  while (finish == FinishReason::kNone) {
+  for (int i = 0; finish == FinishReason::kNone && i < kMaxForcedTokens; ++i) {
     const int32_t only = matcher_->state().only_token;
     if (only < 0) break;
     if (contains(rules_->params.stop_token_ids, only) || contains(forbidden_tokens(generated()), only)) break;

@@ -91,8 +91,6 @@ class Generation {
   }
   // Whether it can verify draft tokens.
   bool can_take_drafts() const { return generated() > 0; }
-  // Text that its grammar forces next.
-  std::string forced_text() const { return matcher_ ? matcher_->forced_text(kMaxForcedBytes) : std::string(); }
   // Whether its grammar lets nothing more come, not even a token that ends it.
   bool is_complete() const { return matcher_ && matcher_->state().is_finished; }
   // Sampling instructions for a runner, for the token after the known ones and `in_flight` more. Valid until the next
@@ -119,7 +117,7 @@ class Generation {
   std::optional<Output> take_output(FinishReason finish);
 
  private:
-  static constexpr size_t kMaxForcedBytes = 4096;  // of a step's
+  static constexpr int kMaxForcedTokens = 256;  // of a step: finding them takes time of others
 
   std::vector<int32_t> forbidden_tokens(int position) const;
   const int32_t* mask_of_only(int32_t token);

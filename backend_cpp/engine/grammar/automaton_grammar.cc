@@ -17,6 +17,7 @@ constexpr size_t kFollowItems = 100'000;
 constexpr size_t kStateItems = 100'000;
 constexpr size_t kCheapItems = 8'000;
 constexpr size_t kCostlyItems = 1'000'000;
+constexpr size_t kMaxForcedBytes = 48;  // more would hardly change how a text begins
 constexpr size_t kPaidBack = 1'000;
 
 size_t max_token_bytes(const TokenTrie& tokens, const SpecialTokens& tags) {
@@ -29,11 +30,11 @@ size_t max_token_bytes(const TokenTrie& tokens, const SpecialTokens& tags) {
 
 class AutomatonGrammar::Matcher final : public GrammarMatcher {
  public:
-  Matcher(std::shared_ptr<const AutomatonGrammar> grammar, const std::vector<int32_t>& stop_token_ids)
+  Matcher(std::shared_ptr<const AutomatonGrammar> grammar, Settings settings)
       : grammar_(std::move(grammar)),
-        stop_token_ids_(stop_token_ids),
+        settings_(std::move(settings)),
         state_(grammar_->automaton_.start()),
-        mask_(grammar_->mask_of(state_, stop_token_ids_)) {
+        mask_(grammar_->mask_of(state_, settings_)) {
     grammar_->matchers_.insert(this);
   }
 
@@ -41,33 +42,17 @@ class AutomatonGrammar::Matcher final : public GrammarMatcher {
 
   const GrammarState& state() override { return *mask_; }
 
-  std::string forced_text(size_t max_bytes) override {
-    std::string text;
-    Automaton& automaton = grammar_->automaton_;
-    automaton.set_budget(kFollowItems);
-    try {
-      for (Automaton::State at = state_; text.size() < max_bytes && at != Automaton::kRejected;) {
-        const std::optional<uint8_t> byte = automaton.only_byte(at);
-        if (!byte) break;
-        text.push_back(static_cast<char>(*byte));
-        at = automaton.after(at, *byte);
-      }
-    } catch (const Error&) {  // it takes too much: that ends the response where it matters
-    }
-    return text;
-  }
-
   void accept(int32_t token) override {
     state_ = grammar_->after(state_, token);
     grammar_->shrink_cache();
-    mask_ = grammar_->mask_of(state_, stop_token_ids_);
+    mask_ = grammar_->mask_of(state_, settings_);
   }
 
   Automaton::State& automaton_state() { return state_; }
 
  private:
   const std::shared_ptr<const AutomatonGrammar> grammar_;
-  const std::vector<int32_t> stop_token_ids_;
+  const Settings settings_;
   Automaton::State state_;  // that the response has come to
   MaskRef mask_;
 };
@@ -77,6 +62,7 @@ AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, Gram
       tags_(std::move(tags)),
       program_bytes_(program.nodes.size() * sizeof(GrammarProgram::Node) +
                      (program.lists.size() + program.starts.size()) * sizeof(int32_t)),
+      max_forced_bytes_(std::min(kMaxForcedBytes, max_token_bytes(*tokens_, tags_))),
       automaton_(std::move(program), max_token_bytes(*tokens_, tags_)),
       bytes_(program_bytes_ + automaton_.bytes()) {}
 
@@ -95,23 +81,22 @@ Automaton::State AutomatonGrammar::after(Automaton::State state, int32_t token) 
   return next;
 }
 
-AutomatonGrammar::MaskRef AutomatonGrammar::mask_of(Automaton::State state,
-                                                    const std::vector<int32_t>& stop_token_ids) const {
+AutomatonGrammar::MaskRef AutomatonGrammar::mask_of(Automaton::State state, const Settings& settings) const {
   // States with one representative allow the same: a token is no longer than the horizon.
   const Automaton::State near = automaton_.representative(state);
-  MaskRef& found = masks_[stop_token_ids][near];
+  MaskRef& found = masks_[settings][near];
   if (!found) {
-    found = std::make_shared<const GrammarState>(find_mask(near, stop_token_ids));
+    found = std::make_shared<const GrammarState>(find_mask(near, settings));
     mask_bytes_ += 128 + found->mask.size() * sizeof(int32_t);
     bytes_ = program_bytes_ + mask_bytes_ + automaton_.bytes();
   }
   return found;
 }
 
-GrammarState AutomatonGrammar::find_mask(Automaton::State state, const std::vector<int32_t>& stop_token_ids) const {
+GrammarState AutomatonGrammar::find_mask(Automaton::State state, const Settings& settings) const {
   const bool is_accepting = automaton_.is_accepting(state);
   GrammarState found;
-  found.is_finished = is_accepting && stop_token_ids.empty();
+  found.is_finished = is_accepting && settings.stop_token_ids.empty();
   if (found.is_finished) return found;
   found.mask.assign((tokens_->vocabulary().size() + 31) / 32, 0);
   automaton_.set_budget(std::min(kStateItems, kCostlyItems - costly_items_ + kCheapItems));
@@ -121,7 +106,11 @@ GrammarState AutomatonGrammar::find_mask(Automaton::State state, const std::vect
     if (items > kCheapItems) costly_items_ += items - kCheapItems;
   };
   try {
-    if (const Automaton::State begun = automaton_.begin_token(state); begun != Automaton::kRejected) {
+    const Automaton::State begun = automaton_.begin_token(state);
+    const int32_t forced = settings.fixes_spelling ? forced_token(begun) : -1;
+    if (forced >= 0) {
+      allow(found.mask, forced);
+    } else if (begun != Automaton::kRejected) {
       tokens_->find_allowed(automaton_, begun, found.mask);
       allow_tokens(begun, found.mask);
     }
@@ -130,13 +119,30 @@ GrammarState AutomatonGrammar::find_mask(Automaton::State state, const std::vect
     throw;
   }
   record_cost();
-  for (const int32_t token : stop_token_ids) {
+  for (const int32_t token : settings.stop_token_ids) {
     const uint32_t bit = uint32_t{1} << token % 32;
     int32_t& word = found.mask[static_cast<size_t>(token) / 32];
     word = static_cast<int32_t>(is_accepting ? static_cast<uint32_t>(word) | bit : static_cast<uint32_t>(word) & ~bit);
   }
   found.only_token = only_token(found.mask);
   return found;
+}
+
+int32_t AutomatonGrammar::forced_token(Automaton::State begun) const {
+  std::string text;
+  for (Automaton::State at = begun; at != Automaton::kRejected && text.size() < max_forced_bytes_;) {
+    const std::optional<uint8_t> byte = automaton_.only_byte(at);
+    if (!byte) break;
+    text.push_back(static_cast<char>(*byte));
+    at = automaton_.after(at, *byte);
+  }
+  size_t end = text.size();  // of what comes before a special token
+  for (const auto& [token, tag] : tags_) {
+    if (text.starts_with(tag)) return token;
+    end = std::min(end, text.find(tag));
+  }
+  const std::vector<int32_t> tokens = tokens_->encode(std::string_view(text).substr(0, end));
+  return tokens.size() > 1 || (!tokens.empty() && end < text.size()) ? tokens.front() : -1;
 }
 
 // Those that may come by their numbers, and marks by their texts.
@@ -166,8 +172,9 @@ void AutomatonGrammar::shrink_cache() const {
   automaton_.drop_all_but(kept);
 }
 
-std::unique_ptr<GrammarMatcher> AutomatonGrammar::new_matcher(const std::vector<int32_t>& stop_token_ids) const {
-  return std::make_unique<Matcher>(shared_from_this(), stop_token_ids);
+std::unique_ptr<GrammarMatcher> AutomatonGrammar::new_matcher(const std::vector<int32_t>& stop_token_ids,
+                                                              bool fixes_spelling) const {
+  return std::make_unique<Matcher>(shared_from_this(), Settings{stop_token_ids, fixes_spelling});
 }
 
 }  // namespace turbomind

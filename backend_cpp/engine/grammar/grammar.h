@@ -28,11 +28,6 @@ class GrammarMatcher {
 
   // The allowed next tokens. Valid until accept().
   virtual const GrammarState& state() = 0;
-  // Text that the grammar forces next, as far as known: at most `max_bytes` bytes.
-  virtual std::string forced_text(size_t max_bytes) {
-    static_cast<void>(max_bytes);
-    return {};
-  }
   // Advances by a token that state() allows. Throws Error if the next state exceeds the budget.
   virtual void accept(int32_t token) = 0;
 };
@@ -41,8 +36,10 @@ class GrammarMatcher {
 class Grammar {
  public:
   virtual ~Grammar() = default;
-  // The step thread. Throws Error.
-  virtual std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const = 0;
+  // The step thread. `fixes_spelling`: text that the grammar forces may only come in the tokens that a tokenizer writes
+  // it with (TokenTrie::encode). Throws Error.
+  virtual std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids,
+                                                      bool fixes_spelling) const = 0;
 };
 
 // Compiles response formats; equal ones once.

@@ -236,8 +236,7 @@ void Scheduler::add_drafts(int free_tokens) {
   for (const auto& sequence : running_) {
     if (!may_draft(*sequence, has_state)) continue;
     const int end = sequence->cached() + sequence->planned;
-    const int found = speculator_->max_drafts(candidate(blocks_, *sequence, draft_limit(*sequence)));
-    const int max_drafts = std::min(draft_limit(*sequence), has_state ? speculator_->max_drafts() : found);
+    const int max_drafts = std::min(draft_limit(*sequence), speculator_->max_drafts());
     const int requested = sequence->memory.next_stop(blocks_, end + max_drafts) - end;
     if (requested <= 0) continue;
     const int spare = running_count() * blocks_.plan().pages_of_block();

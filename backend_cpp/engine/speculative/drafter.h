@@ -27,9 +27,6 @@ struct HiddenStates {
 struct Drafts {
   std::vector<int32_t> tokens;  // draft tokens of the step being built or run
   bool are_the_models = false;  // `tokens` are from the draft model or head
-  std::vector<int32_t> forced;  // likely tokens of the text that a grammar forces; empty: none
-  int forced_run = 0;           // the latest such tokens that were accepted in a row
-  MatchChances forced_chances;  // by that number
   std::unique_ptr<PromptLookup> lookup;
   int cached = 0;              // leading tokens that the draft model or head has computed
   std::vector<int32_t> cache;  // tokens in the cache of a draft model

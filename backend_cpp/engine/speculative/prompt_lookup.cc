@@ -157,22 +157,4 @@ int32_t PromptLookup::token(int index) const {
   return index_.token(at.position + index % period);
 }
 
-void LikelyTokens::read_table() {
-  const int count = std::min(vocab_size_, table_.size());
-  for (int32_t token = 0; token < count; ++token) {
-    const std::string_view bytes = table_.bytes(token);
-    if (bytes.empty() || table_.is_special(token)) continue;
-    token_of_.try_emplace(bytes, token);
-    max_bytes_ = std::max(max_bytes_, bytes.size());
-  }
-}
-
-int32_t LikelyTokens::longest(std::string_view text) {
-  if (max_bytes_ == 0) read_table();
-  for (size_t length = std::min(max_bytes_, text.size()); length > 0; --length) {
-    if (const auto found = token_of_.find(text.substr(0, length)); found != token_of_.end()) return found->second;
-  }
-  return -1;
-}
-
 }  // namespace turbomind

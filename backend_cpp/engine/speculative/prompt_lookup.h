@@ -8,12 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "engine/generation/token_table.h"
 #include "engine/speculative/speculative_config.h"
 
 namespace turbomind {
@@ -149,31 +147,6 @@ class PromptLookup {
   size_t searched_ = 0;      // tokens of the text for which match_ was found
   uint64_t generation_ = 0;  // of the recent texts, when match_ was found
   int astray_ = 0;           // tokens since the last match
-};
-
-// The token that a text is likely to begin with: the longest.
-//
-// Used by the step thread only.
-class LikelyTokens {
- public:
-  // Of the first `vocab_size` of a table, which must outlive this.
-  LikelyTokens(const TokenTable& table, int vocab_size) : table_(table), vocab_size_(vocab_size) {}
-
-  // -1: no token begins it.
-  int32_t longest(std::string_view text);
-  // Whether a text begins with a token, or is the beginning of one.
-  bool begins(std::string_view text, int32_t token) const {
-    return !bytes(token).empty() && text.starts_with(bytes(token).substr(0, text.size()));
-  }
-  std::string_view bytes(int32_t token) const { return table_.bytes(token); }
-
- private:
-  void read_table();
-
-  const TokenTable& table_;
-  int vocab_size_;
-  std::unordered_map<std::string_view, int32_t> token_of_;  // filled when first asked
-  size_t max_bytes_ = 0;
 };
 
 }  // namespace turbomind

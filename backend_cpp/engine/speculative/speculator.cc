@@ -31,7 +31,6 @@ constexpr int kStepsToWin = 64;  // in which it must win back what it costs to b
 // Where a model does not seem to pay for so few sequences, it is tried again after this many steps.
 constexpr int kMaxToTry = 2;
 constexpr int kStepsToTry = 100;
-constexpr double kMinChance = 0.01;  // that all of a forced text up to a token is accepted; others are not looked for
 
 }  // namespace
 
@@ -74,12 +73,10 @@ void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, i
   for (const Candidate& candidate : candidates) {
     if (candidate.max_drafts <= 0) continue;
     const PromptLookup& lookup = lookup_of(candidate);
-    const bool is_forced = !candidate.drafts.forced.empty();
-    candidate.drafts.are_the_models =
-        !is_forced && model_ != nullptr && candidate.tables != nullptr && is_model_better(candidate);
+    candidate.drafts.are_the_models = model_ != nullptr && candidate.tables != nullptr && is_model_better(candidate);
     if (candidate.drafts.are_the_models) {
       needs_model.push_back(candidate);
-    } else if (is_forced || lookup.has_draft()) {
+    } else if (lookup.has_draft()) {
       lookups.push_back(candidate);
     }
   }
@@ -109,45 +106,9 @@ bool Speculator::is_model_better(const Candidate& candidate) const {
          found;
 }
 
-int Speculator::max_drafts(const Candidate& candidate) {
-  find_forced(candidate, lookup_of(candidate));
-  return std::max(max_drafts(), static_cast<int>(candidate.drafts.forced.size()));
-}
-
-void Speculator::find_forced(const Candidate& candidate, const PromptLookup& lookup) {
-  Drafts& drafts = candidate.drafts;
-  drafts.forced.clear();
-  if (tokens_ == nullptr || candidate.generation == nullptr) return;
-  const std::string text = candidate.generation->forced_text();
-  std::string_view rest = text;
-  bool is_found = lookup.has_draft();
-  double chance = 1;
-  while (!rest.empty() && (chance > kMinChance || !shared_.config.is_adaptive)) {
-    const int index = static_cast<int>(drafts.forced.size());
-    int32_t token = is_found ? lookup.token(index) : -1;
-    is_found = token >= 0 && tokens_->begins(rest, token);
-    if (!is_found) token = tokens_->longest(rest);
-    if (token < 0) break;
-    drafts.forced.push_back(token);
-    chance *= drafts.forced_chances.of(drafts.forced_run + index);
-    rest.remove_prefix(std::min(rest.size(), tokens_->bytes(token).size()));
-  }
-  if (rest.empty() && is_found && static_cast<int>(drafts.forced.size()) <= max_drafts()) drafts.forced.clear();
-}
-
-int32_t Speculator::found_token(const Drafts& drafts, int index) {
-  const auto at = static_cast<size_t>(index);
-  if (drafts.forced.empty()) return drafts.lookup->token(index);
-  return at < drafts.forced.size() ? drafts.forced[at] : -1;
-}
-
-double Speculator::found_chance(const Drafts& drafts, int index) const {
-  return drafts.forced.empty() ? drafts.lookup->chance(index) : drafts.forced_chances.of(drafts.forced_run + index);
-}
-
 int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
   std::priority_queue<NextDraft> next;
-  for (const Candidate& candidate : candidates) next.push({found_chance(candidate.drafts, 0), 1, &candidate});
+  for (const Candidate& candidate : candidates) next.push({candidate.drafts.lookup->chance(0), 1, &candidate});
   const bool takes_all = !shared_.config.is_adaptive;
   std::vector<Drafts*> taken;  // of which drafts, in their order
   double tokens = step_tokens;
@@ -159,7 +120,8 @@ int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, 
     const auto [chance, chance_before, of] = next.top();
     next.pop();
     const int index = of->drafts.count();
-    of->drafts.tokens.push_back(found_token(of->drafts, index));
+    const PromptLookup& lookup = *of->drafts.lookup;
+    of->drafts.tokens.push_back(lookup.token(index));
     taken.push_back(&of->drafts);
     tokens += chance;
     redone += (chance_before - chance) * (1 + index);
@@ -168,9 +130,8 @@ int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, 
       best_rate = rate;
       best_count = taken.size();
     }
-    const int limit = of->drafts.forced.empty() ? std::min(of->max_drafts, max_drafts()) : of->max_drafts;
-    if (index + 1 < limit && found_token(of->drafts, index + 1) >= 0) {
-      next.push({chance * found_chance(of->drafts, index + 1), chance, of});
+    if (index + 1 < std::min(of->max_drafts, max_drafts()) && lookup.token(index + 1) >= 0) {
+      next.push({chance * lookup.chance(index + 1), chance, of});
     }
   }
   for (; taken.size() > best_count; taken.pop_back()) taken.back()->tokens.pop_back();
@@ -233,7 +194,6 @@ const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
   std::unique_ptr<PromptLookup>& lookup = candidate.drafts.lookup;
   if (!lookup) {
     lookup = std::make_unique<PromptLookup>(shared_, candidate.scope, candidate.prompt_len);
-    candidate.drafts.forced_chances = MatchChances(&forced_chances_);
   }
   lookup->read(candidate.tokens);
   return *lookup;
@@ -245,12 +205,7 @@ void Speculator::record_drafts(Drafts& drafts, int accepted) {
   stats_.accepted += accepted;
   for (int i = 0; i < std::min(accepted, kMaxDrafts); ++i) ++stats_.accepted_at[static_cast<size_t>(i)];
   for (int i = 0; i < std::min(accepted + 1, drafts.count()); ++i) {
-    const bool is_accepted = i < accepted;
-    if (drafts.are_the_models) model_chances_.record(kAsGoodAsRun, is_accepted);
-    if (drafts.are_the_models || drafts.forced.empty()) continue;
-    forced_chances_.record(drafts.forced_run, is_accepted);
-    drafts.forced_chances.record(drafts.forced_run, is_accepted);
-    drafts.forced_run = is_accepted ? drafts.forced_run + 1 : 0;
+    if (drafts.are_the_models) model_chances_.record(kAsGoodAsRun, i < accepted);
   }
 }
 

@@ -1,5 +1,5 @@
-// Speculative decoding: proposes draft tokens from earlier text (prompt lookup), from text that a grammar forces, or by
-// a draft model or head. A step verifies the drafts, so they change when tokens arrive, never which.
+// Speculative decoding: proposes draft tokens from earlier text (prompt lookup), or by a draft model or head. A step
+// verifies the drafts, so they change when tokens arrive, never which.
 //
 // The number of drafts follows from the cost of a step and the chance that a draft is accepted: of all sequences'
 // drafts, the most likely first, it takes as many as maximize the step's accepted tokens a second. In steps with many
@@ -43,14 +43,11 @@ class Speculator {
  public:
   using Candidate = Drafter::Candidate;
 
-  // `model`: null: none; `tokens`: null: no response has a grammar. Both must outlive this.
-  explicit Speculator(const SpeculativeConfig& config, Drafter* model = nullptr, LikelyTokens* tokens = nullptr)
-      : shared_(config), model_(model), tokens_(tokens) {}
+  // `model`: null: none; must outlive this.
+  explicit Speculator(const SpeculativeConfig& config, Drafter* model = nullptr) : shared_(config), model_(model) {}
 
-  // The maximum number of drafts of a sequence in a step, but for text that a grammar forces.
+  // The maximum number of drafts of a sequence in a step.
   int max_drafts() const { return shared_.config.num_speculative_tokens; }
-  // The same of this sequence: forced text, which this finds for draft(), is drafted whole.
-  int max_drafts(const Candidate& candidate);
 
   // From now on, a rejected draft makes the sequence's tokens before it run again (recurrent states).
   void expect_redone_tokens() { has_redone_tokens_ = true; }
@@ -87,13 +84,6 @@ class Speculator {
   template <class Chance>
   double best_rate(int max_drafts, double seconds_a_draft, Chance&& chance) const;
   bool is_model_better(const Candidate& candidate) const;
-  // Finds tokens for the text that a grammar forces: those of prompt lookup as far as they spell it. None where prompt
-  // lookup goes on after it.
-  void find_forced(const Candidate& candidate, const PromptLookup& lookup);
-  // Draft `index` of a sequence without the model (-1: none), and the probability that it is accepted if those before
-  // it are.
-  static int32_t found_token(const Drafts& drafts, int index);
-  double found_chance(const Drafts& drafts, int index) const;
   // Returns the number of drafts.
   int look_up(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
   void draft_with_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
@@ -102,9 +92,7 @@ class Speculator {
   SharedLookup shared_;
   StepCost cost_;
   Drafter* model_;
-  LikelyTokens* tokens_;
   MatchChances model_chances_;
-  MatchChances forced_chances_;
   StepCost model_cost_;
   double model_seconds_ = 0;  // for drafts of the step being built or run
   bool has_redone_tokens_ = false;

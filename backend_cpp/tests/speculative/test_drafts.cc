@@ -224,17 +224,6 @@ ENGINE_TEST(drafts_bring_the_same_responses_in_fewer_steps) {
   CHECK_EQUAL(steps[5] < steps[0], engines_draft);
 }
 
-TEST(a_text_is_likely_written_with_its_longest_tokens) {
-  const TokenTable table({{"a", false}, {"ab", false}, {"abc", true}, {"b", false}, {"cd", false}, {"", false}});
-  LikelyTokens tokens(table, 99);
-  CHECK_EQUAL(tokens.longest("ababcd"), 1);
-  CHECK_EQUAL(tokens.longest("cd"), 4);
-  CHECK_EQUAL(tokens.longest("ce"), -1);
-  CHECK_EQUAL(tokens.longest(""), -1);
-  CHECK(tokens.begins("abc", 1) && tokens.begins("a", 1) && !tokens.begins("bab", 1));
-  CHECK_EQUAL(LikelyTokens(table, 1).longest("ab"), 0);
-}
-
 TEST(what_a_speculative_config_may_not_hold_is_named) {
   const auto problem = [](const char* text) -> std::string {
     try {
