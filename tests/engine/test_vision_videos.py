@@ -58,16 +58,18 @@ def positions_of(ids: list[int], video: int, grid: tuple[int, int, int], step: f
 
 
 def qwen_inputs(
-    processor: Any, config: Any, video: Video, ids: list[int], *, size: tuple[int, int], step: float
+    processor: Any, config: Any, video: Video, ids: list[int], *, size: tuple[int, int], step: float | None
 ) -> dict[str, Any]:
     grid = ((len(video.frames) + 1) // 2, size[1] // UNIT, size[0] // UNIT)
     inputs = {
         "pixel_values_videos": patches_of(pixels_of(video.frames, size, processor)),
         "video_grid_thw": torch.tensor([[grid[0], grid[1] * 2, grid[2] * 2]]),
     }
+    if step is None:  # all at positions of the text
+        return inputs
     if step:
         return inputs | {"position_ids": positions_of(ids, config.video_token_id, grid, step)}
-    stands = config.image_token_id if config.model_type == "glm4v" else config.video_token_id
+    stands = config.image_token_id if config.model_type.startswith("glm") else config.video_token_id
     types = [2 if token == stands else 0 for token in ids]
     return inputs | {"mm_token_type_ids": torch.tensor([types])}
 
@@ -85,6 +87,16 @@ def views(processor: Any, config: Any, video: Video, ids: list[int]) -> dict[str
 def wholes(processor: Any, config: Any, video: Video, ids: list[int]) -> dict[str, Any]:
     inputs = processor(images=[list(video.frames)], do_image_splitting=False, return_tensors="pt")
     return {"pixel_values": inputs["pixel_values"], "pixel_attention_mask": inputs["pixel_attention_mask"]}
+
+
+def pooled(processor: Any, config: Any, video: Video, ids: list[int]) -> dict[str, Any]:
+    found = processor(images=list(video.frames), return_tensors="pt")
+    return {
+        "pixel_values_videos": found["pixel_values"],
+        "video_position_ids": found["image_position_ids"],
+        "num_frames_per_video": torch.tensor([len(video.frames)]),
+        "mm_token_type_ids": torch.tensor([[2 if token == config.video_token_id else 0 for token in ids]]),
+    }
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,29 @@ CASES = {
     ),
     "GLM-4.1V": Case(
         tiny.make_tiny_glm4v, functools.partial(qwen_inputs, size=(84, 56), step=0), clip(5, 84, 56, seconds=0.7)
+    ),
+    "Qwen3.5": Case(
+        functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3_5"),
+        functools.partial(qwen_inputs, size=(84, 56), step=0),
+        clip(5, 84, 56, seconds=0.7),
+    ),
+    "GLM-4.6V": Case(
+        functools.partial(tiny.make_tiny_glm4v, kind="Glm46V"),
+        functools.partial(qwen_inputs, size=(84, 56), step=0),
+        clip(5, 84, 56, seconds=0.7),
+    ),
+    "GLM-4.5V": Case(
+        functools.partial(tiny.make_tiny_glm4v, kind="Glm4vMoe"),
+        functools.partial(qwen_inputs, size=(84, 56), step=0),
+        clip(5, 84, 56, seconds=0.7),
+    ),
+    "EXAONE 4.5": Case(
+        tiny.make_tiny_exaone4_5, functools.partial(qwen_inputs, size=(84, 56), step=None), clip(5, 84, 56)
+    ),
+    "LFM3-VL": Case(tiny.make_tiny_lfm3_vl, functools.partial(qwen_inputs, size=(84, 56), step=None), clip(5, 84, 56)),
+    "Gemma 4": Case(tiny.make_tiny_gemma4, pooled, clip(4, 40, 60, seconds=40)),
+    "Gemma 4 with rows that see each other": Case(
+        functools.partial(tiny.make_tiny_gemma4, kind="31B"), pooled, clip(3, 60, 40)
     ),
     "InternVL": Case(tiny.make_tiny_internvl, tiles, clip(4, 40, 60)),
     "LLaVA-OneVision": Case(tiny.make_tiny_llava_onevision, views, clip(3, 40, 60)),

@@ -324,10 +324,11 @@ def make_tiny_qwen_vl(directory: Path, *, kind: str = "Qwen2VL", window: int = 5
     return directory
 
 
-def _write_video_processor(directory: Path, frames: int) -> None:
+def _write_video_processor(directory: Path, frames: int) -> Path:
     """Write how a video is seen: ``frames`` squares of all its frames, or of one."""
     settings = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * frames}}
     (directory / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    return directory
 
 
 def _transpose_experts(file: Path) -> None:
@@ -548,32 +549,34 @@ def make_tiny_lfm3_vl(directory: Path) -> Path:
     """Make an LFM3-VL that sees squares of 28 pixels, in rows and columns."""
     layers = ["conv", "sliding_attention", "full_attention"]
     text = {**TEXT, "num_hidden_layers": 3, "layer_types": layers, "head_dim": 16, "sliding_window": 16}
-    return _make(
+    _make(
         directory,
         "Lfm3Vl",
-        _QWEN_TOKENS,
+        [*_QWEN_TOKENS, "<|video_pad|>"],
         _QWEN_IMAGE,
         _QWEN_PROCESSOR,
         vision_config={**_ANY_SIZE, "num_hidden_layers": 3, "num_key_value_heads": 1, "spatial_merge_size": 2},
         text_config={"model_type": "lfm3", **text},
-        ids={"image_token_id": "<|image_pad|>"},
+        ids={"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
         projector_hidden_size=24,
     )
+    return _write_video_processor(directory, frames=40)
 
 
 def make_tiny_exaone4_5(directory: Path) -> Path:
     """Make an EXAONE 4.5 that sees squares of 28 pixels, in rows and columns."""
     text = {**TEXT, "head_dim": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
-    return _make(
-        directory, "Exaone4_5_", _QWEN_TOKENS, _QWEN_IMAGE, _QWEN_PROCESSOR,
+    _make(
+        directory, "Exaone4_5_", [*_QWEN_TOKENS, "<|video_pad|>"], _QWEN_IMAGE, _QWEN_PROCESSOR,
         vision_config={
             "hidden_size": 16, "intermediate_size": 32, "depth": 2, "num_heads": 2, "num_key_value_heads": 1,
             "patch_size": PATCH, "spatial_merge_size": 2, "out_hidden_size": 32, "window_size": 56,
             "fullatt_block_indexes": [1], "initializer_range": 0.3,
         },
         text_config={"model_type": "exaone4", **text},
-        ids={"image_token_id": "<|image_pad|>"},
+        ids={"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
     )  # fmt: skip
+    return _write_video_processor(directory, frames=6)
 
 
 def make_tiny_minimax_m3(directory: Path) -> Path:
@@ -671,7 +674,7 @@ def make_tiny_gemma4(directory: Path, *, kind: str = "E2B") -> Path:
     """Make a Gemma 4 whose images have up to 70 tokens; those of ``31B`` and ``26B`` see each other in windows."""
     from tests.support.layered_models import MODELS
 
-    token, start, end = tokens = ["<|image|>", "<|image>", "<image|>"]
+    token, start, end, video = tokens = ["<|image|>", "<|image>", "<image|>", "<|video|>"]
     patches = {"patch_size": 4, "pooling_kernel_size": 2}
     vision = {**_ANY_SIZE, "head_dim": 8, "num_key_value_heads": 2, **patches, "position_embedding_size": 160}
     return _make(
@@ -688,7 +691,7 @@ def make_tiny_gemma4(directory: Path, *, kind: str = "E2B") -> Path:
             "use_bidirectional_attention": None if kind == "E2B" else "vision",
         },
         audio_config=None,
-        ids={"image_token_id": token, "boi_token_id": start, "eoi_token_id": end},
+        ids={"image_token_id": token, "boi_token_id": start, "eoi_token_id": end, "video_token_id": video},
         vision_soft_tokens_per_image=70,
         tie_word_embeddings=True,
     )

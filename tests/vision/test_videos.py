@@ -1,6 +1,8 @@
 """Videos: which frames are looked at, when they are, where they are in a prompt, and what is refused."""
 
+import functools
 import io
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.video_utils import load_video as load_their_video
@@ -249,8 +252,12 @@ def test_nobody_else_says_when_frames_are_shown(qwen: Path) -> None:
     assert sum(length for _, length in preparer(qwen).prepare(messages_of(image)).images[0].runs) == 2
 
 
-def test_qwen3_writes_times_as_its_processor_does(tmp_path: Path) -> None:
-    directory = tiny.make_tiny_qwen_vl(tmp_path / "model", kind="Qwen3VL")
+@pytest.mark.parametrize(
+    "make",
+    [*(functools.partial(tiny.make_tiny_qwen_vl, kind=k) for k in ("Qwen3VL", "Qwen3_5")), tiny.make_tiny_lfm3_vl],
+)
+def test_qwen3_and_lfm3_write_times_as_their_processor_does(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    directory = make(tmp_path / "model")
     for count in (1, 4, 5):
         message = [
             {"role": "user", "content": [{"type": "video_data", "video_data": {"data": FRAMES[:count], "fps": 3}}]}
@@ -261,19 +268,20 @@ def test_qwen3_writes_times_as_its_processor_does(tmp_path: Path) -> None:
         assert text == "".join(runs)
 
 
-def test_glm_writes_times_as_its_processor_does(tmp_path: Path) -> None:
-    directory = tiny.make_tiny_glm4v(tmp_path / "model")
+@pytest.mark.parametrize(
+    ("kind", "processor"), [("Glm4v", Glm4vProcessor), ("Glm4vMoe", Glm4vProcessor), ("Glm46V", Glm46VProcessor)]
+)
+def test_glm_writes_times_as_its_processor_does(kind: str, processor: Any, tmp_path: Path) -> None:
+    directory = tiny.make_tiny_glm4v(tmp_path / "model", kind=kind)
     template = JinjaChatTemplate("{% for c in messages[0].content if c.type != 'text' %}<|{{ c.type }}|>{% endfor %}")
     data = {"data": FRAMES[:5], "fps": 0.5}
     message = [{"role": "user", "content": [{"type": "video_data", "video_data": data}]}]
     ids = preparer(directory, template).prepare(message).ids
     reference = SimpleNamespace(video_processor=SimpleNamespace(merge_size=2), image_token="<|image|>")
-    reference.replace_frame_token_id = lambda *given, **more: Glm4vProcessor.replace_frame_token_id(
-        reference, *given, **more
-    )
+    reference.replace_frame_token_id = functools.partial(processor.replace_frame_token_id, reference)
     metadata = SimpleNamespace(fps=0.5, timestamps=[0.0, 2.0, 4.0, 6.0, 8.0])
     inputs = {"video_grid_thw": torch.tensor([[3, 2, 4]]), "video_metadata": [metadata]}
-    expected = Glm4vProcessor.replace_video_token(reference, inputs, 0)
+    expected = processor.replace_video_token(reference, inputs, 0)
     assert Tokenizer(str(directory)).decode(ids, skip_special_tokens=False) == expected
 
 

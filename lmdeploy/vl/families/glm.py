@@ -39,10 +39,11 @@ def glm4v_expansion(part: VisionPart, size: tuple[int, int], options: Options) -
 
 
 def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens of every two frames, between tags, each before the second of the first."""
+    """Return the tokens of every two frames, between tags, each before the time of the first."""
     _, rows, columns = qwen_video.grid(part, size, options)
     run = _BEGIN + _GLM4V_TOKEN * (rows * columns) + _GLM4V_END
-    return "".join(f"{run}{int(time)}" for time in times_of(options)[::2])
+    has_words = part.config.model_type in ("glm46v", "glm_ocr")
+    return "".join(run + (f"{time:.1f} seconds" if has_words else str(int(time))) for time in times_of(options)[::2])
 
 
 GLM4V = dataclasses.replace(

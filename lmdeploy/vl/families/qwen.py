@@ -94,7 +94,7 @@ LFM3_VL = dataclasses.replace(
     QWEN2_VL,
     architectures=("Exaone4_5_ForConditionalGeneration", "Lfm3VlForConditionalGeneration"),
     grid=VisionFamily.grid,
-    video=None,
+    video=dataclasses.replace(qwen_video.FORM, grid=VisionFamily.grid),
 )
 
 

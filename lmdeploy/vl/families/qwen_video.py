@@ -1,7 +1,7 @@
-"""Videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4.1V: two frames at a time, on a grid of times, rows and columns.
+"""Videos of Qwen2-VL to Qwen4 and GLM-4.1V to 4.6V: two frames at a time, on a grid of times, rows and columns.
 
-Qwen2-VL and Qwen2.5-VL have all of them in one run, the latter at positions as far apart as the frames are in time; the
-others write the time alongside every two, which then are as an image does.
+Qwen2-VL, Qwen2.5-VL and EXAONE 4.5 have all of them in one run, Qwen2.5-VL at positions as far apart as the frames are
+in time; the others write the time alongside every two, which then are as an image does.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,16 @@ if TYPE_CHECKING:
     import torch
 
 TOKEN, _BEGIN, _END = "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
+_RUNS = ("qwen2_vl", "qwen2_5_vl", "exaone4_5")  # types of models that write no times
 # Of the classes, for checkpoints that say nothing: pixels of a frame; and of all frames, where times are written.
 _OF_FRAME = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
-_OF_VIDEO = {
-    "qwen3_vl": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
-    "qwen3_vl_moe": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
-    "glm4v": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 60000},
-}
+_OF_VIDEO = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
+_OF_GLM = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 60000}
 _LARGEST_STEP = 1000.0  # positions between frames that the engine takes
 
 
 def _writes_times(part: VisionPart) -> bool:
-    return part.config.model_type in _OF_VIDEO
+    return part.config.model_type not in _RUNS
 
 
 def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
@@ -36,7 +34,8 @@ def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
     Raises `ValueError` if ``min_pixels`` or ``max_pixels`` is no number of pixels.
     """
     size = part.video.get("size") or {}
-    layout = _OF_VIDEO.get(part.config.model_type, _OF_FRAME)
+    of_model = _OF_GLM if part.config.model_type.startswith("glm") else _OF_VIDEO
+    layout = of_model if _writes_times(part) else _OF_FRAME
     min_pixels = int(size.get("shortest_edge") or part.video.get("min_pixels") or layout["shortest_edge"])
     max_pixels = int(size.get("longest_edge") or part.video.get("max_pixels") or layout["longest_edge"])
     return requested_pixels(options, min_pixels, max_pixels)
