@@ -240,7 +240,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PUBLISHERS = {"Kimi Linear": published.kimi_linear, "OLMo Hybrid": published.olmo_hybrid}
 PUBLISHERS |= {"HY4": published.hy4, "Ling 3.0": published.ling3, "MiniMax-M3": published.minimax_m3}
-PUBLISHERS["Qwen 4 without n-grams"] = published.qwen4_beside_a_tower
 
 
 def make_hybrid(directory: Path, name: str, **changes: Any) -> Path:

@@ -34,15 +34,6 @@ def rewrite(directory: Path, config: dict[str, Any], change: Callable[[Tensors, 
     path.write_text(json.dumps(kept | config))
 
 
-def qwen4_beside_a_tower(directory: Path) -> None:
-    """Write Qwen 4 as the text part of the model that sees."""
-    text = old_config(directory)
-    text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    architecture = ["Qwen4ExpForConditionalGeneration"]
-    config = {"architectures": architecture, "model_type": "qwen4_exp", "text_config": text}
-    rewrite(directory, config, lambda tensors, _: renamed(tensors, (r"^model\.", "model.language_model.")))
-
-
 def qwen3_vl(directory: Path) -> None:
     """Qwen3-VL, whose text part is a Qwen3 with or without experts, without its tower; experts are [in, out]."""
     stacked_experts(directory)
