@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "base/thread_pool.h"
 #include "kernels/operation.h"
 #include "kernels/recurrence.h"
-#include "kernels/types.h"
 
 namespace turbomind {
 
@@ -18,7 +18,8 @@ struct StoredRows {
     int file = -1;       // its descriptor
     int64_t offset = 0;  // of the first row
     int64_t end = 0;     // one past its last row, counted from the first part's first
-    DType type = DType::kFloat32;
+    size_t row_bytes = 0;
+    std::function<void(const std::byte* row, float* to)> decode;  // to [size]
   };
 
   int size = 0;

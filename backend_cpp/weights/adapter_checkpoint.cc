@@ -228,15 +228,16 @@ void AdapterCheckpoint::read_tensors() {
     if (is_copy) text = before_end(name, kCopies);
     if (text.size() <= kPrefix.size() || !text.starts_with(kPrefix)) {
       const bool is_whole = name.ends_with(".weight");
-      throw invalid_argument(file_.path() + ": tensor " + name +
+      throw invalid_argument(file_.mapped().path() + ": tensor " + name +
                              (is_whole ? " is a whole layer, as PEFT saves embeddings whose vocabulary was resized, "
                                        : " is no lora_A or lora_B of a linear layer or of embeddings, ") +
                              "and cannot be served alongside the base's; merge the adapter into the model");
     }
     const std::string layer(text.substr(kPrefix.size()));
-    if (layer.size() > kMaxNameLen) throw invalid_argument(file_.path() + " has a tensor with too long a name");
+    if (layer.size() > kMaxNameLen)
+      throw invalid_argument(file_.mapped().path() + " has a tensor with too long a name");
     if (tensor.shape.size() != 2 || type_bytes(tensor.dtype) == 0) {
-      throw invalid_argument(file_.path() + ": tensor " + name + " is no matrix of F32, BF16 or F16");
+      throw invalid_argument(file_.mapped().path() + ": tensor " + name + " is no matrix of F32, BF16 or F16");
     }
     if (is_copy) {
       copies[layer] = &tensor;
@@ -245,21 +246,23 @@ void AdapterCheckpoint::read_tensors() {
     AdapterModule& module = modules_[std::string(inner_layer(layer))];
     if (module.name.empty()) module.name = layer;
     if (module.name != layer) {
-      throw invalid_argument(file_.path() + " adapts both " + module.name + " and " + layer + ", which is one layer");
+      throw invalid_argument(file_.mapped().path() + " adapts both " + module.name + " and " + layer +
+                             ", which is one layer");
     }
     (is_down ? module.down : module.up) = &tensor;
   }
-  if (modules_.empty()) throw invalid_argument(file_.path() + " holds no tensor");
+  if (modules_.empty()) throw invalid_argument(file_.mapped().path() + " holds no tensor");
   for (auto& [key, module] : modules_) {
     const std::string& layer = module.name;
     if (module.down == nullptr || module.up == nullptr) {
-      throw invalid_argument(file_.path() + ": " + layer + " has no " + (module.down == nullptr ? "lora_A" : "lora_B"));
+      throw invalid_argument(file_.mapped().path() + ": " + layer + " has no " +
+                             (module.down == nullptr ? "lora_A" : "lora_B"));
     }
     const int64_t rank = module.down->shape[0];
     if (rank != module.up->shape[1] || rank < 1 || rank > kMaxRanks) {
-      throw invalid_argument(file_.path() + ": " + layer + " has " + std::to_string(rank) + " rows of lora_A and " +
-                             std::to_string(module.up->shape[1]) + " columns of lora_B; expected the same rank, 1 to " +
-                             std::to_string(kMaxRanks));
+      throw invalid_argument(file_.mapped().path() + ": " + layer + " has " + std::to_string(rank) +
+                             " rows of lora_A and " + std::to_string(module.up->shape[1]) +
+                             " columns of lora_B; expected the same rank, 1 to " + std::to_string(kMaxRanks));
     }
     module.rank = static_cast<int>(rank);
   }
@@ -271,7 +274,7 @@ void AdapterCheckpoint::check_copies(const std::map<std::string, const Checkpoin
   for (const auto& [layer, copy] : copies) {
     const auto found = modules_.find(std::string(inner_layer(layer)));
     if (found == modules_.end()) {
-      throw invalid_argument(file_.path() + " holds the base's " + layer + ", but no lora_A or lora_B of it");
+      throw invalid_argument(file_.mapped().path() + " holds the base's " + layer + ", but no lora_A or lora_B of it");
     }
     const int64_t inputs = found->second.down->shape[1];
     const int64_t outputs = found->second.up->shape[0];
@@ -279,7 +282,7 @@ void AdapterCheckpoint::check_copies(const std::map<std::string, const Checkpoin
     const int64_t columns = copy->shape[1];
     // Of a table of embeddings, the inputs are its rows.
     if ((rows == outputs && columns == inputs) || (rows == inputs && columns == outputs)) continue;
-    throw invalid_argument(file_.path() + ": " + layer + ".base_layer.weight has the shape " +
+    throw invalid_argument(file_.mapped().path() + ": " + layer + ".base_layer.weight has the shape " +
                            shape_text(rows, columns) + ", but what is added to it " + shape_text(outputs, inputs));
   }
 }

@@ -120,6 +120,10 @@ constexpr size_t kHeaderLimit = 100u << 20;
 constexpr int64_t kGroupLimit = 1 << 30;
 constexpr int kDequantizedRows = 256;
 
+const MappedFile& mapped_of(const std::variant<SafetensorsFile, GgufFile>& file) {
+  return std::visit([](const auto& one) -> const MappedFile& { return one.mapped(); }, file);
+}
+
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
@@ -315,31 +319,36 @@ std::vector<ManifestValue> Checkpoint::parts(const std::string& name, const std:
 }
 
 StoredTable Checkpoint::stored(const std::string& name, int rows, int size) const {
-  static const std::map<std::string, DType> kTypes{
-      {"F32", DType::kFloat32}, {"F16", DType::kFloat16}, {"BF16", DType::kBFloat16}};
   StoredTable table{size, {}, {}};
   std::map<std::string, int> descriptors;
   int64_t end = 0;
   for (const ManifestValue& part : parts(name, {rows, size})) {
-    const CheckpointTensor numbers = part.quantized() == nullptr ? part.numbers() : CheckpointTensor{};
-    const auto holds = [&](const auto& file) {
-      const auto* tensors = std::get_if<SafetensorsFile>(&file);
-      return tensors != nullptr && tensors->offset_of(numbers.data) < tensors->size();
-    };
-    const auto file = std::ranges::find_if(files_, holds);
-    const auto type = kTypes.find(numbers.dtype);
-    if (type == kTypes.end() || numbers.owner || file == files_.end()) {
-      throw invalid_argument("tensor " + name + " must be whole tensors of numbers of safetensors files");
+    const auto* blocks = dynamic_cast<const GgufMatrix*>(part.quantized());
+    CheckpointTensor tensor;
+    if (blocks != nullptr) tensor = blocks->tensor();
+    if (part.quantized() == nullptr) tensor = part.numbers();
+    const auto file = std::ranges::find_if(files_, [&](const auto& opened) {
+      const MappedFile& mapped = mapped_of(opened);
+      return static_cast<size_t>(tensor.data - mapped.data()) < mapped.size();
+    });
+    if (tensor.owner || file == files_.end() || tensor.shape != part.shape()) {
+      throw invalid_argument("tensor " + name + " must be whole tensors of numbers or of GGUF's blocks");
     }
-    const auto& tensors = std::get<SafetensorsFile>(*file);
-    const auto [opened, is_new] = descriptors.emplace(tensors.path(), -1);
+    const MappedFile& mapped = mapped_of(*file);
+    const auto [opened, is_new] = descriptors.emplace(mapped.path(), -1);
     if (is_new) {
-      opened->second = table.files.emplace_back(::open(tensors.path().c_str(), O_RDONLY | O_CLOEXEC)).get();
-      if (opened->second < 0) throw Error(ErrorCode::kNotFound, "cannot open " + tensors.path());
+      opened->second = table.files.emplace_back(::open(mapped.path().c_str(), O_RDONLY | O_CLOEXEC)).get();
+      if (opened->second < 0) throw Error(ErrorCode::kNotFound, "cannot open " + mapped.path());
       ::posix_fadvise(opened->second, 0, 0, POSIX_FADV_RANDOM);
     }
-    const auto offset = static_cast<int64_t>(tensors.offset_of(numbers.data));
-    table.parts.push_back({opened->second, offset, end += numbers.shape.front(), type->second});
+    const int64_t count = tensor.shape.front();
+    const size_t row_bytes = tensor.bytes / static_cast<size_t>(count);
+    const auto decode = [type = tensor.dtype, size, row_bytes](const std::byte* row, float* to) {
+      const CheckpointTensor one{type, {1, size}, row, row_bytes, nullptr};
+      if (gguf_blocks(type) == nullptr) return copy_values(one, to);
+      GgufMatrix(one).dequantize(0, to);
+    };
+    table.parts.push_back({opened->second, tensor.data - mapped.data(), end += count, row_bytes, decode});
   }
   return table;
 }

@@ -27,10 +27,7 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::string& path);  // throws Error for a missing, truncated or malformed file
   const CheckpointTensor& tensor(const std::string& name) const;
   const std::map<std::string, CheckpointTensor, std::less<>>& tensors() const { return tensors_; }
-  const std::string& path() const { return file_.path(); }
-  // Where a tensor's bytes are in the file; beyond its end where they are not.
-  size_t offset_of(const std::byte* data) const { return static_cast<size_t>(data - file_.data()); }
-  size_t size() const { return file_.size(); }
+  const MappedFile& mapped() const { return file_; }
 
  private:
   MappedFile file_;
@@ -66,7 +63,7 @@ class Checkpoint {
   // the second of matrices. Throws Error when the tensor's shape is not `shape`.
   std::vector<ManifestValue> parts(const std::string& name, const std::vector<Slice>& shape) const;
 
-  // Tensor `name` [rows, size], of which nothing is read here. Throws Error where it is not whole rows of numbers.
+  // Tensor `name` [rows, size], of which nothing is read here. Throws Error where it is not whole tensors of files.
   StoredTable stored(const std::string& name, int rows, int size) const;
 
   // Where the rows of tensor `name` come from; without runs where it is not made of whole rows.

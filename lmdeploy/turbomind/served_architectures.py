@@ -24,7 +24,7 @@ _OTHERS = {
         "transformers": """AfmoeForCausalLM Cohere2MoeForCausalLM DeciLMForCausalLM ExaoneForCausalLM
             ExaoneMoeForCausalLM Gemma3nForCausalLM GraniteMoeSWAForCausalLM HYV3ForCausalLM InternLM2ForCausalLM
             Jais2ForCausalLM MellumForCausalLM MiniMaxM3ForCausalLM MixtralForCausalLM PaddleOCRTextModel
-            PhimoeForCausalLM XverseForCausalLM"""
+            PhimoeForCausalLM Qwen4ExpForCausalLM XverseForCausalLM"""
     },
 }
 

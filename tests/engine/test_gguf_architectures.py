@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
 
 from lmdeploy.turbomind.gguf.architectures import ARCHITECTURES
 from lmdeploy.turbomind.safetensors_index import read_files
@@ -57,6 +60,8 @@ LAGUNA_LAYERS = {"layer_types": ["full_attention", *["sliding_attention"] * 3]}
 LAGUNA_LAYERS |= {"num_attention_heads_per_layer": [4, 8, 8, 8], "mlp_layer_types": FIRST_DENSE}
 EVERY_SECOND = ["linear_attention", "full_attention"] * 2
 EVERY_EIGHTH = [*["linear_attention"] * 7, "full_attention"]
+QWEN4 = {"ple_layer_ids": [1], "linear_value_head_dim": 16, "indexer_head_dim": 64}
+QWEN4["rope_parameters"] = DEFAULT_ROPE | {"partial_rotary_factor": 0.25}
 # By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": family("Llama 3.1"),
@@ -88,6 +93,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("Qwen3NextForCausalLM", HYBRID_WITH_EXPERTS | {"norm_topk_prob": True}),
     "qwen35": ("Qwen3_5ForCausalLM", HYBRID | WIDE_HEADS),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", HYBRID_WITH_EXPERTS | WIDE_HEADS),
+    "qwen4exp": family("Qwen 4", **QWEN4, **UNTIED, **WIDE_HEADS),
     "lfm2": family("LFM2", conv_bias=False),
     "lfm2moe": family("LFM2 with experts"),
     "mamba": family("Mamba", intermediate_size=64),
@@ -149,6 +155,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepSeek-V3.2", index_head_dim=64, scoring_func="sigmoid", rope_parameters=DEFAULT_ROPE, **UNTIED
     ),
     "glm-dsa": family("GLM-5", index_head_dim=64, **UNTIED),
+    "hy_v4": family("HY4", index_head_dim=64, **UNTIED),
     "mistral4": family("Mistral Small 4", n_group=1, topk_group=1, rope_parameters=DEFAULT_ROPE, **UNTIED),
     "minicpm3": family("MiniCPM3", v_head_dim=8, dim_model_base=256, scale_emb=12, rms_norm_eps=1e-6, **UNTIED),
     "kimi-linear": family("Kimi Linear", rms_norm_eps=1e-6),
@@ -201,6 +208,7 @@ PUBLISHERS = {
     "bailingmoe2": published.ling2,
     "step35": published.step,
     "bailingmoe3": published.ling3,
+    "hy_v4": published.hy4,
     "minimax-m3": published.minimax_m3,
     "minicpm": published.minicpm,
     "paddleocr": published.paddleocr_vl,
@@ -214,12 +222,8 @@ NOT_CONVERTED = {"internlm2"}
 # architectures, are compared with `transformers`.
 BY_TRANSFORMERS = {"gemma3n", "phimoe"}
 BY_TRANSFORMERS |= {"afmoe", "cohere2moe", "deci", "exaone", "exaone-moe", "hy_v3", "jais2", "mellum", "xverse"}
-BY_TRANSFORMERS |= {
-    "minimax-m3",
-    "paddleocr",
-    "qwen3vl",
-    "qwen3vlmoe",
-}  # in llama.cpp a rotation of three axes is rounded more
+# In llama.cpp a rotation of three axes is rounded more, and with a cache in float32 a token sees every block.
+BY_TRANSFORMERS |= {"paddleocr", "qwen3vl", "qwen3vlmoe", "minimax-m3", "qwen4exp"}
 FORWARDS = {"deci": published.decilm_forward}
 # Of these test_gguf_towers.py compares texts, too.
 WITH_TOWERS = {"qwen2vl"}
@@ -263,6 +267,37 @@ def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) 
     with TokenEngine(file) as engine:
         _, native = engine.generate(PROMPT, 1, "all")
     assert relative_error(native, reference) < WITH_CODES
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.BF16, gguf.GGMLQuantizationType.Q4_0], ids=str)
+def test_a_table_of_ngrams_stays_in_its_file_and_is_decoded_by_row(
+    kind: gguf.GGMLQuantizationType, tmp_path: Path
+) -> None:
+    require_llama_cpp()
+    architecture, overrides = CASES["qwen4exp"]
+    source = make_small(tmp_path / "source", architecture, **overrides | {"ple_embed_dim": 128})
+    whole = gguf.GGUFReader(converted(source, tmp_path / "whole.gguf"))
+    file = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen4exp")
+    for field in whole.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            file.add_key_value(field.name, field.contents(), field.types[0], sub_type=field.types[-1])
+    for tensor in whole.tensors:
+        is_table = tensor.name == "per_layer_token_embd.weight"
+        data = quantize(tensor.data, kind) if is_table else tensor.data
+        file.add_tensor(tensor.name, data, raw_dtype=kind if is_table else None)
+        if is_table:
+            rows = torch.from_numpy(dequantize(data, kind).copy())
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    stored = load_file(source / "model.safetensors")
+    shards = sorted(name for name in stored if ".ngram_embedding.shard_" in name)
+    stored |= dict(zip(shards, rows.split([len(stored[name]) for name in shards]), strict=True))
+    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    with TokenEngine(tmp_path / "model.gguf") as engine:
+        _, native = engine.generate(PROMPT, 1, "all")
+    assert relative_error(native, logits_of_transformers(architecture, source)) < 1e-4
 
 
 def test_every_architecture_is_compared() -> None:
@@ -396,6 +431,9 @@ AS_PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "minimax": minimax,
     "minimax_m3": minimax_m3,
     "mistral4": lambda config: {"architectures": ["Mistral3ForConditionalGeneration"]},
+    "qwen4_exp_text": lambda config: {
+        "layer_types": [kind.replace("indexed", "full") for kind in config["layer_types"]]
+    },
     "step3p5": step,
     "phimoe": lambda config: {"architectures": ["PhiMoEForCausalLM"]},
     "qwen": lambda config: {"rms_norm_eps": config["layer_norm_epsilon"]},  # which its converter no longer writes

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "base/error.h"
@@ -18,22 +17,13 @@ namespace {
 // Worth as much of a thread's time as that many elements: a row may come from a disk.
 constexpr int kRowElements = 4096;
 
-template <class T>
-void to_floats(const std::byte* from, int count, float* to) {
-  T number;
-  for (int i = 0; i < count; ++i, from += sizeof(T)) {
-    std::memcpy(&number, from, sizeof(T));
-    to[i] = to_float(number);
-  }
-}
-
 }  // namespace
 
 bool StoredRows::read(int64_t index, float* to) const {
   static thread_local std::vector<std::byte> bytes;
   const Part* part = std::ranges::upper_bound(parts, parts + part_count, index, {}, &Part::end);
   const int64_t row = index - (part == parts ? 0 : part[-1].end);
-  bytes.resize(static_cast<size_t>(size) * byte_size(part->type));
+  bytes.resize(part->row_bytes);
   const auto offset = part->offset + row * static_cast<int64_t>(bytes.size());
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t count = ::pread(part->file, bytes.data() + done, bytes.size() - done,
@@ -41,13 +31,7 @@ bool StoredRows::read(int64_t index, float* to) const {
     if (count <= 0) return false;
     done += static_cast<size_t>(count);
   }
-  if (part->type == DType::kBFloat16) {
-    to_floats<bf16>(bytes.data(), size, to);
-  } else if (part->type == DType::kFloat16) {
-    to_floats<half>(bytes.data(), size, to);
-  } else {
-    std::memcpy(to, bytes.data(), bytes.size());
-  }
+  part->decode(bytes.data(), to);
   return true;
 }
 

@@ -14,6 +14,7 @@ class GgufFile {
  public:
   explicit GgufFile(const std::string& path) : file_(path) {}
 
+  const MappedFile& mapped() const { return file_; }
   // Whether a file begins as GGUF does; false for one that cannot be read.
   static bool is_one(const std::string& path);
   // Tensor of an operation "load": its `type`, `shape` (row-major, [out, in]) and `offset` in bytes from the file's

@@ -28,6 +28,7 @@ class GgufMatrix final : public QuantizedMatrix {
   // no matrix of whole blocks.
   explicit GgufMatrix(CheckpointTensor blocks);
 
+  const CheckpointTensor& tensor() const { return blocks_; }
   int out_features() const override { return out_features_; }
   int in_features() const override { return in_features_; }
   void dequantize(int output, float* destination) const override;

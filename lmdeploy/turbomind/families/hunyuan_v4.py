@@ -37,9 +37,13 @@ def _latent(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the latent attention and the indexer of a layer."""
     engine = latent_tensors(spec, prefix, gate="linear_gate")
     engine["attention.sinks"] = Load(f"{prefix}self_attn.learnable_sink_param", (spec.num_heads,))
-    for name, stored in indexer_tensors(spec, prefix).items():
-        engine[name] = stored if ".heads." in name else _rotated_first(spec, stored)
-    return engine
+    return engine | rotated_indexer(spec, prefix)
+
+
+def rotated_indexer(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the indexer of a layer, if it has one."""
+    found = indexer_tensors(spec, prefix)
+    return {name: x if ".heads." in name else _rotated_first(spec, x) for name, x in found.items()}
 
 
 def _rotated_first(spec: ModelSpec, stored: Expression) -> Expression:
@@ -53,8 +57,9 @@ def _rotated_first(spec: ModelSpec, stored: Expression) -> Expression:
     return reshape(permute(turned, *order), rows, *inputs)
 
 
-def _tensors(spec: ModelSpec) -> dict[str, Expression]:
-    engine = Layout(latent=_latent).tensors(spec)
+def hyper_tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the hyper-connections."""
+    engine: dict[str, Expression] = {}
     count = spec.hyper_connections.count if spec.hyper_connections else 0
     width = count * spec.hidden_size
     sites = {"hyper.": ("model.hc_head.hc_head_", count, 1)}
@@ -69,4 +74,4 @@ def _tensors(spec: ModelSpec) -> dict[str, Expression]:
     return engine
 
 
-FAMILY = Family(("HYV4ForCausalLM",), spec, _tensors)
+FAMILY = Family(("HYV4ForCausalLM",), spec, lambda spec: Layout(latent=_latent).tensors(spec) | hyper_tensors(spec))

@@ -142,7 +142,8 @@ def block_indexer_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]
     size, hidden = indexer.head_dim, spec.hidden_size
     parts = {"queries": ("q_proj", (indexer.num_heads * size, hidden)), "keys": ("k_proj", (size, hidden))}
     norms = {"query_norm": ("q_norm", (size,)), "key_norm": ("k_norm", (size,))}
-    for i in itertools.compress(range(spec.num_layers), indexer.layers):
+    layers = indexer.layers or map(spec.has_attention, range(spec.num_layers))
+    for i in itertools.compress(range(spec.num_layers), layers):
         for name, (stored, shape) in (parts | norms).items():
             loaded = Load(f"{prefix.format(i)}{stored}.weight", shape)
             engine[f"layers.{i}.attention.block_indexer.{name}.weight"] = loaded

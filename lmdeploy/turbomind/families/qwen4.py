@@ -29,12 +29,18 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         attention=dataclasses.replace(plain.attention, block_indexer=indexer),
         recurrence=dataclasses.replace(plain.recurrence, gate=gate) if plain.recurrence else None,
         hyper_connections=HyperConnectionsSpec(config.hc_count, config.hc_lowrank),
-        ngrams=_ngrams(config) if config.ple_layer_ids else None,
+        ngrams=_ngrams(config),
     )
 
 
-def _ngrams(config: Any) -> NgramsSpec:
+def _ngrams(config: Any) -> NgramsSpec | None:
     """Return the n-grams: their hashes follow from a seed, their heads' sizes are primes, one after the other."""
+    given = getattr(config, "ngrams", None) or {}  # of a GGUF file, which has what else is computed
+    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+    if fields:
+        return NgramsSpec(**fields)
+    if not config.ple_layer_ids:
+        return None
     reject_unless(config.vocab_size >= _EXACT_VOCABULARY, f"a hash of a vocabulary below {_EXACT_VOCABULARY}")
     count, heads = len(config.ple_layer_ids), (config.ngram_size - 1) * config.heads_per_ngram
     sizes = tuple(itertools.islice(_primes(config.ngram_vocab_size_base), count * heads))

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.families.gemma import gemma3n_tensors
-from lmdeploy.turbomind.families.layout import Layout, without_norm_weights
+from lmdeploy.turbomind.families.gemma import gemma3n_tensors, gemma4_tensors
+from lmdeploy.turbomind.families.hunyuan_v4 import hyper_tensors
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.qwen4 import FAMILY as QWEN4
 from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, latent, mixtures
+from lmdeploy.turbomind.gguf.layouts import FamilyLayout, WithoutNormWeights
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import EXPERTS, biased_experts, joined_experts
 from lmdeploy.turbomind.gguf.recurrent import (
@@ -25,8 +28,6 @@ from lmdeploy.turbomind.gguf.recurrent import (
     minimax_tensors,
     scan_tensors,
 )
-from lmdeploy.turbomind.manifest import Expression
-from lmdeploy.turbomind.spec import ModelSpec
 
 _LAYOUT = Layout(
     embedding="token_embd",
@@ -73,15 +74,23 @@ _NEMOTRON_H = dataclasses.replace(_MAMBA, mlp_norm="attn_norm")
 _QWEN3_NEXT = dataclasses.replace(_QWEN3_5, recurrence=grouped_delta_tensors)
 
 
-@dataclass(frozen=True)
-class WithoutNormWeights(Layout):
-    """Names of a model with norms without weights."""
-
-    bare: str = "norm.weight"  # end of the engine's names of their weights
-
-    def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
-        """Return the expression of each engine tensor of a model."""
-        return without_norm_weights(super().tensors(spec), self.bare)
+_QWEN4_NAMES = (
+    ("model.hyper_connection_mixer.", "output_hc_"),
+    ("model.layers.", "blk."),
+    ("attn_hyper_connection.", "hc_attn_"),
+    ("mlp_hyper_connection.", "hc_ffn_"),
+    ("_hc_norm", "_norm"),
+    ("input_mix_weight_", ""),
+    ("block_inject_weight", "inject"),
+    (r"blk[.]\d+[.]ple[.]ple_embedding[.]ngram_embedding[.]shard_0", "per_layer_token_embd"),
+    (r"ple[.](\w+?)(_proj)?[.]", r"ple_\1."),
+)
+_HY4_NAMES = (
+    ("model.hc_head.hc_head_", "output_hc_"),
+    ("model.layers.", "blk."),
+    ("hc_attn_layer.hc_pre.hc_", "hc_attn_"),
+    ("hc_mlp_layer.hc_pre.hc_", "hc_ffn_"),
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,12 @@ ARCHITECTURES = {
     "qwen3next": Architecture("Qwen3NextForCausalLM", hybrids.qwen3next, _QWEN3_NEXT, has_whole_norms=True),
     "qwen35": Architecture("Qwen3_5ForCausalLM", hybrids.qwen35, _QWEN3_5, has_whole_norms=True),
     "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", hybrids.qwen35moe, _QWEN3_5, has_whole_norms=True),
+    "qwen4exp": Architecture(
+        "Qwen4ExpForCausalLM",
+        hybrids.qwen4exp,
+        FamilyLayout(**vars(_QWEN3_5), family=QWEN4.tensors, names=_QWEN4_NAMES),
+        has_whole_norms=True,
+    ),
     "lfm2": Architecture("Lfm2ForCausalLM", hybrids.lfm2, _LFM2),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", hybrids.lfm2moe, _LFM2),
     "mamba": Architecture("MambaForCausalLM", hybrids.mamba, _SCAN),
@@ -140,12 +155,16 @@ ARCHITECTURES = {
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, has_whole_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, has_whole_norms=True),
     "gemma3n": Architecture(
-        "Gemma3nForCausalLM", gemma.gemma3n_config, gemma.GemmaLayout(**vars(_LAYOUT), family=gemma3n_tensors)
+        "Gemma3nForCausalLM",
+        gemma.gemma3n_config,
+        FamilyLayout(**vars(_LAYOUT), family=gemma3n_tensors, names=gemma.NAMES),
     ),
     "gemma4": Architecture(
         "Gemma4ForCausalLM",
         gemma.gemma4_config,
-        gemma.GemmaLayout(**vars(dataclasses.replace(_LAYOUT, experts=gemma.gemma4_experts))),
+        FamilyLayout(
+            **vars(dataclasses.replace(_LAYOUT, experts=gemma.gemma4_experts)), family=gemma4_tensors, names=gemma.NAMES
+        ),
     ),
     "phi3": Architecture("Phi3ForCausalLM", configs.phi3, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")),
     "falcon": Architecture("FalconForCausalLM", configs.falcon, _JOINED_QKV),
@@ -199,7 +218,7 @@ ARCHITECTURES = {
     "glm4moe": Architecture("Glm4MoeForCausalLM", mixtures.glm4moe, _LATE_MLP_NORM),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", mixtures.minimax_m2),
     "minimax-m3": Architecture(
-        "MiniMaxM3ForCausalLM", mixtures.minimax_m3, mixtures.BlockIndexed(**vars(_LAYOUT)), has_whole_norms=True
+        "MiniMaxM3ForCausalLM", mixtures.minimax_m3, FamilyLayout(**vars(_LAYOUT)), has_whole_norms=True
     ),
     "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", mixtures.hunyuan_moe),
     "gpt-oss": Architecture(
@@ -209,6 +228,13 @@ ARCHITECTURES = {
     "bailingmoe3": Architecture("BailingHybridForCausalLM", latent.bailingmoe3, _LING3),
     "deepseek32": Architecture("DeepseekV32ForCausalLM", latent.deepseek_v32, _INDEXED),
     "glm-dsa": Architecture("GlmMoeDsaForCausalLM", latent.glm_dsa, _INDEXED),
+    "hy_v4": Architecture(
+        "HYV4ForCausalLM",
+        latent.hy_v4,
+        FamilyLayout(
+            **vars(dataclasses.replace(_LAYOUT, latent=latent.hy4_tensors)), family=hyper_tensors, names=_HY4_NAMES
+        ),
+    ),
     "mistral4": Architecture(
         "Mistral4ForCausalLM", latent.mistral4, dataclasses.replace(_LATENT, experts=joined_experts)
     ),

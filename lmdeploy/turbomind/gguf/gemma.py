@@ -1,20 +1,16 @@
 """Gemma 3n and 4 in GGUF files: configs, and tensors that no other architecture has."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from lmdeploy.turbomind.families import gemma
 from lmdeploy.turbomind.families.experts import moe_of
-from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, windows
 from lmdeploy.turbomind.gguf.metadata import Metadata
-from lmdeploy.turbomind.manifest import Expression, Load, renamed, reshape, rows_of
+from lmdeploy.turbomind.manifest import Expression, Load
 from lmdeploy.turbomind.spec import ModelSpec
 
 # Names of published checkpoints, and GGUF's.
-_NAMES = (
+NAMES = (
     ("model.embed_tokens_per_layer", "per_layer_token_embd"),
     ("model.per_layer_model_projection", "per_layer_model_proj"),
     ("model.per_layer_projection_norm", "per_layer_proj_norm"),
@@ -34,33 +30,6 @@ _NAMES = (
     ("laurel.linear_right", "laurel_r"),
     ("laurel.post_laurel_norm", "laurel_post_norm"),
 )
-
-
-def _stored_name(name: str) -> str:
-    for published, stored in _NAMES:
-        name = name.replace(published, stored)
-    return name
-
-
-@dataclass(frozen=True)
-class GemmaLayout(Layout):
-    """Names of a Gemma whose further tensors are those of a family."""
-
-    # From the spec to the family's engine tensors
-    family: Callable[[ModelSpec], dict[str, Expression]] = gemma.gemma4_tensors
-
-    def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
-        """Return the expression of each engine tensor of a model."""
-        engine = super().tensors(spec)
-        more = {name: expression for name, expression in self.family(spec).items() if name not in engine}
-        engine |= {name: renamed(expression, _stored_name) for name, expression in more.items()}
-        if spec.streams is not None:
-            count, size = spec.streams.count - 1, spec.hidden_size
-            for part, stored in (("make", "altup_proj"), ("read", "altup_unembd_proj")):
-                stack = Load(f"{stored}.weight", (count, size, size))
-                for i in range(count):
-                    engine[f"streams.{part}.{i}.weight"] = reshape(rows_of(stack, i, i + 1), size, size)
-        return engine
 
 
 def gemma4_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

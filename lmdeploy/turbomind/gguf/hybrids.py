@@ -47,6 +47,37 @@ def qwen35moe(metadata: Metadata) -> dict[str, Any]:
     return _gated_delta_with_experts(metadata, "qwen3_5_moe_text")
 
 
+def qwen4exp(metadata: Metadata) -> dict[str, Any]:
+    """Qwen 4 (text); of n-grams, the file has the numbers of their hash."""
+    table, rows = metadata.tensors.get("per_layer_token_embd.weight"), metadata.get("ple.head_vocab_sizes", [])
+    size, heads = metadata.get("ple.ngram_size", 0), metadata.get("ple.heads_per_ngram", 0)
+    if metadata.get("ple.head_offsets", []) != [sum(rows[:head]) for head in range(len(rows))]:
+        raise ValueError("qwen4exp.ple.head_offsets must be the sums of ple.head_vocab_sizes before each head")
+    ngrams = {
+        "layers": metadata.get("ple.layers", []),
+        "size": size,
+        "heads": heads,
+        "width": (size - 1) * heads * metadata.get("embedding_length_per_layer_input", 0),
+        "conv_kernel": metadata.get("ple.conv_kernel"),
+        "end_token": metadata.get("ple.eos_token_id"),
+        "multipliers": [float(number) for number in metadata.get("ple.layer_multipliers", [])],
+        "head_sizes": rows,
+        "table_rows": table.shape[:1] if table else [],
+        "parts": 1,
+    }
+    return _gated_delta_with_experts(metadata, "qwen4_exp_text") | {
+        "hc_count": metadata.need("hyper_connection.count"),
+        "hc_lowrank": metadata.need("hyper_connection.low_rank"),
+        "indexer_budget": metadata.need("attention.indexer.top_k"),
+        "indexer_n_heads": metadata.need("attention.indexer.head_count"),
+        "indexer_head_dim": metadata.need("attention.indexer.key_length"),
+        "indexer_compress_ratio": max(metadata.need("attention.compress_ratios")),
+        "output_gate_type": "sigmoid",  # fixed by llama.cpp
+        "ngrams": ngrams if ngrams["layers"] else None,
+        "ple_layer_ids": [],
+    }
+
+
 def _layers_without_attention(metadata: Metadata) -> list[bool]:
     """Return which layers have no key/value heads, and leave the number of those of the others."""
     counts = metadata.need("attention.head_count_kv")

@@ -5,7 +5,7 @@ That of keys is then transposed.
 
 from typing import Any
 
-from lmdeploy.turbomind.families import latent
+from lmdeploy.turbomind.families import hunyuan_v4, latent
 from lmdeploy.turbomind.families.deepseek import indexer_tensors
 from lmdeploy.turbomind.gguf.configs import common
 from lmdeploy.turbomind.gguf.metadata import Metadata
@@ -79,13 +79,24 @@ def joined_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
 
 def indexed_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a layer with sparse attention, with those of its indexer where it has one."""
+    return latent_tensors(spec, prefix) | _indexer(indexer_tensors(spec, prefix), prefix)
 
+
+def hy4_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the same of HY4, with a gate and sinks."""
+    mla, indexer = spec.attention.mla, hunyuan_v4.rotated_indexer(spec, prefix)
+    assert mla is not None
+    gate = Load(f"{prefix}attn_gate.weight", (spec.num_heads * mla.value_dim, spec.hidden_size))
+    more = {"attention.gate.weight": gate, "attention.sinks": Load(f"{prefix}attn_sinks.weight", (spec.num_heads,))}
+    return latent_tensors(spec, prefix) | _indexer(indexer, prefix) | more
+
+
+def _indexer(tensors: dict[str, Expression], prefix: str) -> dict[str, Expression]:
     def stored(name: str) -> str:
         published, suffix = name.removeprefix(f"{prefix}self_attn.indexer.").rsplit(".", 1)
         return f"{prefix}indexer.{_INDEXER[published]}.{suffix}"
 
-    indexer = {name: renamed(whole, stored) for name, whole in indexer_tensors(spec, prefix).items()}
-    return latent_tensors(spec, prefix) | indexer
+    return {name: renamed(whole, stored) for name, whole in tensors.items()}
 
 
 def _latent(metadata: Metadata, model_type: str) -> dict[str, Any]:
@@ -141,6 +152,17 @@ def glm_dsa(metadata: Metadata) -> dict[str, Any]:
     chooses = metadata.get("attention.indexer.types", [True] * (metadata.layer_count or 0))
     kinds = ["full" if choosing else "shared" for choosing in chooses[: metadata.layer_count]]
     return deepseek_v32(metadata) | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
+
+
+def hy_v4(metadata: Metadata) -> dict[str, Any]:
+    """HY4; only routed experts have limits, all the same."""
+    return glm_dsa(metadata) | {
+        "model_type": "hy_v4",
+        "hc_mult": metadata.need("hyper_connection.count"),
+        "hc_eps": metadata.need("hyper_connection.epsilon"),
+        "hc_magnitude": metadata.need("hyper_connection.magnitude"),
+        "swiglu_limit": max(metadata.get("swiglu_clamp_exp", [0.0])),
+    }
 
 
 def mistral4(metadata: Metadata) -> dict[str, Any]:

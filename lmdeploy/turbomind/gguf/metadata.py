@@ -22,11 +22,10 @@ _REDUNDANT = {
 # Of other keys, those that begin so change what a model computes.
 _COMPUTED = ("attention.", "expert", "rope.", "ssm.")
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
-_WITH_SIGMOID = {
-    "afmoe", "bailingmoe2", "bailingmoe3", "cohere2moe", "deepseek32", "dots1", "exaone-moe", "glm-dsa", "glm4moe",
-    "hy_v3", "kimi-linear", "laguna", "lfm2moe", "llama4", "mimo2", "minimax-m2", "minimax-m3", "nemotron_h_moe",
-    "step35",
-}  # fmt: skip
+_WITH_SIGMOID = set(
+    """afmoe bailingmoe2 bailingmoe3 cohere2moe deepseek32 dots1 exaone-moe glm-dsa glm4moe hy_v3 hy_v4 kimi-linear
+    laguna lfm2moe llama4 mimo2 minimax-m2 minimax-m3 nemotron_h_moe step35""".split()
+)
 
 
 @dataclass(frozen=True)

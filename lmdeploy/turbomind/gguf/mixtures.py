@@ -1,11 +1,8 @@
 """Mixtures of experts in GGUF files: names of experts, and configs from metadata."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
-from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.minimax import block_indexer_tensors
 from lmdeploy.turbomind.gguf import configs
 from lmdeploy.turbomind.gguf.configs import (
     FULL,
@@ -45,15 +42,6 @@ def granite_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     size, hidden = moe_of(spec).shared_intermediate_size, spec.hidden_size
     shared = {"moe.shared.gate_up.weight": Load(f"{prefix}ffn_up_shexp.weight", (2 * size, hidden))} if size else {}
     return joined_experts(spec, prefix) | shared
-
-
-@dataclass(frozen=True)
-class BlockIndexed(Layout):
-    """Names of a model whose heads choose blocks of tokens by index heads, in some layers."""
-
-    def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
-        """Return the expression of each engine tensor of a model."""
-        return super().tensors(spec) | block_indexer_tensors(spec, self.layer + "indexer.")
 
 
 def biased_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

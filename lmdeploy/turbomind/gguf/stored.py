@@ -71,8 +71,8 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
     architecture = architecture_of(name)
 
     def stored(load: Load) -> Expression:
-        if load.name not in index.tensors and load.name.removesuffix(".weight") in index.tensors:  # of Falcon-H1
-            load = dataclasses.replace(load, name=load.name.removesuffix(".weight"))
+        names = (load.name, load.name.removesuffix(".weight"), f"{load.name}.weight")  # of Falcon-H1 and HY4
+        load = dataclasses.replace(load, name=next((name for name in names if name in index.tensors), load.name))
         found = index.tensors.get(load.name)
         if found is not None and found.shape != load.shape and _without_ones(found.shape) == _without_ones(load.shape):
             return reshape(dataclasses.replace(load, shape=found.shape), *load.shape)
