@@ -15,6 +15,7 @@ from lmdeploy.turbomind.families.hunyuan_v4 import hyper_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.qwen4 import FAMILY as QWEN4
 from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, latent, mixtures
+from lmdeploy.turbomind.gguf.configs import plain
 from lmdeploy.turbomind.gguf.layouts import FamilyLayout, WithoutNormWeights
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import EXPERTS, biased_experts, joined_experts
@@ -121,9 +122,9 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", configs.llama, is_turned=True),
     "exaone": Architecture("ExaoneForCausalLM", configs.exaone),
-    "xverse": Architecture("XverseForCausalLM", configs.xverse, is_turned=True),
+    "xverse": Architecture("XverseForCausalLM", plain("xverse", configs.mlp_bias), is_turned=True),
     "deci": Architecture("DeciLMForCausalLM", configs.deci, is_turned=True),
-    "jais2": Architecture("Jais2ForCausalLM", configs.jais2),
+    "jais2": Architecture("Jais2ForCausalLM", plain("jais2", configs.squared, eps="layer_norm_eps")),
     "mistral3": Architecture("Ministral3ForCausalLM", configs.mistral3, is_turned=True),
     "internlm2": Architecture("InternLM2ForCausalLM", configs.internlm2, is_turned=True),
     "qwen2": Architecture("Qwen2ForCausalLM", configs.qwen2),
@@ -133,17 +134,23 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
     "qwen3vl": Architecture("Qwen3ForCausalLM", configs.qwen3),
     "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
-    "qwen3next": Architecture("Qwen3NextForCausalLM", hybrids.qwen3next, _QWEN3_NEXT, has_whole_norms=True),
-    "qwen35": Architecture("Qwen3_5ForCausalLM", hybrids.qwen35, _QWEN3_5, has_whole_norms=True),
-    "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", hybrids.qwen35moe, _QWEN3_5, has_whole_norms=True),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM", plain("qwen3_next", hybrids.gated_delta_experts), _QWEN3_NEXT, has_whole_norms=True
+    ),
+    "qwen35": Architecture(
+        "Qwen3_5ForCausalLM", plain("qwen3_5_text", hybrids.gated_delta), _QWEN3_5, has_whole_norms=True
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM", plain("qwen3_5_moe_text", hybrids.gated_delta_experts), _QWEN3_5, has_whole_norms=True
+    ),
     "qwen4exp": Architecture(
         "Qwen4ExpForCausalLM",
-        hybrids.qwen4exp,
+        plain("qwen4_exp_text", hybrids.qwen4exp),
         FamilyLayout(**vars(_QWEN3_5), family=QWEN4.tensors, names=_QWEN4_NAMES),
         has_whole_norms=True,
     ),
-    "lfm2": Architecture("Lfm2ForCausalLM", hybrids.lfm2, _LFM2),
-    "lfm2moe": Architecture("Lfm2MoeForCausalLM", hybrids.lfm2moe, _LFM2),
+    "lfm2": Architecture("Lfm2ForCausalLM", plain("lfm2", hybrids.lfm2), _LFM2),
+    "lfm2moe": Architecture("Lfm2MoeForCausalLM", plain("lfm2_moe", hybrids.lfm2moe), _LFM2),
     "mamba": Architecture("MambaForCausalLM", hybrids.mamba, _SCAN),
     "jamba": Architecture("JambaForCausalLM", hybrids.jamba, _SCAN),
     "mamba2": Architecture("Mamba2ForCausalLM", hybrids.mamba2, _MAMBA),
@@ -151,7 +158,7 @@ ARCHITECTURES = {
     "falcon-h1": Architecture("FalconH1ForCausalLM", hybrids.falcon_h1, _MAMBA),
     "nemotron_h": Architecture("NemotronHForCausalLM", hybrids.nemotron_h, _NEMOTRON_H),
     "nemotron_h_moe": Architecture("NemotronHForCausalLM", hybrids.nemotron_h_moe, _NEMOTRON_H),
-    "gemma": Architecture("GemmaForCausalLM", configs.gemma, has_whole_norms=True),
+    "gemma": Architecture("GemmaForCausalLM", plain("gemma", hidden_act="gelu_pytorch_tanh"), has_whole_norms=True),
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, has_whole_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, has_whole_norms=True),
     "gemma3n": Architecture(
@@ -169,28 +176,36 @@ ARCHITECTURES = {
     "phi3": Architecture("Phi3ForCausalLM", configs.phi3, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")),
     "falcon": Architecture("FalconForCausalLM", configs.falcon, _JOINED_QKV),
     "starcoder2": Architecture("Starcoder2ForCausalLM", configs.starcoder2),
-    "olmo2": Architecture("Olmo2ForCausalLM", configs.olmo2),
+    "olmo2": Architecture("Olmo2ForCausalLM", plain("olmo2")),
     "exaone4": Architecture("Exaone4ForCausalLM", configs.exaone4),
     "seed_oss": Architecture("SeedOssForCausalLM", configs.seed_oss, _LATE_MLP_NORM),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", configs.ernie4_5),
     "paddleocr": Architecture("PaddleOCRTextModel", configs.paddleocr),
     "command-r": Architecture("CohereForCausalLM", configs.command_r),
-    "phi2": Architecture("PhiForCausalLM", configs.phi2),
+    "phi2": Architecture(
+        "PhiForCausalLM", plain("phi", eps="layer_norm_eps", hidden_act="gelu_new", qk_layernorm=False)
+    ),
     "stablelm": Architecture("StableLmForCausalLM", configs.stablelm),
     "cohere2": Architecture("Cohere2ForCausalLM", configs.cohere2),
-    "granite": Architecture("GraniteForCausalLM", configs.granite, is_turned=True),
+    "granite": Architecture(
+        "GraniteForCausalLM", plain("granite", configs.mlp_bias, configs.multipliers), is_turned=True
+    ),
     "granite_swa": Architecture("GraniteSWAForCausalLM", mixtures.granite_swa, _GRANITE_SWA, is_turned=True),
-    "arcee": Architecture("ArceeForCausalLM", configs.arcee, is_turned=True),
+    "arcee": Architecture("ArceeForCausalLM", plain("arcee", configs.squared), is_turned=True),
     "smollm3": Architecture("SmolLM3ForCausalLM", configs.smollm3, is_turned=True),
-    "glm4": Architecture("Glm4ForCausalLM", configs.glm4, dataclasses.replace(_LAYOUT, gate_up="ffn_up")),
+    "glm4": Architecture("Glm4ForCausalLM", plain("glm4"), dataclasses.replace(_LAYOUT, gate_up="ffn_up")),
     "chatglm": Architecture("GlmForCausalLM", configs.chatglm, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")),
-    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", configs.hunyuan_dense),
-    "nemotron": Architecture("NemotronForCausalLM", configs.nemotron, has_whole_norms=True),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", plain("hunyuan_v1_dense")),
+    "nemotron": Architecture(
+        "NemotronForCausalLM", plain("nemotron", configs.squared, eps="norm_eps"), has_whole_norms=True
+    ),
     "gptneox": Architecture("GPTNeoXForCausalLM", configs.gptneox, _JOINED_QKV),
     "gpt2": Architecture("GPT2LMHeadModel", configs.gpt2, _JOINED_QKV),
     "starcoder": Architecture("GPTBigCodeForCausalLM", configs.gpt2, _JOINED_QKV),
     "bloom": Architecture("BloomForCausalLM", configs.bloom, _JOINED_QKV),
-    "apertus": Architecture("ApertusForCausalLM", configs.apertus, _APERTUS, numbers=configs.xielu),
+    "apertus": Architecture(
+        "ApertusForCausalLM", plain("apertus", hidden_act="xielu"), _APERTUS, numbers=configs.xielu
+    ),
     "baichuan": Architecture("BaichuanForCausalLM", configs.baichuan, is_turned=True),
     "qwen": Architecture("QWenLMHeadModel", configs.qwen, _JOINED_QKV),
     "mpt": Architecture("MptForCausalLM", configs.mpt, _JOINED_QKV),
@@ -206,7 +221,7 @@ ARCHITECTURES = {
     "olmoe": Architecture("OlmoeForCausalLM", mixtures.olmoe),
     "granitemoe": Architecture("GraniteMoeSharedForCausalLM", mixtures.granitemoe, is_turned=True),
     "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", mixtures.ernie4_5_moe),
-    "deepseek": Architecture("DeepseekForCausalLM", mixtures.deepseek, is_turned=True),
+    "deepseek": Architecture("DeepseekForCausalLM", plain("deepseek", mixtures.deepseek_experts), is_turned=True),
     "bailingmoe": Architecture("BailingMoeForCausalLM", mixtures.bailingmoe, is_turned=True),
     "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", mixtures.bailingmoe, _JOINED_QKV),
     "exaone-moe": Architecture("ExaoneMoeForCausalLM", mixtures.exaone_moe),
@@ -214,7 +229,7 @@ ARCHITECTURES = {
     "hy_v3": Architecture("HYV3ForCausalLM", mixtures.hy_v3, _HY3),
     "mellum": Architecture("MellumForCausalLM", mixtures.mellum),
     "cohere2moe": Architecture("Cohere2MoeForCausalLM", mixtures.cohere2moe),
-    "dots1": Architecture("Dots1ForCausalLM", mixtures.dots1),
+    "dots1": Architecture("Dots1ForCausalLM", plain("dots1", mixtures.deepseek_experts, sliding_window=None)),
     "glm4moe": Architecture("Glm4MoeForCausalLM", mixtures.glm4moe, _LATE_MLP_NORM),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", mixtures.minimax_m2),
     "minimax-m3": Architecture(
@@ -270,7 +285,7 @@ GRANITE_SWA_MOE = "granite_swa with experts"
 CLASSIFIER = "bert with a classifier"
 _ALL = {
     **ARCHITECTURES,
-    MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True),
+    MIXTRAL: Architecture("MixtralForCausalLM", plain("mixtral", sliding_window=None), is_turned=True),
     OLMO3: Architecture("Olmo3ForCausalLM", configs.olmo3),
     DEEPSEEK_V2: Architecture("DeepseekV2ForCausalLM", latent.deepseek_v2, _LATENT),
     FALCON_MAMBA: Architecture("FalconMambaForCausalLM", hybrids.mamba, _SCAN),

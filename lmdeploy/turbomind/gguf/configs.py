@@ -4,13 +4,14 @@ What a key means: github.com/ggml-org/ggml, docs/gguf.md. What metadata do not c
 (``src/llama-model.cpp``, ``load_hparams``) is said where it is filled in.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.gguf.metadata import Metadata
 
 # Of architectures that also have models without.
-_WITHOUT_EXPERTS = "llama qwen2 qwen3 gemma gemma2 gemma3_text phi3 falcon starcoder2 cohere".split()
+_WITHOUT_EXPERTS = "llama arcee granite xverse qwen2 qwen3 gemma gemma2 gemma3_text phi3 falcon starcoder2 cohere".split()
 FULL, SLIDING = "full_attention", "sliding_attention"
 _LAYERS_WITH_ALIBI = 40  # of Baichuan
 
@@ -109,22 +110,38 @@ def partial_rotation(metadata: Metadata) -> dict[str, float]:
     return {"partial_rotary_factor": turning / head_dim}
 
 
-def llama(metadata: Metadata) -> dict[str, Any]:
-    """Llama, and Mistral, whose files name the same architecture."""
-    return common(metadata, "llama") | {
-        "mlp_bias": metadata.has("blk.0.ffn_down.bias"),
-    }
+Config = Callable[[Metadata], dict[str, Any]]
+
+
+def plain(model_type: str, *parts: Config, eps: str = "rms_norm_eps", **fields: Any) -> Config:
+    """Return what makes the config of an architecture: the fields that most have, those of parts, and others."""
+
+    def config(metadata: Metadata) -> dict[str, Any]:
+        found = common(metadata, model_type, eps)
+        for part in parts:
+            found |= part(metadata)
+        return found | fields
+
+    return config
+
+
+def mlp_bias(metadata: Metadata) -> dict[str, Any]:
+    """Return whether an MLP has biases."""
+    return {"mlp_bias": metadata.has("blk.0.ffn_down.bias")}
+
+
+def squared(metadata: Metadata) -> dict[str, Any]:
+    """Return the fields of an MLP of squared ReLU."""
+    return {"hidden_act": "relu2", "mlp_bias": metadata.has("blk.0.ffn_up.bias")}
+
+
+llama = plain("llama", mlp_bias)  # and Mistral, whose files name the same architecture
 
 
 def exaone(metadata: Metadata) -> dict[str, Any]:
     """EXAONE 3 and 3.5, also in the names of its published config."""
     fields = llama(metadata) | {"model_type": "exaone", "activation_function": "silu"}
     return fields | {"num_layers": fields["num_hidden_layers"], "layer_norm_epsilon": fields["rms_norm_eps"]}
-
-
-def xverse(metadata: Metadata) -> dict[str, Any]:
-    """XVERSE."""
-    return llama(metadata) | {"model_type": "xverse"}
 
 
 def deci(metadata: Metadata) -> dict[str, Any]:
@@ -145,25 +162,12 @@ def deci(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def jais2(metadata: Metadata) -> dict[str, Any]:
-    """Jais 2."""
-    return common(metadata, "jais2", "layer_norm_eps") | {
-        "hidden_act": "relu2",
-        "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
-    }
-
-
 def mistral3(metadata: Metadata) -> dict[str, Any]:
     """Ministral 3 and Devstral Small 2: queries grow with their position."""
     fields = llama(metadata) | {"model_type": "ministral3"}
     if beta := metadata.get("attention.temperature_scale"):
         fields["rope_parameters"] |= {"llama_4_scaling_beta": beta}
     return fields
-
-
-def mixtral(metadata: Metadata) -> dict[str, Any]:
-    """Mixtral, whose files name Llama's architecture."""
-    return common(metadata, "mixtral") | {"sliding_window": None}
 
 
 def internlm2(metadata: Metadata) -> dict[str, Any]:
@@ -224,11 +228,6 @@ def qwen3(metadata: Metadata) -> dict[str, Any]:
         "use_sliding_window": False,
         "attention_bias": has_bias,
     }
-
-
-def gemma(metadata: Metadata) -> dict[str, Any]:
-    """Gemma 1."""
-    return common(metadata, "gemma") | {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def _gemma_scale(metadata: Metadata, layers_of_27b: int) -> Any:
@@ -331,14 +330,9 @@ def minicpm(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def olmo2(metadata: Metadata) -> dict[str, Any]:
-    """OLMo 2."""
-    return common(metadata, "olmo2")
-
-
 def olmo3(metadata: Metadata) -> dict[str, Any]:
     """OLMo 3: layers with a window rotate without YaRN."""
-    return olmo2(metadata) | {"model_type": "olmo3"} | with_windows(metadata)
+    return common(metadata, "olmo3") | with_windows(metadata)
 
 
 def with_windows(metadata: Metadata) -> dict[str, Any]:
@@ -413,12 +407,6 @@ def command_r(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def phi2(metadata: Metadata) -> dict[str, Any]:
-    """Phi-1, 1.5 and 2."""
-    fields = common(metadata, "phi", "layer_norm_eps")
-    return fields | {"hidden_act": "gelu_new", "qk_layernorm": False}
-
-
 def stablelm(metadata: Metadata) -> dict[str, Any]:
     """StableLM."""
     fields = common(metadata, "stablelm", "layer_norm_eps")
@@ -439,48 +427,15 @@ def multipliers(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def granite(metadata: Metadata) -> dict[str, Any]:
-    """Granite."""
-    return llama(metadata) | {"model_type": "granite"} | multipliers(metadata)
-
-
-def arcee(metadata: Metadata) -> dict[str, Any]:
-    """Arcee (AFM): a plain MLP."""
-    return llama(metadata) | {
-        "model_type": "arcee",
-        "hidden_act": "relu2",
-        "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
-    }
-
-
 def smollm3(metadata: Metadata) -> dict[str, Any]:
     """SmolLM3: the last of four layers does not rotate."""
     rotates = [int(bool((layer + 1) % 4)) for layer in range(metadata.layer_count or 0)]
     return llama(metadata) | {"model_type": "smollm3", "no_rope_layers": rotates}
 
 
-def glm4(metadata: Metadata) -> dict[str, Any]:
-    """GLM-4-0414."""
-    return common(metadata, "glm4")
-
-
 def chatglm(metadata: Metadata) -> dict[str, Any]:
     """ChatGLM3, GLM-4-9B and CodeGeeX4, in the names that `transformers` has for them."""
     return common(metadata, "glm") | {"attention_bias": metadata.has("blk.0.attn_qkv.bias")}
-
-
-def hunyuan_dense(metadata: Metadata) -> dict[str, Any]:
-    """Hunyuan without experts; the base of its rotation has the factor of the longest context already."""
-    return common(metadata, "hunyuan_v1_dense")
-
-
-def nemotron(metadata: Metadata) -> dict[str, Any]:
-    """Nemotron-4 and Minitron."""
-    fields = common(metadata, "nemotron", "norm_eps")
-    return fields | {
-        "hidden_act": "relu2",
-        "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
-    }
 
 
 def gptneox(metadata: Metadata) -> dict[str, Any]:
@@ -535,11 +490,6 @@ def mpt(metadata: Metadata) -> dict[str, Any]:
             "softmax_scale": None,
         },
     }
-
-
-def apertus(metadata: Metadata) -> dict[str, Any]:
-    """Apertus."""
-    return common(metadata, "apertus") | {"hidden_act": "xielu"}
 
 
 def xielu(metadata: Metadata) -> dict[str, list[float]]:

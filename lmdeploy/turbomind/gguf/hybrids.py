@@ -8,13 +8,12 @@ from lmdeploy.turbomind.gguf.metadata import Metadata
 _LINEAR = "linear_attention"
 
 
-def _gated_delta(metadata: Metadata, model_type: str) -> dict[str, Any]:
-    """Return the fields of Qwen3-Next and Qwen3.5; every fourth layer has attention unless the file says which do."""
-    fields = common(metadata, model_type)
+def gated_delta(metadata: Metadata) -> dict[str, Any]:
+    """Qwen3-Next and Qwen3.5; every fourth layer has attention unless the file says which do."""
     layers, heads = metadata.layer_count or 0, metadata.need("ssm.time_step_rank")
     period = metadata.get("full_attention_interval", 4)
     recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % period) for layer in range(layers)])
-    return fields | {
+    return {
         "layer_types": [_LINEAR if is_recurrent else FULL for is_recurrent in recurrent[:layers]],
         "linear_num_value_heads": heads,
         "linear_num_key_heads": metadata.need("ssm.group_count"),
@@ -24,27 +23,13 @@ def _gated_delta(metadata: Metadata, model_type: str) -> dict[str, Any]:
     }
 
 
-def _gated_delta_with_experts(metadata: Metadata, model_type: str) -> dict[str, Any]:
-    fields = _gated_delta(metadata, model_type) | qwen_experts(metadata, normalizes=True)
-    fields["intermediate_size"] = fields["intermediate_size"] or fields["moe_intermediate_size"]
+def gated_delta_experts(metadata: Metadata) -> dict[str, Any]:
+    """The same with experts."""
+    fields = gated_delta(metadata) | qwen_experts(metadata, normalizes=True)
     shared = metadata.tensors.get("blk.0.ffn_up_shexp.weight")
     size = metadata.get("expert_shared_feed_forward_length", shared.shape[0] if shared else None)
-    return fields | {"shared_expert_intermediate_size": size}
-
-
-def qwen3next(metadata: Metadata) -> dict[str, Any]:
-    """Qwen3-Next."""
-    return _gated_delta_with_experts(metadata, "qwen3_next")
-
-
-def qwen35(metadata: Metadata) -> dict[str, Any]:
-    """Qwen3.5 (text)."""
-    return _gated_delta(metadata, "qwen3_5_text")
-
-
-def qwen35moe(metadata: Metadata) -> dict[str, Any]:
-    """Qwen3.5 with experts (text)."""
-    return _gated_delta_with_experts(metadata, "qwen3_5_moe_text")
+    dense = metadata.get("feed_forward_length") or fields["moe_intermediate_size"]
+    return fields | {"intermediate_size": dense, "shared_expert_intermediate_size": size}
 
 
 def qwen4exp(metadata: Metadata) -> dict[str, Any]:
@@ -65,7 +50,7 @@ def qwen4exp(metadata: Metadata) -> dict[str, Any]:
         "table_rows": table.shape[:1] if table else [],
         "parts": 1,
     }
-    return _gated_delta_with_experts(metadata, "qwen4_exp_text") | {
+    return gated_delta_experts(metadata) | {
         "hc_count": metadata.need("hyper_connection.count"),
         "hc_lowrank": metadata.need("hyper_connection.low_rank"),
         "indexer_budget": metadata.need("attention.indexer.top_k"),
@@ -89,10 +74,10 @@ def _key_value_heads(metadata: Metadata) -> int:
     return max(counts) if isinstance(counts, list) else int(counts)
 
 
-def _lfm2(metadata: Metadata, model_type: str) -> dict[str, Any]:
-    fields = common(metadata, model_type)
-    return fields | {
-        "norm_eps": fields["rms_norm_eps"],
+def lfm2(metadata: Metadata) -> dict[str, Any]:
+    """LFM2."""
+    return {
+        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
         "num_key_value_heads": _key_value_heads(metadata),
         "layer_types": ["conv" if bare else FULL for bare in _layers_without_attention(metadata)],
         "conv_L_cache": metadata.need("shortconv.l_cache"),
@@ -101,14 +86,9 @@ def _lfm2(metadata: Metadata, model_type: str) -> dict[str, Any]:
     }
 
 
-def lfm2(metadata: Metadata) -> dict[str, Any]:
-    """LFM2."""
-    return _lfm2(metadata, "lfm2")
-
-
 def lfm2moe(metadata: Metadata) -> dict[str, Any]:
     """LFM2 with experts."""
-    return _lfm2(metadata, "lfm2_moe") | {
+    return lfm2(metadata) | {
         "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
         "num_dense_layers": metadata.get("leading_dense_block_count", 0),
         "norm_topk_prob": True,

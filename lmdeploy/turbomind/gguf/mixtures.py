@@ -224,16 +224,6 @@ def cohere2moe(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def dots1(metadata: Metadata) -> dict[str, Any]:
-    """dots.llm1."""
-    return common(metadata, "dots1") | {"sliding_window": None} | deepseek_experts(metadata)
-
-
-def deepseek(metadata: Metadata) -> dict[str, Any]:
-    """DeepSeek-MoE 16B."""
-    return common(metadata, "deepseek") | deepseek_experts(metadata)
-
-
 def bailingmoe(metadata: Metadata) -> dict[str, Any]:
     """Ling and Ring with experts, version 1 and 2."""
     fields = common(metadata, metadata.architecture) | deepseek_experts(metadata)
