@@ -7,6 +7,7 @@ queries and keys, so that neighbours turn together; Gemma's norms have their 1 a
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
@@ -66,7 +67,9 @@ _APERTUS = dataclasses.replace(_LAYOUT, xielu="xielu")
 _GRANITE_SWA = dataclasses.replace(_LAYOUT, experts=mixtures.granite_experts)
 _INDEXED = dataclasses.replace(_LAYOUT, latent=latent.indexed_tensors)
 _KIMI_LINEAR = dataclasses.replace(_LATENT, recurrence=kimi_delta_tensors)
-_LING3 = dataclasses.replace(_LAYOUT, latent=latent.gated_tensors, recurrence=ling_delta_tensors)
+_LING3 = dataclasses.replace(
+    _LAYOUT, latent=partial(latent.latent_tensors, gate="gate", by_head=True), recurrence=ling_delta_tensors
+)
 _QWEN3_5 = dataclasses.replace(_LATE_MLP_NORM, recurrence=gated_delta_tensors)
 _LFM2 = dataclasses.replace(_LAYOUT, final_norm="token_embd_norm", recurrence=convolution_tensors)
 _MAMBA = dataclasses.replace(_LAYOUT, recurrence=mamba_tensors)

@@ -11,7 +11,9 @@ from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.gguf.metadata import Metadata
 
 # Of architectures that also have models without.
-_WITHOUT_EXPERTS = "llama arcee granite xverse qwen2 qwen3 gemma gemma2 gemma3_text phi3 falcon starcoder2 cohere".split()
+_WITHOUT_EXPERTS = (
+    "llama arcee granite xverse qwen2 qwen3 gemma gemma2 gemma3_text phi3 falcon starcoder2 cohere".split()
+)
 FULL, SLIDING = "full_attention", "sliding_attention"
 _LAYERS_WITH_ALIBI = 40  # of Baichuan
 

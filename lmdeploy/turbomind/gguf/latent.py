@@ -10,7 +10,7 @@ from lmdeploy.turbomind.families.deepseek import indexer_tensors
 from lmdeploy.turbomind.gguf.configs import common
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import deepseek_experts
-from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, renamed, repeated_rows, reshape
+from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, renamed, reshape
 from lmdeploy.turbomind.spec import ModelSpec
 
 # Published names, and GGUF's.
@@ -23,48 +23,23 @@ _JOINED = {
     "q_b_proj": "attn_q_b",
     "q_proj": "attn_q",
     "o_proj": "attn_output",
+    "gate": "attn_gate",
 }
 _INDEXER = {"wq_b": "attn_q_b", "wk": "attn_k", "k_norm": "k_norm", "weights_proj": "proj"}
 
 
-def latent_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the engine tensors of the latent attention of a layer whose tensors begin with ``prefix``."""
-    mla, heads, hidden = spec.attention.mla, spec.num_heads, spec.hidden_size
+def latent_tensors(spec: ModelSpec, prefix: str, gate: str = "", *, by_head: bool = False) -> dict[str, Expression]:
+    """Return the engine tensors of the latent attention of a layer; ``gate`` as the families' function has it."""
+    mla, heads = spec.attention.mla, spec.num_heads
     assert mla is not None
-    queries = heads * (mla.nope_dim + mla.rope_dim)
-
-    def load(name: str, *shape: int) -> Expression:
-        return Load(f"{prefix}{name}.weight", shape)
-
-    keys = permute(load("attn_k_b", heads, mla.kv_rank, mla.nope_dim), 2, 0, 1)
-    values = permute(load("attn_v_b", heads, mla.value_dim, mla.kv_rank), 1, 0, 2)
+    keys = permute(Load(f"{prefix}attn_k_b.weight", (heads, mla.kv_rank, mla.nope_dim)), 2, 0, 1)
+    values = permute(Load(f"{prefix}attn_v_b.weight", (heads, mla.value_dim, mla.kv_rank)), 1, 0, 2)
     both = permute(concat(keys, values), 1, 0, 2)
-    engine = {
-        "kv_down": load("attn_kv_a_mqa", mla.kv_rank + mla.rope_dim, hidden),
-        "kv_down_norm": load("attn_kv_a_norm", mla.kv_rank),
-        "kv_up": reshape(both, heads * (mla.nope_dim + mla.value_dim), mla.kv_rank),
-        "o": load("attn_output", hidden, heads * mla.value_dim),
-    }
-    if mla.q_rank:
-        engine |= {
-            "q_down": load("attn_q_a", mla.q_rank, hidden),
-            "q_down_norm": load("attn_q_a_norm", mla.q_rank),
-            "q_up": load("attn_q_b", queries, mla.q_rank),
-        }
-    else:
-        engine["q"] = load("attn_q", queries, hidden)
-    return {f"attention.{name}.weight": expression for name, expression in engine.items()}
+    up = reshape(both, heads * (mla.nope_dim + mla.value_dim), mla.kv_rank)
+    return joined_tensors(spec, prefix, gate, by_head=by_head) | {"attention.kv_up.weight": up}
 
 
-def gated_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the engine tensors of latent attention with a gate for each head (Ling 3.0)."""
-    mla = spec.attention.mla
-    assert mla is not None
-    gate = Load(f"{prefix}attn_gate.weight", (spec.num_heads, spec.hidden_size))
-    return latent_tensors(spec, prefix) | {"attention.gate.weight": repeated_rows(gate, mla.value_dim)}
-
-
-def joined_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+def joined_tensors(spec: ModelSpec, prefix: str, gate: str = "", *, by_head: bool = False) -> dict[str, Expression]:
     """Return the engine tensors of a layer whose projection out of the latent is one matrix.
 
     That is so in MiniCPM3's files, and in DeepSeek's of before April 2025.
@@ -74,7 +49,8 @@ def joined_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         published, suffix = name.removeprefix(f"{prefix}self_attn.").rsplit(".", 1)
         return f"{prefix}{_JOINED[published]}.{suffix}"
 
-    return {name: renamed(whole, stored) for name, whole in latent.latent_tensors(spec, prefix).items()}
+    tensors = latent.latent_tensors(spec, prefix, gate=gate, by_head=by_head)
+    return {name: renamed(whole, stored) for name, whole in tensors.items()}
 
 
 def indexed_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -84,11 +60,9 @@ def indexed_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
 
 def hy4_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the same of HY4, with a gate and sinks."""
-    mla, indexer = spec.attention.mla, hunyuan_v4.rotated_indexer(spec, prefix)
-    assert mla is not None
-    gate = Load(f"{prefix}attn_gate.weight", (spec.num_heads * mla.value_dim, spec.hidden_size))
-    more = {"attention.gate.weight": gate, "attention.sinks": Load(f"{prefix}attn_sinks.weight", (spec.num_heads,))}
-    return latent_tensors(spec, prefix) | _indexer(indexer, prefix) | more
+    sinks = {"attention.sinks": Load(f"{prefix}attn_sinks.weight", (spec.num_heads,))}
+    indexer = _indexer(hunyuan_v4.rotated_indexer(spec, prefix), prefix)
+    return latent_tensors(spec, prefix, "gate") | indexer | sinks
 
 
 def _indexer(tensors: dict[str, Expression], prefix: str) -> dict[str, Expression]:

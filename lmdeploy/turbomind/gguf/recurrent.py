@@ -5,7 +5,6 @@ key heads and R value heads for each, its value head ``r K + k`` is the checkpoi
 for channels of the convolution, for numbers of a head, and for the inputs of the last matrix.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 from lmdeploy.turbomind.families import bailing_hybrid, kimi_linear, lfm2, mamba, minimax
@@ -18,7 +17,6 @@ from lmdeploy.turbomind.manifest import (
     Load,
     LogNegative,
     concat,
-    over_loads,
     permute,
     renamed,
     reshape,
@@ -32,13 +30,14 @@ _MAMBA = {
     "in_proj.bias": "ssm_in.bias",
     "out_proj.weight": "ssm_out.weight",
     "out_proj.bias": "ssm_out.bias",
+    "conv1d.weight": "ssm_conv1d.weight",
     "conv1d.bias": "ssm_conv1d.bias",
+    "norm.weight": "ssm_norm.weight",
     "dt_bias": "ssm_dt.bias",
     "A_log": "ssm_a",
     "D": "ssm_d",
 }
 _SCAN = _MAMBA | {
-    "conv1d.weight": "ssm_conv1d.weight",
     "x_proj.weight": "ssm_x.weight",
     "dt_proj.weight": "ssm_dt.weight",
     "dt_proj.bias": "ssm_dt.bias",
@@ -121,35 +120,18 @@ def grouped_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]
 
 
 def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the engine tensors of a layer of Mamba-2, whose numbers of a head are matrices of one column."""
-    rnn = recurrence_of(spec)
-    values = rnn.num_heads * rnn.value_dim
-
-    def as_stored(expression: Load) -> Expression:
-        name = expression.name.removeprefix(prefix)
-        match name:
-            case "A_log" | "D":
-                stored = Load(f"{prefix}{_MAMBA[name]}", (rnn.num_heads, 1))
-                numbers = reshape(stored, rnn.num_heads)
-                return LogNegative((numbers,)) if name == "A_log" else numbers
-            case "conv1d.weight":
-                channels, _, kernel = expression.shape
-                return reshape(Load(f"{prefix}ssm_conv1d.weight", (channels, kernel)), *expression.shape)
-            case "norm.weight":
-                groups = rnn.norm_groups
-                return reshape(Load(f"{prefix}ssm_norm.weight", (groups, values // groups)), values)
-        return dataclasses.replace(expression, name=f"{prefix}{_MAMBA[name]}")
-
-    return {name: over_loads(whole, as_stored) for name, whole in mamba.mamba_tensors(spec, prefix).items()}
+    """Return the engine tensors of a layer of Mamba-2."""
+    engine, rnn = _stored(mamba.mamba_tensors(spec, prefix), prefix, _MAMBA), recurrence_of(spec)
+    values, groups = rnn.num_heads * rnn.value_dim, rnn.norm_groups
+    if (norm := "recurrence.norm.weight") in engine:
+        engine[norm] = reshape(Load(f"{prefix}ssm_norm.weight", (groups, values // groups)), values)
+    return engine | {"recurrence.a_log": LogNegative((engine["recurrence.a_log"],))}
 
 
 def scan_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a layer of Mamba-1."""
-    engine, rnn = _stored(mamba.scan_tensors(spec, prefix), prefix, _SCAN), recurrence_of(spec)
-    return engine | {
-        "recurrence.a_log": LogNegative((engine["recurrence.a_log"],)),
-        "recurrence.conv": Load(f"{prefix}ssm_conv1d.weight", (rnn.value_dim, rnn.conv_kernel)),
-    }
+    engine = _stored(mamba.scan_tensors(spec, prefix), prefix, _SCAN)
+    return engine | {"recurrence.a_log": LogNegative((engine["recurrence.a_log"],))}
 
 
 def kimi_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -181,15 +163,11 @@ def _stored(tensors: Mapping[str, Expression], prefix: str, names: Mapping[str, 
 
 def convolution_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of a short convolution (LFM2)."""
-    hidden, kernel = spec.hidden_size, recurrence_of(spec).conv_kernel
 
-    def as_stored(expression: Load) -> Expression:
-        name = f"{prefix}shortconv.{expression.name.removeprefix(prefix).removeprefix('conv.')}"
-        if expression.name.endswith("conv.conv.weight"):
-            return reshape(Load(name, (hidden, kernel)), *expression.shape)
-        return dataclasses.replace(expression, name=name)
+    def stored(name: str) -> str:
+        return f"{prefix}shortconv.{name.removeprefix(prefix).removeprefix('conv.')}"
 
-    return {name: over_loads(whole, as_stored) for name, whole in lfm2.convolution_tensors(spec, prefix).items()}
+    return {name: renamed(whole, stored) for name, whole in lfm2.convolution_tensors(spec, prefix).items()}
 
 
 def _channel_count(spec: ModelSpec) -> int:
