@@ -290,12 +290,7 @@ def _same(attack: Attack) -> Attack:
 
 
 def _send(
-    attacks: Sequence[Shot],
-    seconds: float,
-    servers: Servers,
-    report: Report,
-    seed: int = 1,
-    senders: int = SENDERS,
+    attacks: Sequence[Shot], seconds: float, servers: Servers, report: Report, seed: int = 1, senders: int = SENDERS
 ) -> None:
     lock = threading.Lock()
     pending = _in_turn(attacks, time.monotonic() + seconds, random.Random(seed))

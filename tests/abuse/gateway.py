@@ -122,12 +122,7 @@ def write_looping_adapter(folder: Path, adapter: Path) -> None:
 
 
 def _chat(
-    name: str,
-    content: Any = "a",
-    may_be_served: bool = True,
-    connections: int = 1,
-    leaves: bool = False,
-    **fields: Any,
+    name: str, content: Any = "a", may_be_served: bool = True, connections: int = 1, leaves: bool = False, **fields: Any
 ) -> Sent:
     body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **fields}
     make = partial(_json, body)

@@ -75,12 +75,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
                 "role": "user",
                 "content": [
                     {"type": "document", "source": {"type": "text", "data": "d"}, "title": "t", "context": "c"},
-                    {
-                        "type": "search_result",
-                        "source": "s",
-                        "title": "t",
-                        "content": [{"type": "text", "text": "x"}],
-                    },
+                    {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "x"}]},
                 ],
             },
         ],

@@ -21,8 +21,7 @@ OURS = ("lmdeploy ", "python ", "make ", "pip ", "curl ", ".venv/bin/", "tools/g
 @pytest.mark.e2e
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
-    "document",
-    [pytest.param(one, marks=() if one in SAMPLE else pytest.mark.thorough, id=name_of(one)) for one in RUN],
+    "document", [pytest.param(one, marks=() if one in SAMPLE else pytest.mark.thorough, id=name_of(one)) for one in RUN]
 )
 def test_a_page_runs_as_written(document: Path, tmp_path: Path) -> None:
     printed = tmp_path / "printed"

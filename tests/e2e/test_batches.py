@@ -61,10 +61,7 @@ def reported(results: str) -> dict[str, Any]:
 def test_a_server_and_the_command_answer_requests_alike(triton_server: TritonServer, tmp_path: Path) -> None:
     address, engine_dir = triton_server.grpc_address, resolve("").path  # where the sampling defaults are
     settings = Settings(triton_address=address, engine_dir=engine_dir, files_dir=tmp_path / "kept")
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         file = client.files.create(file=("in.jsonl", rows()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
         eventually_sync(lambda: client.batches.retrieve(batch.id).status == "completed")

@@ -83,12 +83,7 @@ def complete(client: openai.OpenAI, messages: Any, **more: Any) -> str:
 @pytest.fixture(scope="module")
 def offline(directory: Path) -> dict[str, str]:
     """Responses of the model in this process."""
-    prompts = {
-        "one": ("what?", ONE),
-        "two": ("what?", TWO),
-        "both": ("what?", [ONE, TWO]),
-        "text": "only a text",
-    }
+    prompts = {"one": ("what?", ONE), "two": ("what?", TWO), "both": ("what?", [ONE, TWO]), "text": "only a text"}
     with pipeline(str(directory), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
         responses = {name: pipe(prompt, GREEDY).text for name, prompt in prompts.items()}
     assert len(set(responses.values())) == 4, "images make no difference"
@@ -154,11 +149,7 @@ def test_images_and_texts_at_once_get_their_own_responses(client: openai.OpenAI,
 
 
 def test_generate_takes_images_in_plain_json(triton: TritonServer, offline: dict[str, str]) -> None:
-    body = {
-        "messages": json.dumps(content("what?", data_url(ONE))),
-        "max_new_tokens": TOKENS,
-        "ignore_eos": True,
-    }
+    body = {"messages": json.dumps(content("what?", data_url(ONE))), "max_new_tokens": TOKENS, "ignore_eos": True}
     base = f"http://{triton.http_address}/v2/models"
     response = httpx.post(f"{base}/ensemble_vision/generate", json=body, trust_env=False)
     assert response.json()["text_output"] == offline["one"]

@@ -23,10 +23,7 @@ __all__ = ["on_cuda"]
 @pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize(
     "form",
-    [
-        RowForm(is_symmetric=False, is_ordered=True),
-        RowForm("nvfp4-pack-quantized", group=16),
-    ],
+    [RowForm(is_symmetric=False, is_ordered=True), RowForm("nvfp4-pack-quantized", group=16)],
     ids=["W4A16", "NVFP4"],
 )
 def test_codes_stored_by_output_are_multiplied_as_on_the_cpu(form: RowForm, tmp_path: Path, on_cuda: int) -> None:

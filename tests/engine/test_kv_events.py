@@ -200,8 +200,7 @@ def test_an_address_in_use_is_reported_before_a_model_is_loaded(directory: Path)
     with zmq.Context() as context, context.socket(zmq.PUB) as taken:
         port = taken.bind_to_random_port("tcp://*")
         config = TurbomindEngineConfig(
-            enable_prefix_caching=True,
-            kv_events_config={"enable_kv_cache_events": True, "endpoint": f"tcp://*:{port}"},
+            enable_prefix_caching=True, kv_events_config={"enable_kv_cache_events": True, "endpoint": f"tcp://*:{port}"}
         )
         with pytest.raises(ValueError, match=rf"endpoint tcp://\*:{port} cannot be used: Address already in use"):
             Engine(str(directory), config)

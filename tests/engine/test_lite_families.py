@@ -252,11 +252,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def check(
-    source: Path,
-    method: Callable[[Path, Path], object],
-    nearness: float,
-    folder: Path,
-    rounded: float = ROUNDED,
+    source: Path, method: Callable[[Path, Path], object], nearness: float, folder: Path, rounded: float = ROUNDED
 ) -> None:
     """Quantize a checkpoint, and compare with the numbers that the codes stand for and with the model."""
     method(source, folder / "made")

@@ -22,12 +22,7 @@ PROMPT = [(37 * i * i + 11 * i) % 1900 + 100 for i in range(4 * TRAINED)]
 PAIR_FACTORS = [1.0, 1.5, 2.0, 4.0]
 SCALINGS: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-    "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": TRAINED,
-    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": TRAINED},
     "longrope": {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
@@ -103,10 +98,7 @@ def test_prompts_stretched_differently_share_no_blocks(tmp_path: Path) -> None:
 def test_rope_scaling_factor_is_dynamic_scaling(tmp_path: Path) -> None:
     unscaled = make_tiny(tmp_path / "plain", "LlamaForCausalLM", max_position_embeddings=TRAINED)
     scaled = make_tiny(
-        tmp_path / "scaled",
-        "LlamaForCausalLM",
-        max_position_embeddings=TRAINED,
-        rope_parameters=SCALINGS["dynamic"],
+        tmp_path / "scaled", "LlamaForCausalLM", max_position_embeddings=TRAINED, rope_parameters=SCALINGS["dynamic"]
     )
     with TokenEngine(unscaled, rope_scaling_factor=2.0) as engine:
         agrees(engine, load(scaled), PROMPT)

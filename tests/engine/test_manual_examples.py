@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lmdeploy import (
-    GenerationConfig,
-    Response,
-    TurbomindEngineConfig,
-    pipeline,
-)
+from lmdeploy import GenerationConfig, Response, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.pytorch import EngineConfig as PytorchSettings
 from lmdeploy.turbomind import EngineConfig as TurbomindSettings

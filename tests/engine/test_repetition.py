@@ -82,9 +82,7 @@ def test_a_response_that_repeats_itself_ends_where_that_is_wanted(tiny: AsyncEng
     tokens = [*range(1000, 1020), *(list(range(1900, 1900 + span)) * 400)][:400]
     for detection in ("off", "reasoning", "all"):
         config = GenerationConfig(
-            max_new_tokens=400,
-            repetition_detection=detection,
-            logits_processors=[forced(tokens)],
+            max_new_tokens=400, repetition_detection=detection, logits_processors=[forced(tokens)]
         )
         response = tiny("x", config, do_preprocess=False)
         is_cut = detection == "all"

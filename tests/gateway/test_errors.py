@@ -190,14 +190,7 @@ def test_messages_say_what_was_expected_and_given(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        b'"text"',
-        b"null",
-        b"\xff\xfe{}",
-        b'{"model": "\xff"}',
-        b"[" * 50_000,
-        b'{"a":' * 15_000,
-    ],
+    [b'"text"', b"null", b"\xff\xfe{}", b'{"model": "\xff"}', b"[" * 50_000, b'{"a":' * 15_000],
     ids=lambda value: repr(value)[:12],
 )
 def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:

@@ -44,10 +44,7 @@ NEED_NO_KEY = {"/health", "/", "/openapi.json"}
 def test_endpoints_and_which_of_them_want_a_key(triton: FakeTriton, method: str, path: str, status: int) -> None:
     settings = Settings(triton_address=triton.address, api_keys=("k",))
     body = BODIES.get(path, {"input": "a"}) if method == "POST" else None
-    with (
-        running_gateway(settings) as url,
-        httpx.Client(base_url=url, trust_env=False) as http,
-    ):
+    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False) as http:
         with_key = http.request(method, path, json=body, headers={"authorization": "Bearer k"})
         assert with_key.status_code == status
         without = http.request(method, path, json=body)

@@ -188,8 +188,7 @@ def test_log_probabilities_are_the_engines(top: int, device: torch.device) -> No
     requested = [0, 2, 3]
     rules = [{"logprobs": top if row in requested else -1, "biases": [(5 + row, 100.0)]} for row in range(5)]
     chosen = DeviceSampler(300, device).choose(
-        torch.from_numpy(logits).to(device),
-        DeviceSampler(300, device).stage(*write_choices(rules), Uploads(device)),
+        torch.from_numpy(logits).to(device), DeviceSampler(300, device).stage(*write_choices(rules), Uploads(device))
     )
     assert chosen.tokens.tolist() == [5, 6, 7, 8, 9]
     for entry, row in enumerate(requested):

@@ -43,11 +43,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 BUILT = {
     "default": {},
     "linear": {"emb_type": RopeType.LinearScaling, "scaling_factor": 3.0},
-    "llama3": {
-        "emb_type": RopeType.Llama3,
-        "scaling_factor": 4.0,
-        "llama3_params": Llama3Parameters(1.0, 4.0, 64),
-    },
+    "llama3": {"emb_type": RopeType.Llama3, "scaling_factor": 4.0, "llama3_params": Llama3Parameters(1.0, 4.0, 64)},
     "yarn": {"emb_type": RopeType.Yarn, "scaling_factor": 4.0, "yarn_params": YarnParameters()},
 }
 

@@ -51,12 +51,7 @@ DEEPSEEK_MOE = QWEN_EXPERTS | {
     "mlp_only_layers": [0],
 }
 HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-GRANITE = {
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.7,
-    "attention_multiplier": 0.5,
-    "logits_scaling": 4.0,
-}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.5, "logits_scaling": 4.0}
 GPT_OSS = EXPERTS | {"head_dim": 16, "sliding_window": 20}
 LLAMA4 = {
     "num_local_experts": 6,
@@ -70,10 +65,7 @@ LLAMA4 = {
     "floor_scale": 12,
     "attn_scale": 0.7,
 }
-ROPES_BY_KIND = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    "full_attention": YARN,
-}
+ROPES_BY_KIND = {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention": YARN}
 ONE_DENSE = QWEN_EXPERTS | {"head_dim": 16, "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]}
 WINDOWED = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -49,21 +49,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Gemma 4 E2B": (
         "Gemma4ForCausalLM",
-        GEMMA4
-        | {
-            "hidden_size_per_layer_input": 8,
-            "num_kv_shared_layers": 3,
-            "use_double_wide_mlp": True,
-        },
+        GEMMA4 | {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
     ),
     "Gemma 4 31B": (
         "Gemma4ForCausalLM",
         GEMMA4 | {"hidden_size_per_layer_input": 0, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
     ),
-    "Gemma 4 12B": (
-        "Gemma4UnifiedForCausalLM",
-        GEMMA4 | {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
-    ),
+    "Gemma 4 12B": ("Gemma4UnifiedForCausalLM", GEMMA4 | {"num_global_key_value_heads": 1, "attention_k_eq_v": True}),
     "Gemma 4 26B": (
         "Gemma4ForCausalLM",
         GEMMA4

@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import (
-    MllamaConfig,
-    MllamaForConditionalGeneration,
-    MllamaImageProcessorPil,
-)
+from transformers import MllamaConfig, MllamaForConditionalGeneration, MllamaImageProcessorPil
 from transformers.models.mllama.processing_mllama import (
     convert_sparse_cross_attention_mask_to_dense,
     get_cross_attention_token_mask,

@@ -158,10 +158,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "odd head_dim": (configure(head_dim=7), "config.json is invalid: .*even"),
     "rope without factor": (configure(rope_parameters={"rope_type": "linear"}), "config.json is invalid: .*factor"),
-    "rope theta zero": (
-        configure(rope_parameters={"rope_type": "default", "rope_theta": 0}),
-        "config.json is invalid",
-    ),
+    "rope theta zero": (configure(rope_parameters={"rope_type": "default", "rope_theta": 0}), "config.json is invalid"),
     "eps zero": (configure(rms_norm_eps=0.0), "norm.eps must be a finite number > 0"),
     "model_type unknown": (configure(model_type="absent"), "config.json is invalid"),
     "eos no id": (

@@ -47,14 +47,7 @@ def read_output(path: Path) -> list[int]:
 def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, tmp_path: Path) -> None:
     workspace = convert(str(tiny_llama), tmp_path / "out" / "workspace", dtype="float32")
     assert workspace == tmp_path / "out" / "workspace"
-    models = [
-        "ensemble",
-        "ensemble_vision",
-        "postprocessing",
-        "preprocessing",
-        "turbomind",
-        "vision",
-    ]
+    models = ["ensemble", "ensemble_vision", "postprocessing", "preprocessing", "turbomind", "vision"]
     assert sorted(path.name for path in workspace.iterdir()) == models
     assert all((workspace / model / "1").is_dir() for model in models)
     assert all((workspace / model / "1" / "model.py").is_file() for model in models if "processing" in model)

@@ -154,14 +154,7 @@ def test_a_spec_survives_json() -> None:
 
 
 STATES = {"layer_mixers": ["recurrence"] * 30}
-RECURRENCE = {
-    "kind": "mamba2",
-    "num_heads": 4,
-    "num_key_heads": 1,
-    "key_dim": 16,
-    "value_dim": 8,
-    "conv_kernel": 4,
-}
+RECURRENCE = {"kind": "mamba2", "num_heads": 4, "num_key_heads": 1, "key_dim": 16, "value_dim": 8, "conv_kernel": 4}
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "axial", "factor": 2.0, "rope_theta": 10000.0}},
         "rope type 'axial' is not supported; supported: default, linear, dynamic",
     ),
-    "quantized": (
-        {"quantization_config": {"quant_method": "aqlm"}},
-        "weights of method 'aqlm'",
-    ),
+    "quantized": ({"quantization_config": {"quant_method": "aqlm"}}, "weights of method 'aqlm'"),
     "its own code": (
         {"architectures": ["NovelForCausalLM"], "auto_map": {"AutoModel": "modeling_novel.Novel"}},
         "NovelForCausalLM is not supported.*the checkpoint's own code is never run",

@@ -147,10 +147,7 @@ BAD_FILES = {
     "two of one name": ('[{"path": "/a"}, {"path": "/b/a"}]', "two models are called a"),
     "versions and none": ('[{"path": "/a"}, {"path": "/b", "name": "a@2"}]', "a is served with versions and without"),
     "a version that is no number": ('[{"path": "/a", "name": "a@new"}]', "NAME@VERSION with a whole number"),
-    "an odd time": (
-        '[{"path": "/a", "idle_timeout": "5 minutes"}]',
-        "model 1: idle_timeout must be seconds",
-    ),
+    "an odd time": ('[{"path": "/a", "idle_timeout": "5 minutes"}]', "model 1: idle_timeout must be seconds"),
     "a list of times": ('[{"path": "/a", "idle_timeout": [5]}]', "model 1: idle_timeout must be seconds"),
     "another engine": ('[{"path": "/a", "backend": "vllm"}]', "backend must be one of turbomind, pytorch"),
 }

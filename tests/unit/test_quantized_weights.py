@@ -293,16 +293,8 @@ UNSUPPORTED: Cases = {
     ),
     "awq 8 bits": (Scheme(), put("bits", 8), "awq weights of 8 bits"),
     "gptq 2 bits": (Scheme("gptq"), put("bits", 2), "gptq weights of 2 bits"),
-    "group of 12": (
-        Scheme(),
-        put("group_size", 12),
-        "group_size must be -1 or a positive multiple of 8, got 12",
-    ),
-    "no group": (
-        Scheme(),
-        put("group_size", None),
-        "group_size must be -1 or a positive multiple of 8, got None",
-    ),
+    "group of 12": (Scheme(), put("group_size", 12), "group_size must be -1 or a positive multiple of 8, got 12"),
+    "no group": (Scheme(), put("group_size", None), "group_size must be -1 or a positive multiple of 8, got None"),
     "scales: e5m2": ("blocks", put("fmt", "e5m2"), "fp8 weights with fmt 'e5m2' are not supported; supported: e4m3"),
     "scales: odd block": (
         "blocks",
@@ -315,21 +307,13 @@ UNSUPPORTED: Cases = {
     "scales: packed": ("int8", put("format", "marlin-24"), "with format 'marlin-24' are not supported"),
     "scales: packed group": ("int8", group("format", "mxfp6-pack-quantized"), "with format 'mxfp6-pack-quantized'"),
     "scales: 3 bits": ("int8", group("weights.num_bits", 3), "with weights.num_bits 3 are not supported"),
-    "scales: groups": (
-        "float8",
-        group("weights.strategy", "group"),
-        "weights.strategy 'group' .* supported: tensor",
-    ),
+    "scales: groups": ("float8", group("weights.strategy", "group"), "weights.strategy 'group' .* supported: tensor"),
     "scales: int8 blocks": ("int8", group("weights.strategy", "block"), "weights.strategy block and type 'int'"),
     "scales: asymmetric": ("float8", group("weights.symmetric", False), "with weights.symmetric False"),
     "scales: asymmetric x": ("int8", group("input_activations.symmetric", False), "input_activations.symmetric False"),
     "scales: 4-bit x": ("int8", group("input_activations.num_bits", 4), "with input_activations.num_bits 4"),
     "scales: outputs": ("int8", group("output_activations", {"num_bits": 8}), "output_activations is not supported"),
-    "scales: sparse": (
-        "int8",
-        put("sparsity_config", {"format": "sparse-24-bitmask"}),
-        "format 'sparse-24",
-    ),
+    "scales: sparse": ("int8", put("sparsity_config", {"format": "sparse-24-bitmask"}), "format 'sparse-24"),
     "scales: rotated": (
         "int8",
         put("transform_config", {"config_groups": {"R1": {}}}),
@@ -345,11 +329,7 @@ UNSUPPORTED_BY_OUTPUT: Cases = {
     "float codes": ("W4A16", group("weights.type", "float"), "weights.type 'float'"),
     "marlin": ("W4A16", group("format", "marlin-24"), "format 'marlin-24' .* mxfp4-pack-quantized"),
     "mxfp6": ("MXFP4", group("format", "mxfp6-pack-quantized"), "format 'mxfp6-pack-quantized'"),
-    "large groups": (
-        "MXFP4",
-        group("weights.group_size", 64),
-        "group_size 64 are not supported; supported: 32",
-    ),
+    "large groups": ("MXFP4", group("weights.group_size", 64), "group_size 64 are not supported; supported: 32"),
     "outputs": ("W4A16", group("output_activations", {"num_bits": 8}), "output_activations is not supported"),
     "AWQ of ModelOpt": ("NVFP4 of ModelOpt", put("quant_algo", "W4A16_AWQ"), "quant_algo 'W4A16_AWQ'"),
     "mixed of ModelOpt": (
@@ -395,11 +375,7 @@ BROKEN: Cases = {
     "no scales": (Scheme(), drop("scales"), f"tensor {Q}.scales is missing"),
     "no zeros": (Scheme("gptq"), drop("qzeros"), f"tensor {Q}.qzeros is missing"),
     "no codes": (Scheme(), drop("qweight"), f"tensor {Q}.weight is missing"),
-    "other group": (
-        Scheme(),
-        put("group_size", 16),
-        rf"tensor {Q}.scales has shape \[4, 128\], expected \[8, 128\]",
-    ),
+    "other group": (Scheme(), put("group_size", 16), rf"tensor {Q}.scales has shape \[4, 128\], expected \[8, 128\]"),
     "group that does not divide": (
         Scheme(),
         put("group_size", 24),
@@ -415,11 +391,7 @@ BROKEN: Cases = {
         swap("qweight", lambda codes: codes[:-1].clone()),
         rf"tensor {Q}.qweight has shape \[15, 128\], expected \[16, 128\]",
     ),
-    "a bias": (
-        Scheme("gptq"),
-        replaced("bias", torch.ones(128)),
-        f"tensor {Q}.bias is unknown to this architecture",
-    ),
+    "a bias": (Scheme("gptq"), replaced("bias", torch.ones(128)), f"tensor {Q}.bias is unknown to this architecture"),
     "scales: no scale": ("float8", drop("weight_scale"), f"tensor {Q}.weight_scale is missing"),
     "scales: no block scale": ("blocks", drop("weight_scale_inv"), f"tensor {Q}.weight_scale_inv is missing"),
     "scales: too few scales": (
@@ -484,20 +456,12 @@ BROKEN: Cases = {
 }
 # Seen only when the numbers are read.
 SPOILED: Cases = {
-    "scale not a number": (
-        Scheme(),
-        spoil("scales", float("nan")),
-        "must be finite.* found nan in group 0",
-    ),
+    "scale not a number": (Scheme(), spoil("scales", float("nan")), "must be finite.* found nan in group 0"),
     "infinite scale": (Scheme("gptq"), spoil("scales", float("inf")), "scales must be finite"),
     "scale beyond half": (Scheme(scales=torch.float32), spoil("scales", 1e6), "scales must be finite halves"),
     "group beyond the last": (Scheme("gptq"), spoil("g_idx", 7), r"g_idx must be in 0\.\.3, got 7 for input 3"),
     "negative group": (Scheme("gptq"), spoil("g_idx", -1), r"g_idx must be in 0\.\.3, got -1"),
-    "uneven groups": (
-        Scheme("gptq", group_size=16),
-        spoil("g_idx", 1),
-        "g_idx gives group 0 15 inputs, expected 16",
-    ),
+    "uneven groups": (Scheme("gptq", group_size=16), spoil("g_idx", 1), "g_idx gives group 0 15 inputs, expected 16"),
     "scale without a number": (
         "MXFP4",
         replaced("weight_scale", torch.full((128, 4), 255, dtype=torch.uint8)),

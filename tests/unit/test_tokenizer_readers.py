@@ -90,11 +90,7 @@ INTERNLM_ADDED = ["<|im_start|>", "<|im_end|>"]
 
 def internlm2(directory: Path, *, begins_with_space: bool) -> Tokenizer:
     """Return a tokenizer of InternLM2's kind: its added tokens have the place of pieces that nothing else uses."""
-    train_pieces(
-        directory,
-        add_dummy_prefix=begins_with_space,
-        control_symbols=INTERNLM_UNUSED,
-    )
+    train_pieces(directory, add_dummy_prefix=begins_with_space, control_symbols=INTERNLM_UNUSED)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
     first = pieces.piece_to_id(INTERNLM_UNUSED[0])
     write_tokenizer(
@@ -147,9 +143,7 @@ def test_qwen_encodes_as_tiktoken_does(qwen: Tokenizer, ranks: dict[bytes, int])
     reference = tiktoken.Encoding("qwen", pat_str=QWEN_WORDS, mergeable_ranks=ranks, special_tokens=special)
     examples = [*SAMPLES, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "<|extra_204|><|endoftext|>"]
     check_texts(
-        qwen.encode,
-        lambda text: reference.encode(unicodedata.normalize("NFC", text), allowed_special="all"),
-        examples,
+        qwen.encode, lambda text: reference.encode(unicodedata.normalize("NFC", text), allowed_special="all"), examples
     )
 
 

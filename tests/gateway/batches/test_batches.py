@@ -186,10 +186,7 @@ def test_a_batch_that_is_not_done_in_time_keeps_its_responses_and_names_the_rest
 ) -> None:
     settings = Settings(triton_address=triton.address, files_dir=tmp_path)
     triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else Script()
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         made = begin(client, jsonl(request("a"), request("hold", "hold"), request("b")), completion_window="1h")
         eventually_sync(lambda: client.batches.retrieve(made.id).request_counts.completed == 2)  # type: ignore[union-attr]
     owned = Store(tmp_path, Limits(1, 1, 1)).of(None)
@@ -198,10 +195,7 @@ def test_a_batch_that_is_not_done_in_time_keeps_its_responses_and_names_the_rest
     record.expires_at = int(time.time()) - 1
     owned.save(record)
     triton.reset()
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         done = wait_for(client, made.id)
         assert done.status == "expired"
         assert results(client, done.output_file_id).keys() == {"a", "b"}
@@ -232,10 +226,7 @@ def test_rows_have_their_users_rank_and_take_nothing_of_their_quota(triton: Fake
     )
     triton.script = Script(hold_after=0, resume=True)
     users = ("ann", "ann", "ann", "boss", "nobody")
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         made = begin(client, jsonl(*(request(f"{n}", body={"user": user}) for n, user in enumerate(users))))
         eventually_sync(lambda: len(triton.requests) == 4)
         triton.script = Script()
@@ -269,10 +260,7 @@ async def test_each_request_of_a_caller_takes_the_place_of_a_row_but_one_row_goe
 def test_rows_do_not_keep_callers_out(triton: FakeTriton, tmp_path: Path) -> None:
     triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else Script()
     settings = Settings(triton_address=triton.address, files_dir=tmp_path, max_requests=2)
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         begin(client, jsonl(*(request(f"{n}", "hold") for n in range(10))))
         eventually_sync(lambda: len(triton.requests) == 10)
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
@@ -308,10 +296,7 @@ def test_a_batch_whose_results_pass_what_its_key_may_keep_ends_and_keeps_them(
 def test_a_key_that_is_gone_leaves_its_batches_alone(triton: FakeTriton, tmp_path: Path) -> None:
     settings = Settings(triton_address=triton.address, files_dir=tmp_path, api_keys=("ann", "bob"))
     triton.script = Script(hold_after=0)
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as client:
         made = begin(client, jsonl(request("a")))
         eventually_sync(lambda: len(triton.requests) == 1)
     triton.reset()
@@ -321,8 +306,5 @@ def test_a_key_that_is_gone_leaves_its_batches_alone(triton: FakeTriton, tmp_pat
         with openai.OpenAI(base_url=f"{url}/v1", api_key="bob", max_retries=0) as client:
             wait_for(client, begin(client, jsonl(request("b", "of bob"))).id)
         assert all("of bob" in received.inputs["messages"] for received in triton.requests)
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as client:
         assert wait_for(client, made.id).status == "completed"

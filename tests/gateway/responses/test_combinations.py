@@ -189,12 +189,7 @@ def test_what_the_assistant_said_may_have_any_api_s_empty_form(
 
 @pytest.mark.parametrize(
     ("path", "content"),
-    [
-        ("/v1/chat/completions", []),
-        ("/v1/chat/completions", [REFUSAL]),
-        ("/v1/messages", []),
-        ("/v1/responses", []),
-    ],
+    [("/v1/chat/completions", []), ("/v1/chat/completions", [REFUSAL]), ("/v1/messages", []), ("/v1/responses", [])],
 )
 def test_what_the_user_said_may_not(http: httpx.Client, path: str, content: Any) -> None:
     messages = [{"role": "user", "content": content}]
@@ -273,10 +268,7 @@ def test_allowed_tokens_are_a_grammar(http: httpx.Client, triton: FakeTriton) ->
         ({"functions": [WEATHER], "function_call": {"name": "get_date"}}, "function_call must name one of functions"),
         ({"tools": TOOLS, "tool_choice": allowed("auto", "fly")}, "tool_choice must name some of tools, got 'fly'"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt must be false"),
-        (
-            {"guided_grammar": "a", "structured_outputs": {"grammar": "b"}},
-            "only one can be given",
-        ),
+        ({"guided_grammar": "a", "structured_outputs": {"grammar": "b"}}, "only one can be given"),
         ({"allowed_token_ids": [1], "response_format": FORMAT}, "only one can be given"),
         ({"messages": [{"role": "user", "content": None, "refusal": "No."}]}, "content is required"),
     ],

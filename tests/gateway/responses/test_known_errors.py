@@ -35,8 +35,7 @@ def rejecting(triton: FakeTriton, words: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("path", "param"),
-    [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt"), ("/v1/responses", "input")],
+    ("path", "param"), [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt"), ("/v1/responses", "input")]
 )
 def test_a_prompt_that_is_too_long_has_openai_s_code_and_words(
     http: httpx.Client, triton: FakeTriton, path: str, param: str, stream: bool

@@ -169,10 +169,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_disturbs_no_response(
 ) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(triton_address=triton.address, responses_store=tmp_path / "file" / "kept")
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
         made = client.responses.create(model=MODEL, input="Hello")
     assert (made.output_text, made.store) == (REPLY, False)
 
@@ -239,10 +236,7 @@ async def test_what_was_not_used_for_a_time_is_forgotten(stored: Stored) -> None
 
 def test_a_conversation_that_no_body_could_bring_is_refused(triton: FakeTriton) -> None:
     settings = Settings(triton_address=triton.address, max_body_bytes=3000)
-    with (
-        running_gateway(settings) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
-    ):
+    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
         first = client.responses.create(model=MODEL, input="x" * 500)
         second = client.responses.create(model=MODEL, input="x" * 1500, previous_response_id=first.id)
         with pytest.raises(openai.BadRequestError, match="longer than 3000 bytes") as rejected:

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmdeploy.templates.tool_call_formats import (
-    TOOL_CALL_FORMATS,
-    BareObjects,
-    QuotedArguments,
-    TaggedArguments,
-)
+from lmdeploy.templates.tool_call_formats import TOOL_CALL_FORMATS, BareObjects, QuotedArguments, TaggedArguments
 from openai_gateway.tools.formats import Readers
 from openai_gateway.tools.parser import ToolCallParser
 from tests.support.tool_calls import parse, streamed

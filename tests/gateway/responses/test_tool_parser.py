@@ -48,11 +48,7 @@ GOLDEN: dict[str, tuple[str, str, Calls]] = {
         "",
         [("add", {"a": 1, "b": 2})],
     ),
-    "qwen, arguments first": (
-        '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>',
-        "",
-        [("add", {"a": 1})],
-    ),
+    "qwen, arguments first": ('<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", {"a": 1})]),
     "internlm2": (
         'I will add.<|action_start|><|plugin|>\n{"name": "add", "parameters": {"a": 3, "b": 5}}<|action_end|>\n',
         "I will add.",
@@ -64,11 +60,7 @@ GOLDEN: dict[str, tuple[str, str, Calls]] = {
         [("get_weather", WEATHER)],
     ),
     "llama json": ('{"name": "add", "parameters": {"a": 3, "b": 5}}', "", [("add", {"a": 3, "b": 5})]),
-    "llama json with a type": (
-        ' {"type": "function", "name": "add", "parameters": {"a": 3}}',
-        "",
-        [("add", {"a": 3})],
-    ),
+    "llama json with a type": (' {"type": "function", "name": "add", "parameters": {"a": 3}}', "", [("add", {"a": 3})]),
     "llama json, several": (
         '{"name": "add", "parameters": {"a": 3}}; {"name": "get_date", "parameters": {}}',
         "",
@@ -85,11 +77,7 @@ GOLDEN: dict[str, tuple[str, str, Calls]] = {
         [("wolfram_alpha", {"query": "solve x^3 - 4x^2 + 6x - 24 = 0"})],
     ),
     "llama code": ("<|python_tag|>print(1 + 1)\n", "", [("code_interpreter", {"code": "print(1 + 1)"})]),
-    "llama function": (
-        f"<function=get_weather>{WEATHER_JSON}</function>",
-        "",
-        [("get_weather", WEATHER)],
-    ),
+    "llama function": (f"<function=get_weather>{WEATHER_JSON}</function>", "", [("get_weather", WEATHER)]),
     "mistral": (
         f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {WEATHER_JSON}}}]',
         "",
@@ -130,10 +118,7 @@ GOLDEN: dict[str, tuple[str, str, Calls]] = {
         '[get_weather(location="Zürich, \\"old\\" {town})]", days=[1, {\'a\': -2.5}], now=True, x=None), get_date()]',
         "",
         [
-            (
-                "get_weather",
-                {"location": 'Zürich, "old" {town})]', "days": [1, {"a": -2.5}], "now": True, "x": None},
-            ),
+            ("get_weather", {"location": 'Zürich, "old" {town})]', "days": [1, {"a": -2.5}], "now": True, "x": None}),
             ("get_date", {}),
         ],
     ),

@@ -115,10 +115,7 @@ def test_a_forced_call_is_constrained_by_the_schema_and_parsed(client: openai.Op
 def test_a_choice_that_names_no_tool_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
-            model=MODEL,
-            messages=HELLO,
-            tools=[WEATHER],
-            tool_choice={"type": "function", "function": {"name": "fly"}},
+            model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "fly"}}
         )
     assert caught.value.param == "tool_choice"
 

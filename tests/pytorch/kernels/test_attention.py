@@ -41,13 +41,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 def run(case: Case, spans: list[tuple[int, int]], random: torch.Generator, device: torch.device, kernel: str) -> None:
     """Compare a step's attention with the reference."""
     step = Step.make(
-        random,
-        spans,
-        kv_heads=case.kv_heads,
-        dims=case.dims,
-        block_len=case.block_len,
-        dtype=case.dtype,
-        device=device,
+        random, spans, kv_heads=case.kv_heads, dims=case.dims, block_len=case.block_len, dtype=case.dtype, device=device
     )
     cache = Cache.make(case.bits, step.blocks, case.block_len, case.kv_heads, case.dims, case.dtype, device)
     step.fill(cache)

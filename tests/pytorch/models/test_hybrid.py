@@ -45,10 +45,7 @@ def make(name: str, directory: Path) -> Path:
     return make_tiny(directory / "model", architecture, **overrides)
 
 
-@pytest.fixture(
-    scope="module",
-    params=["Falcon-H1 with norms", "Mamba2", "Jamba", "Zaya"],
-)
+@pytest.fixture(scope="module", params=["Falcon-H1 with norms", "Mamba2", "Jamba", "Zaya"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(request.param, tmp_path_factory.mktemp("tiny"))
 
@@ -74,8 +71,7 @@ def alone(directory: Path) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["Granite 4", "Falcon-H1", "Falcon-H1 with norms", "Nemotron-H", "Mamba2", *OF_THIS_ENGINE],
+    "name", ["Granite 4", "Falcon-H1", "Falcon-H1 with norms", "Nemotron-H", "Mamba2", *OF_THIS_ENGINE]
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = make(name, tmp_path)
@@ -105,8 +101,7 @@ def test_responses_are_bitwise_equal(directory: Path, alone: list[Any], settings
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["Qwen3.5", "Qwen3-Next", "Kimi Linear", "LFM2", "LFM2 with experts", "MiniMax-Text-01", "OLMo Hybrid"],
+    "name", ["Qwen3.5", "Qwen3-Next", "Kimi Linear", "LFM2", "LFM2 with experts", "MiniMax-Text-01", "OLMo Hybrid"]
 )
 def test_turbomind_runs_the_other_states(name: str, tmp_path: Path) -> None:
     assert resolve(make_hybrid(tmp_path / "model", name), backend="pytorch").backend == "turbomind"
