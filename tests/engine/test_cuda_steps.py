@@ -65,7 +65,7 @@ def test_steps_run_without_what_the_environment_leaves_out(
     assert copies["sampling=off"] > copies[""]  # logits come to the host
 
 
-@pytest.mark.parametrize("kernels", ["", "sampling=off"])
+@pytest.mark.parametrize("kernels", ["", pytest.param("sampling=off", marks=pytest.mark.thorough)])
 def test_drafts_from_the_text_leave_responses_as_they_are(
     tmp_path: Path, cuda: NativeModule, monkeypatch: pytest.MonkeyPatch, kernels: str
 ) -> None:
