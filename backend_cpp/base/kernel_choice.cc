@@ -67,7 +67,6 @@ const std::vector<KernelOperator>& kernel_operators() {
       {"experts", "turbomind", "mixtures of experts from 32 tokens an expert on", {kLibrary, kNative}, "our kernel"},
       {"prompts", "turbomind", "attention of prompts", {kLibrary, kNative}, "our kernel"},
       {"latents", "turbomind", "latent attention", {kLibrary, kNative}, "our kernel"},
-      {"peers", "turbomind", "small all-reduces over P2P", {kNative, kLibrary}, "the host's sums"},
       {"sampling", "turbomind", "choosing tokens on the GPU", {kNative, kOff}, ""},
       {"graphs", "turbomind", "decoding as CUDA graphs", {kNative, kOff}, ""},
       {"overlap", "turbomind", "programmatic dependent launch", {kNative, kOff}, ""},

@@ -117,9 +117,8 @@ def test_what_one_of_two_ranks_cannot_capture_neither_launches(call: str, model:
     for error in (0, NO_MEMORY):
         cuda.inject_fault(call, 0, error, False)  # of one rank, and the only shape
         with TokenEngine(model, device="cuda", tp=2, max_batch_size=1) as engine:
-            before, summed_by_nccl = cuda.calls_of("cudaGraphLaunch"), cuda.calls_of("ncclAllReduce")
+            before = cuda.calls_of("cudaGraphLaunch")
             response = wait(submit(engine, PROMPT, 8))
-            assert cuda.calls_of("ncclAllReduce") == summed_by_nccl  # small sums go around it
             tokens = [token for output in response for token in output.token_ids]
             found.append((tokens, cuda.calls_of("cudaGraphLaunch") - before))
     assert found[0][1] >= 2 * 7
@@ -143,7 +142,6 @@ def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
 
 
 @pytest.mark.alike
-@pytest.mark.parametrize("by_nccl", [False, True])
 @pytest.mark.parametrize(
     ("call", "calls"),
     [
@@ -152,10 +150,8 @@ def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
     ],
 )
 def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(
-    call: str, calls: int, by_nccl: bool, model: Path, cuda: NativeModule, monkeypatch: pytest.MonkeyPatch
+    call: str, calls: int, model: Path, cuda: NativeModule
 ) -> None:
-    if by_nccl:
-        monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "peers=library")
     with TokenEngine(model, device="cuda", tp=2) as engine:
         pending = submit(engine, PROMPT, 200)
         cuda.inject_fault(call, calls, LOST, False)  # of one rank, before it meets the other

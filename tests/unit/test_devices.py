@@ -78,13 +78,13 @@ def test_the_page_shows_the_engines_table() -> None:
         ("torch", {("pytorch", name): "torch" for name in ("attention", "codes", "sampling", "graphs")}),
         ("graphs=off", {("turbomind", "graphs"): "off", ("pytorch", "graphs"): "off"}),
         ("sampling=torch,sampling=off", {("turbomind", "sampling"): "off", ("pytorch", "sampling"): "off"}),
-        ("linear=own,peers=library", {("turbomind", "linear"): "own", ("turbomind", "peers"): "library"}),
+        ("linear=own,scales=library", {("turbomind", "linear"): "own", ("turbomind", "scales"): "library"}),
         (
             "library,latents=own",
             {("pytorch", "attention"): "library"}
             | {
                 ("turbomind", name): "own" if name == "latents" else "library"
-                for name in ("linear", "scales", "experts", "prompts", "latents", "peers")
+                for name in ("linear", "scales", "experts", "prompts", "latents")
             },
         ),
     ],

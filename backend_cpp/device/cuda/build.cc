@@ -65,7 +65,7 @@ class CudaRankGroup final : public RankGroup {
       throw invalid_argument("tp=" + std::to_string(ranks) + " needs " + std::to_string(ranks) + " GPUs, found " +
                              std::to_string(found));
     }
-    group_ = std::make_shared<cuda::NcclGroup>(ranks, proven_peers(ranks));
+    group_ = std::make_shared<cuda::NcclGroup>(ranks);
   }
 
   int size() const override { return ranks_; }

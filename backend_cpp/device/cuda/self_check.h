@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "device/operators.h"
-#include "kernels/cuda/comm/p2p_all_reduce.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/types.h"
 
@@ -39,7 +38,7 @@ double largest_difference(const SelfCheck& check);
 
 // Runs `run` and says whether the kernel, called `name` in what is written, may be used alongside `native`. An Error in
 // it means no.
-bool passes_self_check(const std::string& name, const std::function<SelfCheck()>& run, const char* native = "ours");
+bool passes_self_check(const std::string& name, const std::function<SelfCheck()>& run);
 
 // Numbers for self_checks, the same each time: normally distributed, each representable in bfloat16.
 std::vector<float> self_check_numbers(size_t count, float deviation, unsigned seed);
@@ -55,11 +54,5 @@ AlignedBuffer on_device(Operators& ops, const std::vector<T>& data) {
   ops.upload(data.data(), buffer.size(), buffer.as<void>());
   return buffer;
 }
-
-// Sums in one launch on every GPU, on probation as libraries' kernels are (self_check.h).
-
-// The exchange between this many GPUs. Null where they do not reach each other's memory, where LMDEPLOY_CUDA_KERNELS
-// names the library, and where its sums are not those of the host.
-std::unique_ptr<cuda::P2pAllReduce> proven_peers(int ranks);
 
 }  // namespace turbomind

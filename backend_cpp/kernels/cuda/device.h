@@ -9,9 +9,8 @@
 //   - `dynamic_shared<T>()` instead of extern __shared__; at the start of a block it holds NaN in the emulation;
 //   - static `__shared__` arrays without initialiser; no __constant__ that the host writes;
 //   - warp collectives name all 32 lanes; no cooperative groups;
-//   - no block waits for another, except (`launch_cooperative`) for the same block of a launch on other GPUs
-//     (comm/p2p_all_reduce.cu says why that ends);
-//   - PTX only in kernels/cuda/ptx.h (mma, cp.async, lop3, signals) and hopper.h, which state the fragment layouts;
+//   - no block waits for another;
+//   - PTX only in kernels/cuda/ptx.h (mma, cp.async, lop3) and hopper.h, which state the fragment layouts;
 //   - functions of the emulation are in testing/cuda_emulated/{kernel_language,types}.h: add what is missing there.
 //
 // Operators are free functions in turbomind::cuda, one header a group, named as on the CPU (kernels/*.h) with the same
@@ -27,7 +26,7 @@
 //   - before that a kernel touches no memory of a step: it may read weights, which only loading writes, and its own
 //     shared memory. `start_next()`, which await_previous does as well, is for kernels that have such reads;
 //   - what an earlier kernel writes is read by plain loads: __ldg, which the compiler may move, is for weights.
-// Copies, NCCL, sums over GPUs and the kernels of libraries are launched without this: they start when everything
+// Copies, NCCL and the kernels of libraries are launched without this: they start when everything
 // before has ended, and a kernel of ours after them when they have. Graphs keep all of it. tools/kernel_resources
 // lists what machine code reads before it waits; the emulation refuses kernels that do not wait, and in graphs runs
 // blocks too early, as a GPU may.
@@ -135,18 +134,6 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   emulated::submit({grid, block, shared_bytes, [=] { std::apply(kernel, values); }, may_overlap()});
 }
 
-template <class... Parameters, class... Arguments>
-void launch_cooperative(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t, Arguments&&... arguments) {
-  check(emulated::begin_call("cudaLaunchKernel"), "launching a kernel");
-  check(emulated::check_launch(grid, block, 0), "launching a kernel");
-  if (emulated::only_checks_launches()) return;
-  const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-  std::apply(emulated::check_arguments<Parameters...>, values);
-  emulated::submit([launch = emulated::Launch{grid, block, 0, [=] { std::apply(kernel, values); }}] {
-    emulated::run_cooperative_grid(launch);
-  });
-}
-
 #else
 
 inline void next_launch_reads(const void*, size_t) {}
@@ -235,21 +222,6 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
       [&](auto&... arg) {
         void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(arg)>*>(&arg))..., nullptr};
         check(cudaLaunchKernelExC(&config, function, addresses), "launching a kernel");
-      },
-      values);
-}
-
-// Of a kernel whose blocks wait for those of the same launch on other GPUs: it begins when everything before it on the
-// stream has ended.
-template <class... Parameters, class... Arguments>
-void launch_cooperative(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
-                        Arguments&&... arguments) {
-  std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-  std::apply(
-      [&](auto&... arg) {
-        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(arg)>*>(&arg))..., nullptr};
-        check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses, 0, stream),
-              "launching a kernel");
       },
       values);
 }

@@ -15,8 +15,6 @@
 // barrier  meets as __syncthreads does, but only `threads` threads of the block, whole warps; id is 1 to 15.
 // start_next, await_previous    griddepcontrol: device.h says what kernels owe each other. No instruction before
 //          compute capability 9.0, where a launch starts when the one before it has ended.
-// store_release_system, poll_acquire_system    a word that other GPUs and the host see: who reads what was stored also
-//          sees what was written before. To be polled, since it may be in another GPU or in the host.
 #pragma once
 
 #ifdef TM_CUDA_EMULATED
@@ -95,14 +93,6 @@ inline float fast_exp2(float v) {
 }
 inline float fast_log2(float v) {
   return log2f(v);
-}
-inline void store_release_system(uint32_t* address, uint32_t value) {
-  std::atomic_ref<uint32_t>(*address).store(value, std::memory_order_release);
-}
-inline uint32_t poll_acquire_system(const uint32_t* address) {
-  const uint32_t value = std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(address)).load(std::memory_order_acquire);
-  emulated::let_others_run();
-  return value;
 }
 
 #elif defined(__CUDACC__)
@@ -224,14 +214,6 @@ __device__ __forceinline__ float fast_log2(float v) {
   float result;
   asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(v));
   return result;
-}
-__device__ __forceinline__ void store_release_system(uint32_t* address, uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;\n" ::"l"(address), "r"(value) : "memory");
-}
-__device__ __forceinline__ uint32_t poll_acquire_system(const uint32_t* address) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];\n" : "=r"(value) : "l"(address) : "memory");
-  return value;
 }
 
 #endif

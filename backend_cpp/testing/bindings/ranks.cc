@@ -47,63 +47,6 @@ Array<float> join_ranks(const std::string& device, const Array<float>& parts, bo
   return joined;
 }
 
-// Operands of ranks for a call, in every thread the same: element i of rank r.
-float received(int call, int rank, size_t i) {
-  const auto mixed = static_cast<uint32_t>(call * 7919 + rank * 104729 + static_cast<int>(i) * 31) * 2654435761u;
-  return static_cast<float>(static_cast<int32_t>(mixed)) * 0x1p-20f;
-}
-
-// This many sums and gatherings one after the other, some of them launched as graphs, by ranks that pause where chance
-// has it. Returns how many elements were not, to the bit, what the ranks brought, added in their order.
-int race_ranks(const std::string& device, int ranks, int calls) {
-  static constexpr std::array<size_t, 5> kCounts = {1, 37, 1024, 1500, 4100};
-  const std::unique_ptr<RankGroup> group = find_device(device).make_group(ranks, 0);
-  ThreadTeam team(ranks, [&] { group->fail(); });
-  std::vector<int> wrong(static_cast<size_t>(ranks));
-  team.run([&](int rank) {
-    const auto ops = group->make_operators(rank);
-    std::vector<float> numbers(kCounts.back() * static_cast<size_t>(ranks));
-    const AlignedBuffer memory = ops->allocate(numbers.size() * sizeof(float));
-    auto* x = memory.as<float>();
-    std::minstd_rand same(1);                                   // on all ranks
-    std::minstd_rand random(static_cast<unsigned>(rank) + 10);  // this one's
-    PreparedSteps* steps = ops->prepared_steps();
-    if (steps != nullptr) steps->set_empty_spans({static_cast<int>(kCounts.size()), 1});
-    for (size_t kind = 0; steps != nullptr && kind < kCounts.size(); ++kind) {
-      steps->set_empty_spans({static_cast<int>(kind) + 1, 1});
-      steps->prepare(static_cast<int>(kind) + 1, [&] { ops->all_reduce(x, kCounts[kind]); });
-    }
-    for (int call = 0; call < calls; ++call) {
-      const size_t kind = same() % kCounts.size();
-      const size_t count = kCounts[kind];
-      const bool gathers = same() % 4 == 0;
-      float* values = gathers ? numbers.data() + static_cast<size_t>(rank) * count : numbers.data();
-      for (size_t i = 0; i < count; ++i) values[i] = received(call, rank, i);
-      ops->upload(numbers.data(), memory.size(), x);
-      if (random() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
-      if (gathers) {
-        ops->all_gather(x, count);
-      } else if (random() % 2 == 0) {
-        if (steps != nullptr) steps->set_empty_spans({static_cast<int>(kind) + 1, 1});
-        ops->run_step(static_cast<int>(kind) + 1, true, [&] { ops->all_reduce(x, count); });
-      } else {
-        ops->all_reduce(x, count);
-      }
-      ops->download(x, memory.size(), numbers.data());
-      for (size_t i = 0; i < count; ++i) {
-        float sum = received(call, 0, i);
-        for (int other = 0; other < ranks; ++other) {
-          const float part = received(call, other, i);
-          if (gathers && numbers[static_cast<size_t>(other) * count + i] != part) ++wrong[static_cast<size_t>(rank)];
-          if (other > 0) sum += part;
-        }
-        if (!gathers && numbers[i] != sum) ++wrong[static_cast<size_t>(rank)];
-      }
-    }
-  });
-  return std::accumulate(wrong.begin(), wrong.end(), 0);
-}
-
 // Error of each rank when the last one fails while the others wait for it in a sum, maybe of a graph.
 std::vector<std::string> abandon_ranks(const std::string& device, int ranks, bool is_graph) {
   const std::unique_ptr<RankGroup> group = find_device(device).make_group(ranks, 0);
@@ -143,7 +86,6 @@ std::vector<std::string> abandon_ranks(const std::string& device, int ranks, boo
 
 void bind_ranks(pybind11::module_& m) {
   m.def("join_ranks", &join_ranks);
-  m.def("race_ranks", &race_ranks);
   m.def("abandon_ranks", &abandon_ranks);
 }
 

@@ -22,8 +22,6 @@ constinit thread_local ThreadIndex* current_thread = nullptr;
 
 namespace {
 
-std::atomic<bool> has_pauses = false;
-
 enum class State : uint8_t { kReady, kPolls, kAtWarp, kAtPart, kAtBlock, kAtPrevious, kGone };
 
 constexpr int kParts = 16;  // ids of bar.sync; 0 is __syncthreads
@@ -313,25 +311,9 @@ void run_grid(const Launch& launch, size_t skipped) {
   if (error) std::rethrow_exception(error);
 }
 
-void run_cooperative_grid(const Launch& launch) {
-  const auto has_ended = [] { return true; };
-  for (size_t index = 0; index < launch.block_count(); ++index) run_block(launch, index, has_ended);
-}
-
-void let_others_run() {
-  self().fiber.leave();  // the other lanes
-  std::this_thread::yield();
-  thread_local std::minstd_rand random(std::random_device{}());
-  if (has_pauses && random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
-}
-
 void let_block_run() {
   self().state = State::kPolls;
   self().fiber.leave();
-}
-
-void set_pauses(bool pauses) {
-  has_pauses = pauses;
 }
 
 void await_previous() {

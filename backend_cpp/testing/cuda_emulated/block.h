@@ -52,13 +52,6 @@ void run_block(const Launch& launch, size_t index, const std::function<bool()>& 
 
 // Returns when the launch before has ended.
 void await_previous();
-// The same, one block after the other and in this thread, for blocks that wait for those of other launches, which other
-// threads of the host make.
-void run_cooperative_grid(const Launch& launch);
-// For a thread that looks again and again for what another launch writes.
-void let_others_run();
-// Whether that takes a while where chance has it: then ranks overtake each other.
-void set_pauses(bool has_pauses);
 
 std::byte* dynamic_shared_memory();
 

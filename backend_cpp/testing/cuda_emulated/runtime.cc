@@ -45,7 +45,6 @@ struct Allocation {
 std::mutex mu;
 std::map<void*, Allocation> allocated;  // guarded by mu
 std::array<size_t, kDevices> used{};    // guarded by mu; bytes of each device
-std::set<std::pair<int, int>> reached;  // guarded by mu; devices, and others whose memory they reach
 
 // Memory of any kind starts as NaN. Not rounded up, so that AddressSanitizer sees what is after.
 cudaError_t allocate(void** memory, size_t bytes) {
@@ -321,19 +320,6 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  if (const cudaError_t error = begin_call("cudaDeviceCanAccessPeer")) return error;
-  *can = device != peer ? 1 : 0;
-  return cudaSuccess;
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
-  if (const cudaError_t error = begin_call("cudaDeviceEnablePeerAccess")) return error;
-  if (peer < 0 || peer >= kDevices || peer == current_device) return cudaErrorInvalidValue;
-  const std::lock_guard lock(mu);
-  return reached.insert({current_device, peer}).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
-}
-
 cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
@@ -356,8 +342,6 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no CUDA-capable device is detected";
     case cudaErrorNoKernelImageForDevice:
       return "no kernel image is available for execution on the device";
-    case cudaErrorPeerAccessAlreadyEnabled:
-      return "peer access is already enabled";
   }
   return "unknown error";
 }

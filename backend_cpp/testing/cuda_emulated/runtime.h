@@ -18,8 +18,7 @@ enum cudaError_t {
   cudaErrorInsufficientDriver = 35,
   cudaErrorDeviceUnavailable = 46,
   cudaErrorNoDevice = 100,
-  cudaErrorNoKernelImageForDevice = 209,
-  cudaErrorPeerAccessAlreadyEnabled = 704
+  cudaErrorNoKernelImageForDevice = 209
 };
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
@@ -74,8 +73,6 @@ cudaError_t cudaDriverGetVersion(int* version);   // 1000 major + 10 minor
 cudaError_t cudaRuntimeGetVersion(int* version);  // the same
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
-cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t error);
 

@@ -14,7 +14,7 @@ constexpr auto kAbortDelay = std::chrono::seconds(1);
 
 }  // namespace
 
-NcclGroup::NcclGroup(int ranks, std::unique_ptr<P2pAllReduce> peers) : api_(nccl_api()), peers_(std::move(peers)) {
+NcclGroup::NcclGroup(int ranks) : api_(nccl_api()) {
   std::vector<int> devices(static_cast<size_t>(ranks));
   std::iota(devices.begin(), devices.end(), 0);
   std::vector<ncclComm*> comms(devices.size());
@@ -46,21 +46,11 @@ void NcclGroup::launch(int rank, const char* what, Call&& call) {
 }
 
 void NcclGroup::all_reduce(int rank, float* x, size_t count, cudaStream_t stream) {
-  if (has_peers_for(count)) {
-    check();
-    peers_->all_reduce(rank, x, count, stream);
-    return check();
-  }
   launch(rank, "summing over GPUs",
          [&](ncclComm* comm) { return api_.all_reduce(x, x, count, NcclApi::kFloat32, NcclApi::kSum, comm, stream); });
 }
 
 void NcclGroup::all_gather(int rank, float* x, size_t count, cudaStream_t stream) {
-  if (has_peers_for(count)) {
-    check();
-    peers_->all_gather(rank, x, count, stream);
-    return check();
-  }
   launch(rank, "gathering from GPUs", [&](ncclComm* comm) {
     return api_.all_gather(x + static_cast<size_t>(rank) * count, x, count, NcclApi::kFloat32, comm, stream);
   });
@@ -68,7 +58,6 @@ void NcclGroup::all_gather(int rank, float* x, size_t count, cudaStream_t stream
 
 void NcclGroup::fail() noexcept {
   if (has_failed_.exchange(true)) return;
-  if (peers_) peers_->stop();
   for (const auto& rank : ranks_) {
     aborts_.emplace_back([this, &rank] {
       const std::unique_lock lock(rank->mu, kAbortDelay);

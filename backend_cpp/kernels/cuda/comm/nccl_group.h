@@ -1,4 +1,4 @@
-// All-reduce and all-gather over the GPUs of this process: small ones over P2P in one launch, others by NCCL.
+// All-reduce and all-gather over the GPUs of this process, by NCCL.
 #pragma once
 
 #include <atomic>
@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "kernels/cuda/comm/nccl_api.h"
-#include "kernels/cuda/comm/p2p_all_reduce.h"
+#include "kernels/cuda/device_memory.h"
 
 namespace turbomind::cuda {
 
 // Rank r is GPU r. A rank calls from the thread whose current device that is.
 class NcclGroup {
  public:
-  // `peers` are for what they take; may be null. Throws Error when NCCL is missing, or does not connect the GPUs.
-  explicit NcclGroup(int ranks, std::unique_ptr<P2pAllReduce> peers = nullptr);
+  // Throws Error when NCCL is missing, or does not connect the GPUs.
+  explicit NcclGroup(int ranks);
   // Every graph that a call was captured in must be gone.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
@@ -42,10 +42,8 @@ class NcclGroup {
   // Launches what call(comm) does. `what` is for errors.
   template <class Call>
   void launch(int rank, const char* what, Call&& call);
-  bool has_peers_for(size_t count) const { return peers_ != nullptr && P2pAllReduce::takes(count); }
 
   const NcclApi& api_;
-  const std::unique_ptr<P2pAllReduce> peers_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<bool> has_failed_{false};
   std::vector<std::thread> aborts_;  // of fail()

@@ -54,7 +54,6 @@ void bind_faults(pybind11::module_& m) {
   m.def("launch_with", &launch_with);
   m.def("set_shared_memory", &emulated::set_shared_memory);
   m.def("set_only_checks_launches", &emulated::set_only_checks_launches);
-  m.def("set_pauses", &emulated::set_pauses);
   m.def("set_library", [](const std::string& name, int library) {
     emulated::set_library(name, static_cast<emulated::Library>(library));
   });
