@@ -123,7 +123,8 @@ def build(
         model.input(defaults, [model, panel.preset, conversation], panel.of_preset, **AT_ONCE)
         status_timer = gr.Timer(STATUS_SECONDS)
         status_timer.tick(**looking, **AT_ONCE)
-        kept.entries.blur(lambda: gr.update(active=False), None, status_timer, **AT_ONCE)
-        kept.entries.focus(lambda: gr.update(active=True), None, status_timer, **AT_ONCE)
+        # In the browser: answers of a server could overtake each other.
+        kept.entries.blur(None, None, status_timer, js='() => ({__type__: "update", active: false})')
+        kept.entries.focus(None, None, status_timer, js='() => ({__type__: "update", active: true})')
     blocks.page = page
     return blocks

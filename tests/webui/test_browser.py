@@ -185,7 +185,9 @@ def test_two_browsers_are_answered_at_once(
 def test_server_away_is_said_and_recovered_from_without_reload(
     open_page: Callable[[], ChatPage], fake_triton: FakeTriton
 ) -> None:
-    page = open_page()  # one that was never in the background, where none looks
+    page, other = open_page(), open_page()
+    for tab in (page, other) * 4 + (page,):  # in the background a page does not look
+        tab.focus()
     fake_triton.stop()
     try:
         page.send("Hello")
