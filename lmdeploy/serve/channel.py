@@ -14,8 +14,8 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     # A restarted server is found within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # of an attempt: a busy machine may take a while to answer it
     ("grpc.primary_user_agent", "lmdeploy"),
 ]
 _END_SECONDS = 5.0  # in which calls end that are under way when the channel is closed

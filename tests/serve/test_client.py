@@ -293,3 +293,22 @@ async def test_the_model_name_is_the_configured_one_or_the_directory_s(
 async def test_many_streams_share_one_channel(client: TritonClient) -> None:
     responses = await asyncio.gather(*(run(client, GenerateRequest(text_input=str(n))) for n in range(32)))
     assert all("".join(chunk.text for chunk in chunks).endswith("Paris.") for chunks in responses)
+
+
+async def test_a_server_that_answers_connections_late_is_waited_for(triton: FakeTriton) -> None:
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        from_server, to_server = await asyncio.open_connection(*triton.address.split(":"))
+
+        async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while received := await source.read(65536):
+                sink.write(received)
+            sink.close()
+
+        await asyncio.gather(copy(reader, to_server), copy(from_server, writer))
+
+    busy = await asyncio.start_server(relay, "127.0.0.1", 0)
+    host, port = busy.sockets[0].getsockname()
+    async with TritonClient(f"{host}:{port}") as client:
+        assert (await run(client, GenerateRequest(text_input="Hello")))[-1].finish_reason == "stop"
+    busy.close()
