@@ -100,35 +100,4 @@ class PatternCompiler final : public GrammarCompiler {
   }
 };
 
-// State that compiler, grammar and matcher of one library share, and lose with the compiler.
-struct GrammarLibrary {
-  std::atomic<bool> is_loaded{true};
-  std::atomic<int> uses_after_unload{0};
-
-  void use() {
-    if (!is_loaded) ++uses_after_unload;
-  }
-};
-
-// Grammars without an end, which may be used while their compiler lives.
-class LibraryCompiler final : public GrammarCompiler {
- public:
-  explicit LibraryCompiler(std::shared_ptr<GrammarLibrary> library) : library_(std::move(library)) {}
-  ~LibraryCompiler() override { library_->is_loaded = false; }
-  std::shared_ptr<const Grammar> compile(const std::string&, const Waiting&) override {
-    // The grammar and its matchers share it, and the last of them uses the library at its own end.
-    const std::shared_ptr<GrammarLibrary> shared(library_.get(),
-                                                 [library = library_](GrammarLibrary* used) { used->use(); });
-    return std::make_shared<StubGrammar>(
-        [shared](int) {
-          shared->use();
-          return every_token();
-        },
-        [shared](int, int32_t) { shared->use(); });
-  }
-
- private:
-  std::shared_ptr<GrammarLibrary> library_;
-};
-
 }  // namespace turbomind::testing

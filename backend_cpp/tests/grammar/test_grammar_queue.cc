@@ -155,21 +155,16 @@ TEST(a_caller_of_many_slow_formats_leaves_a_place_to_others) {
   for (RequestId id = 1; id <= 9; ++id) CHECK(queued.wait(id).grammar != nullptr);
 }
 
-TEST(requests_of_one_format_wait_for_one_compilation) {
-  Queued queued;
-  for (RequestId id = 1; id <= 5; ++id) queued.add(id, "slow");
-  queued.log->wait([&] { return queued.log->begun["slow"] == 1; });
-  queued.compiler->release();
-  for (RequestId id = 1; id <= 5; ++id) CHECK(queued.wait(id).grammar == queued.wait(1).grammar);
-  CHECK_EQUAL(queued.log->begun["slow"], 1);
-}
-
-TEST(requests_are_counted_by_what_became_of_their_formats) {
+TEST(requests_of_one_format_wait_for_one_compilation_and_are_counted_by_what_became_of_it) {
   Queued queued;
   for (RequestId id = 1; id <= 3; ++id) queued.add(id, "slow");
   queued.log->wait([&] { return queued.log->begun["slow"] == 1; });
   queued.compiler->release();
-  for (RequestId id = 1; id <= 3; ++id) CHECK(queued.wait(id).request.grammar_seconds >= 0);
+  for (RequestId id = 1; id <= 3; ++id) {
+    CHECK(queued.wait(id).grammar == queued.wait(1).grammar);
+    CHECK(queued.wait(id).request.grammar_seconds >= 0);
+  }
+  CHECK_EQUAL(queued.log->begun["slow"], 1);
   queued.add(4, "known");
   CHECK(queued.wait(4).grammar != nullptr);
   for (const RequestId id : {5, 6}) {
