@@ -11,7 +11,7 @@ import pytest
 
 from lmdeploy.json_schema import SchemaError
 from tests.support.grammar_walk import Judge, of_schema, walk
-from tests.support.random_schemas import RandomSchemas, keywords_of
+from tests.support.random_schemas import RandomSchemas
 
 SEEDS = range(1000)
 BLOCK = 25
@@ -58,7 +58,8 @@ def test_what_is_written_under_a_random_schema_is_valid_or_the_schema_is_refused
 def test_the_random_schemas_have_every_keyword() -> None:
     found: Counter[str] = Counter()
     for seed in SEEDS:
-        found.update(keywords_of(RandomSchemas(seed).schema()) & KEYWORDS)
+        text = json.dumps(RandomSchemas(seed).schema())
+        found.update(keyword for keyword in KEYWORDS if f'"{keyword}": ' in text)
     assert {keyword: count for keyword in KEYWORDS if (count := found[keyword]) < 10} == {}
 
 

@@ -61,6 +61,10 @@ class RandomSchemas:
     def _some(self, *options: Any) -> Any:
         return self._chance.choice(options)
 
+    def _maybe(self, likelihood: float, schema: dict[str, Any], keyword: str, value: Callable[[], Any]) -> None:
+        if self._chance.random() < likelihood:
+            schema[keyword] = value()
+
     def _below(self, depth: int) -> Schema:
         if self._chance.random() < 0.04:
             return self._some(True, True, {}, False)  # type: ignore[no-any-return]
@@ -96,17 +100,14 @@ class RandomSchemas:
             schema[self._some("minimum", "minimum", "exclusiveMinimum")] = low
         if self._chance.random() < 0.5:
             schema[self._some("maximum", "maximum", "exclusiveMaximum")] = low + self._some(0, 1, 2.5, 40, 1000)
-        if self._chance.random() < 0.3:
-            schema["multipleOf"] = self._some(1, 2, 5, 7, 0.5, 0.01, 100)
+        self._maybe(0.3, schema, "multipleOf", lambda: self._some(1, 2, 5, 7, 0.5, 0.01, 100))
         return schema
 
     def _string(self, _: int) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "string"}
         minimum = self._some(0, 1, 2, 5)
-        if self._chance.random() < 0.35:
-            schema["minLength"] = minimum
-        if self._chance.random() < 0.35:
-            schema["maxLength"] = minimum + self._some(0, 2, 10, 200)
+        self._maybe(0.35, schema, "minLength", lambda: minimum)
+        self._maybe(0.35, schema, "maxLength", lambda: minimum + self._some(0, 2, 10, 200))
         if self._chance.random() < 0.4:
             schema["pattern"] = self._some(*_PATTERNS)
         elif self._chance.random() < 0.3:
@@ -115,27 +116,19 @@ class RandomSchemas:
 
     def _array(self, depth: int) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "array"}
-        if self._chance.random() < 0.3:
-            schema["prefixItems"] = [self._below(depth) for _ in range(self._some(1, 2, 3))]
-        if self._chance.random() < 0.7:
-            schema["items"] = self._below(depth)
+        self._maybe(0.3, schema, "prefixItems", lambda: [self._below(depth) for _ in range(self._some(1, 2, 3))])
+        self._maybe(0.7, schema, "items", lambda: self._below(depth))
         minimum = self._some(0, 0, 1, 2)
-        if self._chance.random() < 0.4:
-            schema["minItems"] = minimum
-        if self._chance.random() < 0.5:
-            schema["maxItems"] = minimum + self._some(0, 1, 2, 5)
-        if self._chance.random() < 0.2:
-            schema["uniqueItems"] = self._some(True, True, False)
+        self._maybe(0.4, schema, "minItems", lambda: minimum)
+        self._maybe(0.5, schema, "maxItems", lambda: minimum + self._some(0, 1, 2, 5))
+        self._maybe(0.2, schema, "uniqueItems", lambda: self._some(True, True, False))
         if self._chance.random() < 0.2:
             schema["contains"] = self._below(depth)
-            if self._chance.random() < 0.4:
-                schema["minContains"] = self._some(0, 1, 2)
-            if self._chance.random() < 0.4:
-                schema["maxContains"] = self._some(1, 2, 3)
+            self._maybe(0.4, schema, "minContains", lambda: self._some(0, 1, 2))
+            self._maybe(0.4, schema, "maxContains", lambda: self._some(1, 2, 3))
             if self._chance.random() < 0.2:
                 schema["allOf"] = [{"contains": self._below(depth), "maxContains": self._some(1, 2)}]
-        if self._chance.random() < 0.1:
-            schema["unevaluatedItems"] = self._some(False, self._below(depth))
+        self._maybe(0.1, schema, "unevaluatedItems", lambda: self._some(False, self._below(depth)))
         return schema
 
     def _object(self, depth: int) -> dict[str, Any]:
@@ -147,8 +140,7 @@ class RandomSchemas:
             schema["required"] = self._chance.sample(names, self._chance.randint(0, len(names)))
             if self._chance.random() < 0.1:
                 schema["required"] = [*schema["required"], "other"]
-        if self._chance.random() < 0.4:
-            schema["additionalProperties"] = self._some(False, False, True, self._below(depth))
+        self._maybe(0.4, schema, "additionalProperties", lambda: self._some(False, False, True, self._below(depth)))
         if self._chance.random() < 0.15:
             patterns = self._chance.sample(["^x-", "^[a-z]+$", "itl", "^y"], self._some(1, 2))
             schema["patternProperties"] = {pattern: self._below(depth) for pattern in patterns}
@@ -156,16 +148,13 @@ class RandomSchemas:
             schema["propertyNames"] = self._some(
                 {"maxLength": 6}, {"pattern": "^[a-z-]+$"}, {"enum": ["a", "b", "c", "title"]}, self._string(0)
             )
-        if self._chance.random() < 0.15:
-            schema["minProperties"] = self._some(0, 1, 2, 3)
-        if self._chance.random() < 0.15:
-            schema["maxProperties"] = self._some(1, 2, 3, 4)
-        if self._chance.random() < 0.12:
-            schema["dependentRequired"] = {self._some(*_NAMES): [self._some(*_NAMES)]}
-        if self._chance.random() < 0.08:
-            schema["dependentSchemas"] = {self._some(*_NAMES): self._object(depth - 1) if depth > 1 else True}
-        if self._chance.random() < 0.1:
-            schema["unevaluatedProperties"] = self._some(False, False, True, self._below(depth))
+        self._maybe(0.15, schema, "minProperties", lambda: self._some(0, 1, 2, 3))
+        self._maybe(0.15, schema, "maxProperties", lambda: self._some(1, 2, 3, 4))
+        self._maybe(0.12, schema, "dependentRequired", lambda: {self._some(*_NAMES): [self._some(*_NAMES)]})
+        self._maybe(
+            0.08, schema, "dependentSchemas", lambda: {self._some(*_NAMES): depth <= 1 or self._object(depth - 1)}
+        )
+        self._maybe(0.1, schema, "unevaluatedProperties", lambda: self._some(False, False, True, self._below(depth)))
         return schema
 
     def _combined(self, depth: int) -> dict[str, Any]:
@@ -190,20 +179,3 @@ class RandomSchemas:
     def _tagged(self, kind: str, depth: int) -> dict[str, Any]:
         properties = {"kind": {"const": kind}, self._some(*_NAMES): self._below(depth)}
         return {"type": "object", "properties": properties, "required": ["kind"]}
-
-
-def keywords_of(schema: object) -> set[str]:
-    """Return the keywords that a schema, or one within it, has."""
-    found: set[str] = set()
-    if isinstance(schema, dict):
-        for keyword, value in schema.items():
-            found.add(keyword)
-            if keyword in ("properties", "patternProperties", "$defs", "dependentSchemas"):
-                for member in value.values():
-                    found |= keywords_of(member)
-            elif keyword in ("allOf", "anyOf", "oneOf", "prefixItems"):
-                for member in value:
-                    found |= keywords_of(member)
-            elif keyword not in ("enum", "const", "default", "examples", "dependentRequired"):
-                found |= keywords_of(value)
-    return found
