@@ -55,6 +55,11 @@ def of_rules(text: str) -> xgrammar.CompiledGrammar:
     return _COMPILER.compile_grammar(text)
 
 
+def of_tag(text: str) -> xgrammar.CompiledGrammar:
+    """Return the grammar of a structural tag."""
+    return _COMPILER.compile_structural_tag(text)
+
+
 def accepts(grammar: xgrammar.CompiledGrammar, text: str) -> bool:
     """Return whether a whole text is of the grammar."""
     matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=[_END])

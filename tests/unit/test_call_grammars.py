@@ -7,7 +7,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
 import xgrammar
 
 from lmdeploy.grammars import translated
@@ -15,6 +14,7 @@ from lmdeploy.json_schema import SchemaError
 from lmdeploy.templates.tool_call_formats import TOOL_CALL_FORMATS
 from lmdeploy.templates.tool_call_formats.grammar import FunctionSchema
 from openai_gateway.reasoning_grammar import or_calls
+from tests.support.grammar_walk import of_tag, walk
 from tests.support.random_schemas import RandomSchemas
 from tests.support.tool_calls import parse
 
@@ -46,53 +46,24 @@ SCHEMAS: dict[str, Any] = {
     "now": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 FUNCTIONS = [FunctionSchema(name, schema, is_strict=True) for name, schema in SCHEMAS.items()]
-# A token a character, of those that are in marks and of ASCII; control characters are among them.
-TOKENS = [chr(number) for number in range(1, 127)] + list("｜▁北日本ïé🙂")
-END = len(TOKENS)
-ENDS = [*"}])\"'<>/", "\n"]  # written by preference where a text gets long
 
 
-@pytest.fixture(scope="module")
-def compiler() -> xgrammar.GrammarCompiler:
-    info = xgrammar.TokenizerInfo([*TOKENS, "<end>"], vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[END])
-    return xgrammar.GrammarCompiler(info)
+def compiled(grammar: dict[str, Any]) -> xgrammar.CompiledGrammar:
+    return of_tag(translated(json.dumps({"type": "structural_tag", "structural_tag": grammar})).text)
 
 
-def compiled(compiler: xgrammar.GrammarCompiler, grammar: dict[str, Any]) -> xgrammar.CompiledGrammar:
-    given = {"type": "structural_tag", "structural_tag": grammar}
-    return compiler.compile_structural_tag(translated(json.dumps(given)).text)
-
-
-def babbled(grammar: xgrammar.CompiledGrammar, rng: random.Random, max_characters: int = 4000) -> str | None:
-    """Return a text that the grammar allows, chosen at random; None: it continued for more than `max_characters`."""
-    matcher = xgrammar.GrammarMatcher(grammar)
-    mask = torch.zeros((1, END // 32 + 1), dtype=torch.int32)
-    written = ""
-    while len(written) < max_characters:
-        mask.fill_(-1)
-        matcher.fill_next_token_bitmask(mask)
-        words = mask[0].tolist()
-        allowed = [token for token in range(END + 1) if words[token // 32] >> (token % 32) & 1]
-        assert allowed, written
-        if END in allowed and (len(written) > 200 or rng.random() < 0.6):
-            return written
-        long = [token for token in allowed if token < END and TOKENS[token] in ENDS] if len(written) > 150 else []
-        token = rng.choice(long or [token for token in allowed if token != END] or allowed)
-        assert matcher.accept_token(token)
-        if token == END:
-            return written
-        written += TOKENS[token]
-    return None
+def babbled(grammar: xgrammar.CompiledGrammar, seed: int) -> str | None:
+    """Return a text that the grammar allows, chosen at random; None: it continued for too long."""
+    text = walk(grammar, random.Random(seed))
+    return None if text is None else text.decode(errors="surrogatepass")
 
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
-def test_whatever_a_grammar_allows_is_read_as_calls_that_fit(
-    compiler: xgrammar.GrammarCompiler, name: str, several: bool
-) -> None:
-    grammar = compiled(compiler, FORMATS[name].grammar(FUNCTIONS).calls(several=several))
+def test_whatever_a_grammar_allows_is_read_as_calls_that_fit(name: str, several: bool) -> None:
+    grammar = compiled(FORMATS[name].grammar(FUNCTIONS).calls(several=several))
     for seed in range(12):
-        written = babbled(grammar, random.Random(seed))
+        written = babbled(grammar, seed)
         assert written is not None
         found = parse(written, SCHEMAS, name)
         assert (len(found.calls) == 1) if not several else found.calls, written
@@ -102,18 +73,18 @@ def test_whatever_a_grammar_allows_is_read_as_calls_that_fit(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_calls_in_text_are_held_to_their_schemas(compiler: xgrammar.GrammarCompiler, name: str) -> None:
+def test_calls_in_text_are_held_to_their_schemas(name: str) -> None:
     form = FORMATS[name]
     grammar = form.grammar(FUNCTIONS).text(several=True)
     if grammar is None:
         assert name in {"glm4", "llama4_pythonic", "xlam"}  # their calls are not known by anything
         return
-    allowed = compiled(compiler, grammar)
+    allowed = compiled(grammar)
 
     def takes(text: str) -> bool:
         return bool(xgrammar.GrammarMatcher(allowed).accept_string(text))
 
-    call = babbled(compiled(compiler, form.grammar(FUNCTIONS).calls(several=False)), random.Random(1))
+    call = babbled(compiled(form.grammar(FUNCTIONS).calls(several=False)), 1)
     assert call is not None
     assert takes("It is 3 < 5 {here} [1]. " + call)
     assert takes("No call.")
@@ -122,13 +93,13 @@ def test_calls_in_text_are_held_to_their_schemas(compiler: xgrammar.GrammarCompi
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_response_is_a_text_that_is_held_or_a_call(compiler: xgrammar.GrammarCompiler, name: str) -> None:
+def test_a_response_is_a_text_that_is_held_or_a_call(name: str) -> None:
     calls = FORMATS[name].grammar(FUNCTIONS).calls(several=False)
     requested = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}}
     grammar = or_calls(requested, calls, None)
     assert grammar is not None
-    either = compiled(compiler, grammar["structural_tag"])
-    call = babbled(compiled(compiler, calls), random.Random(3))
+    either = compiled(grammar["structural_tag"])
+    call = babbled(compiled(calls), 3)
     for text, is_taken in (('"yes"', True), (call, True), ('"maybe"', False), ("Well", False)):
         assert text is not None
         assert bool(xgrammar.GrammarMatcher(either).accept_string(text)) == is_taken, text
@@ -147,7 +118,7 @@ RANDOM = [function for seed in range(120) if (function := random_function(seed))
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_of_functions_with_random_schemas_fit_them_or_the_schemas_are_refused(
-    compiler: xgrammar.GrammarCompiler, name: str, *, all_cases: bool
+    name: str, *, all_cases: bool
 ) -> None:
     counts: Counter[str] = Counter()
     # A sample has other functions for each format.
@@ -158,12 +129,12 @@ def test_calls_of_functions_with_random_schemas_fit_them_or_the_schemas_are_refu
         except ValueError as error:
             counts["refused" if str(error).startswith(("the keyword", "the type", "the name")) else str(error)] += 1
             continue
-        allowed = compiled(compiler, grammar)
+        allowed = compiled(grammar)
         validator = jsonschema.Draft202012Validator(
             function.parameters, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
         )
         for attempt in range(3):
-            written = babbled(allowed, random.Random(seed * 100 + attempt), 1200)
+            written = babbled(allowed, seed * 100 + attempt)
             if written is None:
                 counts["endless"] += 1
                 continue
