@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,39 +181,22 @@ class Walk:
         return forced
 
 
-def follow(
-    model: AsyncEngine, grammar: xgrammar.CompiledGrammar, response_format: dict[str, Any], seeds: range, end: int
+FORMATS = {
+    **{name: {"type": "structural_tag", "structural_tag": tag} for name, tag in TAGS.items()},
+    **{f"lark: {name}": {"type": "lark", "lark": grammar} for name, grammar in LARK.items()},
+}
+
+
+@pytest.mark.alike(max_cases=33)
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_tokens_that_may_come_are_those_of_xgrammars_matcher(
+    name: str, model: AsyncEngine, reference: Reference, *, all_cases: bool
 ) -> None:
-    for seed in seeds:
+    text = translated(json.dumps(FORMATS[name])).text  # which xgrammar reads for the engine
+    compiler = reference.compiler(text)
+    grammar = (compiler.compile_structural_tag if name in TAGS else compiler.compile_lark)(text)
+    for seed in range(8 if all_cases else 2):
         walk = Walk(grammar, seed)
-        config = GenerationConfig(max_new_tokens=STEPS, response_format=response_format, logits_processors=[walk])
+        config = GenerationConfig(max_new_tokens=STEPS, response_format=FORMATS[name], logits_processors=[walk])
         response = model("Go on:", config)
-        expected = walk.tokens[:-1] if walk.tokens[-1] == end else walk.tokens
-        assert response.token_ids == expected
-
-
-@pytest.fixture
-def check(
-    model: AsyncEngine, reference: Reference, *, all_cases: bool
-) -> Callable[[xgrammar.CompiledGrammar, dict[str, Any]], None]:
-    seeds = range(8 if all_cases else 2)
-    return lambda grammar, response_format: follow(model, grammar, response_format, seeds, reference.end)
-
-
-def as_read(response_format: dict[str, Any]) -> str:
-    """Return the text that xgrammar reads for the engine in place of a format."""
-    return translated(json.dumps(response_format)).text
-
-
-@pytest.mark.alike(max_cases=15)
-@pytest.mark.parametrize("name", TAGS)
-def test_structural_tags(name: str, reference: Reference, check: Callable[..., None]) -> None:
-    form = {"type": "structural_tag", "structural_tag": TAGS[name]}
-    tag = as_read(form)
-    check(reference.compiler(tag).compile_structural_tag(tag), form)
-
-
-@pytest.mark.parametrize("name", LARK)
-def test_lark(name: str, reference: Reference, check: Callable[..., None]) -> None:
-    form = {"type": "lark", "lark": LARK[name]}
-    check(reference.compiler("").compile_lark(as_read(form)), form)
+        assert response.token_ids == (walk.tokens[:-1] if walk.tokens[-1] == reference.end else walk.tokens)

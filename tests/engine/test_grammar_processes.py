@@ -6,11 +6,12 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
@@ -42,30 +43,11 @@ HONEST = as_format({"type": "array", "items": {"type": "string", "maxLength": 6}
 def processes(others: Set[int] = frozenset()) -> list[int]:
     """Return the processes that read formats and that this one has started, but `others`."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")
-            name = fields[0].partition("(")[2]
-            state, parent = fields[2].split()[:2]
-        except OSError:  # it has ended
-            continue
-        if name == "turbomind_gramm" and state != "Z" and ancestor(int(parent)):
-            found.append(int(entry.name))
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            if child.name().startswith("turbomind_gramm") and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child.pid)
     return [pid for pid in found if pid not in others]
-
-
-def ancestor(pid: int) -> bool:
-    """Say whether ``pid`` is this process or one that it has started."""
-    while pid > 1:
-        if pid == os.getpid():
-            return True
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return False
-    return False
 
 
 def wait_until(holds: Any) -> None:
@@ -195,30 +177,21 @@ def test_closing_while_a_format_is_read_leaves_no_process_and_no_descriptor(mode
     model = load(model_dir)
     stream = model.stream_infer("Hello", structured(ENDLESS, max_new_tokens=1500), do_preprocess=False)
     next(iter(stream))
-    slow = threading.Thread(target=swallow, args=(model, structured(MANY_RANGES)))
+    slow = threading.Thread(target=swallow, args=(model, "Hello", structured(MANY_RANGES)))
     slow.start()
     wait_until(lambda: processes(others))
     model.close()
     slow.join(timeout=DEADLINE_S)
     assert not slow.is_alive()
-    swallow_rest(stream)
+    swallow(list, stream)
     del model, stream
     assert processes(others) == []
     assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
 
 
-def swallow(model: AsyncEngine, config: GenerationConfig) -> None:
-    try:
-        model("Hello", config, do_preprocess=False)
-    except (ValueError, RuntimeError):
-        return
-
-
-def swallow_rest(stream: Iterator[Any]) -> None:
-    try:
-        list(stream)
-    except (ValueError, RuntimeError):
-        return
+def swallow(use: Callable[..., object], *given: object) -> None:
+    with contextlib.suppress(ValueError, RuntimeError):
+        use(*given)
 
 
 @pytest.mark.parametrize(
