@@ -2,7 +2,8 @@
 
 import json
 import queue
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,36 +55,41 @@ def in_tag(content: dict[str, Any]) -> dict[str, Any]:
     return {"type": "structural_tag", "structural_tag": content}
 
 
-Door = tuple[Callable[[AsyncEngine, GenerationConfig], str], Callable[[Any], dict[str, Any]]]
-EXPRESSIONS: dict[str, Door] = {
-    "engine": (by_engine, lambda pattern: {"type": "regex_schema", "regex_schema": pattern}),
-    "pipeline": (by_pipeline, lambda pattern: {"type": "regex_schema", "regex_schema": pattern}),
-    "tag": (by_engine, lambda pattern: in_tag({"type": "regex", "pattern": pattern})),
-    "lark": (by_engine, lambda pattern: {"type": "lark", "lark": "start: /" + pattern.replace("/", r"\/") + "/"}),
-}
-SCHEMAS: dict[str, Door] = {
-    "engine": (by_engine, lambda schema: {"type": "json_schema", "json_schema": {"schema": schema}}),
-    "pipeline": (by_pipeline, lambda schema: {"type": "json_schema", "json_schema": {"schema": schema}}),
-    "tag": (by_engine, lambda schema: in_tag({"type": "json_schema", "json_schema": schema})),
-    "lark": (by_engine, lambda schema: {"type": "lark", "lark": f"start: %json {json.dumps(schema)}"}),
-}
+DOORS = ("engine", "pipeline", "tag", "lark")
 
 
-def allowed(model: AsyncEngine, door: Door, given: Any, texts: list[str]) -> list[str]:
+def form_of(door: str, given: str | dict[str, Any]) -> dict[str, Any]:
+    """Return the format of an expression or a schema."""
+    name = "regex" if isinstance(given, str) else "json_schema"
+    match door, given:
+        case "lark", str():
+            return {"type": "lark", "lark": "start: /" + given.replace("/", r"\/") + "/"}
+        case "lark", _:
+            return {"type": "lark", "lark": f"start: %json {json.dumps(given)}"}
+        case "tag", _:
+            return in_tag({"type": name, "pattern" if name == "regex" else name: given})
+        case _, str():
+            return {"type": "regex_schema", "regex_schema": given}
+    return {"type": "json_schema", "json_schema": {"schema": given}}
+
+
+def allowed(model: AsyncEngine, door: str, form: dict[str, Any], texts: list[str]) -> list[str]:
     """Return those of some texts that a format lets through; a refusal is a `ValueError`."""
-    respond, form = door
+    respond = by_pipeline if door == "pipeline" else by_engine
     found = []
     for text in texts:
-        config = GenerationConfig(
-            max_new_tokens=40, response_format=form(given), logits_processors=[Dictation(model, text)]
-        )
+        config = GenerationConfig(max_new_tokens=40, response_format=form, logits_processors=[Dictation(model, text)])
         found += [text] if respond(model, config) == text else []
     return found
 
 
-@pytest.mark.parametrize("door", EXPRESSIONS)
+def numbers(**bounds: Any) -> dict[str, Any]:
+    return {"type": "array", "items": {"enum": [1, 2]}} | bounds
+
+
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    ("pattern", "accepted", "others"),
+    ("given", "accepted", "others"),
     [
         (r"[\^a]", ["^", "a"], ["b", "]"]),
         (r"[\^-bé]x", ["^x", "_x", "éx"], ["cx", "x"]),
@@ -104,49 +110,6 @@ def allowed(model: AsyncEngine, door: Door, given: Any, texts: list[str]) -> lis
         ('{"a": [0-9]}', ['{"a": 1}'], ['{"a": }']),
         ("a.b", ["aéb", "a🙂b"], ["a\nb"]),
         ("[é-日]|🙂", ["é", "日", "🙂"], ["z", "本本"]),
-    ],
-)
-def test_an_expression_allows_the_same_texts(
-    model: AsyncEngine, door: str, pattern: str, accepted: list[str], others: list[str]
-) -> None:
-    assert allowed(model, EXPRESSIONS[door], pattern, accepted + others) == accepted
-
-
-@pytest.mark.parametrize("door", EXPRESSIONS)
-@pytest.mark.parametrize(
-    ("pattern", "reason"),
-    [
-        ("(?=a)a", "looks ahead"),
-        ("(?<!a)b", "looks behind"),
-        (r"\bword\b", r"has \b"),
-        (r"(a)\1", r"has \1"),
-        ("a^b", "matches no text"),
-        ("[[:alpha:]]", "has [: in a class"),
-        ("a{1,4294967297}", "repeats more than 20000 times"),
-        (r"\p{Greek}", r"has \p"),
-        ("a{,3}", "has {, which"),
-        ("a{3,2}", "counts down"),
-        ("a**", "repeats what is repeated already"),
-        ("((", "a ( without a )"),
-        ("[a", "a [ without a ]"),
-        (r"\ud800", "half of a surrogate pair"),
-        ("(^a)*", "repeats a group with ^"),
-    ],
-)
-def test_an_expression_is_refused_for_the_same_reason(model: AsyncEngine, door: str, pattern: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=r"response_format.*") as rejected:
-        allowed(model, EXPRESSIONS[door], pattern, ["a"])
-    assert reason in str(rejected.value)
-
-
-def numbers(**bounds: Any) -> dict[str, Any]:
-    return {"type": "array", "items": {"enum": [1, 2]}} | bounds
-
-
-@pytest.mark.parametrize("door", SCHEMAS)
-@pytest.mark.parametrize(
-    ("schema", "accepted", "others"),
-    [
         (numbers(uniqueItems=True), ["[]", "[1, 2]"], ["[1,1]", "[1, 1]"]),
         (numbers(contains={"const": 2}), ["[1, 2]", "[2]"], ["[]", "[1]"]),
         ({"not": {"type": ["object", "array", "string", "number"]}}, ["null", "true"], ["1", '"a"']),
@@ -165,16 +128,31 @@ def numbers(**bounds: Any) -> dict[str, Any]:
         ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"']),
     ],
 )
-def test_a_schema_allows_the_same_texts(
-    model: AsyncEngine, door: str, schema: dict[str, Any], accepted: list[str], others: list[str]
+def test_a_format_allows_the_same_texts(
+    model: AsyncEngine, door: str, given: str | dict[str, Any], accepted: list[str], others: list[str]
 ) -> None:
-    assert allowed(model, SCHEMAS[door], schema, accepted + others) == accepted
+    assert allowed(model, door, form_of(door, given), accepted + others) == accepted
 
 
-@pytest.mark.parametrize("door", SCHEMAS)
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    ("schema", "reason"),
+    ("given", "reason"),
     [
+        ("(?=a)a", "looks ahead"),
+        ("(?<!a)b", "looks behind"),
+        (r"\bword\b", r"has \b"),
+        (r"(a)\1", r"has \1"),
+        ("a^b", "matches no text"),
+        ("[[:alpha:]]", "has [: in a class"),
+        ("a{1,4294967297}", "repeats more than 20000 times"),
+        (r"\p{Greek}", r"has \p"),
+        ("a{,3}", "has {, which"),
+        ("a{3,2}", "counts down"),
+        ("a**", "repeats what is repeated already"),
+        ("((", "a ( without a )"),
+        ("[a", "a [ without a ]"),
+        (r"\ud800", "half of a surrogate pair"),
+        ("(^a)*", "repeats a group with ^"),
         ({"type": "array", "uniqueItems": True}, "#/uniqueItems: is enforced where"),
         ({"properties": {"a~/b": {"type": "what"}}}, "#/properties/a~0~1b/type: "),
         ({"type": "string", "pattern": "(?=x)"}, "#/pattern: the expression '(?=x)' looks ahead"),
@@ -182,39 +160,66 @@ def test_a_schema_allows_the_same_texts(
         (numbers(uniqueItems=True, minItems=3), "no value meets this schema"),
     ],
 )
-def test_a_schema_is_refused_for_the_same_reason(
-    model: AsyncEngine, door: str, schema: dict[str, Any], reason: str
+def test_a_format_is_refused_for_the_same_reason(
+    model: AsyncEngine, door: str, given: str | dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=r"response_format.*") as rejected:
-        allowed(model, SCHEMAS[door], schema, ["1"])
+        allowed(model, door, form_of(door, given), ["1"])
     assert reason in str(rejected.value)
+
+
+def test_an_object_is_any_object(model: AsyncEngine) -> None:
+    texts = ["{}", '{"a": [1, {"b": null}], "é": "c"}', "[1]", '"a"', "{,}", '{"a": 1']
+    assert allowed(model, "engine", {"type": "json_object"}, texts) == texts[:2]
 
 
 MARKED: dict[str, Any] = {"type": "json_schema", "json_schema": numbers(uniqueItems=True), "is_enforced": True}
 
 
-def test_a_schema_is_enforced_whatever_its_caller_says_of_it(model: AsyncEngine) -> None:
-    door: Door = (by_engine, lambda _: in_tag({"type": "sequence", "elements": [MARKED | {"max_whitespace_cnt": 1}]}))
-    assert allowed(model, door, None, ["[1, 2]", "[1, 1]"]) == ["[1, 2]"]
-    holder = {"schema": MARKED["json_schema"], "is_enforced": True}
-    whole: Door = (by_engine, lambda _: MARKED | {"json_schema": holder})
-    assert allowed(model, whole, None, ["[1, 2]", "[1, 1]"]) == ["[1, 2]"]
+@pytest.mark.parametrize(
+    "form",
+    [
+        in_tag({"type": "sequence", "elements": [MARKED | {"max_whitespace_cnt": 1}]}),
+        MARKED | {"json_schema": {"schema": MARKED["json_schema"], "is_enforced": True}},
+    ],
+)
+def test_a_schema_is_enforced_whatever_its_caller_says_of_it(model: AsyncEngine, form: dict[str, Any]) -> None:
+    assert allowed(model, "engine", form, ["[1, 2]", "[1, 1]"]) == ["[1, 2]"]
 
 
-@pytest.mark.parametrize("door", SCHEMAS)
+@pytest.mark.parametrize("door", DOORS)
 def test_members_come_in_any_order_and_others_come_where_the_request_says_so(model: AsyncEngine, door: str) -> None:
     schema = {"type": "object", "properties": {name: {"type": "null"} for name in "abc"}, "required": ["a", "b"]}
     texts = ['{"a": null, "b": null}', '{"b": null, "a": null}', '{"c": null, "b": null, "a": null, "d": 1}']
     others = ['{"b": null}', '{"a": null, "a": null, "b": null}']
-    respond, form = SCHEMAS[door]
-    assert allowed(model, (respond, form), schema, texts + others) == texts[:1]
-    if door == "lark":  # has no place to say so
-        return
+    form = form_of(door, schema)
+    assert allowed(model, door, form, texts + others) == texts[:1]
+    if door != "lark":  # it has no place to say so
+        form["structural_tag" if door == "tag" else "json_schema"].update(property_order="any", additional="any")
+        assert allowed(model, door, form, texts + others) == texts
 
-    def free(given: Any) -> dict[str, Any]:
-        formed = form(given)
-        options = {"property_order": "any", "additional": "any"}
-        formed["json_schema" if "json_schema" in formed else "structural_tag"].update(options)
-        return formed
 
-    assert allowed(model, (respond, free), schema, texts + others) == texts
+WORDS = "Hello, big  world_1!"
+WORD_CHUNKS = re.findall(r"\w+|\W", WORDS)
+ENDS = range(len(WORD_CHUNKS) + 1)
+SPANS = "|".join(re.escape("".join(WORD_CHUNKS[start:end])) for start in ENDS for end in ENDS)
+
+
+@pytest.mark.parametrize(
+    ("lark", "judge", "texts"),
+    [
+        ("/hel+o[^k]/i", "(?i)hel+o[^k]", ["HeLLo!", "helok", "heloK", "hello\u212a", "heo!"]),
+        ('"grüße"i', "(?i)grüße", ["GRÜßE", "grüße", "grüsse"]),
+        ("/a.b/s", "(?s)a.b", ["a\nb", "axb", "ab"]),
+        ("/a b # c\n  [ d]/x", "ab[ d]", ["abd", "ab ", "a bd"]),
+        ("/^a.b$/mis", "(?s)[aA].[bB]", ["A\nb", "a b", "A"]),
+        (f'%regex {{"substring_words": "{WORDS}"}}', SPANS, ["big  world_1", "big  wor", " "]),
+        ('%regex {"substring_chars": "añb"}', "|a(ñb?)?|ñb?|b", ["ñb", "ab", "", "añb"]),
+    ],
+)
+def test_expressions_of_lark_are_read_as_re_reads_them(
+    model: AsyncEngine, lark: str, judge: str, texts: list[str]
+) -> None:
+    form = {"type": "lark", "lark": f'start: "<" EXPRESSION ">"\nEXPRESSION: {lark}'}
+    found = allowed(model, "lark", form, [f"<{text}>" for text in texts])
+    assert found == [f"<{text}>" for text in texts if re.fullmatch(judge, text)]
