@@ -27,7 +27,7 @@ from lmdeploy.serve.multi_model.requested import RequestedModel
 from lmdeploy.serve.restrictions import GRPC_KEY_HEADER, REPOSITORY_KEY, new_key
 from tests.support.commands import ApiServer, api_server
 from tests.support.hybrid_models import make_hybrid
-from tests.support.processes import children
+from tests.support.processes import children, command_line
 from tests.support.tiny_encoders import make_encoder, write_modules
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
@@ -79,6 +79,8 @@ def server(models_file: Path) -> Iterator[ApiServer]:
     options = [word for name, value in settings.items() for word in (f"--{name}", value)]
     with api_server(*options) as running:
         running.wait_ready()
+        triton = running.triton_pid()  # whose engines start a process for formats two seconds later
+        eventually_sync(lambda: sum("lmdeploy.grammars" in command_line(pid) for pid in children(triton)) == 2)
         yield running
         running.end(signal.SIGINT)
 
