@@ -134,6 +134,29 @@ def resident(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.fixture(scope="module")
+def cut_off(http: httpx.Client, folders: dict[str, Path]) -> str:
+    """Return the last lines of a response whose model was unloaded meanwhile."""
+    loaded = load(http, "wide", folders["wide"], session_len=32768, cache_max_entry_count=600)
+    assert loaded.status_code == 200, loaded.text
+    lines: list[str] = []
+    has_begun = threading.Event()
+
+    def read() -> None:
+        with http.stream("POST", "/v1/completions", json=body("wide", max_tokens=30000, stream=True)) as response:
+            for line in response.iter_lines():
+                lines.append(line)
+                has_begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert has_begun.wait(_SECONDS)
+    assert unload(http, "wide").status_code == 200
+    reader.join(_SECONDS)
+    assert not reader.is_alive()
+    return "".join(lines[-4:])
+
+
 def test_each_model_answers_as_it_does_alone(http: httpx.Client, expected: dict[str, str]) -> None:
     assert names(http) == ["small", "chat@1", "chat"]
     for model, folder in (("small", "small"), ("chat@1", "deep"), ("chat", "deep")):
@@ -143,14 +166,12 @@ def test_each_model_answers_as_it_does_alone(http: httpx.Client, expected: dict[
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.usefixtures("cut_off")  # once before: what stays of a first time is no leak
 def test_a_model_that_was_unloaded_has_given_its_memory_back(
     server: ApiServer, http: httpx.Client, folders: dict[str, Path], expected: dict[str, str], *, all_cases: bool
 ) -> None:
     triton = server.triton_pid()
-    processes = len(children(triton))
-    loaded = load(http, "wide", folders["wide"])  # once before: what stays of a first time is no leak
-    assert loaded.status_code == 200, (loaded.text, server.output)
-    assert unload(http, "wide").status_code == 200
+    processes = 2 * 4  # the Python models of two, and what reads formats
     eventually_sync(lambda: len(children(triton)) == processes, timeout=_SECONDS)
     before = resident(triton)
     for _ in range(2 if all_cases else 1):
@@ -203,25 +224,9 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason_and_disturbs_nobody(
 
 
 def test_a_response_that_outlasts_its_model_ends_with_the_reason(
-    http: httpx.Client, folders: dict[str, Path], expected: dict[str, str]
+    http: httpx.Client, cut_off: str, expected: dict[str, str]
 ) -> None:
-    assert load(http, "wide", folders["wide"], session_len=32768, cache_max_entry_count=600).status_code == 200
-    lines: list[str] = []
-    has_begun = threading.Event()
-
-    def read() -> None:
-        with http.stream("POST", "/v1/completions", json=body("wide", max_tokens=30000, stream=True)) as response:
-            for line in response.iter_lines():
-                lines.append(line)
-                has_begun.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert has_begun.wait(_SECONDS)
-    assert unload(http, "wide").status_code == 200
-    reader.join(_SECONDS)
-    assert not reader.is_alive()
-    assert "the model was unloaded before the response had ended" in "".join(lines[-4:])
+    assert "the model was unloaded before the response had ended" in cut_off
     assert text(http, "small") == expected["small"]
 
 

@@ -20,12 +20,8 @@ import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.paths import DEFAULT_MODEL_NAME, cache_root
-from lmdeploy.serve.ports import Ports
-from lmdeploy.serve.tritonserver import TritonServer
-from lmdeploy.turbomind.convert import convert
-from tests.e2e.test_api_server import api_server
+from tests.support.commands import ApiServer, api_server
 from tests.support.metrics import engine_metrics
-from tests.support.servers import START
 from tests.support.waiting import eventually_sync
 
 TEMPLATE = "qwen-7b"  # what is chosen for the default model; every old release knows it
@@ -75,13 +71,12 @@ print(json.dumps([first, cancelled, [status.value, tokens], client.end(5).value]
 
 
 @pytest.fixture(scope="module")
-def server(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """The default model as ``lmdeploy convert`` makes it, without an option."""
-    workspace = tmp_path_factory.mktemp("served") / "workspace"
-    convert(str(default_model_dir), workspace, dtype="float32")
-    with TritonServer(workspace, ports=Ports.free()) as server:
-        server.wait_ready(START)
+def server() -> Iterator[ApiServer]:
+    """A server without an option."""
+    with api_server() as server:
+        server.wait_ready()
         yield server
+        server.end(signal.SIGINT)
 
 
 @functools.cache
@@ -89,7 +84,7 @@ def expected_responses(version: str, default_model_dir: Path) -> list[str]:
     """Return our greedy responses to the very texts a client's template writes."""
     texts, stop_words = OldClient(version).run_script(RENDER, TEMPLATE, *TURNS)
     responses = []
-    config = TurbomindEngineConfig(dtype="float32", session_len=2048, cache_max_entry_count=64)
+    config = TurbomindEngineConfig(session_len=2048, cache_max_entry_count=64)
     with pipeline(str(default_model_dir), backend_config=config) as pipe:
         # The client stops at the last token of each stop word.
         stops = [pipe.tokenizer.encode(word)[-1] for word in stop_words]
@@ -110,35 +105,27 @@ def expected_responses(version: str, default_model_dir: Path) -> list[str]:
 @pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize(("version", "options"), [("0.5.1", ()), ("0.5.1", ("--stream-output",)), ("0.2.6", ())])
 def test_two_turns_end_and_a_new_conversation(
-    server: TritonServer, default_model_dir: Path, version: str, options: tuple[str, ...]
+    server: ApiServer, default_model_dir: Path, version: str, options: tuple[str, ...]
 ) -> None:
     first, second = expected_responses(version, default_model_dir)
-    shown = OldClient(version).chat(server.grpc_address, *TURNS, "end", TURNS[0], options=options)
+    shown = OldClient(version).chat(server.triton_address, *TURNS, "end", TURNS[0], options=options)
     assert shown == [first, second, "", first]
 
 
-@pytest.mark.alike(max_cases=1)  # test_the_oldest_release_samples_and_leaves_in_peace has the other
-@pytest.mark.parametrize("version", ["0.5.1", "0.2.0"])
-def test_a_plain_api_server_serves_old_clients_and_keeps_its_name_for_others(version: str) -> None:
-    with api_server() as server:
-        server.wait_ready()
-        first, ended = OldClient(version).chat(server.triton_address, TURNS[0], "end")
-        assert first
-        assert ended == ""
-        [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
-        assert model["id"] == DEFAULT_MODEL_NAME
-        server.end(signal.SIGINT)
+def test_the_model_keeps_its_name_for_others(server: ApiServer) -> None:
+    [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+    assert model["id"] == DEFAULT_MODEL_NAME
 
 
-def test_the_oldest_release_samples_and_leaves_in_peace(server: TritonServer) -> None:
-    first, _, ended, again = OldClient("0.2.0").chat(server.grpc_address, *TURNS, "end", TURNS[0])
+def test_the_oldest_release_samples_and_leaves_in_peace(server: ApiServer) -> None:
+    first, _, ended, again = OldClient("0.2.0").chat(server.triton_address, *TURNS, "end", TURNS[0])
     assert first
     assert again
     assert ended == ""
 
 
-def test_the_old_benchmark_gets_as_many_tokens_as_it_asks_for(server: TritonServer) -> None:
-    counts = OldClient("0.5.1").run_script(BENCHMARK, server.grpc_address)
+def test_the_old_benchmark_gets_as_many_tokens_as_it_asks_for(server: ApiServer) -> None:
+    counts = OldClient("0.5.1").run_script(BENCHMARK, server.triton_address)
     assert len(counts) == 12
     for status, requested, tokens in counts:
         assert status == 0
@@ -146,8 +133,8 @@ def test_the_old_benchmark_gets_as_many_tokens_as_it_asks_for(server: TritonServ
     eventually_sync(lambda: engine_metrics(server)["cache_blocks_used"] == 0)
 
 
-def test_an_old_client_cancels_and_goes_on(server: TritonServer) -> None:
-    (status, tokens), cancelled, (later, more), ended = OldClient("0.5.1").run_script(CANCEL, server.grpc_address)
+def test_an_old_client_cancels_and_goes_on(server: ApiServer) -> None:
+    (status, tokens), cancelled, (later, more), ended = OldClient("0.5.1").run_script(CANCEL, server.triton_address)
     assert (status, cancelled, later, ended) == (0, [0], 0, 0)
     assert 3 <= tokens < 3000
     assert more in (5, 6)

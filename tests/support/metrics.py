@@ -5,11 +5,12 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmdeploy.serve.tritonserver import TritonServer
+from tests.support.commands import ApiServer
 
 Labels = frozenset[tuple[str, str]]
 
 
-def engine_metrics(server: TritonServer) -> dict[str, float]:
+def engine_metrics(server: TritonServer | ApiServer) -> dict[str, float]:
     """Return the ``turbomind_*`` metrics by name, without the prefix."""
     with urllib.request.urlopen(server.metrics_url, timeout=60) as response:
         lines = response.read().decode().splitlines()
