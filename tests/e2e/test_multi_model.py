@@ -333,15 +333,15 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def turns_of(model: str, folder: Path) -> list[Turn]:
-    """Return five conversations of four turns each with one model, or what it makes of ten texts."""
+    """Return four conversations of three turns each with one model, or what it makes of six texts."""
     turns: list[Turn] = []
     with pipeline(str(folder), TurbomindEngineConfig(**OF_TRIO)) as pipe:
         if model == "embed":
-            texts = [f"{PROMPT} {number} dogs" for number in range(10)]
+            texts = [f"{PROMPT} {number} dogs" for number in range(6)]
             return [Turn(model, text, vector.tolist()) for text, vector in zip(texts, pipe.embed(texts), strict=True)]
-        for number in range(5):
+        for number in range(4):
             prompt = f"{PROMPT} {number} dogs"
-            for _ in range(4):
+            for _ in range(3):
                 text = pipe(prompt, GenerationConfig(max_new_tokens=8, ignore_eos=True), do_preprocess=False).text
                 turns.append(Turn(model, prompt, text))
                 prompt += f"{text} and then"

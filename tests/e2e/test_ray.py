@@ -160,7 +160,7 @@ def test_two_replicas_answer_an_openai_client_whole_and_streamed(url: str) -> No
 def test_a_session_and_a_long_prefix_stay_with_the_replica_that_has_them(url: str) -> None:
     sessions: dict[str, set[str]] = {}
     prefixes: dict[str, set[str]] = {}
-    for turn in range(3):
+    for turn in range(2):
         for number in range(12):
             name = f"session {number}"
             sessions.setdefault(name, set()).add(complete(url, f"{turn}", session=name).headers["x-replica"])
@@ -287,7 +287,7 @@ def test_open_responses_are_finished_when_the_application_ends(url: str, model: 
 
     client = OpenAI(base_url=f"{url}/v1", api_key="sk-ray", max_retries=0)
     stream = client.completions.create(
-        model="tiny", prompt="x", max_tokens=LONG, stream=True, timeout=60, extra_body={"ignore_eos": True}
+        model="tiny", prompt="x", max_tokens=LONG // 2, stream=True, timeout=60, extra_body={"ignore_eos": True}
     )
     events = iter(stream)
     next(events)

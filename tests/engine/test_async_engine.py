@@ -52,22 +52,22 @@ def same_response(turn: Response, reference: Response) -> bool:
 
 async def test_threads_and_event_loops_share_one_engine(pipe: AsyncEngine) -> None:
     questions = [f"Name {count} animals." for count in range(1, 4)]
-    expected = [response.text for response in pipe(questions, SHORT)]
+    expected = [response.text for response in pipe(questions, CUT_OFF)]
     barrier = threading.Barrier(3)
 
     def in_a_thread(_: int) -> list[str]:
         barrier.wait(180)
-        return [response.text for response in pipe(questions, SHORT)]
+        return [response.text for response in pipe(questions, CUT_OFF)]
 
     def in_a_loop_of_its_own(_: int) -> list[str]:
         barrier.wait(180)
-        return [response.text for response in asyncio.run(pipe.async_batch_infer(questions, SHORT))]
+        return [response.text for response in asyncio.run(pipe.async_batch_infer(questions, CUT_OFF))]
 
     with ThreadPoolExecutor(3) as threads:
         loop = asyncio.get_running_loop()
         others = [loop.run_in_executor(threads, work, 0) for work in (in_a_thread, in_a_thread, in_a_loop_of_its_own)]
-        here = [pipe.async_batch_infer(question, SHORT) for question in questions]
-        sessions = [whole(pipe, question, 100 + i, SHORT) for i, question in enumerate(questions)]
+        here = [pipe.async_batch_infer(question, CUT_OFF) for question in questions]
+        sessions = [whole(pipe, question, 100 + i, CUT_OFF) for i, question in enumerate(questions)]
         (*responses,) = await asyncio.gather(*others, asyncio.gather(*here), asyncio.gather(*sessions))
     assert responses[:3] == [expected] * 3
     assert [[response.text for response in reply] for reply in responses[3:]] == [expected] * 2
@@ -115,26 +115,28 @@ async def test_a_session_s_turn_is_the_whole_conversation_s(pipe: AsyncEngine, f
 
 async def test_a_session_begun_again_has_forgotten_the_old_one(pipe: AsyncEngine) -> None:
     await whole(pipe, "Remember the number 42.", 2, CUT_OFF, sequence_end=False)
-    again = await whole(pipe, QUESTION, 2, SHORT, sequence_end=False)
-    assert same_response(again, pipe(QUESTION, SHORT))
+    again = await whole(pipe, QUESTION, 2, CUT_OFF, sequence_end=False)
+    assert same_response(again, pipe(QUESTION, CUT_OFF))
     await pipe.end_session(2)
 
 
 async def test_step_rolls_a_session_back(pipe: AsyncEngine) -> None:
-    begun = await whole(pipe, QUESTION, 3, SHORT, sequence_end=False)
-    first = await whole(pipe, "And of Spain?", 3, SHORT, sequence_start=False, sequence_end=False)
-    instead = await whole(pipe, NEXT, 3, SHORT, sequence_start=False, step=first.history_token_len)
-    assert same_response(instead, pipe([user(QUESTION), assistant(begun.text), user(NEXT)], SHORT))
+    begun = await whole(pipe, QUESTION, 3, CUT_OFF, sequence_end=False)
+    first = await whole(pipe, "And of Spain?", 3, CUT_OFF, sequence_start=False, sequence_end=False)
+    instead = await whole(pipe, NEXT, 3, CUT_OFF, sequence_start=False, step=first.history_token_len)
+    assert same_response(instead, pipe([user(QUESTION), assistant(begun.text), user(NEXT)], CUT_OFF))
 
 
 async def test_finished_texts_and_token_ids_go_on_where_the_session_ends(pipe: AsyncEngine) -> None:
     text, more = "Once upon a time", ", in a land far away,"
     await whole(pipe, text, 4, GenerationConfig(max_new_tokens=1), do_preprocess=False, sequence_end=False)
     length = len(pipe.tokenizer.encode(text))
-    turn = await whole(pipe, more, 4, SHORT, do_preprocess=False, sequence_start=False, step=length, sequence_end=False)
-    assert same_response(turn, pipe(text + more, SHORT, do_preprocess=False))
+    turn = await whole(
+        pipe, more, 4, CUT_OFF, do_preprocess=False, sequence_start=False, step=length, sequence_end=False
+    )
+    assert same_response(turn, pipe(text + more, CUT_OFF, do_preprocess=False))
     ids = pipe.tokenizer.encode(more)
-    again = await whole(pipe, "", 4, SHORT, input_ids=ids, sequence_start=False, step=length)
+    again = await whole(pipe, "", 4, CUT_OFF, input_ids=ids, sequence_start=False, step=length)
     assert again.token_ids == turn.token_ids
 
 
@@ -146,7 +148,7 @@ async def test_a_stopped_session_keeps_what_it_has(pipe: AsyncEngine) -> None:
             await pipe.stop_session(5)
     assert pieces[-1].finish_reason == "cancelled"
     assert 5 <= pieces[-1].generate_token_len < 400
-    turn = await whole(pipe, "Go on.", 5, SHORT, sequence_start=False)
+    turn = await whole(pipe, "Go on.", 5, CUT_OFF, sequence_start=False)
     assert turn.history_token_len >= pieces[-1].input_token_len + 5
 
 
@@ -154,7 +156,7 @@ async def test_leaving_a_session_s_response_early_stops_it(pipe: AsyncEngine) ->
     response = pipe.generate("Tell me a story.", 6, ENDLESS, sequence_end=False)
     await anext(response)
     await response.aclose()
-    turn = await whole(pipe, "Go on.", 6, SHORT, sequence_start=False)
+    turn = await whole(pipe, "Go on.", 6, CUT_OFF, sequence_start=False)
     assert turn.history_token_len > 0
 
 
@@ -191,11 +193,11 @@ async def test_an_unknown_session_is_refused_and_ending_it_is_not(pipe: AsyncEng
 
 async def test_an_ended_session_is_gone(pipe: AsyncEngine) -> None:
     before = pipe.engine.metrics()["sessions"]
-    await whole(pipe, QUESTION, 9, SHORT, sequence_end=False)
+    await whole(pipe, QUESTION, 9, CUT_OFF, sequence_end=False)
     assert pipe.engine.metrics()["sessions"] == before + 1
     await pipe.end_session(9)
     assert pipe.engine.metrics()["sessions"] == before
-    await whole(pipe, QUESTION, 10, SHORT)
+    await whole(pipe, QUESTION, 10, CUT_OFF)
     assert pipe.engine.metrics()["sessions"] == before
 
 
@@ -228,18 +230,18 @@ def test_a_chat_without_a_session_begins_again_with_its_history(pipe: AsyncEngin
 
 
 def test_a_chat_that_outgrows_the_session_says_so(pipe: AsyncEngine) -> None:
-    session = pipe.chat("word " * 300, gen_config=SHORT)
-    pipe.chat("word " * 300, session=session, gen_config=SHORT)
+    session = pipe.chat("word " * 300, gen_config=CUT_OFF)
+    pipe.chat("word " * 300, session=session, gen_config=CUT_OFF)
     assert session.response is not None
     assert (session.response.text, session.response.finish_reason) == ("", "length")
     assert len(session.history) == 1
-    pipe.chat(QUESTION, session=session, gen_config=SHORT)
+    pipe.chat(QUESTION, session=session, gen_config=CUT_OFF)
     assert len(session.history) == 2
     session.close()
 
 
 def test_several_responses_to_one_prompt_are_a_list(pipe: AsyncEngine) -> None:
-    config = GenerationConfig(n=3, max_new_tokens=8, do_sample=True, temperature=1.5, top_k=0, random_seed=3)
+    config = GenerationConfig(n=3, max_new_tokens=4, do_sample=True, temperature=1.5, top_k=0, random_seed=3)
     responses = pipe([QUESTION, "Write a poem."], config)
     assert [[one.choice for one in choices] for choices in responses] == [[0, 1, 2]] * 2
     assert len({tuple(one.token_ids) for one in responses[1]}) > 1

@@ -269,7 +269,8 @@ def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) 
     assert relative_error(native, reference) < WITH_CODES
 
 
-@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.BF16, gguf.GGMLQuantizationType.Q4_0], ids=str)
+@pytest.mark.alike(max_cases=1)
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.BF16], ids=str)
 def test_a_table_of_ngrams_stays_in_its_file_and_is_decoded_by_row(
     kind: gguf.GGMLQuantizationType, tmp_path: Path
 ) -> None:

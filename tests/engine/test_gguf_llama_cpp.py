@@ -53,6 +53,7 @@ def reference(file: Path, tokens: list[int], tmp_path: Path) -> torch.Tensor:
     return logits_of_llama_cpp(file, tmp_path / "logits.npy", tokens)
 
 
+@pytest.mark.alike(max_cases=2)
 def test_logits_are_those_of_llama_cpp(file: Path, reference: torch.Tensor, tokens: list[int]) -> None:
     with pipeline(str(file), backend_config=TurbomindEngineConfig(cache_max_entry_count=64)) as model:
         (native,) = model.get_logits([tokens])
@@ -86,7 +87,7 @@ NAMES = list(
 )
 
 
-@pytest.mark.alike(max_cases=3)
+@pytest.mark.alike(max_cases=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_words_are_cut_as_llama_cpp_cuts_them(name: str, tmp_path: Path) -> None:
     require_llama_cpp()
@@ -142,7 +143,7 @@ WITHOUT_WORDS = {"modern-bert", "eurobert", "gemma-embedding"}  # published with
 TOLERANCE, WITH_GELU = 1e-3, 1e-2
 
 
-@pytest.mark.alike(max_cases=2)
+@pytest.mark.alike(max_cases=1)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     require_llama_cpp()

@@ -3,14 +3,15 @@
 import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from tests.support.both_engines import BACKENDS, config_for
+from tests.support.both_engines import config_for
 from tests.support.waiting import eventually_sync
 
 QUESTION = "What is the capital of France?"
 SHORT = GenerationConfig(max_new_tokens=12)
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+# Both engines are alike here: another runner computes the steps.
+@pytest.fixture(scope="module", params=["turbomind", pytest.param("pytorch", marks=pytest.mark.thorough)])
 def pipe(request: pytest.FixtureRequest, default_model_dir):
     config = config_for(request.param, session_len=512, cache_max_entry_count=64)
     with pipeline(str(default_model_dir), backend_config=config) as loaded:
@@ -33,7 +34,7 @@ def test_texts_messages_and_batches_give_the_same_response(pipe) -> None:
 
 
 def test_streamed_pieces_join_to_the_whole_response_without_broken_characters(pipe) -> None:
-    config = GenerationConfig(max_new_tokens=48, do_sample=True, temperature=1.5, top_k=0, random_seed=7)
+    config = GenerationConfig(max_new_tokens=24, do_sample=True, temperature=1.5, top_k=0, random_seed=7)
     prompts = ["Tell me about 北京 🐶", "Écris une phrase", "🙂🙂🙂"]
     whole = pipe(prompts, config)
     pieces = dict.fromkeys(range(len(prompts)), "")
@@ -74,7 +75,7 @@ def test_a_prompt_beyond_the_session_gets_an_empty_response_of_reason_length(pip
 
 
 def test_a_response_ends_with_the_session(pipe) -> None:
-    response = pipe("word " * 400, GenerationConfig(max_new_tokens=512, ignore_eos=True))
+    response = pipe("word " * 460, GenerationConfig(max_new_tokens=512, ignore_eos=True))
     assert response.finish_reason == "length"
     assert response.input_token_len + response.generate_token_len == 512
 

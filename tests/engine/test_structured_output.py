@@ -59,18 +59,16 @@ FORMATS = Draft202012Validator.FORMAT_CHECKER
 FREE: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0}  # draws from all that may come
 
 
-def test_schemas_of_functions_are_kept_by_a_model_with_random_weights(babbler: AsyncEngine) -> None:
-    configs = [
-        config_of(as_format(schema), 1900, random_seed=seed, **FREE)
-        for seed, schema in enumerate(CALL_SCHEMAS.values())
-    ]
+def test_schemas_of_functions_are_kept_by_a_model_with_random_weights(babbler: AsyncEngine, *, all_cases: bool) -> None:
+    schemas = list(CALL_SCHEMAS.values())[:: 1 if all_cases else 3]
+    configs = [config_of(as_format(schema), 1900, random_seed=seed, **FREE) for seed, schema in enumerate(schemas)]
     prompts = ["".join(random.Random(seed).choices("abc def\n{}[]", k=20)) for seed in range(len(configs))]
     ended = 0
-    for schema, response in zip(CALL_SCHEMAS.values(), babbler(prompts, configs, do_preprocess=False), strict=True):
+    for schema, response in zip(schemas, babbler(prompts, configs, do_preprocess=False), strict=True):
         if response.finish_reason == "stop":  # the others are cut off
             ended += 1
             jsonschema.validate(json.loads(response.text), schema, format_checker=FORMATS)
-    assert ended >= 50
+    assert ended >= len(schemas) * 5 // 6
 
 
 def respond_with(model: AsyncEngine, seed: int) -> str:

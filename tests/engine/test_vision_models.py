@@ -444,6 +444,7 @@ ALL = GenerationConfig(max_new_tokens=6, output_logits="all", do_sample=False, i
 GENERATED = GenerationConfig(max_new_tokens=6, output_logits="generation", do_sample=False, ignore_eos=True)
 
 
+@pytest.mark.alike(max_cases=48)
 def test_logits_equal_transformers_in_chunks_and_after_cached_prefixes(
     model: tuple[Case, Seeing], engine: AsyncEngine
 ) -> None:
@@ -463,7 +464,7 @@ def test_logits_equal_transformers_in_chunks_and_after_cached_prefixes(
         assert relative_error(again.logits, expected[len(ids) - 1 : -1][: len(again.logits)]) < TOLERANCE
 
 
-@pytest.mark.alike(max_cases=10)
+@pytest.mark.alike(max_cases=5)
 def test_texts_alone_are_computed_as_by_transformers(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
     prompt = "what can be seen where nothing is shown? " * 2
     response = engine(prompt, ALL)
@@ -471,7 +472,7 @@ def test_texts_alone_are_computed_as_by_transformers(model: tuple[Case, Seeing],
     assert relative_error(response.logits[: len(ids)], model[1].logits(ids, [])[: len(ids)]) < TOLERANCE
 
 
-@pytest.mark.alike(max_cases=13)
+@pytest.mark.alike(max_cases=7)
 def test_several_images_stand_where_the_message_has_them(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
     _, seeing = model
     one, two = make_image(40, 60, 5), make_image(40, 60, 6)
@@ -489,7 +490,7 @@ def _part(image: Image.Image) -> dict[str, Any]:
     return {"type": "image_data", "image_data": {"data": image}}
 
 
-@pytest.mark.alike(max_cases=10)
+@pytest.mark.alike(max_cases=5)
 def test_responses_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_images(
     model: tuple[Case, Seeing],
 ) -> None:
@@ -544,7 +545,7 @@ def test_steps_hold_an_image_whose_tokens_see_each_other(tmp_path: Path, caplog:
     assert torch.equal(*(response.logits for response in responses))
 
 
-@pytest.mark.alike(max_cases=13)
+@pytest.mark.alike(max_cases=7)
 def test_a_prompt_has_as_many_tokens_for_an_image_as_the_tower_gives_rows(engine: AsyncEngine) -> None:
     encoder = engine._preparer.encoder  # type: ignore[attr-defined]
     writer = engine._preparer._images

@@ -128,7 +128,8 @@ def workers_of(pid: int) -> list[int]:
     return [child for child in children(pid) if "openai_gateway.process.worker" in command_line(child)]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.alike(max_cases=1)
+@pytest.mark.parametrize("workers", ["2", "1"])
 def test_a_stopping_server_answers_what_is_open_and_takes_no_more(fake: FakeTriton, workers: str) -> None:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"

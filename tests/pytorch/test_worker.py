@@ -103,9 +103,10 @@ def test_its_responses_are_the_turbomind_engines(engine: Engine, directory: Path
     assert Answer(engine, 20).wait().tokens == tokens
 
 
+@pytest.mark.alike(max_cases=1)  # tests/e2e/test_pytorch_engine.py kills one
 @pytest.mark.parametrize(
     ("sign", "reason"),
-    [(signal.SIGKILL, "the worker was killed by signal 9"), (signal.SIGSTOP, "did not finish a step in 2 s")],
+    [(signal.SIGSTOP, "did not finish a step in 2 s"), (signal.SIGKILL, "the worker was killed by signal 9")],
 )
 def test_one_that_dies_or_hangs_ends_open_requests_with_the_reason_and_comes_back(
     engine: Engine, sign: signal.Signals, reason: str
