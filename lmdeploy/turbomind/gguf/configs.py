@@ -116,7 +116,7 @@ Config = Callable[[Metadata], dict[str, Any]]
 
 
 def plain(model_type: str, *parts: Config, eps: str = "rms_norm_eps", **fields: Any) -> Config:
-    """Return what makes the config of an architecture: the fields that most have, those of parts, and others."""
+    """Return the reader of an architecture's config: the fields that most have, those of parts, and others."""
 
     def config(metadata: Metadata) -> dict[str, Any]:
         found = common(metadata, model_type, eps)
