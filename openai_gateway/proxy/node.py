@@ -35,7 +35,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """What responses call it: callers need not know where it is."""
+        """Name in the header ``x-replica``: callers need not know the address."""
         return hashlib.blake2b(self.url.encode(), digest_size=4).hexdigest()
 
     def status(self) -> NodeStatus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -45,7 +46,7 @@ class Prompt:
         is_session = isinstance(session, str) or (isinstance(session, int) and session >= 0)
         return session_key(str(session)) if is_session else None
 
-    @property
+    @cached_property  # a request that is sent again, or waits, asks again
     def keys(self) -> tuple[int, ...]:
         """Keys of its prefixes; none where the prompt cannot be read."""
         return prefix_keys(self._written(), self.model)

@@ -94,7 +94,7 @@ def offline(directory: Path) -> dict[str, str]:
 
 
 def generated(server: TritonServer, messages: Any) -> str:
-    """Return what a server's model with images answers."""
+    """Return the text that a server's model with images generates."""
     body = {"messages": json.dumps(messages), "max_new_tokens": TOKENS, "ignore_eos": True}
     url = f"http://{server.http_address}/v2/models/ensemble_vision/generate"
     return str(httpx.post(url, json=body, trust_env=False).json()["text_output"])

@@ -108,7 +108,7 @@ GrammarState AutomatonGrammar::find_mask(Automaton::State state, const Settings&
   try {
     const Automaton::State begun = automaton_.begin_token(state);
     const int32_t forced = settings.fixes_spelling ? forced_token(begun) : -1;
-    if (forced >= 0) {
+    if (forced >= 0 && std::ranges::count(settings.stop_token_ids, forced) == 0) {
       allow(found.mask, forced);
     } else if (begun != Automaton::kRejected) {
       tokens_->find_allowed(automaton_, begun, found.mask);
