@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import socket
 import stat
@@ -12,6 +13,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,21 @@ def test_browsers_may_ask_no_other_host(http: httpx.Client, path: str) -> None:
     assert allowed["connect-src"] == allowed["default-src"] == {"'self'"}
     assert allowed["frame-src"] == allowed["object-src"] == {"'none'"}
     assert not [source for sources in allowed.values() for source in sources if "*" in source or "//" in source]
+
+
+def test_browsers_keep_assets_whose_names_change_with_their_content(http: httpx.Client) -> None:
+    spec = find_spec("gradio")
+    assert spec is not None
+    assert spec.origin is not None
+    names = [path.name for path in Path(spec.origin).parent.glob("templates/frontend/assets/*")]
+    assert names
+    assert [name for name in names if not re.search(r"-[\w-]{8}\d?\.\w+$", name)] == []
+    kept = [http.get(f"/assets/{name}") for name in names[:2]]
+    kept.append(http.get(f"/assets/{names[0]}", headers={"range": "bytes=0-9"}))
+    assert [response.status_code for response in kept] == [200, 200, 206]
+    assert {response.headers["cache-control"] for response in kept} == {"public, max-age=31536000, immutable"}
+    for path in ("/", "/config", "/assets/none-12345678.js", "/static/img/logo.svg"):
+        assert "immutable" not in http.get(path).headers.get("cache-control", "")
 
 
 def test_a_client_that_is_silent_is_let_go(fake_triton: FakeTriton) -> None:

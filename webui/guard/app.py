@@ -12,7 +12,7 @@ import anyio
 from anyio.to_thread import run_sync
 from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.datastructures import UploadFile
+from starlette.datastructures import MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -34,7 +34,9 @@ _ALL_EVENTS_BYTES, _ALL_FORMS_BYTES = 128 * 2**20, 512 * 2**20
 _SHORT = 128 * 1024  # bytes that are checked at once, in two milliseconds
 _API = "/gradio_api"
 _PAGES = ("/config", "/theme.css", "/manifest.json", "/favicon.ico", f"{_API}/app_id")
-_FOLDERS = ("/assets/{path:path}", "/static/{path:path}")
+_ASSETS, _STATIC = "/assets/{path:path}", "/static/{path:path}"
+# Of assets, whose names have a hash of their content: browsers need not ask again whether one has changed.
+_IMMUTABLE = "public, max-age=31536000, immutable"
 # Of a request on its way to Gradio: what our own routing left there, and headers that do not fit a body written again.
 _OURS = ("app", "router", "endpoint", "path_params", "route", "starlette.exception_handlers")
 _LEFT_OUT = (b"content-length", b"content-encoding", b"transfer-encoding", b"origin")
@@ -69,7 +71,8 @@ class _Guard:
         forms = BodyLimit(request_response(self._upload), MAX_FORM_BYTES, _ALL_FORMS_BYTES)
         return [
             Route("/", self._page, methods=["GET"]),
-            *(Route(path, self._read, methods=["GET"]) for path in (*_PAGES, *_FOLDERS)),
+            *(Route(path, self._read, methods=["GET"]) for path in (*_PAGES, _STATIC)),
+            Route(_ASSETS, self._asset, methods=["GET"]),
             Route(
                 "/login", BodyLimit(request_response(self._login), MAX_LOGIN_BYTES, _ALL_EVENTS_BYTES), methods=["POST"]
             ),
@@ -96,6 +99,9 @@ class _Guard:
 
     async def _read(self, request: Request) -> Response:
         return _FromGradio(self._gradio)
+
+    async def _asset(self, request: Request) -> Response:
+        return _FromGradio(self._gradio, cache_control=_IMMUTABLE)
 
     async def _login(self, request: Request) -> Response:
         return _FromGradio(self._gradio, body=await request.body())
@@ -154,6 +160,7 @@ class _FromGradio(Response):
         body: bytes | None = None,  # in place of the request's
         while_open: AbstractContextManager[None] | None = None,  # entered while Gradio responds
         is_uncompressed: bool = False,  # whether its body must come as it is, not compressed
+        cache_control: str = "",  # of the response if it is no error
     ) -> None:
         self._app = gradio_app
         self._path = path
@@ -161,6 +168,7 @@ class _FromGradio(Response):
         self._given = body
         self._while_open = while_open or nullcontext()
         self._left_out = (*_LEFT_OUT, b"accept-encoding") if is_uncompressed else _LEFT_OUT
+        self._cache_control = cache_control
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         inner = {name: value for name, value in scope.items() if name not in _OURS}
@@ -174,8 +182,13 @@ class _FromGradio(Response):
         async def received() -> Message:
             return bodies.pop() if bodies else await receive()
 
+        async def sent(message: Message) -> None:
+            if self._cache_control and message.get("status", 400) < 400:
+                MutableHeaders(scope=message)["cache-control"] = self._cache_control
+            await send(message)
+
         with self._while_open:
-            await self._app(inner, received, send)
+            await self._app(inner, received, sent)
 
 
 def _media_type(request: Request) -> str:
