@@ -9,18 +9,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from webui.conversation import Outcome, Turn, image_bytes, to_messages
-from webui.openai_client import OpenAIClient
+from webui.openai_client import HttpError, OpenAIClient, ServerUnavailable
 from webui.settings import Settings
 
 logger = logging.getLogger(__name__)
 _MAX_IMAGE_BYTES = 256 * 2**20
 _ERRORS = {  # by HTTP status
-    "401": "The model server wants an API key (--api-key of the page)",
-    "403": "The API key of the page may not do this",
-    "429": "The model server has too many requests; press Retry in a while",
-    "503": "The model server cannot answer now; press Retry in a while",
+    401: "The model server wants an API key (--api-key of the page)",
+    403: "The API key of the page may not do this",
+    429: "The model server has too many requests; press Retry in a while",
+    503: "The model server cannot answer now; press Retry in a while",
 }
 
 
@@ -64,18 +63,18 @@ async def generate_last(server: OpenAIClient, turns: Sequence[Turn], settings: S
     except asyncio.CancelledError:
         response.outcome = Outcome.STOPPED
     except Exception as error:
-        if not isinstance(error, TritonUnavailable | TritonRequestError | ValueError):
+        if not isinstance(error, HttpError | ServerUnavailable | ValueError):
             logger.exception("a response failed")
         response.outcome, response.error = Outcome.FAILED, readable(error)
 
 
 def readable(error: Exception) -> str:
     """Return the page's text for an error."""
-    if isinstance(error, TritonUnavailable):
+    if isinstance(error, ServerUnavailable):
         return "The model server is away. Press Retry when it is back."
     if isinstance(error, ValueError):
         return f"{error}."
-    if not isinstance(error, TritonRequestError):
+    if not isinstance(error, HttpError):
         return f"The model server failed: {error or type(error).__name__}"
-    begins = _ERRORS.get(error.code, "The model server refused this" if error.code.startswith("4") else "")
+    begins = _ERRORS.get(error.status, "The model server refused this" if error.status < 500 else "")
     return f"{begins or 'The model server failed'}: {error.message}"

@@ -10,12 +10,24 @@ import httpx
 import openai
 from openai.types.chat import ChatCompletionChunk
 
-from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from webui.conversation import Call, Piece, continuing
 from webui.settings import Settings, settings_of
 
 # Settings beyond OpenAI's: a server that is not ours may refuse them, so they are sent when they were changed.
 _FURTHER = ("top_k", "min_p", "repetition_penalty", "thinking_budget")
+
+
+class ServerUnavailable(Exception):
+    """The server cannot be reached, or has no model; trying again later may work."""
+
+
+class HttpError(Exception):
+    """Response of the server with an HTTP status of 400 or more."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message  # text for the user
 
 
 class OpenAIClient:
@@ -39,7 +51,7 @@ class OpenAIClient:
     async def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the response to messages.
 
-        Raises `TritonUnavailable` or `TritonRequestError` if the server is away, or refuses the request, and
+        Raises `ServerUnavailable` or `HttpError` if the server is away, or refuses the request, and
         `ValueError` if the settings cannot be used.
         """
         if not self._model:
@@ -65,9 +77,9 @@ class OpenAIClient:
                         piece.token_count = count
                     yield piece
         except openai.APIStatusError as error:
-            raise TritonRequestError(str(error.status_code), _reason(error)) from None
+            raise HttpError(error.status_code, _reason(error)) from None
         except openai.APIConnectionError as error:
-            raise TritonUnavailable(str(error)) from None
+            raise ServerUnavailable(str(error)) from None
 
     async def is_ready(self) -> bool:
         """Return whether the server lists its models; ours says by `/health` whether they answer."""
@@ -75,18 +87,18 @@ class OpenAIClient:
             await self.model_name()
             if self._is_lmdeploy:
                 await self._client.get(f"{self._root}/health", cast_to=httpx.Response)
-        except (TritonUnavailable, openai.OpenAIError):
+        except (ServerUnavailable, openai.OpenAIError):
             return False
         return True
 
     async def models(self) -> list[str]:
-        """Return the names of the server's models; raise `TritonUnavailable` if it cannot be reached, or has none."""
+        """Return the names of the server's models; raise `ServerUnavailable` if it cannot be reached, or has none."""
         try:
             models = (await self._client.models.list()).data
         except openai.OpenAIError as error:
-            raise TritonUnavailable(str(error)) from None
+            raise ServerUnavailable(str(error)) from None
         if not models:
-            raise TritonUnavailable("the server has no model")
+            raise ServerUnavailable("the server has no model")
         self._is_lmdeploy = models[0].owned_by == "lmdeploy"
         reported = {model.id: (model.model_extra or {}).get("sampling_defaults") for model in models}
         self._sampling_defaults = {name: given for name, given in reported.items() if isinstance(given, dict)}
@@ -113,7 +125,7 @@ class OpenAIClient:
         return self._sampling_defaults.get(model, {})
 
     async def model_name(self) -> str:
-        """Return the first model the server has; raise `TritonUnavailable` if it cannot be reached, or has none."""
+        """Return the first model the server has; raise `ServerUnavailable` if it cannot be reached, or has none."""
         self._model = (await self.models())[0]
         return self._model
 

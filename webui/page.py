@@ -5,10 +5,9 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from lmdeploy.serve.client import TritonUnavailable
 from webui.conversations import Conversation
 from webui.generating import generate_last
-from webui.openai_client import OpenAIClient
+from webui.openai_client import OpenAIClient, ServerUnavailable
 from webui.settings import Settings, settings_of
 from webui.view import header_html
 
@@ -48,7 +47,7 @@ class Page:
         is_ready = await self.server.is_ready()
         try:
             names = await self.server.models() if is_ready else []
-        except TritonUnavailable:
+        except ServerUnavailable:
             names, is_ready = [], False
         name = self.model_name or (names[0] if names else "Chat")
         shown = ("ready", "ready") if is_ready else ("away", "The model server is away")

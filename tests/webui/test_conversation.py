@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from tests.support.waiting import eventually
 from webui.conversation import Call, Outcome, Piece, Response, Turn, to_messages
 from webui.conversations import Conversation, conversation_of, imported
@@ -19,6 +18,7 @@ from webui.export import as_json, as_markdown, file_name
 from webui.generating import generate_last
 from webui.guard import sessions as module
 from webui.guard.sessions import Sessions, SessionsFull
+from webui.openai_client import HttpError, ServerUnavailable
 from webui.settings import Settings
 from webui.view import chat_view, turn_at
 
@@ -85,22 +85,22 @@ async def test_cancelled_task_leaves_the_stream_and_keeps_the_text() -> None:
 
 async def test_error_midway_keeps_the_text_and_is_said() -> None:
     turns = [Turn("Hi")]
-    await generate_last(Scripted(piece("Hel", 1), TritonUnavailable("gone")), turns, SETTINGS)
+    await generate_last(Scripted(piece("Hel", 1), ServerUnavailable("gone")), turns, SETTINGS)
     assert turns[0].response.outcome is Outcome.FAILED
     assert [message["content"] for message in chat_view(turns)][1] == "Hel"
     assert "server is away" in turns[0].response.error
 
 
 @pytest.mark.parametrize(
-    ("code", "shown"),
+    ("status", "shown"),
     [
-        ("400", "The model server refused this: too long"),
-        ("401", "The model server wants an API key (--api-key of the page): too long"),
-        ("500", "The model server failed: too long"),
+        (400, "The model server refused this: too long"),
+        (401, "The model server wants an API key (--api-key of the page): too long"),
+        (500, "The model server failed: too long"),
     ],
 )
-async def test_a_refusal_is_said_in_plain_words(code: str, shown: str) -> None:
-    assert (await answered(TritonRequestError(code, "too long"))).error == shown
+async def test_a_refusal_is_said_in_plain_words(status: int, shown: str) -> None:
+    assert (await answered(HttpError(status, "too long"))).error == shown
 
 
 async def test_stream_without_an_end_is_a_failure() -> None:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_gateway
@@ -13,7 +12,7 @@ from tests.support.http_host import Reply, running_host
 from webui.conversation import Outcome, Turn
 from webui.conversations import Conversation
 from webui.generating import generate_last
-from webui.openai_client import OpenAIClient
+from webui.openai_client import HttpError, OpenAIClient, ServerUnavailable
 from webui.settings import Settings as PageSettings
 
 REPLY = "The capital of France is Paris."
@@ -80,13 +79,13 @@ async def test_a_wrong_key_and_a_server_that_is_away_are_reported(url: str) -> N
     for address, key in ((url, "wrong"), ("http://127.0.0.1:9", "right")):
         client = OpenAIClient(address, key)
         assert not await client.is_ready()
-        with pytest.raises(TritonUnavailable):
+        with pytest.raises(ServerUnavailable):
             await client.model_name()
         await client.close()
 
 
 async def test_a_refused_request_names_what_is_wrong(client: OpenAIClient) -> None:
-    with pytest.raises(TritonRequestError, match=r"^400: (?!Error code).*temperature"):
+    with pytest.raises(HttpError, match=r"^400: (?!Error code).*temperature"):
         async for _ in client.respond(HELLO, PageSettings(temperature=9.0)):
             pass
 
