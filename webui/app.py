@@ -7,7 +7,7 @@ import hmac
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -147,11 +147,10 @@ def launch(
     api_key: str | None = None,
     settings: Settings = DEFAULTS,  # of the gateway for a Triton
 ) -> None:
-    """Serve the page until the process is asked to stop."""
+    """Serve the page until the process is asked to stop; SIGINT then raises `KeyboardInterrupt`."""
     app = create_app(server, model_name, api_keys, api_key, settings)
     served = server_of(app, server_name, server_port)
-    with suppress(KeyboardInterrupt):
-        served.run()
+    served.run()
     if not served.started:
         sys.exit(1)
 
