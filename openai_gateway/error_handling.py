@@ -16,7 +16,7 @@ from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from lmdeploy.serve.errors import ContextExceeded
 from lmdeploy.serve.request import FIELDS
 from openai_gateway.context_errors import context_error
-from openai_gateway.errors import BODY, ApiError, one_line
+from openai_gateway.errors import BODY, ApiError, load_failure, one_line
 from openai_gateway.generation.cancellation import ClientDisconnected
 from openai_gateway.parsing import RejectedBody
 from openai_gateway.registry import OF_PATH
@@ -55,11 +55,10 @@ def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiEr
         case TritonUnavailable():
             text = one_line(str(error), _LOGGED)
             logger.warning("%s", text)
-            reason = text.partition(_NOT_WOKEN)[2]
-            what = "The model is not available now; try again later."
+            before, _, reason = text.partition(_NOT_WOKEN)
             if reason:
-                what = f"The model could not be loaded: {reason}"
-            return ApiError(503, what, code="service_unavailable")
+                return load_failure(before.rpartition(": ")[2])
+            return ApiError(503, "The model is not available now; try again later.", code="service_unavailable")
         case TritonRequestError(message=message) if _BUSY in message:
             return ApiError(409, message.partition("\n")[0], code="session_busy", headers={"retry-after": "1"})
         case TritonRequestError(code=code, message=message):

@@ -135,6 +135,12 @@ class ApiError(Exception):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
+def load_failure(model: str) -> ApiError:
+    """Return the error of requests for a model that could not be loaded; the reason may name files, and is logged."""
+    message = f"The model `{model}` could not be loaded; the server's log says why."
+    return ApiError(503, message, code="service_unavailable")
+
+
 def one_line(text: str, max_len: int = 200) -> str:
     """Return the beginning of a text with everything escaped that is no visible character, or could end a line."""
     shown = text[:max_len]

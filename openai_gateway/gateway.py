@@ -17,7 +17,7 @@ from openai_gateway.adapters import MAX_NAME_LEN
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.store import Limits, Store
 from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
-from openai_gateway.errors import ApiError, one_line
+from openai_gateway.errors import ApiError, load_failure, one_line
 from openai_gateway.generation.watching import watched
 from openai_gateway.media import MediaFetcher, RequestMedia
 from openai_gateway.metrics.engine import EnginePage
@@ -173,8 +173,7 @@ class Gateway:
             return Chosen(model, model.name)
         if found := (await self.models.named()).get(requested):
             if found.load_error:
-                text = f"The model could not be loaded: {found.load_error}"
-                raise ApiError(503, text, code="service_unavailable")
+                raise load_failure(requested)
             return Chosen(found, requested)
         if len(requested) <= MAX_NAME_LEN:  # no engine is asked about what no adapter is called
             for model in await self.models.all():

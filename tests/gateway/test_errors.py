@@ -12,6 +12,7 @@ from tests.support.fake_triton import FakeTriton, Script
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOO_LONG = "prompt is too long: 9 tokens, session_len is 8"
+NOT_LOADED = "The model `m` could not be loaded; the server's log says why."
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
@@ -291,7 +292,7 @@ def test_unknown_urls_and_methods_are_openai_errors(http: httpx.Client) -> None:
         (grpc.StatusCode.NOT_FOUND, TOO_LONG, 404, TOO_LONG),
         (grpc.StatusCode.INTERNAL, TOO_LONG, 500, TOO_LONG),
         (grpc.StatusCode.UNAVAILABLE, "no memory", 503, "The model is not available now; try again later."),
-        (grpc.StatusCode.UNAVAILABLE, "m could not be woken: no /w", 503, "The model could not be loaded: no /w"),
+        (grpc.StatusCode.UNAVAILABLE, "m could not be woken: no /w", 503, NOT_LOADED),
     ],
 )
 def test_an_engine_error_before_the_first_token_has_its_http_status(

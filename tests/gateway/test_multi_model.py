@@ -1,6 +1,7 @@
 """Several models behind one gateway: requests find theirs, and administrators load and unload."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,15 @@ def test_all_models_are_listed_and_a_bare_name_says_which_version_it_is(gateway:
     }  # fmt: skip
     assert gateway.get("/v1/models/big").json()["root"] == "big@2"
     assert gateway.get("/health").status_code == 200
+
+
+def test_requests_for_a_model_that_could_not_be_loaded_name_no_files(gateway: TestClient, registry: Registry) -> None:
+    first, *others = registry.models()
+    registry.write([replace(first, error="/models/small/model.safetensors is cut short"), *others])
+    rejected = chat(gateway, "small")
+    assert rejected.status_code == 503
+    assert rejected.json()["error"]["message"] == "The model `small` could not be loaded; the server's log says why."
+    assert chat(gateway, "big").status_code == 200
 
 
 def test_what_another_process_loads_and_unloads_is_seen_at_once(gateway: TestClient, registry: Registry) -> None:
