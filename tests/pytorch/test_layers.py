@@ -59,14 +59,13 @@ def random() -> torch.Generator:
 def test_norms_are_pytorchs_and_add_the_residual_first(random: torch.Generator) -> None:
     x, residual = torch.randn(2, 3, 24, generator=random)
     weight, bias = torch.randn(2, 24, generator=random)
-    layer_norm, rms_norm, gemma = LayerNorm(24, 1e-3), RMSNorm(24, 1e-3), RMSNorm(24, 1e-3, offset=1.0)
-    for layer in (layer_norm, rms_norm, gemma):
+    layer_norm, rms_norm = LayerNorm(24, 1e-3), RMSNorm(24, 1e-3)
+    for layer in (layer_norm, rms_norm):
         layer.weight.data.copy_(weight)
     layer_norm.bias.data.copy_(bias)
     for layer, expected in (
         (layer_norm, lambda t: functional.layer_norm(t, (24,), weight, bias, 1e-3)),
         (rms_norm, lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight),
-        (gemma, lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-3).sqrt() * (weight + 1)),
     ):
         assert layer(x) == pytest.approx(expected(x), abs=1e-5)
         normed, total = layer(x, residual)

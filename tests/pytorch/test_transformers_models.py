@@ -31,12 +31,13 @@ DBRX = {
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
     "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
 }  # fmt: skip
+SOFT_CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 6.0}
 # Class of transformers, and what a tiny one needs besides; first those that the TurboMind engine has as well.
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {}),
     ("Qwen2ForCausalLM", {}),
     ("Qwen3MoeForCausalLM", {"head_dim": 16}),
-    ("Gemma2ForCausalLM", {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
+    ("Gemma2ForCausalLM", SOFT_CAPS | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
     ("GptOssForCausalLM", {"head_dim": 16, "sliding_window": 8}),
     ("DeepseekV3ForCausalLM", LATENT),
     ("Olmo2ForCausalLM", {}),

@@ -19,7 +19,6 @@ def _rms_norm_kernel(
     out,
     width,
     eps,
-    offset,
     x_stride,
     residual_stride,
     out_stride,
@@ -37,7 +36,7 @@ def _rms_norm_kernel(
         tl.store(address, stored, mask)
         values = stored.to(tl.float32)
     factor = tl.rsqrt(tl.sum(values * values, 0) / width + eps)
-    weights = tl.load(weight + channels, mask, other=0.0).to(tl.float32) + offset
+    weights = tl.load(weight + channels, mask, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + channels, (values * factor * weights).to(out.dtype.element_ty), mask)
 
 
@@ -48,9 +47,8 @@ def rms_norm(
     *,
     # ``[rows, width]``: ``x`` is added to it in place, and the norm is of the sum
     residual: torch.Tensor | None = None,
-    offset: float = 0.0,  # 1 where weights are stored as their distance from 1 (Gemma)
 ) -> torch.Tensor:
-    """Return ``x / rms(x) * (weight + offset)``."""
+    """Return ``x / rms(x) * weight``."""
     rows, width = x.shape
     out = torch.empty_like(x)
     _rms_norm_kernel[(rows,)](
@@ -60,7 +58,6 @@ def rms_norm(
         out,
         width,
         eps,
-        offset,
         x.stride(0),
         residual.stride(0) if residual is not None else 0,
         out.stride(0),

@@ -8,7 +8,6 @@ LMDEPLOY_PYTORCH_MODEL_PATH = "lmdeploy.pytorch.models"
 MODULE_MAP: dict[str, Any] = {
     "LlamaForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.llama.LlamaForCausalLM",
     "MistralForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.llama.LlamaForCausalLM",
-    "Gemma2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.gemma2.Gemma2ForCausalLM",
     "Qwen2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen2.Qwen2ForCausalLM",
     "Qwen2MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen2.Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3.Qwen3ForCausalLM",
@@ -23,5 +22,4 @@ def may_run(architecture: str, config: Any) -> bool:
     A class of ours leaves checkpoints with another activation to ``transformers``; one of the user's is asked nothing.
     """
     is_built_in = str(MODULE_MAP[architecture]).startswith(f"{LMDEPLOY_PYTORCH_MODEL_PATH}.")
-    is_gemma = hasattr(config, "hidden_activation")  # whose class looks at it
-    return not is_built_in or is_gemma or getattr(config, "hidden_act", None) in (None, "silu", "swish")
+    return not is_built_in or getattr(config, "hidden_act", None) in (None, "silu", "swish")

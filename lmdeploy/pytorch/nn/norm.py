@@ -21,8 +21,6 @@ class RMSNorm(nn.Module):
         Channels.
     eps
         Added to the mean square.
-    offset
-        Added to the weight: 1 where checkpoints keep the distance from 1 (Gemma).
     quant_config
         Not looked at: weights of norms are numbers.
     """
@@ -34,12 +32,11 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         quant_config: Any = None,
-        offset: float = 0.0,
     ) -> None:
         super().__init__()
         self._kernels = build_context().kernels
         self.weight = nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device), requires_grad=False)
-        self._eps, self._offset = float(eps), offset
+        self._eps = float(eps)
         self._float32_weight: torch.Tensor | None = None
 
     def forward(
@@ -50,7 +47,7 @@ class RMSNorm(nn.Module):
             return self._forward_on_gpu(x, residual)
         total = x if residual is None else x + residual
         if self._float32_weight is None:
-            self._float32_weight = (self.weight.float() + self._offset).contiguous()
+            self._float32_weight = self.weight.float().contiguous()
         if self._kernels is not None:
             normed = self._kernels.rms_norm(self._float32_weight, self._eps, total).to(x.dtype)
         else:
@@ -64,7 +61,7 @@ class RMSNorm(nn.Module):
 
         rows = x.reshape(-1, x.shape[-1])
         total = None if residual is None else residual.reshape(-1, x.shape[-1])
-        normed = rms_norm(rows, self.weight, self._eps, residual=total, offset=self._offset).view_as(x)
+        normed = rms_norm(rows, self.weight, self._eps, residual=total).view_as(x)
         return normed if total is None else (normed, total.view_as(x))
 
 

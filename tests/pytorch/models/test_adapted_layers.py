@@ -39,7 +39,6 @@ class Case:
 CASES = {
     "Llama": Case("LlamaForCausalLM", overrides={"attention_bias": True}),
     "Qwen3 with experts": Case("Qwen3MoeForCausalLM", (*ATTENTION, "gate"), EXPERTS),
-    "Gemma 2": Case("Gemma2ForCausalLM", overrides={"head_dim": 16, "sliding_window": 12}),
     "the manual's Llama": Case(
         "LlamaForCausalLM", overrides={"tie_word_embeddings": False}, options={"custom_module_map": str(MANUAL)}
     ),

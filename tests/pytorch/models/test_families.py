@@ -21,7 +21,6 @@ PROMPTS = [[(37 * i * i + 11 * i) % 900 + 50 for i in range(45)], [(53 * i * i +
 # A chunk alone, both in a step, then decoding.
 CHUNKS = [[10, 0], [30, 17], [3, 1], [1, 1], [1, 1]]
 SMALL_HEADS = {"head_dim": 16}
-SOFT_CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 6.0}
 UNTIED = {"tie_word_embeddings": False}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -51,7 +50,6 @@ CASES = {
     ),
     "Qwen3": Case("Qwen3ForCausalLM", SMALL_HEADS),
     "Qwen3 with experts": Case("Qwen3MoeForCausalLM", SMALL_HEADS | EXPERTS | {"norm_topk_prob": True}),
-    "Gemma 2": Case("Gemma2ForCausalLM", SMALL_HEADS | SOFT_CAPS | {"sliding_window": 12, "query_pre_attn_scalar": 9}),
 }
 
 
