@@ -70,7 +70,7 @@ const std::vector<KernelOperator>& kernel_operators() {
       {"sampling", "turbomind", "choosing tokens on the GPU", {kNative, kOff}, ""},
       {"graphs", "turbomind", "decoding as CUDA graphs", {kNative, kOff}, ""},
       {"overlap", "turbomind", "programmatic dependent launch", {kNative, kOff}, ""},
-      {"attention", "pytorch", "attention over the paged cache", {kLibrary, kNative, kTorch}, "float64"},
+      {"attention", "pytorch", "attention over the paged cache", {kNative, kTorch}, "float64"},
       {"codes", "pytorch", "linear layers on AWQ, int8 and fp8 codes", {kNative, kTorch}, "float64"},
       {"sampling", "pytorch", "choosing tokens on the GPU", {kTorch, kOff}, "the same on the CPU"},
       {"graphs", "pytorch", "decoding as CUDA graphs", {kTorch, kOff}, ""},

@@ -14,8 +14,7 @@ from lmdeploy.pytorch.kernels.decoding_attention import decoding_attention
 from lmdeploy.pytorch.kernels.fill_cache import fill_cache
 from lmdeploy.pytorch.kernels.prompt_attention import prompt_attention
 from lmdeploy.pytorch.paged import AttentionCall, LayerShape
-from lmdeploy.pytorch.start import flashinfer
-from lmdeploy.pytorch.start.attention import served_by
+from lmdeploy.pytorch.start.attention import uses_native
 from lmdeploy.pytorch.start.flex import flex_prompt_attention
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 
@@ -60,7 +59,7 @@ class GpuPagedCache:
         self._host_layers: dict[int, _LayerTensors] = {}
         self._block_count = 0
         for shape in set(self._shapes.values()):
-            served_by(shape, dtype, self._device)  # before the first step
+            uses_native(shape, dtype, self._device)  # before the first step
 
     def block_bytes(self, block_len: int) -> int:
         """Return how much memory a block of this many tokens takes in all layers."""
@@ -104,17 +103,13 @@ class GpuPagedCache:
         metadata = self._metadata_of(step, stored.k.shape[1])
         scales: dict[str, Any] = {"k_scales": stored.k_scales, "v_scales": stored.v_scales, "bits": self._bits}
         fill_cache(key, value, stored.k, stored.v, metadata.slots, **scales)
-        served = served_by(self._shapes[layer], self._dtype, self._device)
-        library = served.library if not step.is_decoding else served.library_tokens if step.plans is not None else None
-        if library is not None and flashinfer.supports(call, self._bits):
-            return library.attention(step, call, query, stored.k, stored.v)
         tensors = (query, stored.k, stored.v)
         spans = (step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets)
         rule: dict[str, Any] = {
             "v_dim": value.shape[-1], "scale": call.scale, "window": call.window, "softcap": call.softcap,
             "sinks": call.sinks, **scales,
         }  # fmt: skip
-        if not served.is_native:
+        if not uses_native(self._shapes[layer], self._dtype, self._device):
             return flex_prompt_attention(*tensors, *spans, max_q_len=metadata.max_q_len, **rule)
         if step.is_decoding:
             return decoding_attention(*tensors, *spans[2:], **rule)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 
-from lmdeploy.pytorch.step_context import HostSpans, StepContext
+from lmdeploy.pytorch.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +130,6 @@ class _Graph:
         self._counts = torch.zeros_like(indices)  # 0: padding
         self._contexts = torch.ones_like(indices)
         self._blocks = torch.zeros(tokens, blocks, dtype=torch.int64, device=device)
-        self._plans: dict[Any, Any] | None = None if like.host_spans is None else {}
-        self._host_spans: HostSpans | None = None
         self._fill(like)
         self._captured: Captured
 
@@ -143,9 +140,6 @@ class _Graph:
 
     def run(self, step: StepContext) -> Outputs:
         self._fill(step)
-        if self._plans and self._host_spans is not None:
-            for plan in self._plans.values():
-                plan.plan(self._host_spans)
         self._captured.replay()
         logits, hidden = self._captured.outputs
         return logits[step.logits_indices], hidden[step.logits_indices]
@@ -155,7 +149,7 @@ class _Graph:
         return StepContext(
             input_ids=self._tokens, position_ids=self._positions, q_start_loc=self._indices, q_seqlens=self._counts,
             kv_seqlens=self._contexts, block_offsets=self._blocks, kv_caches=self._cache, is_decoding=True,
-            logits_indices=self._indices, host_spans=self._host_spans, plans=self._plans,
+            logits_indices=self._indices,
         )  # fmt: skip
 
     def _fill(self, step: StepContext) -> None:
@@ -165,7 +159,3 @@ class _Graph:
         self._counts[:spans], self._counts[spans:] = 1, 0
         self._contexts[:spans], self._contexts[spans:] = step.kv_seqlens, 1
         self._blocks[:spans, :blocks] = step.block_offsets
-        if step.host_spans is not None:
-            lengths, table = np.ones(len(self._indices), np.int64), np.zeros(self._blocks.shape, np.int64)
-            lengths[:spans], table[:spans, :blocks] = step.host_spans
-            self._host_spans = lengths, table

@@ -11,13 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-
-# Of each sequence how many tokens it has, int64 [spans], and its blocks, int64 [spans, most blocks], as the host knows
-# them.
-HostSpans = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-
 
 @dataclass
 class StepContext:
@@ -46,11 +40,6 @@ class StepContext:
     deeper_embeddings: torch.Tensor | None = None
     # ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None
     grid_positions: torch.Tensor | None = None
-    # ``kv_seqlens`` and ``block_offsets`` in the host's memory; None: not known there
-    host_spans: HostSpans | None = None
-    # Of a graph: what it calls before each replay, ``plan(host_spans)``, by names of their own; None: the step belongs
-    # to no graph
-    plans: dict[Any, Any] | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property

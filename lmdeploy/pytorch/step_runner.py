@@ -198,7 +198,6 @@ class StepRunner:
             **sent,
             kv_caches=self._cache,
             is_decoding=order.rows == order.spans,
-            host_spans=(arrays["kv_seqlens"], arrays["block_offsets"]),
             max_q_len=int(counts.max(initial=0)),
         )
         if len(in_flight):

@@ -81,8 +81,7 @@ def test_the_page_shows_the_engines_table() -> None:
         ("linear=own,scales=library", {("turbomind", "linear"): "own", ("turbomind", "scales"): "library"}),
         (
             "library,latents=own",
-            {("pytorch", "attention"): "library"}
-            | {
+            {
                 ("turbomind", name): "own" if name == "latents" else "library"
                 for name in ("linear", "scales", "experts", "prompts", "latents")
             },

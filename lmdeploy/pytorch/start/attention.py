@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 
-from lmdeploy.pytorch.graphs import Outputs, cuda_capture
 from lmdeploy.pytorch.paged import AttentionCall, LayerShape
-from lmdeploy.pytorch.start import flashinfer
-from lmdeploy.pytorch.start.trust import Check, first_trusted
+from lmdeploy.pytorch.start.trust import is_trusted
 from lmdeploy.pytorch.step_context import StepContext
 
 # For each sequence: tokens of the step, and all with them. Prompts, the rest of one, and a token.
@@ -22,55 +18,14 @@ _BLOCK_LEN = 16
 AttentionFn = Callable[[StepContext, AttentionCall, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Served:
-    """Which kernels attend.
-
-    ``library``, ``library_tokens``: FlashInfer, for the steps with prompts that it knows, and for graphs of single
-    tokens; None: it is not there, or not trusted. ``is_native``: whether our kernels serve the rest; else flex
-    attention.
-    """
-
-    library: flashinfer.FlashInferPrompts | None
-    is_native: bool
-    library_tokens: flashinfer.FlashInferTokens | None = None
-
-
 @cache
-def served_by(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> Served:
-    """Choose what serves layers that keep ``shape`` of a token in a cache of ``dtype``."""
+def uses_native(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether our kernels attend in layers that keep ``shape`` of a token in a cache of ``dtype``.
+
+    Else flex attention does.
+    """
     problem = _Problem(shape, dtype, device)
-    checks: dict[str, Check] = {
-        "own": lambda: problem.wrong_with(native_prompts) or problem.wrong_with_decoding(),
-        "torch": lambda: problem.wrong_with(flex_prompts),
-    }
-    if flashinfer.is_installed() and flashinfer.takes(dtype):
-        library = flashinfer.FlashInferPrompts(device)
-        chosen = first_trusted(
-            "attention", checks | {"library": lambda: problem.wrong_with(library.attention)}, "attention"
-        )
-        if chosen == "library":
-            return _with_tokens(library, problem, shape, checks, device)
-        return Served(None, chosen == "own")
-    return Served(None, first_trusted("attention", checks, "attention") == "own")
-
-
-def _with_tokens(
-    library: flashinfer.FlashInferPrompts,
-    problem: _Problem,
-    shape: LayerShape,
-    checks: dict[str, Check],
-    device: torch.device,
-) -> Served:
-    """Choose what serves single tokens, where FlashInfer serves prompts."""
-    what = "attention of single tokens"
-    others = first_trusted("attention", checks, what)
-    if shape.key_dim != shape.value_dim:
-        return Served(library, others == "own")
-    tokens = flashinfer.FlashInferTokens(device)
-    more: dict[str, Check] = {"library": lambda: problem.wrong_with_graph(tokens.attention)}
-    is_trusted = first_trusted("attention", checks | more, what) == "library"
-    return Served(library, others == "own", tokens if is_trusted else None)
+    return is_trusted("attention", lambda: problem.wrong_with(native_prompts) or problem.wrong_with_decoding())
 
 
 def native_prompts(
@@ -80,18 +35,6 @@ def native_prompts(
     from lmdeploy.pytorch.kernels.prompt_attention import prompt_attention
 
     return prompt_attention(
-        query, k_cache, v_cache, step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets,
-        max_q_len=step.max_q_len, v_dim=v_cache.shape[3], scale=call.scale,
-    )  # fmt: skip
-
-
-def flex_prompts(
-    step: StepContext, call: AttentionCall, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
-) -> torch.Tensor:
-    """Attend by flex attention over a 16-bit cache."""
-    from lmdeploy.pytorch.start.flex import flex_prompt_attention
-
-    return flex_prompt_attention(
         query, k_cache, v_cache, step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets,
         max_q_len=step.max_q_len, v_dim=v_cache.shape[3], scale=call.scale,
     )  # fmt: skip
@@ -137,26 +80,6 @@ class _Problem:
             v_dim=self._v.shape[3], scale=self._call.scale,
         )  # fmt: skip
         return self._difference(output, self._expected[last])
-
-    def wrong_with_graph(self, attention: AttentionFn) -> str:
-        """Return how a graph of single tokens differs that was captured for shorter sequences."""
-        last = self._lengths[:, 0].cumsum(0) - 1
-        query = self._query[last.to(self._device)]
-        lengths, table = self._lengths[:, 1].numpy(), self._table.numpy()
-        step = self._step()
-        step.plans, step.host_spans, step.is_decoding = {}, (np.ones_like(lengths), table), True
-
-        def run() -> Outputs:
-            return (output := attention(step, self._call, query, self._k, self._v)), output
-
-        run()  # plans
-        graph = cuda_capture()(run) if self._device.type == "cuda" else None
-        for plan in step.plans.values():
-            plan.plan((lengths, table))
-        if graph is None:
-            return self._difference(run()[0], self._expected[last])
-        graph.replay()
-        return self._difference(graph.outputs[0], self._expected[last])
 
     def _step(self) -> StepContext:
         counts, tokens = self._lengths.T.contiguous().to(self._device)

@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from lmdeploy.pytorch.start.trust import Check, first_trusted
+from lmdeploy.pytorch.start.trust import is_trusted
 
 _INPUTS, _OUTPUTS = 256, 80
 _ROWS = (3, 40)  # one tile of rows, and some
@@ -26,8 +26,7 @@ def uses_native(kind: str) -> bool:
     """Return whether our kernel multiplies with codes of a kind (`awq`, `int8`, `fp8`), or PyTorch with numbers."""
     make = {"awq": _awq, "int8": _int8, "fp8": _fp8}[kind]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    checks: dict[str, Check] = {"own": lambda: _difference(make, device), "torch": lambda: ""}
-    return first_trusted("codes", checks, f"linear layers on {kind} codes") == "own"
+    return is_trusted("codes", lambda: _difference(make, device), f"linear layers on {kind} codes")
 
 
 def _difference(make: Callable[[torch.Generator, int, torch.device], Product], device: torch.device) -> str:

@@ -1,16 +1,15 @@
-"""Choice of a GPU kernel for an operator: the first of its order of trust that is installed and passes its self-check.
+"""Self-checks of our GPU kernels: PyTorch's serve an operator where ours fail.
 
 A self-check runs an operator on a small problem with known results, once a process, before the first request. What
-fails it, or cannot run at all, is left out with a warning, and the next of the order is tried.
+fails it, or cannot run at all, is left out with a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -21,41 +20,25 @@ logger = logging.getLogger(__name__)
 Check = Callable[[], str]  # what is wrong; empty: nothing
 
 
-def order_of(operator: str) -> list[str]:
-    """Return the kernels of an operator, the most trusted first, or those that the environment names."""
-    [order] = (
-        entry["order"]
-        for entry in _turbomind.kernel_operators()
-        if entry["engine"] == "pytorch" and entry["name"] == operator
-    )
-    override = _turbomind.requested_kernels("pytorch", operator)
-    return sorted(order, key=lambda source: source != override)
+def is_trusted(operator: str, check: Check, what: str = "") -> bool:
+    """Return whether our kernels serve an operator; PyTorch's do where the environment says so, or the check fails.
 
-
-def first_trusted(operator: str, checks: Mapping[str, Check], what: str) -> str:
-    """Return the kernel for an operator.
-
-    ``operator``: its name in the table of operators. ``checks``: the self-check of each of its kinds of kernels
-    (`library`, `own`, `torch`) that is there; the last kind of the order needs none. ``what``: what the warning says is
-    computed.
+    ``operator``: its name in the table of operators. ``what``: what the warning says is computed, by default the same.
     """
-    order = [source for source in order_of(operator) if source in checks]
-    for source, following in itertools.pairwise(order):
-        problem = _problem_of(checks[source])
-        if not problem:
-            return source
+    if _turbomind.requested_kernels("pytorch", operator) == "torch":
+        return False
+    if problem := _problem_of(check):
         logger.warning(
-            "%s kernels are left out of %s: %s; next are %s kernels (%s)", source, what, problem, following, _versions()
+            "own kernels are left out of %s: %s; next are torch kernels (%s)", what or operator, problem, _versions()
         )
-    return order[-1]
+    return not problem
 
 
 def _versions() -> str:
     """Return the versions of what brings kernels here."""
     found = {"PyTorch": torch.__version__, "CUDA": torch.version.cuda or "none"}
-    for name, package in (("Triton", "triton"), ("FlashInfer", "flashinfer-python")):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(package)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["Triton"] = importlib.metadata.version("triton")
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from lmdeploy.pytorch.graphs import MAX_TOKENS, padded_tokens
@@ -116,5 +115,4 @@ def _step(counts: list[int], sizes: StepSizes, cache: Any, device: torch.device)
         logits_indices=starts + lengths - 1,
         prompt_lens=lengths,
         max_q_len=max(counts),
-        host_spans=(np.array(counts), blocks.numpy()),
     )

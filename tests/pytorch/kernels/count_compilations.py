@@ -18,7 +18,6 @@ from triton.runtime.jit import JITFunction
 
 from lmdeploy.pytorch import gpu_cache, quantized_gpu_layers, step_runner
 from lmdeploy.pytorch.nn import device as nn_device
-from lmdeploy.pytorch.start.attention import Served
 from lmdeploy.pytorch.step_devices import GpuSteps
 from tests.pytorch.test_quantized_models import WIDE
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
@@ -103,7 +102,7 @@ def main() -> None:
     step_runner.step_device = lambda *_: GpuSteps(torch.device("cpu"))
     nn_device.runs_kernels = lambda _: True
     # Self-checks, whose kernels do not run here either, would choose others.
-    gpu_cache.served_by = lambda *_: Served(None, is_native=True)
+    gpu_cache.uses_native = lambda *_: True
     quantized_gpu_layers.uses_native = lambda _: True
     prepares = sys.argv[1] == "prepared"
     torch.empty, torch.empty_like = zeroed(torch.empty), zeroed(torch.empty_like)

@@ -8,7 +8,7 @@ import torch
 
 from lmdeploy.pytorch.gpu_cache import GpuPagedCache
 from lmdeploy.pytorch.paged import AttentionCall, LayerShape
-from lmdeploy.pytorch.start.attention import served_by
+from lmdeploy.pytorch.start.attention import uses_native
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 from tests.kernels.reference import round_heads
 from tests.pytorch.kernels.steps import attention
@@ -22,9 +22,9 @@ STEPS = [[(0, 5), (0, 11)], [(5, 18), (11, 12)], [(18, 19), (12, 13)], [(19, 20)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Attention kernels: ours, or flex attention."""
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", f"attention={request.param}")
-    served_by.cache_clear()
+    uses_native.cache_clear()
     yield request.param
-    served_by.cache_clear()
+    uses_native.cache_clear()
 
 
 @pytest.mark.alike
@@ -35,7 +35,7 @@ def test_chunks_and_tokens_see_all_that_came_before(
     shape, heads = LayerShape(1, 32, 16), 2
     cache = GpuPagedCache({0: shape, 3: shape}, quant_policy, torch.float32, device)
     cache.allocate(8, BLOCK_LEN, 3)
-    assert served_by(shape, torch.float32, device).is_native == (kernels == "own")
+    assert uses_native(shape, torch.float32, device) == (kernels == "own")
     table = torch.tensor([[6, 1, 3], [2, 7, 0]], device=device)
     lengths = [20, 14]
     queries, keys, values = (

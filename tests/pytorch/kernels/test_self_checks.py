@@ -1,4 +1,4 @@
-"""Which kernels a worker on a GPU trusts: those that bring what float64 brings, in the order of trust."""
+"""Which kernels a worker on a GPU trusts: those that bring what float64 brings."""
 
 import logging
 from collections.abc import Iterator
@@ -8,9 +8,8 @@ import torch
 
 from lmdeploy.pytorch.kernels import awq_linear, decoding_attention, fp8_linear, int8_linear, prompt_attention
 from lmdeploy.pytorch.paged import LayerShape
-from lmdeploy.pytorch.start import attention, flashinfer, quantized
+from lmdeploy.pytorch.start import attention, quantized
 from lmdeploy.pytorch.start.flex import flex_prompt_attention
-from lmdeploy.pytorch.step_context import StepContext
 from tests.pytorch.kernels.steps import Cache, Step
 from tests.pytorch.kernels.steps import attention as attention_of
 
@@ -22,11 +21,11 @@ LINEAR = {"awq": (awq_linear, "awq_linear"), "int8": (int8_linear, "int8_linear"
 @pytest.fixture(autouse=True)
 def unchecked() -> Iterator[None]:
     """Nothing has been checked yet, and is checked again afterwards."""
-    for clear_cache in (attention.served_by.cache_clear, quantized.uses_native.cache_clear):
-        clear_cache()
+    for check in (attention.uses_native, quantized.uses_native):
+        check.cache_clear()
     yield
-    for clear_cache in (attention.served_by.cache_clear, quantized.uses_native.cache_clear):
-        clear_cache()
+    for check in (attention.uses_native, quantized.uses_native):
+        check.cache_clear()
 
 
 @pytest.mark.parametrize("rule", [{}, {"window": 9}, {"softcap": 4.0}, {"has_sinks": True}])
@@ -54,7 +53,7 @@ def test_flex_attention_brings_what_float64_brings(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_our_attention_is_trusted(dtype: torch.dtype, device: torch.device) -> None:
-    assert attention.served_by(SHAPE, dtype, device).is_native
+    assert attention.uses_native(SHAPE, dtype, device)
 
 
 @pytest.mark.parametrize("broken", [prompt_attention, decoding_attention])
@@ -65,9 +64,7 @@ def test_attention_that_differs_is_left_to_pytorch(
     right = getattr(broken, name)
     monkeypatch.setattr(broken, name, lambda *args, **options: right(*args, **options) * 1.01)
     with caplog.at_level(logging.WARNING):
-        served = attention.served_by(SHAPE, torch.float32, device)
-    assert not served.is_native
-    assert served.library is None
+        assert not attention.uses_native(SHAPE, torch.float32, device)
     assert "own kernels are left out of attention: it differs from float64 by 0.0" in caplog.text
 
 
@@ -79,13 +76,13 @@ def test_attention_that_cannot_be_compiled_is_left_to_pytorch(
 
     monkeypatch.setattr(prompt_attention, "prompt_attention", fail)
     with caplog.at_level(logging.WARNING):
-        assert not attention.served_by(SHAPE, torch.float32, device).is_native
+        assert not attention.uses_native(SHAPE, torch.float32, device)
     assert "own kernels are left out of attention: RuntimeError: no compiler for sm_100" in caplog.text
 
 
 def test_the_environment_names_the_attention(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "attention=torch")
-    assert not attention.served_by(SHAPE, torch.float32, device).is_native
+    assert not attention.uses_native(SHAPE, torch.float32, device)
 
 
 @pytest.mark.parametrize("kind", LINEAR)
@@ -110,24 +107,3 @@ def test_products_that_differ_are_left_to_pytorch(
 def test_the_environment_leaves_codes_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "codes=torch")
     assert not any(quantized.uses_native(kind) for kind in LINEAR)
-
-
-def test_flashinfer_gets_the_blocks_of_each_sequence(random: torch.Generator) -> None:
-    step = Step.make(
-        random, [(5, 5), (3, 40), (1, 16)], kv_heads=1, dims=(16, 16), block_len=BLOCK_LEN, dtype=torch.float32,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    nothing = torch.zeros(1, 9, dtype=torch.int64)
-    context = StepContext(
-        nothing, nothing, step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets, None,
-        is_decoding=False, logits_indices=nothing,
-    )  # fmt: skip
-    lists, blocks = flashinfer.page_lists(context, BLOCK_LEN)
-    assert {tensor.dtype for tensor in (*lists.values(), blocks)} == {torch.int32}
-    assert lists["qo_indptr"].tolist() == [0, 5, 8, 9]
-    begins = lists["paged_kv_indptr"].tolist()
-    for span, (tokens, last) in enumerate(zip(step.kv_lens, lists["paged_kv_last_page_len"].tolist(), strict=True)):
-        span_blocks = blocks[begins[span] : begins[span + 1]].tolist()
-        assert span_blocks == step.block_offsets[span, : len(span_blocks)].tolist()
-        assert (len(span_blocks) - 1) * BLOCK_LEN + last == tokens
-        assert 1 <= last <= BLOCK_LEN
