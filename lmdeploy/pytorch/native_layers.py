@@ -58,7 +58,8 @@ class NativeLinear(nn.Module):
         super().__init__()
         self._kernels = kernels
         if kernels is None:
-            self.weight: torch.Tensor = nn.Parameter(weight, requires_grad=False)
+            is_parameter = isinstance(weight, nn.Parameter)
+            self.weight: torch.Tensor = weight if is_parameter else nn.Parameter(weight, requires_grad=False)
             self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         else:
             self._matrix = matrix or Matrix(weight, bias)

@@ -71,11 +71,8 @@ class TransformersModel:
         let_see(model, checkpoint)
         _swap_recurrent_layers(checkpoint, model, kernels)
         _swap_experts(checkpoint, model, kernels, ranks, quantized)
-        if kernels is None and ranks.count == 1 and quantized is None:
-            self.layers = _let_adapt(model, self.adapters)
-        else:
-            self.layers = _divide_and_swap(model, kernels, ranks, self.adapters, quantized)
-            model = model if kernels is None else model.float()
+        self.layers = _divide_and_swap(model, kernels, ranks, self.adapters, quantized)
+        model = model if kernels is None else model.float()
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._last_hidden: torch.Tensor | None = None
         head = model.get_output_embeddings()
@@ -299,24 +296,6 @@ def _divide_and_swap(
     return shapes
 
 
-def _let_adapt(model: Any, adapters: AdapterTable) -> dict[str, tuple[int, int]]:
-    """Let adapters add to the layers of ``torch.nn``; return the shapes that `_divide_and_swap` does."""
-    shapes: dict[str, tuple[int, int]] = {}
-    head = model.get_output_embeddings()
-    for name, module in model.named_modules():
-        if type(module) is nn.Linear and module is not head:
-            adapters.divide(name, slice(None), slice(None))
-            module.register_forward_hook(partial(_add_adapters, adapters, name))
-            shapes[pattern_of(name)] = (module.out_features, module.in_features)
-    return shapes
-
-
-def _add_adapters(
-    adapters: AdapterTable, name: str, _: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor
-) -> None:
-    adapters.add(name, given[0], output)
-
-
 class _Plan:
     """How a model is divided: the plan that its authors wrote for ``transformers``."""
 
@@ -381,7 +360,7 @@ class Weight:
         """Return the layer of some outputs and inputs."""
         part = self.numbers[outputs, inputs]
         if self.quantized is None or self.name not in self.quantized.shapes:
-            part = part if part.shape == self.shape else part.clone()
+            part = self.numbers if part.shape == self.shape else part.clone()  # itself, since it may be tied
             head = Matrix(part, bias, is_tiled=False) if self.is_head and kernels is not None else None
             return NativeLinear(part, bias, kernels, matrix=head, **ranks)
         if kernels is None and part.shape == self.shape and (made := gpu_linear_of(self.quantized, self.name, bias)):
