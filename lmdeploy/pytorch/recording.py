@@ -43,14 +43,7 @@ class RecordingCache:
                 for i, (start, count) in enumerate(zip(starts, lengths, strict=True))
             ]
             kernels.set_states(np.array(spans, dtype=np.int32), np.arange(len(lengths), dtype=np.int32), 1)
-        counts = torch.tensor(lengths, device=tokens.device)
-        return StepContext(
-            input_ids=tokens[None],
-            position_ids=torch.cat([torch.arange(count, device=tokens.device) for count in lengths])[None],
-            q_start_loc=torch.tensor(starts, device=tokens.device), q_seqlens=counts, kv_seqlens=counts,
-            block_offsets=torch.zeros_like(counts)[:, None], kv_caches=self, is_decoding=False,
-            logits_indices=logits_indices,
-        )  # fmt: skip
+        return StepContext.of_sequences(tokens, lengths, self, logits_indices=logits_indices, is_decoding=False)
 
     def state_of(self, layer: int, shape: StateShape) -> LayerState:
         """Return memory for a recurrent layer's state, which nobody looks at afterwards."""

@@ -6,7 +6,7 @@ A step holds tokens of several sequences one after the other, in one batch entry
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +41,31 @@ class StepContext:
     # ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None
     grid_positions: torch.Tensor | None = None
     extras: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_sequences(
+        cls,
+        tokens: torch.Tensor,  # ``[tokens]`` int64, of one sequence after the other
+        counts: Sequence[int],  # of each sequence: its tokens in the step
+        kv_caches: Any,
+        lengths: Sequence[int] | None = None,  # the same with its tokens before the step; None: there are none
+        block_offsets: torch.Tensor | None = None,  # as in the class; None: nothing looks at them
+        **fields: Any,  # in place of what follows from these; by default all logits are asked for
+    ) -> StepContext:
+        """Return a step of sequences."""
+        q_lens = torch.tensor(counts, device=tokens.device)
+        kv_lens = q_lens if lengths is None else torch.tensor(lengths, device=tokens.device)
+        starts = q_lens.cumsum(0) - q_lens
+        everything = torch.arange(len(tokens), device=tokens.device)
+        made = {
+            "position_ids": (everything + (kv_lens - q_lens - starts).repeat_interleave(q_lens))[None],
+            "block_offsets": torch.zeros_like(q_lens)[:, None] if block_offsets is None else block_offsets,
+            "is_decoding": len(tokens) == len(counts), "logits_indices": everything, "max_q_len": max(counts),
+        }  # fmt: skip
+        return cls(
+            input_ids=tokens[None], q_start_loc=starts, q_seqlens=q_lens, kv_seqlens=kv_lens, kv_caches=kv_caches,
+            **made | fields,
+        )  # fmt: skip
 
     @property
     def attn_metadata(self) -> StepContext:

@@ -1,6 +1,9 @@
 """Operators in plain float64."""
 
+from typing import Any
+
 import torch
+from torch.nn import functional
 
 from tests.kernels.arguments import AttentionRule
 
@@ -57,6 +60,17 @@ def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule:
         scores = torch.cat([scores, sink], dim=-1)
     weights = scores.softmax(-1)[:, :, :rows]
     return torch.einsum("hij,jhd->ihd", weights, v)
+
+
+def attention_of_last(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool = True, **rule: Any
+) -> torch.Tensor:
+    """Return attention of the last rows of a sequence, as `attention_reference` computes it for all."""
+    context, rows = len(keys), len(query)
+    every = functional.pad(query.cpu(), (0, 0, 0, 0, context - rows, 0))
+    rule = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in rule.items()}
+    images = () if is_causal else ((0, context),)
+    return attention_reference(every, keys.cpu(), values.cpu(), AttentionRule(images=images, **rule))[-rows:]
 
 
 def round_weight(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:

@@ -145,17 +145,7 @@ def test_a_long_sequence_stretches_its_own_angles_alone() -> None:
     positions = torch.tensor([[10, 11, 99]])
 
     def angles(kv_seqlens: list[int]) -> torch.Tensor:
-        step = StepContext(
-            input_ids=torch.zeros(1, 3, dtype=torch.int64),
-            position_ids=positions,
-            q_start_loc=torch.tensor([0, 2]),
-            q_seqlens=torch.tensor([2, 1]),
-            kv_seqlens=torch.tensor(kv_seqlens),
-            block_offsets=torch.zeros(2, 1, dtype=torch.int64),
-            kv_caches=None,
-            is_decoding=False,
-            logits_indices=torch.arange(3),
-        )
+        step = StepContext.of_sequences(torch.zeros(3, dtype=torch.int64), [2, 1], None, kv_seqlens)
         with get_step_ctx_manager().context(step):
             return rope(torch.zeros(1), positions)[0]
 

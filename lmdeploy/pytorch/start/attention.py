@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -82,16 +81,9 @@ class _Problem:
         return self._difference(output, self._expected[last])
 
     def _step(self) -> StepContext:
-        counts, tokens = self._lengths.T.contiguous().to(self._device)
-        num_tokens = len(self._query)
-        nothing: Any = None
-        return StepContext(
-            input_ids=torch.zeros(1, num_tokens, dtype=torch.int64, device=self._device),
-            position_ids=torch.zeros(1, num_tokens, dtype=torch.int64, device=self._device),
-            q_start_loc=counts.cumsum(0) - counts, q_seqlens=counts, kv_seqlens=tokens,
-            block_offsets=self._table.to(self._device), kv_caches=nothing, is_decoding=False,
-            logits_indices=torch.arange(num_tokens, device=self._device), max_q_len=max(count for count, _ in _SPANS),
-        )  # fmt: skip
+        counts, lengths = self._lengths.T.tolist()
+        tokens = torch.zeros(len(self._query), dtype=torch.int64, device=self._device)
+        return StepContext.of_sequences(tokens, counts, None, lengths, self._table.to(self._device))
 
     def _difference(self, output: torch.Tensor, expected: torch.Tensor) -> str:
         off = float((output.double().cpu() - expected).abs().max())

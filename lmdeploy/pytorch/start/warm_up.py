@@ -94,25 +94,11 @@ def _say(text: str) -> None:
 
 def _step(counts: list[int], sizes: StepSizes, cache: Any, device: torch.device) -> StepContext:
     """Return a step of sequences that begin with it; ``counts``: their tokens."""
-    lengths = torch.tensor(counts, device=device)
-    starts = lengths.cumsum(0) - lengths
-    tokens = sum(counts)
-    # A table of learned positions may end where a sequence must.
-    position = (torch.arange(tokens, device=device) - starts.repeat_interleave(lengths)).clamp(
-        max=max(0, sizes.sequence_blocks - 2) * sizes.block_len
-    )
     # As wide as the longest sequence makes it, whose place may be any.
     blocks = (torch.arange(-(-max(counts) // sizes.block_len)) % sizes.block_count).expand(len(counts), -1).contiguous()
-    return StepContext(
-        input_ids=torch.zeros(1, tokens, dtype=torch.int64, device=device),
-        position_ids=position[None],
-        q_start_loc=starts,
-        q_seqlens=lengths,
-        kv_seqlens=lengths,
-        block_offsets=blocks.to(device),
-        kv_caches=cache,
-        is_decoding=tokens == len(counts),
-        logits_indices=starts + lengths - 1,
-        prompt_lens=lengths,
-        max_q_len=max(counts),
-    )
+    tokens = torch.zeros(sum(counts), dtype=torch.int64, device=device)
+    step = StepContext.of_sequences(tokens, counts, cache, block_offsets=blocks.to(device))
+    # A table of learned positions may end where a sequence must.
+    step.position_ids.clamp_(max=max(0, sizes.sequence_blocks - 2) * sizes.block_len)
+    step.prompt_lens, step.logits_indices = step.q_seqlens, step.q_start_loc + step.q_seqlens - 1
+    return step

@@ -124,34 +124,3 @@ def round_to_cache(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tens
     zero = (-low * (1 / scale)).round().clamp(0, largest)
     quantized = (x * (1 / scale) + zero).round().clamp(0, largest)
     return quantized.to(torch.uint8), torch.cat([scale, zero], -1).half()
-
-
-def attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-    is_causal: bool = True,
-) -> torch.Tensor:
-    """Return float64 attention of the last rows ``[rows, heads, dim]`` of a context."""
-    rows, heads = query.shape[:2]
-    context = keys.shape[0]
-    q = query.double().cpu()
-    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (keys, values))
-    scores = torch.einsum("ihd,jhd->hij", q, k) * scale
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    behind = torch.arange(context - rows, context)[:, None] - torch.arange(context)[None]
-    hidden = torch.zeros_like(behind, dtype=torch.bool)
-    if is_causal:
-        hidden |= behind < 0
-    if window:
-        hidden |= behind >= window
-    scores = scores.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double().cpu()[:, None, None].expand(heads, rows, 1)], -1)
-    return torch.einsum("hij,jhd->ihd", scores.softmax(-1)[..., :context], v)

@@ -7,7 +7,8 @@ import torch
 
 from lmdeploy.pytorch.kernels.decoding_attention import decoding_attention
 from lmdeploy.pytorch.kernels.prompt_attention import prompt_attention
-from tests.pytorch.kernels.steps import Cache, Step, attention
+from tests.kernels.reference import attention_of_last
+from tests.pytorch.kernels.steps import Cache, Step
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def run(case: Case, spans: list[tuple[int, int]], random: torch.Generator, devic
         )
     first = 0
     for span, count in enumerate(step.q_lens):
-        expected = attention(
+        expected = attention_of_last(
             query[first : first + count], *step.cached(span, case.bits), **rule, is_causal=case.is_causal
         )
         assert got[first : first + count].double().cpu() == pytest.approx(expected, abs=TOLERANCE[case.dtype]), span

@@ -10,8 +10,7 @@ from lmdeploy.pytorch.gpu_cache import GpuPagedCache
 from lmdeploy.pytorch.paged import AttentionCall, LayerShape
 from lmdeploy.pytorch.start.attention import uses_native
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
-from tests.kernels.reference import round_heads
-from tests.pytorch.kernels.steps import attention
+from tests.kernels.reference import attention_of_last, round_heads
 
 BLOCK_LEN = 8
 # Positions of two sequences that each step begins and ends with.
@@ -47,19 +46,9 @@ def test_chunks_and_tokens_see_all_that_came_before(
         if spans == STEPS[2]:  # blocks leave for the host and come back to other places
             cache.move(np.array([[6, 9], [2, 10], [1, 8], [9, 2], [8, 4], [10, 6]], np.int32))
             table[0, :2], table[1, 0] = torch.tensor([2, 4]), 6
-        counts = torch.tensor([end - begin for begin, end in spans], device=device)
-        rows = int(counts.sum())
-        step = StepContext(
-            input_ids=torch.zeros(1, rows, dtype=torch.int64, device=device),
-            position_ids=torch.cat([torch.arange(*span) for span in spans])[None].to(device),
-            q_start_loc=counts.cumsum(0) - counts,
-            q_seqlens=counts,
-            kv_seqlens=torch.tensor([end for _, end in spans], device=device),
-            block_offsets=table,
-            kv_caches=cache,
-            is_decoding=rows == len(spans),
-            logits_indices=torch.arange(rows, device=device),
-        )
+        counts, ends = [end - begin for begin, end in spans], [end for _, end in spans]
+        tokens = torch.zeros(sum(counts), dtype=torch.int64, device=device)
+        step = StepContext.of_sequences(tokens, counts, cache, ends, table)
         parts = [
             torch.cat([x[slice(*span)] for x, span in zip(of, spans, strict=True)]) for of in (queries, keys, values)
         ]
@@ -68,7 +57,7 @@ def test_chunks_and_tokens_see_all_that_came_before(
         for number, (begin, end) in enumerate(spans):
             kept = [x[number][:end].cpu() for x in (keys, values)]
             kept = [round_heads(x, quant_policy) if quant_policy else x.double() for x in kept]
-            expected = attention(queries[number][begin:end], *kept, scale=0.2, window=9, softcap=4.0)
+            expected = attention_of_last(queries[number][begin:end], *kept, scale=0.2, window=9, softcap=4.0)
             first = int(step.q_start_loc[number])
             # A code in the middle between two may be the one or the other.
             tolerance = {0: 2e-5, 8: 1e-3, 4: 2e-2}[quant_policy]

@@ -10,8 +10,8 @@ from lmdeploy.pytorch.kernels import awq_linear, decoding_attention, fp8_linear,
 from lmdeploy.pytorch.paged import LayerShape
 from lmdeploy.pytorch.start import attention, quantized
 from lmdeploy.pytorch.start.flex import flex_prompt_attention
+from tests.kernels.reference import attention_of_last
 from tests.pytorch.kernels.steps import Cache, Step
-from tests.pytorch.kernels.steps import attention as attention_of
 
 SHAPE = LayerShape(2, 32, 16)
 BLOCK_LEN = 8
@@ -48,7 +48,7 @@ def test_flex_attention_brings_what_float64_brings(
         )  # fmt: skip
     for span, rows in enumerate(got.cpu().double().split(step.q_lens)):
         queries = query.split(step.q_lens)[span]
-        assert rows == pytest.approx(attention_of(queries, *step.cached(span, bits), **rule), abs=2e-5)
+        assert rows == pytest.approx(attention_of_last(queries, *step.cached(span, bits), **rule), abs=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

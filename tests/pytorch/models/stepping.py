@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from lmdeploy.pytorch.step_context import StepContext
+from tests.kernels.reference import attention_of_last
 
 
 class ReferenceCache:
@@ -28,21 +29,9 @@ class ReferenceCache:
             before = self._kept.get((layer, blocks[0]))
             k, v = now if before is None else (torch.cat(pair) for pair in zip(before, now, strict=True))
             self._kept[layer, blocks[0]] = k, v
-            out.append(attention(call, query[rows].double(), k, v))
+            rule = {"scale": call.scale, "window": call.window, "softcap": call.softcap}
+            out.append(attention_of_last(query[rows], k, v, **rule))
         return torch.cat(out).float()
-
-
-def attention(call: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return the attention of the last rows of a sequence."""
-    rows, heads, _ = query.shape
-    length = len(keys)
-    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (keys, values))
-    scores = torch.einsum("ihd,jhd->hij", query, k) * call.scale
-    if call.softcap:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    behind = torch.arange(length - rows, length)[:, None] - torch.arange(length)[None]
-    hidden = (behind < 0) | ((behind >= call.window) if call.window else False)
-    return torch.einsum("hij,jhd->ihd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
 def run_chunks(
@@ -59,26 +48,18 @@ def run_chunks(
     logits: list[list[torch.Tensor]] = [[] for _ in prompts]
     for counts in chunks:
         present = [number for number, count in enumerate(counts) if count]
-        q_lens = torch.tensor([counts[number] for number in present])
-        starts = q_lens.cumsum(0) - q_lens
-        tokens = [prompts[number][done[number] : done[number] + counts[number]] for number in present]
-        positions = [torch.arange(done[number], done[number] + counts[number]) for number in present]
-        step = StepContext(
-            input_ids=torch.tensor([[token for part in tokens for token in part]], device=device),
-            position_ids=torch.cat(positions)[None].to(device),
-            q_start_loc=starts.to(device),
-            q_seqlens=q_lens.to(device),
-            kv_seqlens=(torch.tensor([done[number] for number in present]) + q_lens).to(device),
-            block_offsets=torch.tensor(present, device=device)[:, None],
-            kv_caches=cache,
-            is_decoding=bool((q_lens == 1).all()),
-            logits_indices=torch.arange(int(q_lens.sum()), device=device),
-        )
+        present_counts = [counts[number] for number in present]
+        lengths = [done[number] + counts[number] for number in present]
+        tokens = [prompts[number][done[number] : length] for number, length in zip(present, lengths, strict=True)]
+        step = StepContext.of_sequences(
+            torch.tensor([token for part in tokens for token in part], device=device), present_counts, cache, lengths,
+            torch.tensor(present, device=device)[:, None],
+        )  # fmt: skip
         if isinstance(cache, ReferenceCache):
             cache.step = step
         got, hidden = model.forward(step)
-        assert got.shape[0] == hidden.shape[0] == int(q_lens.sum())
-        for number, part in zip(present, got.split(q_lens.tolist()), strict=True):
+        assert got.shape[0] == hidden.shape[0] == sum(counts)
+        for number, part in zip(present, got.split(present_counts), strict=True):
             logits[number].append(part)
             done[number] += counts[number]
     assert done == [len(prompt) for prompt in prompts]

@@ -63,19 +63,8 @@ def test_the_manuals_llama_gives_the_logits_of_transformers(llama: Path) -> None
 
 def whole_step(tokens: list[int], **fields: Any) -> StepContext:
     """Return a step of one sequence from its beginning."""
-    rows = len(tokens)
     cache = ReferenceCache()
-    cache.step = StepContext(
-        input_ids=torch.tensor([tokens]),
-        position_ids=torch.arange(rows)[None],
-        q_start_loc=torch.tensor([0]),
-        q_seqlens=torch.tensor([rows]),
-        kv_seqlens=torch.tensor([rows]),
-        block_offsets=torch.tensor([[0]]),
-        kv_caches=cache,
-        is_decoding=False,
-        **{"logits_indices": torch.arange(rows)} | fields,
-    )
+    cache.step = StepContext.of_sequences(torch.tensor(tokens), [len(tokens)], cache, **fields)
     return cache.step
 
 
