@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+
 @dataclass
 class StepContext:
     """One step of a model."""

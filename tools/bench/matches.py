@@ -1,9 +1,9 @@
 """Workloads of ``tools.bench peers``, and the engines that run each.
 
 Every engine gets the same model, as many threads, the same numbers of tokens and greedy decoding, and no engine keeps a
-prompt for later, but in an agent's day. Ours and OpenVINO's responses are timed token by token; llama.cpp is timed by
-its own programs. The default model is read from its directory by us; larger ones are one GGUF file of random weights
-for every side, written for its matches and removed after them. A peer that cannot run a file is left out by name.
+prompt for later. Ours and OpenVINO's responses are timed token by token; llama.cpp is timed by its own programs. The
+default model is read from its directory by us; a GGUF file of the user's is the same file for every side. A peer that
+cannot run a file is left out by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
-from tools.bench.conversations import AGENT_TURNS, SESSION, Conversations, LlamaServer, Measured, Ours, agent_times
 from tools.bench.inprocess import InProcess, in_process
 from tools.bench.over_http import run_over_http
 from tools.bench.peers import llama_cpp, vllm
@@ -32,19 +31,14 @@ from tools.bench.peers.paths import (
     openvino_python,
     vllm_python,
 )
-from tools.bench.random_gguf import NAMES, file_cost, random_file
 from tools.bench.roofline import Limits, engine_cost, head_bytes
 from tools.bench.server import running_server
-from tools.bench.shapes import SHAPES
 from tools.bench.stats import Record, Summary, median, steady_rate
 from tools.bench.targets import OURS
 from tools.bench.turns import take_turns
 from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, Request, TokenRequest, random_requests, token_requests
 
 PARTS = ("decode", "streams", "prefill", "http", "cache")
-LARGER_PARTS = ("large", "moe", "long", "agent")  # only on request, since they take an hour and 5 GB of disk
-CONTEXTS = (4000, 16000, 32000)  # tokens
-CACHE_BITS = (16, 8, 4)
 MAX_STREAMS = 32
 PREFILLS = 2  # prompts of a measurement
 HTTP_STREAMS = 16
@@ -52,8 +46,6 @@ SMALL_CACHE = 0.05  # of the free memory; more than these workloads fill
 # The full cache: long responses, and room for three of the 16-bit sequences of mean length, 640 tokens.
 FULL_REQUESTS, FULL_BLOCKS = 20, 30
 FULL_PROMPTS, FULL_OUTPUTS = Lengths(128, 384), Lengths(256, 512)
-_AFTER_CONTEXT = 33  # tokens
-_OPENVINO_CACHE_BITS = 8  # its own choice on processors
 
 Answer = Callable[[Sequence[TokenRequest], int], list[Record]]
 Sides = dict[str, Callable[[], float]]
@@ -72,7 +64,6 @@ class Match:
     streams: int
     prompt_len: int
     output_len: int
-    prompts: int = PREFILLS  # of a measurement, where prompts are measured
 
     def __str__(self) -> str:
         streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
@@ -82,8 +73,8 @@ class Match:
     def rate(self, response: Answer) -> float:
         """Return an engine's tokens/s: of prompts up to the first token, or generated while all streams generate."""
         if self.part == "prefill":
-            records = response(token_requests(self.prompts, self.prompt_len, 1, seed=1), 1)
-            return self.prompts * self.prompt_len / sum(record.first_token_latency for record in records)
+            records = response(token_requests(PREFILLS, self.prompt_len, 1, seed=1), 1)
+            return PREFILLS * self.prompt_len / sum(record.first_token_latency for record in records)
         return steady_rate(
             response(token_requests(self.streams, self.prompt_len, self.output_len, seed=1), self.streams)
         )
@@ -91,7 +82,7 @@ class Match:
     def llama_rate(self, model: Path, attention: str) -> float:
         """Return the tokens/s of llama.cpp, with this kind of attention."""
         if self.part == "prefill":
-            return llama_cpp.prefill_rate(model, self.prompt_len, self.prompts, attention)
+            return llama_cpp.prefill_rate(model, self.prompt_len, PREFILLS, attention)
         if self.streams == 1:
             return llama_cpp.decode_rate(model, self.prompt_len, self.output_len, attention)
         return llama_cpp.streams_rate(model, self.streams, self.prompt_len, self.output_len, attention)
@@ -108,32 +99,6 @@ FILE_MATCHES = (
     Match("streams", 0, 8, 64, 64),
     Match("prefill", 0, 1, 512, 1),
 )
-LARGER_MODELS = {
-    "large": tuple((name, bits) for name in ("llama-3.2-1b", "qwen3-4b") for bits in (4, 8)),
-    "moe": (("qwen3-30b-a3b", 4),),
-    "long": (("llama-3.2-1b", 4),),
-    "agent": (("llama-3.2-1b", 4),),
-}
-
-
-def larger_matches(bits: int) -> list[Match]:
-    """Return the matches of a larger model."""
-    streams = [Match("streams", bits, streams, 64, 48) for streams in (8, MAX_STREAMS)]
-    return [Match("decode", bits, 1, 64, 64), *streams, Match("prefill", bits, 1, 1024, 1, prompts=1)]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Parts of ``PARTS`` and ``LARGER_PARTS``; of the latter the models, and of ``long`` its lengths and caches.
-
-    ``files``: GGUF files of the user's.
-    """
-
-    parts: Sequence[str]
-    models: Sequence[str] = NAMES
-    contexts: Sequence[int] = CONTEXTS
-    cache_bits: Sequence[int] = CACHE_BITS
-    files: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -161,29 +126,20 @@ def engine_config(bits: int) -> TurbomindEngineConfig:
     )
 
 
-def play(choice: Choice, model_path: Path, rounds: Rounds, limits: Limits) -> Iterator[Played]:
-    """Play the matches of a choice."""
-    for file in choice.files:
-        yield from _larger_model(file.stem, FILE_MATCHES, "GGUF", file, rounds, None)
-    matches = [match for match in MATCHES if match.part in choice.parts]
+def play(
+    parts: Sequence[str], files: Sequence[Path], model_path: Path, rounds: Rounds, limits: Limits
+) -> Iterator[Played]:
+    """Play the matches of some of ``PARTS``, and those of GGUF files of the user's."""
+    for file in files:
+        yield from _user_file(file, rounds)
+    matches = [match for match in MATCHES if match.part in parts]
     for bits in GGUF_TYPES:
         if chosen := [match for match in matches if match.bits == bits]:
             yield from _default_model(chosen, bits, model_path, rounds, limits)
-    if "http" in choice.parts:
+    if "http" in parts:
         yield from over_http(model_path, rounds)
-    if "cache" in choice.parts:
+    if "cache" in parts:
         yield from full_cache(model_path, rounds)
-    for part in [part for part in LARGER_PARTS if part in choice.parts]:
-        for name, bits in LARGER_MODELS[part]:
-            if name in choice.models:
-                with random_file(name, bits) as file:
-                    if part == "long":
-                        yield from _long(name, bits, file, choice, rounds)
-                    elif part == "agent":
-                        yield from _agent(name, bits, file, rounds)
-                    else:
-                        speed = limits.bandwidth / file_cost(SHAPES[name], bits).weight_bytes()
-                        yield from _larger_model(name, larger_matches(bits), GGUF_TYPES[bits], file, rounds, speed)
 
 
 def _default_model(
@@ -204,20 +160,11 @@ def _default_model(
             yield str(match), rates, share
 
 
-def _larger_model(
-    name: str,
-    matches: Sequence[Match],
-    kind: str,
-    file: Path,
-    rounds: Rounds,
-    # Tokens/s of one stream at the machine's bandwidth; None: unknown
-    limit: float | None,
-) -> Iterator[Played]:
-    with _engines(file, file, kind, replace(engine_config(16), max_prefill_token_num=2048)) as (_, answers):
-        for match in matches:
-            rates = _play(f"{name}: {match}", match, answers, file, kind, rounds)
-            share = median(rates[OURS]) / limit if limit is not None and match.part == "decode" else None
-            yield f"{name}: {match}", rates, share
+def _user_file(file: Path, rounds: Rounds) -> Iterator[Played]:
+    with _engines(file, file, "GGUF", replace(engine_config(16), max_prefill_token_num=2048)) as (_, answers):
+        for match in FILE_MATCHES:
+            title = f"{file.stem}: {match}"
+            yield title, _play(title, match, answers, file, "GGUF", rounds), None
 
 
 @contextmanager
@@ -262,61 +209,6 @@ def _llama_side(match: Match, file: Path) -> Callable[[], float]:
         return rates[faster[0]]
 
     return run
-
-
-def _long(name: str, bits: int, file: Path, choice: Choice, rounds: Rounds) -> Iterator[Played]:
-    """Long prompts, and what is generated after them; both rates are of one run."""
-    kind = GGUF_TYPES[bits]
-    for cache_bits in choice.cache_bits:
-        config = replace(
-            engine_config(16),
-            quant_policy=0 if cache_bits == 16 else cache_bits,
-            max_batch_size=1,
-            session_len=max(choice.contexts) + 2 * _AFTER_CONTEXT,
-            cache_max_entry_count=0.2,
-        )
-        with _engines(file, file, kind, config) as (_, answers):
-            if cache_bits != _OPENVINO_CACHE_BITS:
-                answers = {OURS: answers[OURS]}
-            for length in choice.contexts:
-                sides = {side: partial(_context_rates, answer, length) for side, answer in answers.items()}
-                if llama_tool("llama-batched-bench").exists():
-                    sides[f"llama.cpp {kind}"] = partial(
-                        llama_cpp.context_rates, file, length, _AFTER_CONTEXT - 1, cache_bits
-                    )
-                print(f"-- {name}: context of {length}, {cache_bits}-bit cache", flush=True)
-                found = take_turns(sides, rounds.count, _pair, rounds.pause)
-                for index, what in enumerate(("prompt of", "decode after")):
-                    title = f"{name}: {what} {length}, {bits}-bit, {cache_bits}-bit cache"
-                    yield title, {side: [pair[index] for pair in pairs] for side, pairs in found.items()}, None
-
-
-def _pair(rates: tuple[float, float]) -> str:
-    return f"prompt {rates[0]:.0f}, then {rates[1]:.1f} tokens/s"
-
-
-def _context_rates(answer: Answer, length: int) -> tuple[float, float]:
-    """Return the tokens/s of a prompt of this length and of what is generated after it."""
-    (record,) = answer(token_requests(1, length, _AFTER_CONTEXT, seed=1), 1)
-    return length / record.first_token_latency, 1 / record.seconds_a_token
-
-
-def _agent(name: str, bits: int, file: Path, rounds: Rounds) -> Iterator[Played]:
-    """An agent's day: 20 turns over a growing conversation with results of tools, on engines that keep prompts."""
-    chat = Conversations(Tokenizer(str(file)))
-    config = TurbomindEngineConfig(dtype="bfloat16", session_len=SESSION, speculative_config="none")
-    with ExitStack() as stack:
-        engines: dict[str, Measured] = {OURS: Ours(stack.enter_context(in_process(str(file), config)))}
-        if llama_tool("llama-server").exists():
-            server = llama_cpp.serving(file, 1, SESSION, keeps_prompts=True)
-            engines[f"llama-server {GGUF_TYPES[bits]}"] = LlamaServer(stack.enter_context(server))
-        sides: Sides = {side: partial(_first_tokens, engine, chat) for side, engine in engines.items()}
-        title = f"{name}: agent's day, {bits}-bit"
-        yield title, rounds.play(title, sides, "{:.2f} first tokens/s"), None
-
-
-def _first_tokens(measured: Measured, chat: Conversations) -> float:
-    return AGENT_TURNS / sum(agent_times(measured, chat))
 
 
 def over_http(model_path: Path, rounds: Rounds) -> Iterator[Played]:
