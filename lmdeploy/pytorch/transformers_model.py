@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -296,6 +296,12 @@ def _divide_and_swap(
     return shapes
 
 
+# Styles of dividing a layer: embeddings stay whole on every rank.
+_WHOLE = ("", "replicate", "replicated_with_grad_allreduce", "embedding_rowwise", "embedding_colwise")
+_BY_INPUTS = "rowwise"
+_BY_GATHERED_OUTPUTS = ("colwise_rep", "colwise_gather_output")
+
+
 class _Plan:
     """How a model is divided: the plan that its authors wrote for ``transformers``."""
 
@@ -309,30 +315,38 @@ class _Plan:
         text = model.config.get_text_config()
         if heads := getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 0):
             ranks.slice_of(heads, "the number of key and value heads")
-        unknown = sorted({style for style in self._styles.values() if style not in (*_WHOLE, *_DIVIDED)})
+        known = {*_WHOLE, "colwise", _BY_INPUTS, *_BY_GATHERED_OUTPUTS}
+        unknown = sorted(set(self._styles.values()) - known)
         if unknown:
             raise UnsupportedModelError(f"{type(model).__name__}: tp is not supported with {', '.join(unknown)}")
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None, kernels: Kernels | None) -> NativeLinear:
         """Return this rank's part of a layer."""
-        pattern = pattern_of(name)
-        style = self._styles.get(pattern, "")
-        self._unused.discard(pattern)
-        divide: Callable[..., NativeLinear] | None = _DIVIDED.get(style)
-        if divide is None:
-            return weight.linear(slice(0, weight.shape[0]), slice(0, weight.shape[1]), bias, kernels)
-        return divide(name, weight, bias, kernels, self._ranks)
+        self._unused.discard(pattern_of(name))
+        outputs, inputs = self._parts(name, weight.shape)
+        style = self._styles.get(pattern_of(name), "")
+        if style == _BY_INPUTS:
+            rank_bias = bias if self._ranks.rank == 0 else None  # summed with the others
+            return weight.linear(outputs, inputs, rank_bias, kernels, ranks=self._ranks)
+        rank_bias = None if bias is None else bias[outputs]
+        return weight.linear(
+            outputs, inputs, rank_bias, kernels, gathers=self._ranks if style in _BY_GATHERED_OUTPUTS else None
+        )
 
-    def adapt(self, name: str, layer: NativeLinear, shape: tuple[int, ...], adapters: AdapterTable) -> None:
+    def adapt(self, name: str, layer: NativeLinear, shape: tuple[int, int], adapters: AdapterTable) -> None:
         """Let adapters add to a layer."""
-        outputs, inputs = slice(None), slice(None)
-        divide = _DIVIDED.get(self._styles.get(pattern_of(name), ""))
-        if divide is _by_inputs:
-            inputs = self._ranks.slice_of(shape[1], name)
-        elif divide is not None:
-            outputs = self._ranks.slice_of(shape[0], name)
         layer.adapt(adapters, name)
-        adapters.divide(name, outputs, inputs)
+        adapters.divide(name, *self._parts(name, shape))
+
+    def _parts(self, name: str, shape: tuple[int, int]) -> tuple[slice, slice]:
+        """Return which outputs and inputs of a layer this rank has."""
+        style = self._styles.get(pattern_of(name), "")
+        outputs, inputs = slice(0, shape[0]), slice(0, shape[1])
+        if style == _BY_INPUTS:
+            inputs = self._ranks.slice_of(shape[1], f"the inputs of {name}")
+        elif style not in _WHOLE:
+            outputs = self._ranks.slice_of(shape[0], f"the outputs of {name}")
+        return outputs, inputs
 
     def require_all_used(self) -> None:
         """Raise ``UnsupportedModelError`` if the plan names layers that are not there."""
@@ -376,34 +390,3 @@ class Weight:
     def _decoded(self, outputs: slice, inputs: slice) -> torch.Tensor:
         assert self.quantized is not None
         return self.quantized.numbers(self.name)[outputs, inputs]
-
-
-def _by_outputs(
-    name: str,
-    weight: Weight,
-    bias: torch.Tensor | None,
-    kernels: Kernels | None,
-    ranks: Ranks,
-    gathers: bool = False,
-) -> NativeLinear:
-    part = ranks.slice_of(weight.shape[0], f"the outputs of {name}")
-    rank_bias = None if bias is None else bias[part].clone()
-    return weight.linear(part, slice(0, weight.shape[1]), rank_bias, kernels, gathers=ranks if gathers else None)
-
-
-def _by_inputs(
-    name: str, weight: Weight, bias: torch.Tensor | None, kernels: Kernels | None, ranks: Ranks
-) -> NativeLinear:
-    part = ranks.slice_of(weight.shape[1], f"the inputs of {name}")
-    rank_bias = bias if ranks.rank == 0 else None  # summed with the others
-    return weight.linear(slice(0, weight.shape[0]), part, rank_bias, kernels, ranks=ranks)
-
-
-# Embeddings stay whole on every rank.
-_WHOLE = ("", "replicate", "replicated_with_grad_allreduce", "embedding_rowwise", "embedding_colwise")
-_DIVIDED: dict[str, Callable[..., NativeLinear]] = {
-    "colwise": _by_outputs,
-    "rowwise": _by_inputs,
-    "colwise_rep": partial(_by_outputs, gathers=True),
-    "colwise_gather_output": partial(_by_outputs, gathers=True),
-}
