@@ -18,9 +18,8 @@ from tools.bench import conversations, matches, quiet
 from tools.bench.compare import main, some_of
 from tools.bench.inprocess import in_process
 from tools.bench.matches import MATCHES, PARTS, Match
-from tools.bench.peers import vllm
 from tools.bench.peers.install import failures
-from tools.bench.peers.paths import llama_tool, openvino_python, vllm_python
+from tools.bench.peers.paths import llama_tool, openvino_python
 from tools.bench.stats import Record
 from tools.bench.targets import LIMIT, OURS, TARGETS, TARGETS_WITH_TILES, rows, targets_with, unmeasured
 from tools.bench.workload import GREEDY, TokenRequest
@@ -228,29 +227,3 @@ def test_a_peer_that_cannot_be_installed_is_named_and_the_rest_goes_on(capsys: p
     assert failures(steps) == ["one"]
     assert done == ["two"]
     assert "one: no wheel for this machine" in capsys.readouterr().out
-
-
-VLLM = """
-import http.server, os, sys
-with open(os.environ["FAKE_PEERS_LOG"], "a") as log:
-    print(*sys.argv[1:], os.environ["VLLM_CPU_KVCACHE_SPACE"], file=log)
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
-"""
-
-
-def test_vllm_serves_the_directory_and_keeps_no_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path))
-    monkeypatch.setenv("FAKE_PEERS_LOG", str(tmp_path / "calls"))
-    fake_peers.write_program(vllm_python(), VLLM)
-    with vllm.serving(Path("some-model"), 16, 400) as url:
-        assert url.startswith("http://127.0.0.1:")
-    (call,) = (tmp_path / "calls").read_text().splitlines()
-    for part in ("--model some-model", "--dtype bfloat16", "--no-enable-prefix-caching", "--max-model-len 401"):
-        assert part in call
-    fake_peers.write_program(vllm_python(), fake_peers.FAILING)
-    with pytest.raises(RuntimeError, match="no such processor"), vllm.serving(Path("some-model"), 16, 400):
-        pass

@@ -9,7 +9,7 @@ cannot run a file is left out by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,23 +20,21 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from tools.bench.inprocess import InProcess, in_process
 from tools.bench.over_http import run_over_http
-from tools.bench.peers import llama_cpp, vllm
+from tools.bench.peers import llama_cpp
 from tools.bench.peers.genai import genai
 from tools.bench.peers.paths import (
     GGUF_TYPES,
     IK_LLAMA,
     gguf,
     llama_tool,
-    missing_program,
     openvino_python,
-    vllm_python,
 )
 from tools.bench.roofline import Limits, engine_cost, head_bytes
 from tools.bench.server import running_server
 from tools.bench.stats import Record, Summary, median, steady_rate
 from tools.bench.targets import OURS
 from tools.bench.turns import take_turns
-from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, Request, TokenRequest, random_requests, token_requests
+from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, TokenRequest, random_requests, token_requests
 
 PARTS = ("decode", "streams", "prefill", "http", "cache")
 MAX_STREAMS = 32
@@ -212,52 +210,26 @@ def _llama_side(match: Match, file: Path) -> Callable[[], float]:
 
 
 def over_http(model_path: Path, rounds: Rounds) -> Iterator[Played]:
-    """Yield the tokens/s of whole requests through HTTP, 16 at a time: gateway and Triton, llama-server and vLLM.
-
-    llama-server has weights of 4 bits, vLLM of 16; of these, how soon the first tokens come is measured too.
-    """
+    """Yield the tokens/s of whole requests through HTTP, 16 at a time, of gateway and Triton and of llama-server."""
     requests = random_requests(2 * HTTP_STREAMS, Lengths(32, 256), Lengths(32, 192), seed=1)
     tokenizer = Tokenizer(str(model_path))
     max_tokens = max(len(tokenizer.encode(request.prompt)) + request.output_len for request in requests)
-    file, peer = gguf(model_path, 4), {}
-    if llama_tool("llama-server").exists() and file.exists():
-        peer = {"llama-server Q4_0": lambda: llama_cpp.serving(file, HTTP_STREAMS, max_tokens)}
-    runs = _served(model_path, 4, peer, requests, rounds)
-    yield f"HTTP, {HTTP_STREAMS} streams, 4-bit", _throughputs(runs), None
-    if missing_program(vllm_python()) is None:
-        peer = {"vLLM bfloat16": lambda: vllm.serving(model_path, HTTP_STREAMS, max_tokens)}
-        runs = _served(model_path, 16, peer, requests, rounds)
-        name = f"HTTP, {HTTP_STREAMS} streams, 16-bit"
-        yield name, _throughputs(runs), None
-        firsts = {side: [1 / run.first_token_latency["p50"] for run in rounds] for side, rounds in runs.items()}
-        yield f"{name}: first tokens", firsts, None
-
-
-def _throughputs(runs: Mapping[str, Sequence[Summary]]) -> Rates:
-    return {side: [run.token_throughput for run in rounds] for side, rounds in runs.items()}
-
-
-def _served(
-    model_path: Path,
-    bits: int,
-    peers: Mapping[str, Callable[[], AbstractContextManager[str]]],
-    requests: Sequence[Request],
-    rounds: Rounds,
-) -> dict[str, list[Summary]]:
-    """Return the rounds of our server and of others; one that does not start is left out by name."""
+    file, title = gguf(model_path, 4), f"HTTP, {HTTP_STREAMS} streams, 4-bit"
     with ExitStack() as stack:
-        config = replace(engine_config(bits), max_batch_size=HTTP_STREAMS)
+        config = replace(engine_config(4), max_batch_size=HTTP_STREAMS)
         urls = {OURS: stack.enter_context(running_server(str(model_path), config))}
-        for side, serving in peers.items():
+        if llama_tool("llama-server").exists() and file.exists():
             try:
-                urls[side] = stack.enter_context(serving())
+                serving = llama_cpp.serving(file, HTTP_STREAMS, max_tokens)
+                urls["llama-server Q4_0"] = stack.enter_context(serving)
             except RuntimeError as error:
-                print(f"-- {side} is left out: {error}", flush=True)
+                print(f"-- llama-server is left out: {error}", flush=True)
         for url in urls.values():
             run_over_http(url, requests[:HTTP_STREAMS], HTTP_STREAMS, GREEDY)  # warm up
-        print(f"-- HTTP, {HTTP_STREAMS} streams, {bits}-bit", flush=True)
+        print(f"-- {title}", flush=True)
         sides = {side: partial(run_over_http, url, requests, HTTP_STREAMS, GREEDY) for side, url in urls.items()}
-        return take_turns(sides, rounds.count, _served_run, rounds.pause)
+        runs = take_turns(sides, rounds.count, _served_run, rounds.pause)
+    yield title, {side: [run.token_throughput for run in found] for side, found in runs.items()}, None
 
 
 def _served_run(run: Summary) -> str:

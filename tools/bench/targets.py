@@ -27,9 +27,6 @@ TARGETS: dict[str, dict[str, float]] = {
     "prefill of 512, 8-bit": {"llama.cpp Q4_0": 2.0, "openvino Q8_0": 1.1},
     "prefill of 1024, 8-bit": {"llama.cpp Q4_0": 2.0, "openvino Q8_0": 1.1},
     "HTTP, 16 streams, 4-bit": {"llama-server Q4_0": 2.0},
-    "HTTP, 16 streams, 16-bit": {"vLLM bfloat16": 1.8},
-    # A median time to first token of 0.7 of theirs.
-    "HTTP, 16 streams, 16-bit: first tokens": {"vLLM bfloat16": 1 / 0.7},
     "full cache, 8-bit cache": {"16-bit cache": 1.2},
     "full cache, 4-bit cache": {"16-bit cache": 1.35},
 }
