@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,19 +41,6 @@ def engine(directory: Path) -> Iterator[Engine]:
     engine = Engine(str(directory), config)
     yield engine
     engine.close()
-
-
-def trace_of_worker(directory: Path, seconds: float = TIMEOUT) -> Path:
-    """Return the trace that a worker writes into the directory, or raise what the worker has said."""
-    deadline = time.monotonic() + seconds
-    while not (found := list(directory.glob("rank0-*.gz"))):
-        if time.monotonic() > deadline:
-            log = directory / "rank0.log"
-            lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-            last = lines[-1] if lines else "nothing, so SIGUSR1 did not arrive"
-            raise RuntimeError(f"the worker wrote no trace within {seconds:.0f} s; it said: {last}")
-        time.sleep(0.1)
-    return found[0]
 
 
 class Answer:
@@ -174,26 +160,19 @@ def test_a_signal_has_steps_recorded(
         (pid,) = workers() - others
         os.kill(pid, signal.SIGUSR1)
         Answer(engine, tokens).wait()
-        trace = trace_of_worker(traces)
+        eventually_sync(lambda: any(traces.glob("rank0-*.gz")), timeout=TIMEOUT)
     finally:
         engine.close()
-    names = [event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    names = [
+        event.get("name")
+        for event in json.loads(gzip.decompress(next(traces.glob("rank0-*.gz")).read_bytes()))["traceEvents"]
+    ]
     assert names.count("aten::to") >= steps, "operators of each step"
     lines = (traces / "rank0.log").read_text().splitlines()
     assert [line.split(": ", 2)[2].split(" in ")[0] for line in lines[:2]] == [
         "the next steps are recorded", "recording has begun,"
     ]  # fmt: skip
     assert f"rank0-0.trace.json.gz has {steps} steps of " in lines[2]
-
-
-def test_without_a_trace_the_error_says_what_the_worker_said(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"within 0 s; it said: nothing, so SIGUSR1 did not arrive"):
-        trace_of_worker(tmp_path, 0)
-    (tmp_path / "rank0.log").write_text(
-        "profiler of rank 0: the next steps are recorded\nprofiler of rank 0: no CUPTI\n"
-    )
-    with pytest.raises(RuntimeError, match=r"it said: profiler of rank 0: no CUPTI$"):
-        trace_of_worker(tmp_path, 0)
 
 
 @pytest.mark.alike(max_cases=1)
@@ -218,5 +197,4 @@ def test_steps_go_on_where_the_profiler_fails(
     assert profiler.timeout > 60, "nothing is being recorded"
     assert not list(tmp_path.glob("rank0-*"))
     assert "RuntimeError: CUPTI is not to be had" in capfd.readouterr().err
-    with pytest.raises(RuntimeError, match=r"it said: .*RuntimeError: CUPTI is not to be had"):
-        trace_of_worker(tmp_path, 0)
+    assert "RuntimeError: CUPTI is not to be had" in (tmp_path / "rank0.log").read_text(encoding="utf-8")
