@@ -23,10 +23,7 @@ _FOR_SAMPLING = ("top_p", "top_k", "min_p", "temperature", "random_seed")
 def as_batch(prompts: str | Sequence[Any]) -> tuple[Sequence[Prompt], bool]:
     """Return the prompts as a batch, and whether there was just one.
 
-    Raises
-    ------
-    ValueError
-        If they are no text, ``(text, image)``, conversation, or list of these.
+    Raises `ValueError` if they are no text, ``(text, image)``, conversation, or list of these.
     """
     if isinstance(prompts, (str, tuple)):
         return [prompts], True
@@ -44,23 +41,10 @@ def configs_for(
 ) -> list[GenerationConfig]:
     """Return a config for each of ``count`` prompts.
 
-    Parameters
-    ----------
-    gen_config
-        One for all prompts, or one each.
-    count
-        Number of prompts.
-    keywords
-        Fields by name, which go before those of ``gen_config``.
-    sampling_defaults
-        The model's (`lmdeploy.model_metadata.sampling_defaults`), for configs that sample and do not set them.
-
-    Raises
-    ------
-    ValueError
-        If there is a list of another length, or a value is out of range.
-    TypeError
-        If there is no such field.
+    Raises `ValueError` if there is a list of another length, or a value is out of range, and `TypeError` if there is no
+    such field. ``gen_config``: one for all prompts, or one each. ``keywords``: fields by name, which go before those of
+    ``gen_config``. ``sampling_defaults``: the model's (`lmdeploy.model_metadata.sampling_defaults`), for configs that
+    sample and do not set them.
     """
     if isinstance(gen_config, list):
         if len(gen_config) != count:

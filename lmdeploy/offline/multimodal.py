@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 class MultimodalPreparer(PromptPreparer):
     """Prepares prompts with the embeddings of their images. Safe to use from any thread.
 
-    Parameters
-    ----------
-    checkpoint
-        Which has the vision tower; it is loaded for the first image.
-    tokenizer, template, max_log_len
-        As for :class:`PromptPreparer`.
-    session_len
-        Images of prompts that are not shorter are not looked at.
+    ``checkpoint``: has the vision tower, which is loaded for the first image. ``session_len``: images of prompts that
+    are not shorter are not looked at.
     """
 
     def __init__(

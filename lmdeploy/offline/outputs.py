@@ -34,29 +34,15 @@ class AsyncOutputs:
 
 
 class Batch:
-    """Requests of one call: submits them, and converts their outputs to responses.
-
-    Parameters
-    ----------
-    engine
-        Where they run.
-    on_output
-        Gets their outputs, on the engine's delivery thread; hand each to ``response``.
-    session_ids
-        Gives each prompt its own id.
-    stream
-        Whether responses come in pieces.
-    adapter_name
-        The LoRA adapter that answers; None: none.
-    """
+    """Requests of one call: submits them, and converts their outputs to responses."""
 
     def __init__(
         self,
         engine: Engine,
-        on_output: Callable[[EngineOutput], None],
-        session_ids: Iterator[int],
-        stream: bool,
-        adapter_name: str | None = None,
+        on_output: Callable[[EngineOutput], None],  # called on the engine's delivery thread; hand each to ``response``
+        session_ids: Iterator[int],  # gives each prompt its own id
+        stream: bool,  # whether responses come in pieces
+        adapter_name: str | None = None,  # the LoRA adapter that answers; None: none
     ) -> None:
         self._engine = engine
         self._on_output = on_output
@@ -73,10 +59,7 @@ class Batch:
     def submit(self, index: int, prompt: PreparedPrompt, config: GenerationConfig) -> list[Response]:
         """Start a prompt of the batch; return its responses if there is nothing to run: it exceeds the session length.
 
-        Raises
-        ------
-        ValueError
-            If the request is bad.
+        Raises `ValueError` if the request is bad.
         """
         session_id = next(self._session_ids)
         if len(prompt.ids) >= self._engine.session_len:
@@ -94,13 +77,7 @@ class Batch:
         return []
 
     def response(self, output: EngineOutput) -> Response:
-        """Return the response for an engine output.
-
-        Raises
-        ------
-        ValueError, RuntimeError
-            As :func:`raise_error`.
-        """
+        """Return the response for an engine output; raises as :func:`raise_error`."""
         index, session_id = self._origins[output.request]
         if output.is_final:
             del self._origins[output.request]
@@ -113,15 +90,9 @@ class Batch:
 
 
 class Responses:
-    """The whole responses of one call, by prompt and choice.
+    """The whole responses of one call, by prompt and choice."""
 
-    Parameters
-    ----------
-    configs
-        One a prompt.
-    """
-
-    def __init__(self, configs: Sequence[GenerationConfig]) -> None:
+    def __init__(self, configs: Sequence[GenerationConfig]) -> None:  # one a prompt
         self._choices = [config.n for config in configs]
         self._responses: dict[tuple[int, int], Response] = {}
 
@@ -156,15 +127,7 @@ def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[int], object]
 
 
 def raise_error(output: EngineOutput) -> None:
-    """Raise what an output reports.
-
-    Raises
-    ------
-    ValueError
-        If the request was bad.
-    RuntimeError
-        If the engine failed on it.
-    """
+    """Raise what an output reports: `ValueError` if the request was bad, `RuntimeError` if the engine failed on it."""
     if output.finish_reason == "error":
         raise (ValueError if output.is_bad_request else RuntimeError)(output.error)
 
@@ -177,10 +140,7 @@ def too_long(prompt: PreparedPrompt, index: int = 0, choice: int = 0, session_id
 def response_of(output: EngineOutput, index: int = 0, session_id: int | None = None) -> Response:
     """Return an engine output as the response to a prompt of a batch, or to a turn of a session.
 
-    Raises
-    ------
-    ValueError, RuntimeError
-        As :func:`raise_error`.
+    Raises as :func:`raise_error`.
     """
     raise_error(output)
     reason: Literal["stop", "length", "cancelled"] | None = output.finish_reason or None  # type: ignore[assignment]
@@ -220,14 +180,7 @@ def by_prompt(
 ) -> Iterator[Any]:
     """Yield for each prompt an iterator of its responses, which come interleaved; with ``multiplex`` them as they come.
 
-    Parameters
-    ----------
-    responses
-        Those of all prompts.
-    choices
-        How many responses each prompt gets.
-    advance
-        Called with 1 for each prompt that is answered.
+    ``choices``: how many responses each prompt gets. ``advance``: called with 1 for each prompt that is answered.
     """
     left = list(choices)
     waiting: list[deque[Response]] = [deque() for _ in choices]

@@ -22,15 +22,7 @@ class Turn:
 
 
 class EngineSessions:
-    """The sessions of one engine. Safe to use from any thread.
-
-    Parameters
-    ----------
-    engine
-        Where they live.
-    preparer
-        Prepares their prompts.
-    """
+    """The sessions of one engine. Safe to use from any thread."""
 
     def __init__(self, engine: Engine, preparer: PromptPreparer) -> None:
         self.engine = engine
@@ -51,10 +43,7 @@ class EngineSessions:
     ) -> PreparedPrompt:
         """Return the engine's input for a turn; after the first, only for its new part.
 
-        Raises
-        ------
-        ValueError
-            If the prompt is malformed.
+        Raises `ValueError` if the prompt is malformed.
         """
         state = None if is_first else self._open.get(session_id)
         return self._preparer.prepare(prompt, do_preprocess, tools, state, adapter_name=adapter_name, template=template)
@@ -64,30 +53,14 @@ class EngineSessions:
         options: SessionOptions,
         prompt: PreparedPrompt,
         gen_config: GenerationConfig,
-        on_output: Callable[[EngineOutput], None],
+        on_output: Callable[[EngineOutput], None],  # called on the engine's delivery thread
         *,
         stream: bool,
-        adapter_name: str | None = None,
+        adapter_name: str | None = None,  # the LoRA adapter that answers, the same in each turn; None: none
     ) -> Turn:
         """Start a turn.
 
-        Parameters
-        ----------
-        options
-            Which session, whether it begins and ends here, and where it continues.
-        prompt, gen_config, stream
-            What to generate from, and how.
-        on_output
-            Gets the outputs, on the engine's delivery thread.
-        adapter_name
-            The LoRA adapter that answers: the same in each turn of a session; None: none.
-
-        Raises
-        ------
-        ValueError
-            If the request is bad.
-        RuntimeError
-            If the engine is closed or has failed.
+        Raises `ValueError` if the request is bad, and `RuntimeError` if the engine is closed or has failed.
         """
         ended = self._begin(options)
 
@@ -121,10 +94,7 @@ class EngineSessions:
     def end(self, session_id: int, on_output: Callable[[EngineOutput], None] = lambda output: None) -> None:
         """End a session in the engine, after cancelling its running request.
 
-        Raises
-        ------
-        RuntimeError
-            If the engine is closed or has failed.
+        Raises `RuntimeError` if the engine is closed or has failed.
         """
         self.engine.end_session(session_id, on_output)
         self._open.evict(session_id)

@@ -87,10 +87,7 @@ def _framed(
 def states_of(engine: Engine, framed: Iterable[Framed], adapter_name: str | None = None) -> NDArray[np.float32]:
     """Return the hidden states of texts, with an adapter if one is named: ``[texts, hidden size]``.
 
-    Raises
-    ------
-    ValueError
-        The engine refuses a text, such as one that is too long; the text says which.
+    Raises `ValueError` if the engine refuses a text, such as one that is too long; names it.
     """
     found = [rows[0] for rows in rows_of(engine, framed, adapter_name=adapter_name)]
     return np.stack(found) if found else np.zeros((0, 0), np.float32)
@@ -141,10 +138,7 @@ def rows_of(
 ) -> list[NDArray[np.float32]]:
     """Return the hidden states that the engine returns of each text: ``[1, hidden size]``, or one of each token.
 
-    Raises
-    ------
-    ValueError
-        As `states_of`.
+    Raises as `states_of`.
     """
     outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
     indices: dict[int, int] = {}
@@ -177,13 +171,7 @@ def rows_of(
 
 
 def prompt_of(pooling: Pooling, name: str | None) -> str:
-    """Return the text in front of each text.
-
-    Raises
-    ------
-    ValueError
-        There is no prompt of that name.
-    """
+    """Return the text in front of each text; raise `ValueError` if there is no prompt of that name."""
     if name is None:
         return pooling.prompts.get(pooling.default_prompt, "")
     if name not in pooling.prompts:
