@@ -19,17 +19,15 @@ def awq_format_pack(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ``rows`` holds ``quantized [out, in]``, ``zeros [out, groups]`` and half ``scales [out, groups]``.
     """
     return {
-        "qweight": _words(rows["quantized"].T),
-        "qzeros": _words(rows["zeros"].T),
+        "qweight": words(_interleaved(rows["quantized"].T), 4),
+        "qzeros": words(_interleaved(rows["zeros"].T), 4),
         "scales": rows["scales"].T.contiguous(),
     }
 
 
-def _words(quantized: Tensor) -> Tensor:
-    """Pack each eight neighbours of ``[rows, columns]`` into an int32."""
-    nibbles = quantized.to(torch.int64).cpu().reshape(len(quantized), -1, 8)[:, :, list(_ORDER)]
-    words = (nibbles << torch.arange(0, 32, 4)).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+def _interleaved(quantized: Tensor) -> Tensor:
+    """Return ``[rows, columns]`` with each eight neighbours in the order of a word."""
+    return quantized.unflatten(1, (-1, 8))[:, :, list(_ORDER)].flatten(1)
 
 
 def awq_format_quantization_config(grid: Grid, group_size: int, left: Sequence[str]) -> dict[str, Any]:
