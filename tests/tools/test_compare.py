@@ -145,8 +145,7 @@ def test_without_peers_their_targets_are_not_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path))
-    with pytest.raises(SystemExit):
-        compare(str(model), "--only", "decode", "--rounds", "1", "--strict")
+    compare(str(model), "--only", "decode", "--rounds", "1")
     printed = capsys.readouterr().out
     assert f"llama.cpp: skipped, {llama_tool('llama-bench')} is not there; run `make peers`" in printed
     assert "not measured: decode, 1 stream, 16-bit / llama.cpp F16" in printed

@@ -93,20 +93,6 @@ def test_a_gpu_that_is_too_old_or_silent_is_said(tmp_path: Path, monkeypatch: py
         machine.read_gpu()
 
 
-def test_headers_of_libraries_are_found_where_the_environment_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path / name))
-    monkeypatch.setenv("TURBOMIND_FLASHINFER_DIR", str(tmp_path / "headers"))
-    assert not machine.has_flashinfer()
-    for folder in ("headers", "purelib/flashinfer/data"):
-        header = tmp_path / folder / "include/flashinfer/attention/mla.cuh"
-        header.parent.mkdir(parents=True)
-        header.touch()
-        assert machine.has_flashinfer()
-        header.unlink()
-
-
 # ---- time ----
 
 

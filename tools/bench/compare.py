@@ -6,7 +6,6 @@ other by spinning, so it slows down many times where anything else runs, far mor
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -45,7 +44,6 @@ def main() -> None:
         default=TIMEOUT,
         help="seconds to wait, before each measurement, for processors that are the machine's own; 0: none",
     )
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed or not measured")
     arguments = parser.parse_args()
     model_path = Path(arguments.model_path)
     rounds = Rounds(arguments.rounds, partial(wait_until_quiet, arguments.timeout))
@@ -80,5 +78,3 @@ def main() -> None:
         "not_measured": missing,
     }
     write_report(arguments.json, "compare", limits, rounds=rates, **content)
-    if arguments.strict and (missing or any(row.is_missed for row in found)):
-        sys.exit(1)

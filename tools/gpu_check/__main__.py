@@ -56,7 +56,7 @@ def main() -> int:
             return 2
         try:
             gpu = machine.read_gpu()
-            described = gpu.described() | {"flashinfer": machine.has_flashinfer(), "is_dry_run": given.dry_run}
+            described = gpu.described() | {"is_dry_run": given.dry_run}
         except ValueError as error:
             print(error)
             return 2

@@ -15,7 +15,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = "build-cuda"
 MODULES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "pytest")
-_HEADERS = "include/flashinfer/attention/mla.cuh"
 _FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
 _OLDEST = 8.0
 _HOPPER = "9.0"
@@ -68,13 +67,6 @@ def missing(*, builds: bool) -> list[str]:
     if builds and not Path(sysconfig.get_path("include"), "Python.h").exists():
         found.append("Python.h (of the package python3-dev)")
     return found
-
-
-def has_flashinfer() -> bool:
-    """Whether a build finds FlashInfer's headers: where ``TURBOMIND_FLASHINFER_DIR`` says, or in Python's packages."""
-    named = os.environ.get("TURBOMIND_FLASHINFER_DIR")
-    folders = [*([Path(named)] if named else []), Path(sysconfig.get_path("purelib"), "flashinfer", "data")]
-    return any((folder / _HEADERS).exists() for folder in folders)
 
 
 def environment(folder: Path, programs: str, *, is_dry_run: bool) -> dict[str, str]:
