@@ -28,14 +28,19 @@ def rotate_part(x: torch.Tensor, angle: torch.Tensor, is_interleaved: bool) -> t
     return torch.cat([turned, x[..., width:].double()], -1)
 
 
-def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return an asymmetric rounding of each head ``[rows, heads, head_dim]``, dequantized in float64."""
+def quantize_heads(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return an asymmetric rounding of each head ``[rows, heads, head_dim]``: codes, scales and zeros."""
     low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
     largest = 2**bits - 1
     scale = ((high - low) / largest).half().float()
     zero = (-low * (1 / scale)).round().clamp(0, largest)
-    quantized = (x * (1 / scale) + zero).round().clamp(0, largest)
-    return (quantized.double() - zero.double()) * scale.double()
+    return (x * (1 / scale) + zero).round().clamp(0, largest), scale, zero
+
+
+def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return what the codes of `quantize_heads` stand for, in float64."""
+    quantized, scale, zero = (part.double() for part in quantize_heads(x, bits))
+    return (quantized - zero) * scale
 
 
 def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Workers that choose tokens, and get the next step before the engine has seen them, give what the engine's own sampler
 gives: here on the CPU, where LMDEPLOY_CUDA_KERNELS asks for it; on a GPU it is how steps run."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 import pytest
 
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
-from lmdeploy.turbomind.engine import EngineOutput
 from tests.engine.test_cuda_sampling import PROMPTS, SETTINGS, sampled
+from tests.pytorch.test_worker import Answer
 from tests.support.both_engines import WITHOUT_REUSE
 from tools.bench import random_model
 
-TIMEOUT = 180.0
 Pair = tuple[Any, Any]  # pipelines: the worker chooses, the engine chooses
 
 
@@ -125,40 +123,17 @@ def test_responses_keep_to_a_response_format(pair: Pair) -> None:
     assert native == reference
 
 
-class Answer:
-    """A request's tokens as they come; it may be cancelled after some."""
-
-    def __init__(self, engine: Any, seed: int, cancel_after: int = 0) -> None:
-        self.tokens: list[int] = []
-        self.reason: str | None = None
-        self._engine, self._cancel_after = engine, cancel_after
-        self._ended = threading.Event()
-        config = GenerationConfig(max_new_tokens=60, ignore_eos=True, do_sample=True, top_k=0, random_seed=seed)
-        self._is_submitted = threading.Event()
-        self._number = engine.submit([5, 17, 200 + seed], config, self._take)
-        self._is_submitted.set()
-
-    def _take(self, output: EngineOutput) -> None:
-        self.tokens += output.token_ids
-        if 0 < self._cancel_after <= len(self.tokens):
-            self._is_submitted.wait(TIMEOUT)
-            self._engine.cancel(self._number)
-        if output.is_final:
-            self.reason = output.finish_reason
-            self._ended.set()
-
-    def wait(self) -> "Answer":
-        assert self._ended.wait(TIMEOUT), "no response"
-        return self
+def answer(pipe: Any, seed: int, **more: Any) -> Answer:
+    return Answer(pipe.engine, 60, prompt=[5, 17, 200 + seed], do_sample=True, top_k=0, random_seed=seed, **more)
 
 
 def test_cancelled_requests_end_and_the_others_go_on(pair: Pair) -> None:
-    native, reference = (pipe.engine for pipe in pair)
-    expected = [Answer(reference, seed).wait().tokens for seed in range(8)]
-    answers = [Answer(native, seed, cancel_after=seed % 2 * (1 + seed)) for seed in range(8)]
-    for seed, answer in enumerate(answers):
-        answer.wait()
-        assert answer.tokens == expected[seed][: len(answer.tokens)]
+    native, reference = pair
+    expected = [answer(reference, seed).wait().tokens for seed in range(8)]
+    answers = [answer(native, seed, cancel_after=seed % 2 * (1 + seed)) for seed in range(8)]
+    for seed, one in enumerate(answers):
+        one.wait()
+        assert one.tokens == expected[seed][: len(one.tokens)]
         if seed % 2 == 0:
-            assert (len(answer.tokens), answer.reason) == (60, "length")
-    assert Answer(native, 3).wait().tokens == expected[3]
+            assert (len(one.tokens), one.reason) == (60, "length")
+    assert answer(native, 3).wait().tokens == expected[3]

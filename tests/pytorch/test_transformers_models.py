@@ -91,6 +91,7 @@ def reference(model: Any, tokens: list[int]) -> np.ndarray:
 
 def off(native: np.ndarray, hf_model: np.ndarray) -> float:
     """Return the largest difference, relative to the largest logit."""
+    assert native.shape == hf_model.shape
     return float(np.abs(native - hf_model).max() / np.abs(hf_model).max())
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,20 +45,27 @@ def engine(directory: Path) -> Iterator[Engine]:
 
 
 class Answer:
-    """A request's response, as it comes."""
+    """A request's response, as it comes; it may be cancelled after some tokens."""
 
-    def __init__(self, engine: Engine, tokens: int) -> None:
+    def __init__(
+        self, engine: Engine, tokens: int, *, prompt: list[int] = PROMPT, cancel_after: int = 0, **sampling: Any
+    ) -> None:
         self.tokens: list[int] = []
         self.started, self.ended = threading.Event(), threading.Event()
-        self.error = ""
-        config = GenerationConfig(max_new_tokens=tokens, ignore_eos=True)
-        engine.submit(PROMPT, config, self._take)
+        self.error, self.reason = "", ""
+        self._engine, self._cancel_after, self._is_submitted = engine, cancel_after, threading.Event()
+        config = GenerationConfig(max_new_tokens=tokens, ignore_eos=True, **sampling)
+        self._number = engine.submit(prompt, config, self._take)
+        self._is_submitted.set()
 
     def _take(self, output: EngineOutput) -> None:
         self.tokens += output.token_ids
         self.started.set()
+        if 0 < self._cancel_after <= len(self.tokens):
+            self._is_submitted.wait(TIMEOUT)
+            self._engine.cancel(self._number)
         if output.is_final:
-            self.error = output.error
+            self.error, self.reason = output.error, output.finish_reason or ""
             self.ended.set()
 
     def wait(self) -> "Answer":

@@ -1,8 +1,6 @@
 """Settings of the application on Ray; its behaviour is in tests/e2e/test_ray.py."""
 
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,8 +134,3 @@ def test_a_model_that_cannot_be_served_is_reported_before_ray_starts(
         reported = message(str(model))
         assert reported.startswith("lmdeploy serve ray: ")
         assert problem in reported
-
-
-def test_the_command_line_does_not_import_ray() -> None:
-    script = "import sys, lmdeploy.cli.main as m; m.make_parser(); sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -41,10 +41,10 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
 def run(case: Case, spans: list[tuple[int, int]], random: torch.Generator, device: torch.device, kernel: str) -> None:
     """Compare a step's attention with the reference."""
-    step = Step.make(
+    step = Step(
         random, spans, kv_heads=case.kv_heads, dims=case.dims, block_len=case.block_len, dtype=case.dtype, device=device
     )
-    cache = Cache.make(case.bits, step.blocks, case.block_len, case.kv_heads, case.dims, case.dtype, device)
+    cache = Cache(case.bits, step.blocks, case.block_len, case.kv_heads, case.dims, case.dtype, device)
     step.fill(cache)
     rows = sum(step.q_lens)
     # Heads of a wider tensor, as the joined projection gives them.
@@ -107,10 +107,8 @@ def test_more_query_heads_than_a_tile_holds_share_a_key_head(random: torch.Gener
 
 
 def test_a_padding_span_without_context_gives_zeros(random: torch.Generator, device: torch.device) -> None:
-    step = Step.make(
-        random, [(1, 5), (1, 1)], kv_heads=1, dims=(16, 16), block_len=8, dtype=torch.float32, device=device
-    )
-    cache = Cache.make(16, step.blocks, 8, 1, (16, 16), torch.float32, device)
+    step = Step(random, [(1, 5), (1, 1)], kv_heads=1, dims=(16, 16), block_len=8, dtype=torch.float32, device=device)
+    cache = Cache(16, step.blocks, 8, 1, (16, 16), torch.float32, device)
     step.fill(cache)
     lengths = torch.tensor([5, 0], device=device)
     query = torch.randn(2, 2, 16, generator=random).to(device)

@@ -28,7 +28,7 @@ def test_codes_stand_for_the_rounded_heads_and_nothing_else_is_touched(
     bits: int, dims: tuple[int, int], random: torch.Generator, device: torch.device
 ) -> None:
     rows, kv_heads, block_len = 5, 3, 4
-    cache = Cache.make(bits, 4, block_len, kv_heads, dims, torch.float32, device)
+    cache = Cache(bits, 4, block_len, kv_heads, dims, torch.float32, device)
     before = [x.clone() for x in (cache.k, cache.v)]
     # Of a wider tensor, as the joined projection gives them; one head all above 0, one all 0.
     fused = torch.randn(rows, kv_heads, dims[0] + dims[1], generator=random).to(device)

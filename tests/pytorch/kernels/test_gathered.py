@@ -6,14 +6,20 @@ import torch
 from lmdeploy.pytorch.kernels.fused_moe import fused_moe
 
 
-def test_rows_get_the_weighted_sum_of_their_experts(random: torch.Generator, device: torch.device) -> None:
-    rows, hidden, inner, experts, top = 9, 40, 24, 4, 2
+@pytest.mark.parametrize("is_one_for_all", [False, True])  # rows of one expert fill several tiles
+def test_rows_get_the_weighted_sum_of_their_experts(
+    is_one_for_all: bool, random: torch.Generator, device: torch.device
+) -> None:
+    rows, hidden, inner, experts, top = (70, 16, 16, 8, 1) if is_one_for_all else (9, 40, 24, 4, 2)
     x = torch.randn(rows, hidden, generator=random)
     gate_up = torch.randn(experts, 2 * inner, hidden, generator=random) / hidden**0.5
     down = torch.randn(experts, hidden, inner, generator=random) / inner**0.5
     weights = torch.rand(rows, top, generator=random)
-    ids = torch.stack([torch.randperm(experts - 1, generator=random)[:top] for _ in range(rows)])  # the last has none
-    ids[4, 0], ids[5, 1] = -1, experts  # of other ranks
+    if is_one_for_all:
+        ids = torch.full((rows, top), 5)
+    else:
+        ids = torch.stack([torch.randperm(experts - 1, generator=random)[:top] for _ in range(rows)])  # the last: none
+        ids[4, 0], ids[5, 1] = -1, experts  # of other ranks
     expected = torch.zeros(rows, hidden, dtype=torch.float64)
     for row in range(rows):
         for weight, expert in zip(weights[row].double(), ids[row].tolist(), strict=True):
@@ -21,15 +27,4 @@ def test_rows_get_the_weighted_sum_of_their_experts(random: torch.Generator, dev
                 gate, up = (gate_up[expert].double() @ x[row].double()).chunk(2)
                 expected[row] += weight * (down[expert].double() @ (torch.nn.functional.silu(gate) * up))
     got = fused_moe(*(t.to(device) for t in (x, gate_up, down, weights, ids)))
-    assert got.double().cpu() == pytest.approx(expected, abs=1e-5)
-
-
-def test_one_expert_for_all_rows_fills_several_tiles(random: torch.Generator, device: torch.device) -> None:
-    x = torch.randn(70, 16, generator=random)
-    gate_up = torch.randn(8, 32, 16, generator=random) / 4
-    down = torch.randn(8, 16, 16, generator=random) / 4
-    ids = torch.full((70, 1), 5)
-    gate, up = (x.double() @ gate_up[5].double().T).chunk(2, -1)
-    expected = (torch.nn.functional.silu(gate) * up) @ down[5].double().T
-    got = fused_moe(*(t.to(device) for t in (x, gate_up, down, torch.ones(70, 1), ids)))
     assert got.double().cpu() == pytest.approx(expected, abs=1e-5)

@@ -35,8 +35,8 @@ def test_flex_attention_brings_what_float64_brings(
 ) -> None:
     spans = [(5, 5), (3, 40), (1, 17), (300, 300)]
     options = {"kv_heads": 2, "dims": (32, 16), "block_len": BLOCK_LEN, "dtype": torch.float32, "device": device}
-    step = Step.make(random, spans, **options)
-    cache = Cache.make(bits, step.blocks, BLOCK_LEN, 2, (32, 16), torch.float32, device)
+    step = Step(random, spans, **options)
+    cache = Cache(bits, step.blocks, BLOCK_LEN, 2, (32, 16), torch.float32, device)
     step.fill(cache)
     query = torch.randn(sum(step.q_lens), 4, 32, generator=random).to(device)
     sinks = torch.randn(4, generator=random).to(device) if rule.get("has_sinks") else None

@@ -15,6 +15,8 @@ import torch
 
 from lmdeploy.pytorch.models.llama import LlamaForCausalLM
 from lmdeploy.pytorch.models.patched_model import PatchedModel
+from tests.pytorch.models.test_own_models import MANUAL
+from tests.pytorch.test_transformers_models import off
 from tests.support.adapters import ATTENTION, MLP, make_adapter, merge
 from tests.support.tiny_models import make_tiny
 from tests.support.worker_steps import Part, StepDriver
@@ -22,7 +24,6 @@ from tests.support.worker_steps import Part, StepDriver
 VOCAB, HIDDEN = 1000, 32
 TOKENS = [(37 * i * i + 11 * i) % 900 + 50 for i in range(40)]
 TOLERANCE = 1e-4  # of the largest logit: float32, summed in another order
-MANUAL = Path(__file__).parents[2] / "data/own_llama/module_map.py"
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
 
 
@@ -43,12 +44,6 @@ CASES = {
         "LlamaForCausalLM", overrides={"tie_word_embeddings": False}, options={"custom_module_map": str(MANUAL)}
     ),
 }
-
-
-def off(native: np.ndarray, reference: np.ndarray) -> float:
-    """Return the largest difference, relative to the largest logit."""
-    assert native.shape == reference.shape
-    return float(np.abs(native - reference).max() / np.abs(reference).max())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,6 +1,5 @@
 """Models of users and of ours behind the engine: in worker processes, as a user starts them."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,10 @@ import pytest
 
 from lmdeploy import PytorchEngineConfig, pipeline
 from lmdeploy.messages import GenerationConfig
-from lmdeploy.turbomind.engine import Engine, EngineOutput
+from lmdeploy.turbomind.engine import Engine
 from tests.support import published
 from tests.support.tiny_models import make_tiny
-from tests.support.token_engine import TIMEOUT, TokenEngine
+from tests.support.token_engine import TokenEngine
 
 CUSTOM_MODEL = Path(__file__).parents[2] / "data/own_llama"
 PROMPT = [(37 * i * i + 11 * i) % 1900 + 100 for i in range(45)]
@@ -30,24 +29,9 @@ def native_tokens(directory: Path) -> list[int]:
 
 def tokens_of(directory: Path, **settings: Any) -> list[int]:
     """Return the tokens of the PyTorch engine."""
-    tokens: list[int] = []
-    done = threading.Event()
-    errors: list[str] = []
-
-    def receive(output: EngineOutput) -> None:
-        tokens.extend(output.token_ids)
-        if output.is_final:
-            errors.append(output.error)
-            done.set()
-
-    engine = Engine(str(directory), PytorchEngineConfig(**SMALL | settings))
-    try:
-        engine.submit(PROMPT, CONFIG, receive)
-        assert done.wait(TIMEOUT), "no response"
-    finally:
-        engine.close()
-    assert errors == [""]
-    return tokens
+    with TokenEngine(directory, config=PytorchEngineConfig(**SMALL | settings)) as engine:
+        [tokens] = engine.respond([PROMPT], tokens=CONFIG.max_new_tokens)
+        return tokens
 
 
 def test_the_manuals_llama_serves_from_a_file_of_the_users(tmp_path: Path) -> None:
