@@ -12,13 +12,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from jsonschema import Draft202012Validator
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.json_schema import SchemaError, grammar_of
 from lmdeploy.offline.async_engine import AsyncEngine
 from openai_gateway.protocol.structured import choice_grammar
 from tests.support.both_engines import BACKENDS, config_for
+from tests.support.grammar_walk import Judge
 from tests.support.random_schemas import RandomSchemas
 from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
 from tests.support.waiting import eventually_sync
@@ -55,7 +55,7 @@ def config_of(response_format: dict[str, Any], max_new_tokens: int = 40, **chang
     return GenerationConfig(max_new_tokens=max_new_tokens, response_format=response_format, **changes)
 
 
-FORMATS = Draft202012Validator.FORMAT_CHECKER
+FORMATS = Judge.FORMAT_CHECKER
 FREE: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0}  # draws from all that may come
 
 
@@ -86,8 +86,7 @@ def respond_with(model: AsyncEngine, seed: int) -> str:
         return "too much"
     if response.finish_reason != "stop":
         return "cut off"
-    validator = Draft202012Validator(schema, format_checker=FORMATS)
-    wrong = next(validator.iter_errors(json.loads(response.text)), None)
+    wrong = next(Judge(schema, format_checker=FORMATS).iter_errors(json.loads(response.text)), None)
     assert wrong is None, (seed, response.text, wrong.message, schema)
     return "valid"
 

