@@ -11,8 +11,8 @@
 
 #include "base/error.h"
 #include "kernels/cpu/for_rows.h"
+#include "kernels/cpu/gathered_attention.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/running_softmax.h"
 
 namespace turbomind {
 
@@ -22,16 +22,6 @@ namespace {
 constexpr size_t kMaxScores = size_t{1} << 22;
 // Keys that one task scores.
 constexpr int kTaskKeys = 512;
-// Up to this many rows, the partitions of a row are spread over threads; more rows are tasks enough.
-constexpr size_t kSplitRows = 4;
-
-// A row that sees more tokens than it attends to.
-struct SparseRow {
-  const AttentionSpan* span;
-  size_t row;  // of the step
-  int kv_len;  // tokens that it sees
-};
-
 std::vector<SparseRow> sparse_rows(const AttentionParams& params, int top_k) {
   std::vector<SparseRow> rows;
   for (int s = 0; s < params.span_count; ++s) {
@@ -87,29 +77,10 @@ void score_keys(const AttentionParams& index, const SparseRow& row, int begin, c
   }
 }
 
-// The positions of the `top_k` highest of `count` scores, ascending.
-void select_highest(const float* scores, int count, int top_k, int32_t* chosen) {
-  static thread_local std::vector<float> sorted;
-  sorted.assign(scores, scores + count);
-  for (float& score : sorted) {
-    if (std::isnan(score)) score = -std::numeric_limits<float>::infinity();
-  }
-  std::nth_element(sorted.begin(), sorted.begin() + (top_k - 1), sorted.end(), std::greater<>());
-  const float threshold = sorted[static_cast<size_t>(top_k) - 1];
-  auto equal = std::count(sorted.begin(), sorted.begin() + top_k, threshold);  // that are taken of this score
-  for (int position = 0, taken = 0; taken < top_k; ++position) {
-    const float score = std::isnan(scores[position]) ? -std::numeric_limits<float>::infinity() : scores[position];
-    if (score > threshold || (score == threshold && equal-- > 0)) chosen[taken++] = position;
-  }
-}
-
 // ---- index keys of blocks ----
 
 // Rows of a sequence that share what is read of its blocks' keys.
 constexpr int kRunRows = 16;
-// Blocks whose keys are next to each other: a multiple of the lanes.
-constexpr int kKeysAtOnce = 64;
-
 // The index key of a token, or of the block that ends with it.
 std::byte* index_key(const AttentionParams& index, const AttentionSpan& span, int position) {
   const CacheLayout& layout = index.layout;
@@ -118,56 +89,19 @@ std::byte* index_key(const AttentionParams& index, const AttentionSpan& span, in
   return keys + static_cast<size_t>(position % layout.block_len) * bytes;
 }
 
-void write_index_key(CacheType type, const float* from, int size, std::byte* to) {
-  if (type == CacheType::kFloat32) {
-    std::copy_n(from, size, reinterpret_cast<float*>(to));
-  } else {
-    std::transform(from, from + size, reinterpret_cast<bf16*>(to), to_bf16);
-  }
-}
-
-// Calls add(d, number d of the key).
-template <class Add>
-void read_index_key(CacheType type, const std::byte* from, int size, Add&& add) {
-  for (int d = 0; d < size; ++d) {
-    add(d, type == CacheType::kFloat32 ? reinterpret_cast<const float*>(from)[d]
-                                       : to_float(reinterpret_cast<const bf16*>(from)[d]));
-  }
-}
-
 // Writes the key of the block that ends at `last`, which is row `row`.
 void pool_block(const WriteBlockKeys& op, const AttentionSpan& span, int last, size_t row) {
   static thread_local std::vector<float> key;
   const CacheLayout& layout = op.params.layout;
   key.assign(static_cast<size_t>(layout.key_dim), 0);
   for (int position = last + 1 - op.block; position <= last; ++position) {
-    read_index_key(layout.type, index_key(op.params, span, position), layout.key_dim,
-                   [&](int d, float value) { key[static_cast<size_t>(d)] += value; });
+    read_row(layout.type, index_key(op.params, span, position), layout.key_dim,
+             [&](int d, float value) { key[static_cast<size_t>(d)] += value; });
   }
   for (float& number : key) number /= static_cast<float>(op.block);
   kernels().norm_row(op.norm, key.data(), layout.key_dim, key.data());
   rope_row(op.starts, row, {key.data(), 1, 0, 1, key.size(), layout.key_dim}, nullptr);
-  write_index_key(layout.type, key.data(), layout.key_dim, index_key(op.params, span, last));
-}
-
-// The scores of the blocks that the run's last row sees, of each of its rows: [row_count, padded blocks].
-void score_blocks(const ChooseBlocks& op, const Run& run, int blocks, size_t stride, float* scores) {
-  static thread_local std::vector<float> keys;
-  const std::vector<float> weights(static_cast<size_t>(op.q.heads), 1.0F);
-  const CacheLayout& layout = op.params.layout;
-  for (int begin = 0; begin < blocks; begin += kKeysAtOnce) {
-    keys.assign(static_cast<size_t>(layout.key_dim) * kKeysAtOnce, 0);
-    for (int i = 0; i < std::min(kKeysAtOnce, blocks - begin); ++i) {
-      const std::byte* key = index_key(op.params, *run.span, (begin + i + 1) * op.block - 1);
-      read_index_key(layout.type, key, layout.key_dim,
-                     [&](int d, float value) { keys[static_cast<size_t>(d * kKeysAtOnce + i)] = value; });
-    }
-    for (int r = 0; r < run.row_count; ++r) {
-      const auto row = static_cast<size_t>(run.span->first_token + run.first_token + r);
-      kernels().index_scores(keys.data(), kKeysAtOnce, layout.key_dim, op.q.head(row, 0), op.q.head_stride, op.q.heads,
-                             weights.data(), scores + static_cast<size_t>(r) * stride + begin);
-    }
-  }
+  write_row(layout.type, key.data(), layout.key_dim, index_key(op.params, span, last));
 }
 
 // ---- the chosen keys and values, next to each other ----
@@ -249,100 +183,28 @@ void copy_token(const CacheLayout& from_layout, const TokenSlot& from, const Cac
 
 // ---- attention to them ----
 
-class AttentionToChosen {
+class AttentionToChosen final : public GatheredAttention {
  public:
-  explicit AttentionToChosen(const SparseAttention& op)
-      : params_(op.params),
-        top_k_(op.top_k),
-        block_(op.block),
-        is_by_head_(op.is_by_head),
-        chosen_(op.chosen),
-        q_(op.q),
-        out_(op.out) {
-    gathered_ = params_.layout;
-    gathered_.num_layers = 1;
-    gathered_.num_kv_heads = 1;
-    gathered_.block_len = kPartitionTokens;
-    gathered_.page_bytes = 0;
-  }
-
-  int partitions() const { return (top_k_ + kPartitionTokens - 1) / kPartitionTokens; }
-  // Of a partition: sums of values [heads, value_dim], maxima [heads], sums of weights [heads].
-  size_t partial_floats() const { return static_cast<size_t>(q_.heads) * (params_.layout.value_dim + 2); }
-
-  void compute_attention(const SparseRow& row, int partition, float* partial) const {
-    for (int head = 0; head < params_.layout.num_kv_heads; ++head) compute_group(row, partition, head, partial);
-  }
-
-  void merge(const SparseRow& row, const float* partials) const {
-    const int heads = q_.heads;
-    const int value_dim = params_.layout.value_dim;
-    RunningSoftmax running(out_row(row), heads);
-    std::fill_n(running.out, static_cast<size_t>(heads) * value_dim, 0.0f);
-    for (int p = 0; p < partitions(); ++p, partials += partial_floats()) {
-      const float* maximum = partials + static_cast<size_t>(heads) * value_dim;
-      for (int h = 0; h < heads; ++h) {
-        running.merge(h, value_dim, partials + static_cast<size_t>(h) * value_dim, maximum[h], maximum[heads + h]);
-      }
-    }
-    for (int h = 0; h < heads; ++h) running.normalise(h, value_dim, params_.sinks ? params_.sinks + h : nullptr);
-  }
+  explicit AttentionToChosen(const SparseAttention& op) : GatheredAttention(op.params, op.q, op.out), op_(op) {}
 
  private:
-  // The query heads of one key/value head.
-  void compute_group(const SparseRow& row, int partition, int kv_head, float* partial) const {
-    static thread_local std::vector<std::byte> block;
-    block.resize(gathered_.block_bytes());
-    const int first = partition * kPartitionTokens;
-    const int last = (is_by_head_ ? row.kv_len - 1 : row.kv_len) % block_;
-    const int chosen = block_ == 1 ? top_k_ : top_k_ - block_ + 1 + last;
-    const int count = std::clamp(chosen - first, 0, kPartitionTokens);
-    const size_t choice = is_by_head_ ? row.row * static_cast<size_t>(params_.layout.num_kv_heads) + kv_head : row.row;
-    gather(row, kv_head, chosen_ + choice * static_cast<size_t>(top_k_) + first, count, block.data());
-
-    static thread_local std::vector<float> factors;
-    const int heads = q_.heads / params_.layout.num_kv_heads;
-    const int first_head = kv_head * heads;
-    factors.resize(static_cast<size_t>(heads) * (q_.head_dim + 2));
-    for (int h = 0; h < heads; ++h) {
-      std::copy_n(q_.head(row.row, first_head + h), q_.head_dim, factors.data() + static_cast<size_t>(h) * q_.head_dim);
-    }
-    const std::vector<int32_t> begins(static_cast<size_t>(heads), 0);
-    const std::vector<int32_t> ends(static_cast<size_t>(heads), count);
-    float* sums_of_factors = factors.data() + static_cast<size_t>(heads) * q_.head_dim;
-    float* maximum = partial + static_cast<size_t>(q_.heads) * params_.layout.value_dim + first_head;
-    AttentionParams gathered_params = params_;
-    gathered_params.layout = gathered_;
-    gathered_params.pool = block.data();
-    gathered_params.layer = 0;
-    const int32_t only_block = 0;
-    kernels().compute_attention(
-        gathered_params, 0, &only_block, 0, count,
-        {heads, begins.data(), ends.data(), nullptr, nullptr, factors.data(), sums_of_factors, sums_of_factors + heads,
-         partial + static_cast<size_t>(first_head) * params_.layout.value_dim, maximum, maximum + q_.heads});
+  int count(const SparseRow& row) const override {
+    if (op_.block == 1) return op_.top_k;
+    return op_.top_k - op_.block + 1 + (op_.is_by_head ? row.kv_len - 1 : row.kv_len) % op_.block;
   }
 
-  float* out_row(const SparseRow& row) const {
-    return out_ + row.row * static_cast<size_t>(q_.heads) * params_.layout.value_dim;
-  }
-
-  void gather(const SparseRow& row, int kv_head, const int32_t* positions, int count, std::byte* block) const {
-    const CacheLayout& layout = params_.layout;
+  void gather(const SparseRow& row, int kv_head, int first, int count, std::byte* block) const override {
+    const CacheLayout& layout = op_.params.layout;
+    const size_t choice = op_.is_by_head ? row.row * static_cast<size_t>(layout.num_kv_heads) + kv_head : row.row;
+    const int32_t* positions = op_.chosen + choice * static_cast<size_t>(op_.top_k) + first;
     for (int i = 0; i < count; ++i) {
-      auto* from = const_cast<std::byte*>(block_of(params_, *row.span, positions[i]));
-      copy_token(layout, slot_of(layout, params_.layer, kv_head, from, positions[i] % layout.block_len), gathered_,
-                 slot_of(gathered_, 0, 0, block, i));
+      auto* from = const_cast<std::byte*>(block_of(op_.params, *row.span, positions[i]));
+      copy_token(layout, slot_of(layout, op_.params.layer, kv_head, from, positions[i] % layout.block_len), gathered(),
+                 slot_of(gathered(), 0, 0, block, i));
     }
   }
 
-  const AttentionParams& params_;
-  int top_k_;
-  int block_;
-  bool is_by_head_;
-  const int32_t* chosen_;
-  const HeadsView& q_;
-  float* out_;
-  CacheLayout gathered_;  // of a partition's tokens, in one block
+  const SparseAttention& op_;
 };
 
 }  // namespace
@@ -389,8 +251,7 @@ void WriteBlockKeys::run(ThreadPool& pool) const {
   };
   on_rows([&](const Run& run, int r) {
     const auto row = static_cast<size_t>(run.span->first_token + run.first_token + r);
-    write_index_key(params.layout.type, k.head(row, 0), params.layout.key_dim,
-                    index_key(params, *run.span, run.position(r)));
+    write_row(params.layout.type, k.head(row, 0), params.layout.key_dim, index_key(params, *run.span, run.position(r)));
   });
   on_rows([&](const Run& run, int r) {
     const int position = run.position(r);
@@ -402,6 +263,7 @@ void WriteBlockKeys::run(ThreadPool& pool) const {
 void ChooseBlocks::run(ThreadPool& pool) const {
   const std::vector<Run> runs = runs_of(params, kRunRows);
   const int top_k = budget + block - 1;
+  const std::vector<float> weights(static_cast<size_t>(q.heads), 1.0F);
   pool.parallel_for(static_cast<int>(runs.size()), [&](int i) {
     static thread_local std::vector<float> scores;
     const Run& run = runs[static_cast<size_t>(i)];
@@ -409,7 +271,9 @@ void ChooseBlocks::run(ThreadPool& pool) const {
     if (blocks * block <= budget) return;
     const size_t stride = (static_cast<size_t>(blocks) + kKeysAtOnce - 1) / kKeysAtOnce * kKeysAtOnce;
     scores.resize(stride * static_cast<size_t>(run.row_count));
-    score_blocks(*this, run, blocks, stride, scores.data());
+    const auto key_of = [&](int i) { return index_key(params, *run.span, (i + 1) * block - 1); };
+    score_rows(params.layout.type, blocks, key_of, q, static_cast<size_t>(run.span->first_token + run.first_token),
+               run.row_count, weights.data(), 0, stride, scores.data());
     for (int r = 0; r < run.row_count; ++r) {
       const int seen = run.position(r) + 1;
       if (seen <= top_k) continue;
@@ -472,26 +336,7 @@ void SparseAttention::run(ThreadPool& pool) const {
   };
   if (!spans.empty()) paged_attention(pool, dense, q, grow(attention_workspace_floats(dense)), out);
 
-  const AttentionToChosen attention(*this);
-  const std::vector<SparseRow> rows = sparse_rows(params, top_k);
-  const int partitions = attention.partitions();
-  const size_t partial = attention.partial_floats();
-  const size_t of_row = partial * static_cast<size_t>(partitions);
-  if (rows.size() <= kSplitRows) {
-    float* const partials = grow(rows.size() * of_row);
-    pool.parallel_for(static_cast<int>(rows.size()) * partitions, [&](int i) {
-      attention.compute_attention(rows[static_cast<size_t>(i / partitions)], i % partitions, partials + i * partial);
-    });
-    for (size_t i = 0; i < rows.size(); ++i) attention.merge(rows[i], partials + i * of_row);
-    return;
-  }
-  pool.parallel_for(static_cast<int>(rows.size()), [&](int i) {
-    static thread_local std::vector<float> partials;
-    partials.resize(of_row);
-    const SparseRow& row = rows[static_cast<size_t>(i)];
-    for (int p = 0; p < partitions; ++p) attention.compute_attention(row, p, partials.data() + p * partial);
-    attention.merge(row, partials.data());
-  });
+  AttentionToChosen(*this).run(pool, sparse_rows(params, top_k));
 }
 
 }  // namespace turbomind
