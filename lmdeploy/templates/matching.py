@@ -39,6 +39,7 @@ _NAME_PATTERNS = (
     (r"deepseek-(coder-v2|v2)\b(?!\.5).*(chat|instruct)", "deepseek"),
     (r"deepseek-coder", "deepseek-coder"),
     (r"deepseek-(v2\.5|v3|r1)", "deepseek-v3"),
+    (r"deepseek-v4(?!.*base)", "deepseek-v4"),
     (r"deepseek.*chat", "deepseek"),
     (r"llama-?3[._]2.*instruct", "llama3_2"),
     (r"llama-?3[._][13].*instruct", "llama3_1"),

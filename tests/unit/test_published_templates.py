@@ -100,6 +100,7 @@ def with_calls(count: int, *, arguments: Any = None) -> list[dict[str, Any]]:
 
 # name -> how many calls its published template allows in one response
 WITH_TOOLS = {"qwen2d5": 2, "qwen3": 2, "llama3_1": 1, "llama3_2": 1, "mistral-v3": 2, "mistral-nemo": 2, "gpt-oss": 1}
+WITH_TOOLS["deepseek-v4"] = 2
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
@@ -141,3 +142,14 @@ def test_reasoning_after_a_call_is_kept_until_the_next_question_as_published() -
     messages = [question, {**made, "content": "<think>\nHm.\n</think>\n\nI add."}, *returned]
     assert rendered("qwen3", messages, [TOOL]) == published("qwen3", messages, [TOOL])
     assert "Hm." in rendered("qwen3", messages, [TOOL])
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["without tools", "with tools"])
+@pytest.mark.parametrize("thinking", [False, True])
+def test_deepseek_v4_reasons_as_published_where_it_is_asked_to(tools: Any, thinking: bool) -> None:
+    question, made, *returned = with_calls(2)
+    thought = {"role": "assistant", "content": "Hello!", "reasoning_content": "Hm."}
+    for messages in ([SYSTEM, USER, thought, USER], [question, {**made, "reasoning_content": "Hm."}, *returned]):
+        template = MODELS.get("deepseek-v4")().with_options({"enable_thinking": thinking})
+        expected = published("deepseek-v4", messages, tools, thinking=thinking)
+        assert template.render(messages, tools).removeprefix(INDEX["deepseek-v4"]["bos"]) == expected

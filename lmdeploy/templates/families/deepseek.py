@@ -1,15 +1,22 @@
 """DeepSeek: chat (LLM, MoE, V2), VL, Coder, V2.5 and later."""
 
-from typing import Any
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from lmdeploy.templates.calls import Tool
+from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
 from lmdeploy.templates.strings import BaseChatTemplate, Layout
-from lmdeploy.templates.tool_call_formats.catalogue import DEEPSEEK_V3
+from lmdeploy.templates.tool_call_formats.catalogue import DEEPSEEK_V3, DEEPSEEK_V4
 from lmdeploy.templates.tool_call_formats.headed import HeadedArguments
+from lmdeploy.templates.tool_calling import ToolChatTemplate
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _END = "<｜end▁of▁sentence｜>"
+_REASONING = ("<think>", "</think>")
 
 
 class DeepSeekV3ChatTemplate(BaseChatTemplate):
@@ -21,7 +28,7 @@ class DeepSeekV3ChatTemplate(BaseChatTemplate):
 
     def mentions(self, text: str) -> bool:
         """Return whether it is one of the tags around reasoning."""
-        return text in ("<think>", "</think>")
+        return text in _REASONING
 
     def writes_calls(self) -> bool:
         """Return that it does."""
@@ -60,6 +67,102 @@ class DeepSeekV3ChatTemplate(BaseChatTemplate):
         return f"{opening}{message['content']}{DEEPSEEK_V3.write(message.get('tool_calls') or ())}{self.eoa}"
 
 
+_V4_TOOLS = """## Tools
+
+You have access to a set of tools to help answer the user's question. You can invoke tools by writing a \
+"<｜DSML｜tool_calls>" block like the following:
+
+<｜DSML｜tool_calls>
+<｜DSML｜invoke name="$TOOL_NAME">
+<｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
+...
+</｜DSML｜invoke>
+<｜DSML｜invoke name="$TOOL_NAME2">
+...
+</｜DSML｜invoke>
+</｜DSML｜tool_calls>
+
+String parameters should be specified as is and set `string="true"`. For all other types (numbers, booleans, arrays, \
+objects), pass the value in JSON format and set `string="false"`.
+
+If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside <think>...</think> \
+BEFORE any tool calls or final response.
+
+Otherwise, output directly after </think> with tool calls or final response.
+
+### Available Tool Schemas
+
+{tools}
+
+You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
+"""
+
+
+class DeepSeekV4ChatTemplate(ToolChatTemplate):
+    """DeepSeek-V4, whose encoding is published as code; as there, it thinks only if asked to.
+
+    Responses begin with what ends their reasoning. With ``thinking`` or ``enable_thinking`` the model reasons first;
+    earlier responses are then written with their reasoning where there are tools. What tools return is the user's.
+    """
+
+    calls = DEEPSEEK_V4
+    add_bos = False
+    _thinks = False
+
+    def with_options(self, options: Mapping[str, Any]) -> "Self":
+        """Return the template with or without reasoning."""
+        other = copy.copy(self)
+        other._thinks = bool(options.get("thinking", options.get("enable_thinking", False)))
+        return other
+
+    def mentions(self, text: str) -> bool:
+        """Return whether it is one of the tags around reasoning."""
+        return text in _REASONING
+
+    @property
+    def generation_prompt(self) -> str:
+        """Opening of a response, and of its reasoning or what ends it."""
+        return self.assistant + _REASONING[not self._thinks]
+
+    def _render(self, messages: list[Message], tools: list[Tool] | None, add_generation_prompt: bool) -> str:
+        if self._thinks and (tools or any(message["role"] == "tool" for message in messages)):
+            messages = [{**message, "is_whole": True} for message in messages]
+        prompt = super()._render(messages, tools, add_generation_prompt)
+        return "<｜begin▁of▁sentence｜>" + prompt if self.capability == "chat" else prompt
+
+    def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
+        system, others = self._system(messages)
+        listed = _V4_TOOLS.format(tools="\n".join(map(as_json, functions)))
+        return [{"role": "system", "content": "\n\n".join(filter(None, [system, listed]))}, *others]
+
+    def _arranged(self, messages: list[Message]) -> list[Message]:
+        arranged: list[Message] = []
+        for message in super()._arranged(messages):
+            if message["role"] == "tool":
+                message = {"role": "user", "content": f"<tool_result>{message['content']}</tool_result>"}
+            if message["role"] == "user" and arranged and arranged[-1]["role"] == "user":
+                message = {"role": "user", "content": f"{arranged.pop()['content']}\n\n{message['content']}"}
+            arranged.append(message)
+        return arranged
+
+    def _turn(self, message: Message) -> str:
+        if message["role"] != "assistant":
+            return super()._turn(message)
+        reasoning, _, content = message["content"].rpartition(_REASONING[1])
+        calls = message.get("tool_calls")
+        turn = self._call_turn(content, calls) if calls else self._answer(content)
+        if not message.get("is_whole"):
+            return turn
+        reasoning = message.get("reasoning_content") or reasoning.removeprefix(_REASONING[0])
+        return f"{self.assistant}{_REASONING[0]}{reasoning}{turn.removeprefix(self.assistant)}"
+
+    def _answer(self, text: str) -> str:
+        return super()._answer(_REASONING[1] + text)
+
+    def _call_turn(self, content: str, calls: list[Call]) -> str:
+        return self._answer(f"{content}\n\n{DEEPSEEK_V4.write(calls)}")
+
+
 _DEEPSEEK: dict[str, Any] = {
     "eosys": "\n\n",
     "user": "User: ",
@@ -77,16 +180,9 @@ builtin(
     meta_instruction="You are a helpful language and vision assistant. You are able to understand the visual content "
     "that the user provides, and assist the user with a variety of tasks using natural language.",
 )
-builtin(
-    "deepseek-v3",
-    {
-        "user": "<｜User｜>",
-        "assistant": "<｜Assistant｜>",
-        "eoa": _END,
-        "stop_words": [_END],
-    },
-    DeepSeekV3ChatTemplate,
-)
+_TAGGED = {"user": "<｜User｜>", "assistant": "<｜Assistant｜>", "eoa": _END, "stop_words": [_END]}
+builtin("deepseek-v3", _TAGGED, DeepSeekV3ChatTemplate)
+builtin("deepseek-v4", _TAGGED, DeepSeekV4ChatTemplate)
 builtin(
     "deepseek-coder",
     {
