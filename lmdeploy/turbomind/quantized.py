@@ -58,7 +58,8 @@ _FIELDS = {
     "awq": _QUANTIZED_FIELDS,
     "gptq": _QUANTIZED_FIELDS,
     MXFP4: "",
-    "fp8": "fmt activation_scheme weight_block_size expert_dtype scale_fmt",
+    "fp8": """fmt activation_scheme weight_block_size expert_dtype scale_fmt quant_algo moe_quant_algo group_size
+        config_groups quantized_layers""",
     "fbgemm_fp8": "activation_scale_ub",
     "compressed-tensors": """config_groups format quantization_status sparsity_config global_compression_ratio version
         run_compressed""",

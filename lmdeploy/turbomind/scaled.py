@@ -7,7 +7,8 @@ multiplied is in ``backend_cpp/weights/w8a8.h``.
 Names and shapes, by source:
 
 * ``fp8`` (DeepSeek-V3, Qwen3-FP8; ``transformers``, ``FineGrainedFP8Config``): ``X.weight_scale_inv`` for blocks of
-  ``weight_block_size``; without blocks one scale, ``X.weight_scale_inv`` or ``X.weight_scale``.
+  ``weight_block_size``; without blocks one scale, ``X.weight_scale_inv`` or ``X.weight_scale``. DeepSeek-V4 has
+  ``X.scale``, powers of two.
 * ``fbgemm_fp8`` (Llama 3.1 405B FP8): ``X.weight_scale [out, 1]``.
 * ``compressed-tensors`` (llm-compressor), formats ``int-quantized``, ``float-quantized`` and ``naive-quantized``:
   ``X.weight_scale`` ``[1]``, ``[out, 1]`` or for blocks of ``block_structure``.
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "quark", "smooth_quant")
 _SCALE_NAMES = {
-    "fp8": ("weight_scale_inv", "weight_scale"),
+    "fp8": ("weight_scale_inv", "weight_scale", "scale"),
     "fbgemm_fp8": ("weight_scale",),
     "compressed-tensors": ("weight_scale",),
     "modelopt": ("weight_scale",),
@@ -88,6 +89,7 @@ class ScaledWeights:
         method = str(given["quant_method"])
         match method:
             case "fp8":
+                row_schemes(config)  # refuses what is unknown
                 return cls(method, _fp8_block(given))
             case "compressed-tensors":
                 return cls(method, _compressed_block(given))
@@ -113,7 +115,7 @@ def is_unused(name: str) -> bool:
 def _fp8_block(given: Mapping[str, Any]) -> tuple[int, int] | None:
     require("fp8", "fmt", given.get("fmt") or "e4m3", ("e4m3", "float8_e4m3fn"))
     require("fp8", "activation_scheme", given.get("activation_scheme") or "dynamic", ("dynamic", "static"))
-    require("fp8", "expert_dtype", given.get("expert_dtype") or "fp8", ("fp8",))
+    require("fp8", "expert_dtype", given.get("expert_dtype") or "fp8", ("fp8", "fp4"))
     return _block("fp8", "weight_block_size", given.get("weight_block_size"))
 
 
@@ -192,10 +194,12 @@ def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Sca
     found = index.tensors.get(name)
     out_features, in_features = weight.shape
     quantized = dataclasses.replace(weight, dtypes=QUANTIZED_DTYPES)
-    size = MX_BLOCK if found is not None and found.dtype in POWERS else method.block
-    if size is not None:
-        block = (size[0], min(size[1], in_features))
-        shape: tuple[int, ...] = (-(-out_features // block[0]), -(-in_features // block[1]))
+    sizes = [method.block, MX_BLOCK] if found is not None and found.dtype in POWERS else [method.block]
+    blocks = [(size[0], min(size[1], in_features)) for size in sizes if size is not None]
+    if blocks:
+        shapes: list[tuple[int, ...]] = [(-(-out_features // n), -(-in_features // m)) for n, m in blocks]
+        at = shapes.index(found.shape) if found is not None and found.shape in shapes else -1
+        block, shape = blocks[at], shapes[at]
     elif found is not None and found.shape in {(), (1,), (1, 1)}:
         block, shape = (out_features, in_features), found.shape
     else:

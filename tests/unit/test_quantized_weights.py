@@ -302,7 +302,7 @@ UNSUPPORTED: Cases = {
         "of weight_block_size must be a multiple of 8",
     ),
     "scales: one size": ("blocks", put("weight_block_size", [128]), r"must be two positive integers, got \[128\]"),
-    "scales: fp4 experts": ("blocks", put("expert_dtype", "fp4"), "fp8 weights with expert_dtype 'fp4'"),
+    "scales: fp4 experts": ("blocks", put("expert_dtype", "fp6"), "fp8 weights with expert_dtype 'fp6'"),
     "scales: smooth_quant e5m2": ("flat", put("quant_dtype", "float8_e5m2"), "smooth_quant weights with quant_dtype"),
     "scales: packed": ("int8", put("format", "marlin-24"), "with format 'marlin-24' are not supported"),
     "scales: packed group": ("int8", group("format", "mxfp6-pack-quantized"), "with format 'mxfp6-pack-quantized'"),
@@ -319,7 +319,7 @@ UNSUPPORTED: Cases = {
         put("transform_config", {"config_groups": {"R1": {}}}),
         "compressed-tensors weights with transform_config .* not known here",
     ),
-    "scales: several algorithms": ("blocks", put("moe_quant_algo", "NVFP4"), "fp8 weights with moe_quant_algo 'NVFP4'"),
+    "scales: several algorithms": ("blocks", put("moe_quant_algo", "NVFP4"), "weights with quant_algo None are not"),
     "scales: nothing said": ("int8", put("config_groups", {}), "config_groups must describe the weights"),
 }
 UNSUPPORTED_BY_OUTPUT: Cases = {

@@ -65,7 +65,7 @@ void RowQuantizedMatrix::check_quantized() const {
     case Layout::kFloat4:
       if (bits() != 8) throw invalid_argument("4-bit floats become codes of 8 bits");
       if (stored_inputs() % 2 != 0) throw invalid_argument("inputs must be a multiple of 2");
-      return expect(quantized_, "codes", "U8", {out_features(), stored_inputs() / 2});
+      return expect(quantized_, "codes", quantized_.dtype == "I8" ? "I8" : "U8", {out_features(), stored_inputs() / 2});
   }
 }
 
@@ -87,11 +87,11 @@ void RowQuantizedMatrix::read_scales(const CheckpointTensor& scales, float facto
   expect(scales, "scales", scales.dtype.c_str(), {out_features(), group_count()});
   std::vector<float> stored(groups * outputs);
   const bool is_float4 = layout_ == Layout::kFloat4;
-  if (is_float4 && (scales.dtype == "U8" || scales.dtype == "F8_E4M3")) {
+  if (is_float4 && type_bytes(scales.dtype) == 1) {
     for (size_t i = 0; i < stored.size(); ++i) {
       const auto bits = std::to_integer<uint8_t>(scales.data[i]);
       const float power = bits == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, bits - 127);
-      stored[i] = scales.dtype == "U8" ? power : to_float(float8{bits});
+      stored[i] = scales.dtype == "F8_E4M3" ? to_float(float8{bits}) : power;
     }
   } else {
     copy_values(scales, stored.data());

@@ -6,7 +6,7 @@ from lmdeploy.turbomind.manifest import Expression, Load, RowQuantized, over_loa
 from lmdeploy.turbomind.row_quantized.schemes import RowScheme
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
-_QUANTIZED_DTYPES = {"words": "I32", "bytes": "I8", "float4": "U8"}
+_QUANTIZED_DTYPES = {"words": ("I32",), "bytes": ("I8",), "float4": ("U8", "I8")}
 
 
 def with_row_quantized(
@@ -31,7 +31,7 @@ def _quantized_of(weight: Load, schemes: Sequence[RowScheme], index: Safetensors
 
 def _is_stored(layer: str, scheme: RowScheme, index: SafetensorsIndex) -> bool:
     found = index.tensors.get(f"{layer}.{scheme.quantized}")
-    return found is not None and found.dtype == _QUANTIZED_DTYPES[scheme.layout]
+    return found is not None and found.dtype in _QUANTIZED_DTYPES[scheme.layout]
 
 
 def _is_there(load: Load, index: SafetensorsIndex) -> bool:
@@ -45,14 +45,14 @@ def _expression(layer: str, shape: tuple[int, ...], scheme: RowScheme, index: Sa
     groups = -(-in_features // group)
     width = {"words": in_features * scheme.bits // 32, "bytes": in_features, "float4": in_features // 2}[scheme.layout]
     args = [
-        Load(f"{layer}.{scheme.quantized}", (out_features, width), (_QUANTIZED_DTYPES[scheme.layout],)),
-        Load(f"{layer}.weight_scale", (out_features, groups), scheme.scales),
+        Load(f"{layer}.{scheme.quantized}", (out_features, width), _QUANTIZED_DTYPES[scheme.layout]),
+        Load(f"{layer}.{scheme.scale}", (out_features, groups), scheme.scales),
     ]
     more = []
     if scheme.has_zeros:
         rows = -(-out_features * scheme.bits // 32) if scheme.layout == "words" else out_features
         more.append("zeros")
-        args.append(Load(f"{layer}.weight_zero_point", (rows, groups), (_QUANTIZED_DTYPES[scheme.layout],)))
+        args.append(Load(f"{layer}.weight_zero_point", (rows, groups), _QUANTIZED_DTYPES[scheme.layout]))
     if f"{layer}.weight_g_idx" in index.tensors:
         more.append("groups")
         args.append(Load(f"{layer}.weight_g_idx", (in_features,), ("I32",)))

@@ -4,6 +4,8 @@
   ``int-quantized`` with 4 bits, groups or zero points, ``mxfp4-pack-quantized`` and ``nvfp4-pack-quantized``.
 * ``modelopt`` (NVIDIA's Model Optimizer): ``quant_algo`` NVFP4, for all layers or, of MIXED_PRECISION, some. Scales are
   times ``weight_scale_2``.
+* ``fp8`` (DeepSeek-V4) with ``expert_dtype`` fp4: experts of 4-bit floats in groups of 32, scales as MXFP4 has them,
+  ``X.scale``; or, of ModelOpt's ``quant_algo``, as NVFP4.
 * ``quark`` (AMD's): 4-bit floats in groups of 32 with scales that are powers of two, as OCP's MXFP4 has them.
 
 Scales of activations are not used: these are rounded by what they are.
@@ -33,7 +35,8 @@ class RowScheme:
     group: int  # neighbouring inputs that share a scale; -1: all of a row
     has_zeros: bool = False  # there are zero points, ``X.weight_zero_point``
     quantized: str = "weight_packed"  # the tensor of quantized values is ``X.<quantized>``
-    scales: tuple[str, ...] = NUMBERS  # types that ``X.weight_scale`` may have
+    scale: str = "weight_scale"  # the tensor of scales is ``X.<scale>``
+    scales: tuple[str, ...] = NUMBERS  # types that it may have
     # Global scale: whether it multiplies (``factor``) or divides (``divisor``) all others, and its name
     whole: tuple[str, str] | None = None
 
@@ -63,6 +66,11 @@ def row_schemes(config: Mapping[str, Any]) -> tuple[RowScheme, ...]:
             return _modelopt(given)
         case "quark":
             return (_quark(given),)
+        case "fp8":
+            float4 = RowScheme("float4", 4, 32, quantized="weight", scale="scale", scales=("F8_E8M0", "U8"))
+            schemes = (float4,) if "fp4" in {given.get("expert_dtype"), config.get("expert_dtype")} else ()
+            has_more = given.get("quant_algo") or given.get("moe_quant_algo")
+            return schemes + (_modelopt(given) if has_more else ())
     return ()
 
 
