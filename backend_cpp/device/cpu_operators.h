@@ -9,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "device/host_exchange.h"
 #include "device/operators.h"
+#include "kernels/compressed_attention.h"
 
 namespace turbomind {
 
@@ -96,6 +97,12 @@ class CpuOperators final : public Operators {
     requires requires(Op op, AttentionParams params) { op.params = params; }
   void run(Op op) {
     op.params = with_spans(op.params);
+    op.run(pool_);
+  }
+  template <class Op>
+    requires requires(Op op) { op.cache_rows(); }
+  void run(Op op) {
+    for (CacheRows* rows : op.cache_rows()) rows->params = with_spans(rows->params);
     op.run(pool_);
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/activation.h"
+#include "kernels/compressed_attention.h"
 #include "kernels/disentangled_attention.h"
 #include "kernels/head_linear.h"
 #include "kernels/lora.h"
@@ -13,9 +14,10 @@
 namespace turbomind {
 
 using AllOperations =
-    OperationList<CausalConv, ChooseBestBlocks, ChooseBlocks, ChooseKeys, AltupCorrect, ActivationSparsity, AddToParts,
-                  DisentangledAttention, EmbedNgrams, GatedLru, GateNgrams, HeadLinear, LoraExpand, LoraGather,
-                  LoraShrink, MatchRms, MeanOfParts, MixParts, AltupPredict, Recurrence, RecurrenceGates, ScaledSum,
-                  SelectiveScan, SparseAttention, WriteBlockKeys, Xielu>;
+    OperationList<CausalConv, ChooseBestBlocks, ChooseBlocks, ChooseCompressedKeys, ChooseKeys, CompressedAttention,
+                  CompressKeys, AltupCorrect, ActivationSparsity, AddToParts, DisentangledAttention, EmbedNgrams,
+                  GatedLru, GateNgrams, HeadLinear, LoraExpand, LoraGather, LoraShrink, MatchRms, MeanOfParts, MixParts,
+                  AltupPredict, Recurrence, RecurrenceGates, ScaledSum, SelectiveScan, SparseAttention, WriteBlockKeys,
+                  WriteCacheRows, Xielu>;
 
 }  // namespace turbomind

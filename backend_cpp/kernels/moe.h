@@ -14,10 +14,11 @@
 namespace turbomind {
 
 enum class RouterScore : uint8_t {
-  kSoftmax,      // softmax over all experts
-  kSigmoid,      // each expert's own sigmoid (DeepSeek-V3)
-  kSparsemixer,  // one expert after another, each weighed among those close to the best that is left: SparseMixer-v2
-                 // without sampling (Liu et al., 2024, arXiv 2409.12136)
+  kSoftmax,       // softmax over all experts
+  kSigmoid,       // each expert's own sigmoid (DeepSeek-V3)
+  kSqrtSoftplus,  // the square root of each expert's softplus (DeepSeek-V4)
+  kSparsemixer,   // one expert after another, each weighed among those close to the best that is left: SparseMixer-v2
+                  // without sampling (Liu et al., 2024, arXiv 2409.12136)
 };
 
 // Score of a group of experts: its best score (DeepSeek-V2) or the sum of its two best (DeepSeek-V3).
@@ -35,6 +36,9 @@ struct RouterParams {
   bool normalize = false;                // the weights of a row are divided by their sum
   float scale = 1;                       // multiplies the weights
   const float* expert_scales = nullptr;  // [num_experts] or null; multiply the weights of their experts in the end
+  // Experts that a row goes to by its token, [tokens, top_k], and the tokens [rows]; null: by scores
+  const int32_t* token_experts = nullptr;
+  const int32_t* tokens = nullptr;
 };
 
 // logits [rows, num_experts] -> experts [rows, top_k], all different, best first, the lowest index among equals; and

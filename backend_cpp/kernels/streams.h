@@ -1,6 +1,6 @@
 // Residual streams of AltUp (Baykal et al., 2023, arXiv 2301.13310) and of hyper-connections (Zhu et al., 2024, arXiv
-// 2409.19606), and activation sparsity. Sums go from the first
-// element on; a row's result depends on that row alone.
+// 2409.19606; manifold-constrained: Xie et al., 2025, arXiv 2512.24880), and activation sparsity. Sums go from the
+// first element on; a row's result depends on that row alone.
 #pragma once
 
 #include <cstddef>
@@ -105,16 +105,32 @@ struct MixParts {
   void run(ThreadPool& pool) const;
 };
 
-// x[row, i] += made[row] times the weight of i
+// Most parts whose MixingMatrix there can be.
+inline constexpr int kMaxMixedParts = 8;
+
+// A matrix that is nearly doubly stochastic, by Sinkhorn's iterations: m = softmax of each row of scale logits +
+// biases, plus eps; then its columns and rows in turns, the columns first and last, are divided by their sums plus eps.
+struct MixingMatrix {
+  const float* logits = nullptr;  // [rows, count, count], `stride` floats apart
+  size_t stride = 0;
+  const float* biases = nullptr;  // [count, count]
+  float scale = 1;
+  float eps = 0;
+  int iterations = 0;  // 0: there is none; else divisions of the columns
+};
+
+// x[row, i] += made[row] times the weight of i; with a matrix m, x[row, i] = the sum over k of m[k, i] x[row, k], and
+// that
 struct AddToParts {
   static constexpr std::string_view kName = "add_to_parts";
 
-  int count = 0;
+  int count = 0;  // with a matrix at most kMaxMixedParts
   int rows = 0;
   int size = 0;
   PartWeights weights;
   const float* made = nullptr;  // [rows, size]
   float* x = nullptr;           // [rows, count, size]
+  MixingMatrix matrix;
 
   void run(ThreadPool& pool) const;
 };

@@ -1,6 +1,11 @@
 #include "model/mlp.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
 
 namespace turbomind {
 
@@ -40,7 +45,23 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
   step.linear(weights.down, activated_, y, accumulate);
 }
 
-ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+namespace {
+
+std::vector<int32_t> read_token_experts(const ModelSpec& spec, const WeightReader& read, const std::string& name) {
+  const int top_k = spec.moe->experts_per_token;
+  const LinearStorage table = read.matrix(name, spec.vocab_size, top_k, DType::kFloat32);
+  std::vector<int32_t> experts(static_cast<size_t>(spec.vocab_size) * static_cast<size_t>(top_k));
+  if (read.options().only_sizes) return experts;
+  std::transform(table.data.as<float>(), table.data.as<float>() + experts.size(), experts.begin(), [&](float number) {
+    if (number >= 0 && number < static_cast<float>(spec.moe->num_experts)) return static_cast<int32_t>(number);
+    throw invalid_argument(name + " has an expert that is not there: " + std::to_string(number));
+  });
+  return experts;
+}
+
+}  // namespace
+
+ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer) {
   const ModelSpec& spec = shard.spec;
   const MoeSpec& moe = *spec.moe;
   const int hidden = spec.hidden_size;
@@ -68,7 +89,11 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
     for (int i = 0; i < hidden; ++i) weights.router_norm.weight.as<float>()[i] *= scale;
   }
   if (moe.router.has_expert_scale) weights.scales = read.vector(prefix + "router.scales", moe.num_experts);
-  if (moe.router.has_correction) weights.correction = read.vector(prefix + "router.correction", moe.num_experts);
+  if (routes_by_token(spec, layer)) {
+    weights.token_experts = read_token_experts(spec, read, prefix + "router.token_experts");
+  } else if (moe.router.has_correction) {
+    weights.correction = read.vector(prefix + "router.correction", moe.num_experts);
+  }
   for (int e = 0; e < moe.num_experts; ++e) {
     weights.experts.push_back(expert(prefix + "experts." + std::to_string(e), shard.expert_channels, inner));
   }
@@ -105,8 +130,8 @@ ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_tokens)
   shared_gate_ = FloatRows(uploaded(ops, ones));
 }
 
-void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, int layer, const float* x,
-                    const float* stream, float* y, bool accumulate) {
+void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, int layer, const int32_t* tokens,
+                    const float* x, const float* stream, float* y, bool accumulate) {
   Operators& ops = step.ops;
   const auto activation = [&](const std::vector<Activation>& of_layers) {
     return of_layers.empty() ? activation_ : of_layers[static_cast<size_t>(layer)];
@@ -130,7 +155,9 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, int l
                             .choice_bias = weights.correction.as<float>(),
                             .normalize = moe_.router.normalizes,
                             .scale = moe_.router.scale,
-                            .expert_scales = weights.scales.as<float>()};
+                            .expert_scales = weights.scales.as<float>(),
+                            .token_experts = weights.token_experts.empty() ? nullptr : weights.token_experts.data(),
+                            .tokens = tokens};
   ops.route(params, logits_, step.rows, chosen_.as<int32_t>(), shares_);
   const float* inputs = x;
   const float* shares = shares_;

@@ -28,10 +28,10 @@ class ExpertMlp {
  public:
   ExpertMlp(Operators& ops, const ModelSpec& spec, int max_tokens);
 
-  // x, stream, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. `stream`: the residual stream,
-  // which some routers read.
-  void run(const StepContext& step, const ExpertWeights& weights, int layer, const float* x, const float* stream,
-           float* y, bool accumulate);
+  // tokens [rows]; x, stream, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. `stream`: the
+  // residual stream, which some routers read.
+  void run(const StepContext& step, const ExpertWeights& weights, int layer, const int32_t* tokens, const float* x,
+           const float* stream, float* y, bool accumulate);
 
  private:
   MoeSpec moe_;

@@ -83,7 +83,10 @@ void NativeRunner::compile_embeddings() {
   }
   if (hyper_) program_.add("streams = stream, each", [=, this](ModelStep& step) { hyper_->make(step, stream); });
   if (!spec_.ropes.empty()) {
-    program_.add("rope tables = make(positions)", [this](ModelStep& step) { attention_.fill_tables(step); });
+    program_.add("rope tables = make(positions)", [this](ModelStep& step) {
+      attention_.fill_tables(step);
+      if (compressed_) compressed_->fill_tables(step);
+    });
   }
 }
 
@@ -122,7 +125,7 @@ void NativeRunner::compile_layer(int index) {
                    residual_streams_->branch(step, *layer->streams, x);
                  });
   }
-  if (has_attention(spec_, index) || has_recurrence(spec_, index)) compile_mixers(index, mixer_input);
+  if (has_mixer(spec_, index)) compile_mixers(index, mixer_input);
   if (residual_streams_) {
     program_.add("stream = (stream + low rank) / sqrt(2)",
                  [=, this](ModelStep& step) { residual_streams_->join(step, stream); });
@@ -175,6 +178,7 @@ void NativeRunner::compile_mixers(int index, const Source& input) {
     target.accumulates = true;
   }
   if (has_attention(spec_, index)) attention_.compile(program_, index, layer.attention, input, target);
+  if (compressed_) compressed_->compile(program_, index, *layer.compressed, input, target);
   if (!joins_halves(block, is_divided_)) compile_addition(block, layer.attention_output_norm);
 }
 
@@ -216,7 +220,7 @@ void NativeRunner::compile_mlp(int index, const Source& input) {
   const auto experts = [&](const Source& source, const Target& y) {
     const Source x = program_.made(source);
     program_.add(y.is() + "experts(" + x.name + ")", [this, &layer, index, x = x.rows.x.floats(), y](ModelStep& step) {
-      expert_mlp_.run(step, *layer.experts, index, x, hidden_, y.rows.data, y.accumulates);
+      expert_mlp_.run(step, *layer.experts, index, step_tokens_.tokens(), x, hidden_, y.rows.data, y.accumulates);
     });
   };
   if (block.norms_stream) program_.norm(layer.mlp_norm.view, stream(), stream());

@@ -55,8 +55,8 @@ class Mover {
   void move(StoredTable&) {}
 
   void move(ExpertWeights& weights) {
-    auto& [router, router_norm, correction, scales, arena, experts, shared, shared_gate, latent_in, latent_out] =
-        weights;
+    auto& [router, router_norm, correction, scales, token_experts, arena, experts, shared, shared_gate, latent_in,
+           latent_out] = weights;
     all(router, router_norm, correction, scales, shared_gate, latent_in, latent_out);
     std::vector<LinearWeight*> views;
     for (std::vector<ExpertWeight>* list : {&experts, &shared}) {
@@ -161,6 +161,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
       joined_(*ops_, spec_.shared_blocks ? max_tokens : 0, 2 * spec_.hidden_size) {
   traits_.adapters = this;
   memories_.push_back(&attention_);
+  if (spec_.compressed_attention) memories_.push_back(&compressed_.emplace(*ops_, spec_, cache_type, max_tokens));
   if (spec_.recurrence) memories_.push_back(&recurrence_.emplace(*ops_, shard, max_tokens));
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_tokens);
   if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_tokens);

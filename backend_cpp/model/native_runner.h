@@ -10,6 +10,7 @@
 
 #include "device/operators.h"
 #include "model/adapters/adapter_table.h"
+#include "model/attention/compressed_attention.h"
 #include "model/attention/cross_layers.h"
 #include "model/attention/self_attention.h"
 #include "model/cache_memory.h"
@@ -120,6 +121,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   CacheMemory cache_;                   // none where another runner has it
   std::vector<LayerMemory*> memories_;  // of its layers, in the order of their groups
   SelfAttention attention_;
+  std::optional<CompressedAttentionLayers> compressed_;
   std::optional<RecurrentMixer> recurrence_;
   std::optional<CrossLayers> cross_;
   std::optional<ImageTokens> image_tokens_;  // where they have weights of their own

@@ -87,7 +87,7 @@ HyperConnections::HyperConnections(Operators& ops, const ModelSpec& spec, int ma
       normed_(ops, max_tokens, count_ * size_),
       gates_(ops, max_tokens, spec_.rank > 0 ? count_ * size_ : 0),
       low_(ops, max_tokens, spec_.rank),
-      weights_(ops, max_tokens, 2 * count_) {}
+      weights_(ops, max_tokens, (2 + (spec_.mixing_iterations > 0 ? count_ : 0)) * count_) {}
 
 void HyperConnections::make(const StepContext& step, const float* hidden) {
   const auto size = static_cast<size_t>(size_);
@@ -102,7 +102,12 @@ void HyperConnections::mix(const StepContext& step, const HyperWeights& weights,
     step.ops.linear(weights.add.view, normed_, step.rows, weights_, false);
     const auto* biases = weights.biases.as<float>();
     const PartWeights read{weights_, width, biases, weights.read_scale, 1, spec_.eps};
-    added_ = {weights_ + count_, width, biases + count_, weights.added_scale, spec_.magnitude, spec_.eps};
+    const bool mixes = spec_.mixing_iterations > 0;
+    added_ = {weights_ + count_, width, biases + count_, weights.added_scale, spec_.magnitude, mixes ? 0 : spec_.eps};
+    if (mixes) {
+      matrix_ = {weights_ + 2 * count_, width,     biases + 2 * count_,
+                 weights.mixed_scale,   spec_.eps, spec_.mixing_iterations};
+    }
     return mix_(step.ops, {count_, step.rows, size_, read, streams_, mixed});
   }
   const float share = 1 / static_cast<float>(count_);
@@ -119,7 +124,7 @@ void HyperConnections::mix(const StepContext& step, const HyperWeights& weights,
 }
 
 void HyperConnections::add(const StepContext& step, const float* branch) {
-  add_(step.ops, {count_, step.rows, size_, added_, branch, streams_});
+  add_(step.ops, {count_, step.rows, size_, added_, branch, streams_, matrix_});
 }
 
 void norm_parts(const StepContext& step, const NormStorage& norm, int count, int size, const float* x, float* y) {

@@ -80,8 +80,9 @@ class HyperConnections {
   FloatRows normed_;   // the same
   FloatRows gates_;    // the same
   FloatRows low_;      // [max_tokens, rank]
-  FloatRows weights_;  // [max_tokens, streams], to read and to add
+  FloatRows weights_;  // [max_tokens, streams], to read and to add, and squared, to mix
   PartWeights added_;  // of the last mix
+  MixingMatrix matrix_;
 };
 
 // Norms each of `count` parts of rows [rows, count, size] by a weight of its own, from `x` to `y`, which may be x.

@@ -61,15 +61,18 @@ HyperWeights read_hyper(const ModelSpec& spec, const WeightReader& read, const s
   const int width = spec.hyper_connections->count * spec.hidden_size;
   const int rank = spec.hyper_connections->rank;
   if (rank == 0) {
-    const int outputs = (adds ? 2 : 1) * spec.hyper_connections->count;
-    const AlignedBuffer scales = read.vector(prefix + "scales", adds ? 2 : 1);
+    const int count = spec.hyper_connections->count;
+    const bool mixes = adds && spec.hyper_connections->mixing_iterations > 0;
+    const int outputs = (adds ? 2 : 1) * count + (mixes ? count * count : 0);
+    const AlignedBuffer scales = read.vector(prefix + "scales", mixes ? 3 : adds ? 2 : 1);
     return {NormStorage::load(read, prefix + "norm", width, {spec.norm.eps}, false),
             {},
             {},
             read.matrix(prefix + "weights.weight", outputs, width, DType::kFloat32),
             read.vector(prefix + "weights.bias", outputs),
             scales.as<float>()[0],
-            scales.as<float>()[adds]};
+            scales.as<float>()[adds],
+            scales.as<float>()[mixes ? 2 : 0]};
   }
   return {NormStorage::load(read, prefix + "norm", width, spec.norm, false),
           read.linear(prefix + "down", rank, width, false),
@@ -138,6 +141,9 @@ void read_mixers(const Shard& shard, const WeightReader& read, const std::string
     layer.attention =
         AttentionWeights::load(shard, read, prefix + "attention.", index, (is_doubled ? 2 : 1) * spec.hidden_size);
   }
+  if (has_compressed_attention(spec, index)) {
+    layer.compressed = CompressedAttentionWeights::load(spec, read, prefix + "compressed.", index);
+  }
   if (spec.shared_blocks && has_attention(spec, index)) {
     layer.shared = {NormStorage::load(read, prefix + "shared.norm", 2 * spec.hidden_size, spec.norm, spec.norm.bias),
                     read.linear(prefix + "shared.project", spec.hidden_size, spec.hidden_size, false)};
@@ -153,7 +159,7 @@ void read_mlps(const Shard& shard, const WeightReader& read, const std::string& 
   const BlockSpec& block = block_of(spec, index);
   const auto norm = [&](const char* name) { return read_norm(spec, read, prefix + name); };
   if (block.has_input_norms && !block.shares_norm) layer.mlp_norm = norm("mlp_norm");
-  if (has_experts(spec, index)) layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
+  if (has_experts(spec, index)) layer.experts = ExpertWeights::load(shard, read, prefix + "moe.", index);
   if (has_dense_mlp(spec, index)) {
     layer.mlp = read_mlp(shard, read, prefix + "mlp.", shard.channels[static_cast<size_t>(index)],
                          spec.mlp.cuts.empty() ? 0 : spec.mlp.cuts[static_cast<size_t>(index)]);
@@ -172,7 +178,7 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   const ModelSpec& spec = shard.spec;
   const std::string prefix = "layers." + std::to_string(index) + ".";
   LayerWeights layer;
-  if (has_attention(spec, index) || has_recurrence(spec, index)) read_mixers(shard, read, prefix, index, layer);
+  if (has_mixer(spec, index)) read_mixers(shard, read, prefix, index, layer);
   if (!has_mlp(spec, index)) return layer;
   read_mlps(shard, read, prefix, index, layer);
   if (spec.layer_input) {
@@ -402,6 +408,12 @@ Weights Weights::outline(const ModelSpec& spec) {
   for (int index = 0; index < spec.num_layers; ++index) {
     LayerWeights& layer = weights.layers[static_cast<size_t>(index)];
     if (has_recurrence(spec, index)) layer.recurrence.emplace();
+    if (has_compressed_attention(spec, index)) {
+      const Compression kind = spec.compressed_attention->layers[static_cast<size_t>(index)];
+      CompressedAttentionWeights& compressed = layer.compressed.emplace();
+      if (kind != Compression::kNone) compressed.compressor.emplace();
+      if (kind == Compression::kSparse) compressed.indexer.emplace();
+    }
     if (spec.shared_blocks && has_attention(spec, index)) layer.shared.emplace();
     if (!has_attention(spec, index) || !spec.attention.mla) continue;
     const auto& indexer = spec.attention.mla->indexer;

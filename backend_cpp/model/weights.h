@@ -8,6 +8,7 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "kernels/moe.h"
+#include "model/attention/compressed_attention.h"
 #include "model/attention/self_attention.h"
 #include "model/norm_storage.h"
 #include "model/recurrence/recurrence_kind.h"
@@ -51,12 +52,14 @@ struct HyperWeights {
   LinearStorage down;  // [rank, streams hidden]
   LinearStorage up;    // [streams hidden, rank]
   // Projection to the weights of streams, never rounded: [streams, streams hidden], or empty for the output; without
-  // `down`, [2 streams, streams hidden], to read and to add, or for the output to read alone.
+  // `down`, [2 streams, streams hidden], to read and to add, or for the output to read alone; then, where streams are
+  // mixed, [streams squared, streams hidden].
   LinearStorage add;
   AlignedBuffer biases;   // float32, of those outputs, without `down`
   float read_scale = 1;   // of those to read, and
   float added_scale = 1;  // those to add, likewise
-  WEIGHT_MEMBERS(norm, down, up, add, biases, read_scale, added_scale)
+  float mixed_scale = 1;  // those to mix by
+  WEIGHT_MEMBERS(norm, down, up, add, biases, read_scale, added_scale, mixed_scale)
 };
 
 // Weights of a layer that adds embeddings of n-grams (model/ngrams.h).
@@ -77,6 +80,8 @@ struct ExpertWeights {
   NormStorage router_norm;   // of what the router reads, and the division by sqrt(hidden); or empty
   AlignedBuffer correction;  // float32 [num_experts], or empty
   AlignedBuffer scales;      // float32 [num_experts], or empty
+  // int32 [vocab, experts_per_token], where the router does not choose; in the host's memory
+  std::vector<int32_t> token_experts;
   WeightArena arena;
   std::vector<ExpertWeight> experts;
   std::vector<ExpertWeight> shared;  // one, or none
@@ -85,7 +90,7 @@ struct ExpertWeights {
   LinearStorage latent_out;          // [hidden, latent] after them
 
   // `prefix` is all of the tensors' names before "router", "experts", ...
-  static ExpertWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
+  static ExpertWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer);
 };
 
 // Weights of a layer in front of its recurrence, besides attention and MLP (SharedBlocksSpec).
@@ -98,6 +103,7 @@ struct SharedBlockWeights {
 struct LayerWeights {
   NormStorage attention_norm;  // empty in front of heads without one
   AttentionWeights attention;  // empty in a layer with a recurrence
+  std::optional<CompressedAttentionWeights> compressed;
   std::optional<RecurrenceWeights> recurrence;
   NormStorage attention_output_norm;
   NormStorage mlp_norm;
@@ -114,9 +120,9 @@ struct LayerWeights {
   std::optional<HyperWeights> mlp_hyper;
   std::optional<NgramWeights> ngrams;
   float scale = 1;  // of what the layer hands on
-  WEIGHT_MEMBERS(attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
-                 dense_output_norm, expert_norm, expert_output_norm, shared, input, streams, mixer_hyper, mlp_hyper,
-                 ngrams, scale)
+  WEIGHT_MEMBERS(attention_norm, attention, compressed, recurrence, attention_output_norm, mlp_norm, mlp, experts,
+                 mlp_output_norm, dense_output_norm, expert_norm, expert_output_norm, shared, input, streams,
+                 mixer_hyper, mlp_hyper, ngrams, scale)
 };
 
 // A cross-attention layer: gated cross-attention, then a gated MLP, without adapters.

@@ -55,12 +55,22 @@ int64_t element_count(const std::vector<int64_t>& shape) {
 }
 
 size_t type_bytes(const std::string& dtype) {
+  if (dtype == "I64") return 8;
   if (dtype == "F32" || dtype == "I32" || dtype == "U32") return 4;
   if (dtype == "U8" || dtype == "I8" || dtype == "F8_E4M3" || dtype == "F8_E8M0") return 1;
   return dtype == "BF16" || dtype == "F16" ? 2 : 0;
 }
 
 namespace {
+
+// Whole numbers, of tables.
+float to_float(int64_t value) {
+  return static_cast<float>(value);
+}
+float to_float(int32_t value) {
+  return static_cast<float>(value);
+}
+using turbomind::to_float;
 
 template <class From, class T>
 void convert_values(const CheckpointTensor& source, size_t count, T* destination) {
@@ -75,11 +85,16 @@ void convert_values(const CheckpointTensor& source, size_t count, T* destination
 
 template <class T>
 void copy_values(const CheckpointTensor& source, T* destination) {
-  if (source.dtype != "F32" && source.dtype != "BF16" && source.dtype != "F16") {
+  const size_t bytes = type_bytes(source.dtype);
+  if (bytes < 2 || source.dtype == "U32") {
     throw invalid_argument("weights of type " + source.dtype + " are not supported (F32, BF16 and F16 are)");
   }
-  const size_t count = source.bytes / type_bytes(source.dtype);
-  if (source.dtype == "F32") {
+  const size_t count = source.bytes / bytes;
+  if (source.dtype == "I64") {
+    convert_values<int64_t>(source, count, destination);
+  } else if (source.dtype == "I32") {
+    convert_values<int32_t>(source, count, destination);
+  } else if (source.dtype == "F32") {
     convert_values<float>(source, count, destination);
   } else if (source.dtype == "BF16") {
     if constexpr (std::is_same_v<T, bf16>) {

@@ -40,6 +40,11 @@ def memory_groups(spec: ModelSpec) -> list[MemoryGroup]:
     """
     alike: Counter[tuple[str, int, int, int]] = Counter()  # by kind, window, kind of attention and values
     for layer in range(spec.num_layers):
+        if compressed := spec.compressed_attention:
+            last, values = compressed.sizes(layer, spec.head_dim)
+            alike["window", compressed.window, 0, last] += 1
+            if values:
+                alike["paged", 0, 0, values] += 1
         if not spec.has_attention(layer) or spec.keys_of(layer) >= 0:
             continue
         attention = spec.attention_of(layer)

@@ -82,12 +82,6 @@ UNSUPPORTED = (
         "DeepSeek-V3.2 or GLM-4.6",
     ),
     UnsupportedModel(
-        ("DeepseekV4ForCausalLM",),
-        "DeepSeek-V4",
-        "attention to keys of several tokens at once (compress_ratios), and residual streams that are mixed",
-        "DeepSeek-V3.2 or GLM-5",
-    ),
-    UnsupportedModel(
         ("Glm5NextForConditionalGeneration",),
         "GLM-5-Next",
         "an indexer that chooses pools of compressed keys (index_kpool), and residual streams that are mixed (hc_mult)",

@@ -169,6 +169,7 @@ SHOWN_ELSEWHERE = {*OWN_WEIGHTS, "MolmoForCausalLM", "OLMoForCausalLM", "MllamaF
 STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weight-bits"
 REJECTED = {
     "DbrxForCausalLM": ("DBRX", STACKED),
+    "DeepseekV4ForCausalLM": ("DeepSeek-V4", r"has several residual streams: serve it with --weight-bits"),
     "Gemma3nForCausalLM": ("Gemma 3n", r"has several residual streams: serve it with --weight-bits"),
     "HYV4ForCausalLM": ("HY4", r"has several residual streams: serve it with --weight-bits"),
     "MuseGlimmerTextModel": ("Muse Glimmer", r"_norm.weight is no tensor of the checkpoint, .* --weight-bits"),

@@ -383,7 +383,7 @@ def test_logits_equal_transformers_in_chunks_in_steps_and_after_cached_prefixes(
 # Between them: windows, chunks, soft caps, two ropes, output norms; LayerNorm and parallel halves; ALiBi; half
 # rotations; no input norms; norms after rotation; learned positions; states.
 VARIED = ["OLMo 3", "Hunyuan", "GPT-2", "Gemma 2", "Gemma 3", "Falcon 40B", "Falcon RW", "GLM-4-0414", "Granite"]
-VARIED += ["Llama 4", "Trinity", "Cohere2 with experts", "Granite SWA", *HYBRID_MODELS, *LAYERED_MODELS]
+VARIED += ["DeepSeek-V4", "Llama 4", "Trinity", "Cohere2 with experts", "Granite SWA", *HYBRID_MODELS, *LAYERED_MODELS]
 
 
 @pytest.mark.alike(max_cases=12)

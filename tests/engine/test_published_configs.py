@@ -21,6 +21,7 @@ from lmdeploy.pytorch.models.hf_config import with_longrope
 from lmdeploy.turbomind.checkpoint import describe
 from tests.support import published
 from tests.support.published import Publisher, as_is
+from tests.support.tiny_models import fill_token_experts
 from tests.support.token_engine import TokenEngine, relative_error
 from tools.bench.random_model import write_tokenizer
 
@@ -161,6 +162,7 @@ MADE = {
     "ChatGLMForConditionalGeneration": Made("GlmForCausalLM", _chatglm, published.chatglm),
     "ChatGLMModel": Made("GlmForCausalLM", _chatglm, published.chatglm),
     "DbrxForCausalLM": Made("DbrxForCausalLM", _dbrx),
+    "DeepseekV4ForCausalLM": Made("DeepseekV4ForCausalLM", _same(), published.deepseek_v4),
     "ExaoneForCausalLM": Made("LlamaForCausalLM", _exaone, published.exaone),
     "InternLM2ForCausalLM": Made("LlamaForCausalLM", _internlm2, published.internlm2),
     "InternLMForSequenceClassification": Made("LlamaForSequenceClassification", _same(attention_bias=True)),
@@ -246,6 +248,7 @@ def _randomize(model: Any) -> None:
             torch.nn.init.normal_(parameter, mean=mean, std=0.3)
         elif parameter.dim() > 1 and parameter.is_floating_point() and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.2)
+    fill_token_experts(model)
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.2)  # the padding's row too
 
 
@@ -261,7 +264,6 @@ REJECTED: dict[str, tuple[str, ...]] = {
         "Salesforce--xgen-mm-phi3-mini-instruct",
         "inclusionAI--Ming-Lite-Omni",
     ),
-    "compress_ratios": ("deepseek-ai--DeepSeek-V4-Flash", "sgl-project--DeepSeek-V4-Flash-FP8"),
     "situ": ("moonshotai--Kimi-K3",),
     "gegelu": ("microsoft--Phi-3-small-8k-instruct",),
     "ChatGLM-6B": ("THUDM--chatglm-6b-slim",),

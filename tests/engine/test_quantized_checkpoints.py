@@ -1,6 +1,8 @@
 """Models stored as codes of every kind against `transformers` run on the numbers that the codes stand for."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.tokenizer import Tokenizer
+from tests.support import published
 from tests.support.block_quantized import Blocks, affine, four_bits, int8
+from tests.support.expert_models import MODELS as EXPERT_MODELS
 from tests.support.quantized_checkpoints import Scheme, damage, quantize_checkpoint, with_values
 from tests.support.row_quantized import RowForm
 from tests.support.scaled_checkpoints import FLOAT8, Form
@@ -291,3 +295,45 @@ def test_model_optimizer_stores_some_layers_in_float8_and_some_in_4_bits(source:
 
     damage(tmp_path / "model", mix)
     assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < LIMIT
+
+
+MIXED_NVFP4 = {"quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "group_size": 16}
+MIXED_NVFP4 |= {"quantized_layers": {"layers.0.ffn.experts": {"quant_algo": "NVFP4", "group_size": 16}}}
+V4_SIZES = {"hidden_size": 64, "moe_intermediate_size": 64, "n_routed_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("experts", "config"), [(RowForm(MX), {}), (FORMS["NVFP4 of ModelOpt"], MIXED_NVFP4)], ids=["fp4", "nvfp4"]
+)
+def test_deepseek_v4_stores_layers_in_float8_and_experts_in_4_bits(
+    experts: RowForm, config: dict[str, Any], tmp_path: Path
+) -> None:
+    architecture, fields = EXPERT_MODELS["DeepSeek-V4"]
+    tiny = make_tiny(tmp_path / "source", architecture, **fields | V4_SIZES | {"initializer_range": 0.05})
+    published.deepseek_v4(tiny)
+    float8 = Form("fp8", FLOAT8, "block", "scale", scales=torch.uint8, block=(32, 32))
+    values = {}
+
+    def encode(settings: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        layers = [name.removesuffix(".weight") for name in tensors if re.search(r"[.]w\w+[.]weight$", name)]
+        for layer in [layer for layer in layers if ".compressor." not in layer and "weights_proj" not in layer]:
+            is_expert = ".experts." in layer
+            weight = tensors.pop(f"{layer}.weight")
+            stored, values[f"{layer}.weight"] = (experts if is_expert else float8).encode(weight)
+            if "weight_packed" in stored:
+                stored = {"weight": stored["weight_packed"].view(torch.int8), "scale": stored["weight_scale"]}
+            if "scale" in stored:
+                stored["scale"] = stored["scale"].view(torch.float8_e8m0fnu)
+            tensors.update({f"{layer}.{name}": tensor for name, tensor in stored.items()})
+        fp8 = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]}
+        settings.update(fp8 | {"expert_dtype": "fp4"} | config)
+
+    shutil.copytree(tiny, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {}}))
+    damage(tmp_path / "model", encode)
+    assert len(values) > 4 * 3 * V4_SIZES["n_routed_experts"]
+    expected = reference_of(with_values(tiny, tmp_path / "plain", values), {})
+    # The median row: rounding of activations may choose another expert.
+    errors = (logits_of(tmp_path / "model") - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert float(errors.median()) < LIMIT

@@ -240,6 +240,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PUBLISHERS = {"Kimi Linear": published.kimi_linear, "OLMo Hybrid": published.olmo_hybrid}
 PUBLISHERS |= {"HY4": published.hy4, "Ling 3.0": published.ling3, "MiniMax-M3": published.minimax_m3}
+PUBLISHERS["DeepSeek-V4"] = published.deepseek_v4
 
 
 def make_hybrid(directory: Path, name: str, **changes: Any) -> Path:

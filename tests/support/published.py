@@ -189,6 +189,16 @@ def minimax_m3(directory: Path) -> None:
     rewrite(directory, old_config(directory) | config, change)
 
 
+def deepseek_v4(directory: Path) -> None:
+    """DeepSeek-V4 with the names of the published files, of which ``transformers`` writes some and reads all."""
+    names = ((r"^model[.]|^lm_", ""), (r"embed_tokens", "embed"), (r"hc_head[.]hc_", "hc_head_"))
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        return renamed(tensors, *names, (r"attn[.]norm", "attn.kv_norm"))
+
+    rewrite(directory, old_config(directory), change)
+
+
 def minimax(directory: Path) -> None:
     """Leave out what ``transformers`` computes of MiniMax's slopes and saves alongside the weights."""
     computed = re.compile(r"self_attn[.]([a-z]+_decay|slope_rate)$")

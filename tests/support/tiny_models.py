@@ -63,11 +63,12 @@ def make_tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config).to(getattr(torch, dtype))
+        fill_token_experts(model)
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             # transformers starts these at values where they cannot be seen.
             if not parameter.is_floating_point() or "inv_freq" in name:
                 continue
-            if parameter.dim() == 1 or (parameter.dim() == 3 and not parameter.any()):
+            if parameter.dim() == 1 or not parameter.any():
                 is_factor = "norm" in name or "scal" in name
                 torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()) if is_factor else 0.0, std=0.3)
     if model.can_generate():
@@ -89,6 +90,15 @@ def _first_tokens(count: int) -> str:
     del merges[max(0, len(merges) - WHOLE_VOCABULARY + count) :]
     model["vocab"] = {token: number for token, number in model["vocab"].items() if number < count}
     return json.dumps(content, ensure_ascii=False)
+
+
+def fill_token_experts(model: Any) -> None:
+    """Give each token of DeepSeek-V4's tables experts of its own, of which ``transformers`` makes zeros."""
+    import torch
+
+    for name, table in model.named_buffers():
+        if name.endswith("tid2eid"):
+            table.copy_(torch.rand(len(table), model.config.n_routed_experts).argsort()[:, : table.shape[1]])
 
 
 def make_small(directory: Path, architecture: str, **overrides: Any) -> Path:

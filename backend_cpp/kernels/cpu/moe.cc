@@ -35,13 +35,17 @@ class Router {
         choice_(static_cast<size_t>(params.num_experts)),
         taken_(static_cast<size_t>(params.num_experts)) {}
 
-  void route(const float* logits, int32_t* experts, float* weights) {
+  void route(size_t row, const float* logits, int32_t* experts, float* weights) {
     std::fill(taken_.begin(), taken_.end(), false);
     if (params_.score == RouterScore::kSparsemixer) {
       mix(logits, experts, weights);
     } else {
       score(logits);
-      choose(experts, weights);
+      if (params_.token_experts != nullptr) {
+        take(params_.token_experts + static_cast<size_t>(params_.tokens[row]) * params_.top_k, experts, weights);
+      } else {
+        choose(experts, weights);
+      }
     }
     float factor = params_.scale;
     if (params_.normalize) {
@@ -61,6 +65,12 @@ class Router {
       for (size_t e = 0; e < count; ++e) scores_[e] = 1.0f / (1.0f + std::exp(-logits[e]));
       return;
     }
+    if (params_.score == RouterScore::kSqrtSoftplus) {
+      for (size_t e = 0; e < count; ++e) {
+        scores_[e] = std::sqrt(std::max(logits[e], 0.0f) + std::log1p(std::exp(-std::fabs(logits[e]))));
+      }
+      return;
+    }
     const float top = *std::max_element(logits, logits + count);
     float sum = 0;
     for (size_t e = 0; e < count; ++e) {
@@ -68,6 +78,13 @@ class Router {
       sum += scores_[e];
     }
     for (float& value : scores_) value /= sum;
+  }
+
+  void take(const int32_t* given, int32_t* experts, float* weights) {
+    for (int k = 0; k < params_.top_k; ++k) {
+      experts[k] = given[k];
+      weights[k] = scores_[given[k]];
+    }
   }
 
   void choose(int32_t* experts, float* weights) {
@@ -155,7 +172,7 @@ void route(ThreadPool& pool, const RouterParams& params, const float* logits, in
     Router router(params);
     const int last = std::min(rows, (chunk + 1) * kRoutedRows);
     for (auto row = static_cast<size_t>(chunk) * kRoutedRows; row < static_cast<size_t>(last); ++row) {
-      router.route(logits + row * params.num_experts, experts + row * params.top_k, weights + row * params.top_k);
+      router.route(row, logits + row * params.num_experts, experts + row * params.top_k, weights + row * params.top_k);
     }
   });
 }

@@ -1,7 +1,9 @@
 #include "kernels/streams.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 
 #include "kernels/cpu/for_rows.h"
 
@@ -19,6 +21,56 @@ float weight_of(const PartWeights& weights, size_t row, size_t part) {
   const float bias = weights.biases != nullptr ? weights.biases[part] : 0;
   const float logit = weights.scale * weights.logits[row * weights.stride + part] + bias;
   return weights.magnitude / (1 + std::exp(-logit)) + weights.eps;
+}
+
+using Square = std::array<std::array<float, kMaxMixedParts>, kMaxMixedParts>;
+
+// The matrix of a row.
+Square mixing_matrix(const MixingMatrix& matrix, size_t row, size_t count) {
+  Square m{};
+  for (size_t i = 0; i < count; ++i) {
+    float top = -std::numeric_limits<float>::infinity();
+    for (size_t k = 0; k < count; ++k) {
+      const size_t at = i * count + k;
+      m[i][k] = matrix.scale * matrix.logits[row * matrix.stride + at] + matrix.biases[at];
+      top = std::max(top, m[i][k]);
+    }
+    float sum = 0;
+    for (size_t k = 0; k < count; ++k) sum += m[i][k] = std::exp(m[i][k] - top);
+    for (size_t k = 0; k < count; ++k) m[i][k] = m[i][k] / sum + matrix.eps;
+  }
+  for (int iteration = 0; iteration < matrix.iterations; ++iteration) {
+    for (size_t i = 0; iteration > 0 && i < count; ++i) {
+      float sum = matrix.eps;
+      for (size_t k = 0; k < count; ++k) sum += m[i][k];
+      for (size_t k = 0; k < count; ++k) m[i][k] /= sum;
+    }
+    for (size_t k = 0; k < count; ++k) {
+      float sum = matrix.eps;
+      for (size_t i = 0; i < count; ++i) sum += m[i][k];
+      for (size_t i = 0; i < count; ++i) m[i][k] /= sum;
+    }
+  }
+  return m;
+}
+
+// Adds `made` to the row's parts, mixed.
+void add_to_mixed(const AddToParts& op, size_t row) {
+  const auto count = static_cast<size_t>(op.count);
+  const auto width = static_cast<size_t>(op.size);
+  const Square m = mixing_matrix(op.matrix, row, count);
+  std::array<float, kMaxMixedParts> weights{};
+  for (size_t part = 0; part < count; ++part) weights[part] = weight_of(op.weights, row, part);
+  float* x = op.x + row * count * width;
+  for (size_t j = 0; j < width; ++j) {
+    std::array<float, kMaxMixedParts> before{};
+    for (size_t k = 0; k < count; ++k) before[k] = x[k * width + j];
+    for (size_t i = 0; i < count; ++i) {
+      float sum = weights[i] * op.made[row * width + j];
+      for (size_t k = 0; k < count; ++k) sum += m[k][i] * before[k];
+      x[i * width + j] = sum;
+    }
+  }
 }
 
 }  // namespace
@@ -100,6 +152,9 @@ void MixParts::run(ThreadPool& pool) const {
 }
 
 void AddToParts::run(ThreadPool& pool) const {
+  if (matrix.iterations > 0) {
+    return for_rows(pool, rows, size * count * count, [&](size_t row) { add_to_mixed(*this, row); });
+  }
   const auto width = static_cast<size_t>(size);
   for_rows(pool, rows * count, size, [&](size_t part) {
     const size_t row = part / static_cast<size_t>(count);

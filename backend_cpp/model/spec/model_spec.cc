@@ -212,12 +212,28 @@ void check_layers(const ModelSpec& spec) {
   }
 }
 
+void check(const CompressedAttentionSpec& config, const ModelSpec& spec) {
+  reject_if(config.layers.size() != static_cast<size_t>(spec.num_layers) || spec.ropes.size() != 2,
+            "compressed_attention needs a kind for each layer, and two ropes");
+  reject_if(spec.num_heads % config.output_groups != 0, "compressed_attention.output_groups must divide num_heads");
+  const size_t rotated = 2 * std::max(spec.ropes[0].inv_freq.size(), spec.ropes[1].inv_freq.size());
+  reject_if(spec.ropes[0].inv_freq.size() != spec.ropes[1].inv_freq.size() ||
+                rotated > static_cast<size_t>(std::min(spec.head_dim, config.index_head_dim)),
+            "compressed_attention must rotate as many numbers by both ropes, at most head_dim and index_head_dim");
+  reject_if(!spec.hyper_connections || spec.images || spec.head || spec.encoder,
+            "compressed_attention needs hyper_connections, without images, head and encoder");
+  reject_if(std::ranges::any_of(spec.layer_ropes, [](int rope) { return rope < 0; }),
+            "compressed_attention needs a rope in each layer");
+}
+
 void check_mixers(const ModelSpec& spec) {
   bool has_one = false;
   bool is_partial = false;
   for (int layer = 0; layer < spec.num_layers; ++layer) {
     has_one |= has_recurrence(spec, layer);
-    is_partial |= !has_attention(spec, layer) && !has_recurrence(spec, layer);
+    is_partial |= !has_mixer(spec, layer);
+    reject_if(has_compressed_attention(spec, layer) != spec.compressed_attention.has_value(),
+              "compressed_attention must be in all layers, or in none");
     is_partial |= !spec.layer_mlps[static_cast<size_t>(layer)];
   }
   reject_if(has_one != spec.recurrence.has_value(),
@@ -231,6 +247,7 @@ void check_mixers(const ModelSpec& spec) {
   reject_if(spec.recurrence_block && (spec.recurrence_block->is_parallel || !has_one),
             "recurrence_block needs a recurrence, and cannot be parallel");
   if (has_one) check(*spec.recurrence);
+  if (spec.compressed_attention) check(*spec.compressed_attention, spec);
 }
 
 void check(const EncoderSpec&, const ModelSpec& spec) {

@@ -69,6 +69,10 @@ inline bool has_recurrence(const ModelSpec& spec, int layer) {
   return mixer == Mixer::kRecurrence || mixer == Mixer::kBoth;
 }
 
+inline bool has_compressed_attention(const ModelSpec& spec, int layer) {
+  return mixer_of(spec, layer) == Mixer::kCompressed;
+}
+
 // How the halves of a layer are joined to the residual stream.
 inline const BlockSpec& block_of(const ModelSpec& spec, int layer) {
   return spec.recurrence_block && has_recurrence(spec, layer) ? *spec.recurrence_block : spec.block;
@@ -118,8 +122,15 @@ inline int window_of(const ModelSpec& spec, int layer) {
   return windows.empty() ? 0 : windows[static_cast<size_t>(layer)];
 }
 
+inline bool has_mixer(const ModelSpec& spec, int layer) {
+  return mixer_of(spec, layer) != Mixer::kNone;
+}
 inline bool has_experts(const ModelSpec& spec, int layer) {
   return spec.moe && (spec.moe->layers.empty() || spec.moe->layers[static_cast<size_t>(layer)]);
+}
+// Whether a layer's experts are those of the token.
+inline bool routes_by_token(const ModelSpec& spec, int layer) {
+  return spec.moe && !spec.moe->by_token.empty() && spec.moe->by_token[static_cast<size_t>(layer)];
 }
 inline bool has_mlp(const ModelSpec& spec, int layer) {
   return spec.layer_mlps.empty() || spec.layer_mlps[static_cast<size_t>(layer)];

@@ -144,6 +144,9 @@ void reject_undivided(const ModelSpec& spec, Divider& divider) {
   if (spec.attention.block_indexer && spec.attention.block_indexer->is_by_best) {
     divider.reject("each key/value head chooses its own blocks (attention.block_indexer), by heads that no rank has");
   }
+  if (spec.compressed_attention) {
+    divider.reject("all heads attend to one key (compressed_attention), and their groups go through one layer");
+  }
   if (std::any_of(spec.mlp.cuts.begin(), spec.mlp.cuts.end(), [](float cut) { return cut > 0; })) {
     divider.reject("activations are cut at a spread over all channels (mlp.cuts), which no rank has");
   }

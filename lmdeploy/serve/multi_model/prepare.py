@@ -95,6 +95,8 @@ def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
     is_float32 = (spec.dtype if config.dtype == "auto" else config.dtype) == "float32"
     a_token = 0.0
     for layer in range(spec.num_layers):
+        if spec.compressed_attention is not None:
+            a_token += spec.compressed_attention.sizes(layer, spec.head_dim)[1] * (4 if is_float32 else 2)
         if not spec.has_attention(layer) or spec.keys_of(layer) >= 0:
             continue
         attention = spec.attention_of(layer)

@@ -32,7 +32,8 @@ class ExpertNames:
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
-    shared: str = "mlp.shared_experts.{}_proj"  # gate, up, down
+    shared: str = "mlp.shared_experts.{}_proj"
+    shared_parts: tuple[str, str, str] = ("gate", "up", "down")  # what these are in the name
     shared_gate: str = "mlp.shared_expert_gate"
     latent: str = "mlp.fc{}_latent_proj"  # in front of the routed experts, after them
 
@@ -52,7 +53,7 @@ class ExpertNames:
                 "moe.latent_out.weight": Load(f"{prefix}{self.latent.format(2)}.weight", (hidden, size)),
             }
         if size := moe.shared_intermediate_size:
-            shared = tuple(prefix + self.shared.format(part) for part in ("gate", "up", "down"))
+            shared = tuple(prefix + self.shared.format(part) for part in self.shared_parts)
             engine |= _mlp("moe.shared", shared, size, hidden, spec)
         if moe.has_shared_gate:
             engine["moe.shared_gate.weight"] = Load(f"{prefix}{self.shared_gate}.weight", (1, hidden))

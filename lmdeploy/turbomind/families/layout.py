@@ -120,7 +120,7 @@ def without_norm_weights(engine: dict[str, Expression], bare: str = "norm.weight
 def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> dict[str, Expression]:
     """Return the norms of a layer whose tensors begin with ``prefix``, without those of queries and keys."""
     engine: dict[str, Expression] = {}
-    block, has_mixer = spec.block_of(layer), spec.has_attention(layer) or spec.has_recurrence(layer)
+    block, has_mixer = spec.block_of(layer), spec.has_mixer(layer)
     if block.has_input_norms and has_mixer and not (block.skips_first_norm and layer == 0):
         engine |= _norm(spec, "attention_norm", prefix + layout.attention_norm)
     if block.has_input_norms and spec.has_mlp(layer) and not block.shares_norm:

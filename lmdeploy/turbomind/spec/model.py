@@ -25,6 +25,7 @@ from lmdeploy.turbomind.spec.parts import (
     AttentionSpec,
     BlockIndexerSpec,
     BlockSpec,
+    CompressedAttentionSpec,
     EncoderSpec,
     HeadSpec,
     HyperConnectionsSpec,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FORMAT = 2
+MIXERS = ("attention", "recurrence", "both", "none", "compressed")
 LARGEST_EXPERT_COUNT = 1 << 17  # in all layers
 
 
@@ -104,11 +106,9 @@ class ModelSpec:
     block: BlockSpec = field(default_factory=BlockSpec)
     mlp: MlpSpec = field(default_factory=MlpSpec)
     moe: MoeSpec | None = None  # layers whose MLP is a mixture of experts; None: there are none
-    # Token mixer of each layer: ``attention``, ``recurrence``, the sum of ``both``, or ``none``. Empty:
-    # attention, everywhere.
-    layer_mixers: Annotated[
-        tuple[Annotated[str, OneOf(("attention", "recurrence", "both", "none"), "Mixer")], ...], PerLayer("attention")
-    ] = ()
+    # Token mixer of each layer: ``attention``, ``compressed`` attention, ``recurrence``, the sum of ``both`` (the first
+    # and the third), or ``none``. Empty: attention, everywhere.
+    layer_mixers: Annotated[tuple[Annotated[str, OneOf(MIXERS, "Mixer")], ...], PerLayer("attention")] = ()
     # For each layer whether it has an MLP or experts. Empty: all have.
     layer_mlps: Annotated[tuple[bool, ...], PerLayer(True)] = ()
     # Further kinds of attention, where layers differ in more than windows and rotation
@@ -120,6 +120,7 @@ class ModelSpec:
     layer_keys: Annotated[tuple[Annotated[int, Whole(-1)], ...], PerLayer(-1)] = ()
     # Recurrence of the layers with ``recurrence`` or ``both``; None: there are none
     recurrence: RecurrenceSpec | None = None
+    compressed_attention: CompressedAttentionSpec | None = None  # of layers with ``compressed``; None: there are none
     # How the halves of layers with a recurrence are joined to the residual stream; None: as those of others
     recurrence_block: BlockSpec | None = None
     ropes: tuple[RopeSpec, ...] = ()  # the rotary embeddings
@@ -150,6 +151,10 @@ class ModelSpec:
     def has_recurrence(self, layer: int) -> bool:
         """Return whether a layer keeps a state."""
         return bool(self.layer_mixers) and self.layer_mixers[layer] in {"recurrence", "both"}
+
+    def has_mixer(self, layer: int) -> bool:
+        """Return whether a layer lets tokens look at earlier ones."""
+        return not self.layer_mixers or self.layer_mixers[layer] != "none"
 
     def block_of(self, layer: int) -> BlockSpec:
         """Return how the halves of a layer are joined to the residual stream."""
@@ -227,6 +232,10 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield from _hyper_connection_problems(spec)
     if spec.ngrams:
         yield from spec.ngrams.problems(spec)
+    if spec.compressed_attention:
+        yield from spec.compressed_attention.problems(spec)
+    elif "compressed" in spec.layer_mixers:
+        yield "layer_mixers with compressed needs compressed_attention"
     yield from _layer_problems(spec)
     known = range(-1, len(spec.ropes))
     if len(spec.layer_ropes) not in {0, spec.num_layers} or any(index not in known for index in spec.layer_ropes):

@@ -21,7 +21,8 @@ from lmdeploy.turbomind.spec.fields import (
 )
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "silu_7", "silu_16", "clamped_silu_10")
-ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
+ROUTER_SCORES = ("softmax", "sigmoid", "sqrt_softplus", "sparsemixer")
+COMPRESSIONS = ("none", "sparse", "heavy")
 GROUP_SCORES = ("max", "top2")
 POOLINGS = ("first", "last", "mean", "mean_sqrt", "max", "weighted_mean")
 RECURRENCE_KINDS = ("gated_delta", "kimi_delta", "mamba", "mamba2", "rg_lru", "lightning", "short_convolution")
@@ -90,7 +91,8 @@ class MlpSpec:
 class RouterSpec:
     """How a mixture of experts chooses."""
 
-    # ``softmax`` over all experts, ``sigmoid`` of each, or ``sparsemixer`` (Phi-3.5-MoE)
+    # ``softmax`` over all experts, ``sigmoid`` of each, ``sqrt_softplus``, the square root of each softplus
+    # (DeepSeek-V4), or ``sparsemixer`` (Phi-3.5-MoE)
     score: Annotated[str, OneOf(ROUTER_SCORES, "RouterScore", "kernels/moe.h")] = "softmax"
     normalizes: bool = False  # whether the chosen scores are divided by their sum
     scale: Positive = 1.0  # factor of the chosen scores
@@ -120,6 +122,9 @@ class MoeSpec:
     intermediate_size: Size  # of one expert
     router: RouterSpec = RouterSpec()  # how they are chosen
     layers: Annotated[tuple[bool, ...], PerLayer(True)] = ()  # for each layer whether it has experts; empty: all have
+    # For each layer whether a table gives the experts of each token of the vocabulary, which the router then weighs
+    # alone (DeepSeek-V4); empty: of none
+    by_token: Annotated[tuple[bool, ...], PerLayer(False)] = ()
     shared_intermediate_size: OptionalSize = 0  # of the shared expert; 0: none
     has_shared_gate: bool = False  # whether its output is multiplied by the sigmoid of a linear layer with one output
     # Whether the experts' layers have a dense MLP too. Each of both reads the residual stream through a norm of its own
@@ -185,14 +190,17 @@ class HyperConnectionsSpec:
 
     With rank 0 it reads the sum of the streams, each times a weight, through its norm, and so does the output (HY-V4).
     Weights come out of all streams normed as one vector: ``sigmoid(scale l + bias) + eps`` those to read, and
-    ``magnitude sigmoid(scale l + bias) + eps`` those to add.
+    ``magnitude sigmoid(scale l + bias) + eps`` those to add. With ``mixing_iterations``, weights to add have no
+    ``eps``, and a half adds to mixed streams: by the matrix that so many of Sinkhorn's iterations make of ``count``
+    squared more outputs, ``softmax(scale l + bias) + eps`` by rows (arXiv 2512.24880; DeepSeek-V4).
     """
 
-    count: Size  # streams
+    count: Annotated[int, Whole(1, 8)]  # streams
     rank: OptionalSize  # of the vectors that the gates come out of, or 0
     # See above
     magnitude: Positive = 1.0
     eps: Cap = 0.0
+    mixing_iterations: OptionalSize = 0
 
 
 @dataclass(frozen=True)
@@ -270,6 +278,54 @@ class IndexerSpec:
     norm_eps: Positive  # of the LayerNorm of the keys
     # Which layers choose; the others attend to what the last one before chose
     layers: Annotated[tuple[bool, ...], PerLayer(True)] = ()
+
+
+@dataclass(frozen=True)
+class CompressedAttentionSpec:
+    """Attention to the last tokens, and to keys that stand for several tokens each (DeepSeek-V4).
+
+    Queries come out of a vector of ``q_rank`` numbers; one key, which is its value too, serves all heads. The last
+    numbers of a head are rotated, and those of what attention gives are rotated back. Groups of heads go through a
+    linear layer each, and what these give through one.
+    """
+
+    # For each layer what it attends to besides the last ``window`` tokens: ``none``, the ``top_k`` keys of
+    # ``sparse_ratio`` tokens that an indexer chooses, or all keys of ``heavy_ratio`` tokens
+    layers: tuple[Annotated[str, OneOf(COMPRESSIONS, "Compression")], ...]
+    window: Size
+    sparse_ratio: Size
+    heavy_ratio: Size
+    q_rank: Size  # see above
+    # Groups of heads, and what the linear layer of one gives
+    output_groups: Size
+    output_rank: Size
+    # Keys that a token chooses, and the index queries of a token and their size
+    top_k: Size
+    index_heads: Size
+    index_head_dim: Size
+
+    def sizes(self, layer: int, head_dim: int) -> tuple[int, int]:
+        """Return the numbers that a layer keeps of each of the last tokens, and of every token."""
+        kind = self.layers[layer]
+        if kind == "none":
+            return head_dim, 0
+        ratio = self.sparse_ratio if kind == "sparse" else self.heavy_ratio
+        last = 5 * head_dim + 4 * self.index_head_dim if kind == "sparse" else 3 * head_dim
+        return last, -(-(head_dim + self.index_head_dim) // ratio)
+
+    def problems(self, spec: Any) -> Iterator[str]:
+        """Yield how fields contradict each other and the model's."""
+        if len(self.layers) != spec.num_layers or set(spec.layer_mixers) != {"compressed"}:
+            yield "compressed_attention needs a kind for each layer, and the mixer compressed in all"
+        if spec.num_heads % self.output_groups:
+            yield f"compressed_attention.output_groups must divide num_heads {spec.num_heads}"
+        if len(spec.ropes) != 2 or len(spec.layer_ropes) != spec.num_layers:
+            yield "compressed_attention needs two ropes, and layer_ropes"
+        rotated = 2 * max((len(rope.inv_freq) for rope in spec.ropes), default=0)
+        if rotated > min(spec.head_dim, self.index_head_dim) or spec.head_dim % 2:
+            yield f"compressed_attention must rotate at most head_dim and index_head_dim numbers, got {rotated}"
+        if spec.head or spec.images or spec.encoder or not spec.hyper_connections:
+            yield "compressed_attention needs hyper_connections, without head, images and encoder"
 
 
 @dataclass(frozen=True)
