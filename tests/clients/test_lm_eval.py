@@ -89,7 +89,7 @@ def test_a_server_chats_with_lm_eval_as_the_pipeline_does(
 def test_the_guide_s_commands_are_taken_by_lm_eval() -> None:
     guide = ROOT / "docs" / "guides" / "evaluation.md"
     commands = [step.words for step in steps(guide) if step.language == "bash" and "run" in step.words[:4]]
-    assert len(commands) == 3
+    assert len(commands) == guide.read_text(encoding="utf-8").count(" run --model ") > 0
     for words in commands:
         arguments = words[words.index("run") :]
         code = "from lm_eval._cli import HarnessCLI; HarnessCLI().parse_args()"
