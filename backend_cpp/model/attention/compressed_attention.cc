@@ -90,11 +90,22 @@ CompressedAttentionLayers::CompressedAttentionLayers(Operators& ops, const Model
   for (int layer = 0; layer < spec.num_layers; ++layer) {
     places_.push_back(counts_[static_cast<size_t>(kind(layer))]++);
   }
+  for (int layer = 0; layer < spec.num_layers; ++layer) {
+    window_places_.push_back(window_counts_[static_cast<size_t>(window_kind(layer))]++);
+  }
 }
 
 int CompressedAttentionLayers::ratio(Compression kind) const {
   if (kind == Compression::kNone) return 0;
   return kind == Compression::kSparse ? config_.sparse_ratio : config_.heavy_ratio;
+}
+
+Compression CompressedAttentionLayers::window_kind(int layer) const {
+  if (kind(layer) != Compression::kNone) return kind(layer);
+  const auto has = [this](Compression kind) { return counts_[static_cast<size_t>(kind)] > 0; };
+  return has(Compression::kHeavy)    ? Compression::kHeavy
+         : has(Compression::kSparse) ? Compression::kSparse
+                                     : kind(layer);
 }
 
 int CompressedAttentionLayers::row_size(Compression kind) const {
@@ -113,7 +124,7 @@ std::vector<CacheGroup> CompressedAttentionLayers::cache_groups(const StepLimits
   compressed.block_len = limits.block_len;
   int rows = 0;
   for (const Compression kind : kKinds) {
-    const int count = counts_[static_cast<size_t>(kind)];
+    const int count = window_counts_[static_cast<size_t>(kind)];
     if (count == 0) continue;
     const CacheLayout layout{type_, 1, 1, row_size(kind), 0, limits.block_len};
     CacheGroup& group = groups.emplace_back();
@@ -145,7 +156,7 @@ size_t CompressedAttentionLayers::use_cache(Operators&, const CachePlan& plan, s
   };
   int rows = 0;
   for (const Compression kind : kKinds) {
-    if (counts_[static_cast<size_t>(kind)] == 0) continue;
+    if (window_counts_[static_cast<size_t>(kind)] == 0) continue;
     take(last_[static_cast<size_t>(kind)], row_size(kind), block_tokens_);
     if (kind != Compression::kNone) rows = std::max(rows, rows_of_block(kind, block_tokens_));
   }
@@ -182,7 +193,7 @@ CacheRows CompressedAttentionLayers::rows_at(const Pages& pages, int piece, int 
 }
 
 CacheRows CompressedAttentionLayers::last_rows(int layer) const {
-  return rows_at(last_[static_cast<size_t>(kind(layer))], places_[static_cast<size_t>(layer)], 1, 0);
+  return rows_at(last_[static_cast<size_t>(window_kind(layer))], window_places_[static_cast<size_t>(layer)], 1, 0);
 }
 
 CacheRows CompressedAttentionLayers::compressed_rows(int layer) const {

@@ -1,9 +1,10 @@
 // Attention to the last tokens and to compressed keys (kernels/compressed_attention.h, CompressedAttentionSpec).
 //
 // Cache groups: for each kind of layer a window with the last tokens' keys, and with values and gates that are not
-// compressed yet; and one with the compressed keys of all tokens, index keys beside them. A piece of the latter is as
-// large as a layer needs that compresses least; as many others share one as fit. Positions are those of tokens in all
-// groups, so that prefixes, preemption and drafts are as with other layers.
+// compressed yet (layers that compress nothing are in one of the others); and one with the compressed keys of all
+// tokens, index keys beside them. A piece of the latter is as large as a layer needs that compresses least; as many
+// others share one as fit. Positions are those of tokens in all groups, so that prefixes, preemption and drafts are as
+// with other layers.
 #pragma once
 
 #include <array>
@@ -87,6 +88,8 @@ class CompressedAttentionLayers final : public LayerMemory {
   Compressed index_keys() const { return {config_.index_head_dim, 2, 5 * dim_, dim_}; }
   // Numbers of a token's row.
   int row_size(Compression kind) const;
+  // The kind whose window group a layer is in: few layers would fill a page of their own badly.
+  Compression window_kind(int layer) const;
   // Compressed keys of a layer that a block of tokens ends, at most.
   int rows_of_block(Compression kind, int block_tokens) const { return (block_tokens + ratio(kind) - 1) / ratio(kind); }
   // Of compressed keys of `rows` each: what the layers of a kind take.
@@ -117,8 +120,10 @@ class CompressedAttentionLayers final : public LayerMemory {
   CacheType type_;
   int block_tokens_ = 0;
   std::byte* pages_ = nullptr;
-  std::vector<int> places_;      // [layers]: number among those of its kind
-  std::array<int, 3> counts_{};  // layers, by kind
+  std::vector<int> places_;         // [layers]: number among those of its kind
+  std::array<int, 3> counts_{};     // layers, by kind
+  std::vector<int> window_places_;  // the same of its window group
+  std::array<int, 3> window_counts_{};
   std::array<Pages, 3> last_{};  // by kind
   Pages compressed_;
   std::vector<int> tables_;           // numbers in StepSpan::tables
