@@ -27,8 +27,9 @@
 //     shared memory. `start_next()`, which await_previous does as well, is for kernels that have such reads;
 //   - what an earlier kernel writes is read by plain loads: __ldg, which the compiler may move, is for weights.
 // Copies, NCCL and the kernels of libraries are launched without this: they start when everything
-// before has ended, and a kernel of ours after them when they have. Graphs keep all of it. The emulation
-// refuses kernels that do not wait, and in graphs runs blocks too early, as a GPU may.
+// before has ended, and a kernel of ours after them when they have. Graphs keep all of it. tools/kernel_resources
+// lists what machine code reads before it waits; the emulation refuses kernels that do not wait, and in graphs runs
+// blocks too early, as a GPU may.
 #pragma once
 
 #include <cuda_bf16.h>
