@@ -195,7 +195,7 @@ bench: build model ## A short standard benchmark, alongside transformers and aga
 	$(say) 'measuring on an otherwise idle machine (about 5 minutes)'
 	@$(PY) -m tools.bench engine $(strip $(BENCH_ARGS))
 
-peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, ik_llama.cpp, OpenVINO GenAI
+peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, ik_llama.cpp, OpenVINO GenAI, vLLM
 	@$(PY) -m tools.bench.peers.install
 
 bench-embeddings: build ## Texts a second of all-MiniLM-L6-v2, alongside the peers that are installed

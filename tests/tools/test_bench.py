@@ -173,23 +173,23 @@ def test_a_step_reads_weights_of_every_format_and_the_cache() -> None:
     sizes = Sizes.of_config(SHAPES["llama-8b"].config)
     bits = {"llama-8b": 16, "awq-8b": 4 + 20 / 128, "fp8-8b": 8}
     for name, count in bits.items():
-        cost = ModelCost(sizes, SHAPES[name].weight_bytes, 2, 2)
+        cost = ModelCost.of(sizes, SHAPES[name].weight_bytes, 2, 2)
         assert cost.weight_bytes() == pytest.approx(sizes.dense * count / 8 + 128256 * 4096 * 2)
         assert cost.cache_bytes == 2 * 32 * 8 * 128 * 2
 
 
 def test_steps_read_the_experts_that_their_rows_are_likely_to_take() -> None:
-    cost = ModelCost(Sizes.of_config(SHAPES["mixtral"].config), 2, 2, 2)
-    always, experts = 2 * (cost.sizes.dense + cost.sizes.output), 2 * cost.sizes.experts * cost.sizes.expert
-    assert cost.weight_bytes(1) == pytest.approx(always + experts * 2 / 8)
-    assert cost.weight_bytes(1000) == pytest.approx(always + experts)
+    cost = ModelCost.of(Sizes.of_config(SHAPES["mixtral"].config), 2, 2, 2)
+    always = cost.dense_bytes + cost.output_bytes
+    assert cost.weight_bytes(1) == pytest.approx(always + cost.expert_bytes * 2 / 8)
+    assert cost.weight_bytes(1000) == pytest.approx(always + cost.expert_bytes)
 
 
 def test_the_least_time_of_a_crowd_is_the_sum_of_what_bounds_each_operator() -> None:
     # A second a byte and an operation. Layers: 10 bytes, 2 operations a row. Output: 4 bytes, 2 operations a sampled
     # row. Attention: a byte a cached token, 2 operations a pair.
     numbers = {"dense": 1, "expert": 0, "experts": 0, "experts_per_token": 0, "cached": 1, "attention": 1}
-    cost = ModelCost(Sizes(embedding=1, output=1, is_tied=False, **numbers), 10, 4, 1)
+    cost = ModelCost(Sizes(embedding=1, output=1, is_tied=False, **numbers), 10, 4, cache_bytes=1)
     limits = (1.0, 1.0)
     # One prompt of 6: 12 for its rows, 4 for the output, 36 for 18 pairs; what it decodes is not waited for.
     assert min_time(cost, limits, [(6, 2)], 1, 100) == 12 + 4 + 36

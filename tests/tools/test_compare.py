@@ -12,14 +12,12 @@ import pytest
 
 from lmdeploy.messages import TurbomindEngineConfig
 from tests.support import fake_peers
-from tests.support.gguf_files import write_gguf
 from tests.support.tiny_models import make_tiny_llama
-from tools.bench import conversations, matches, quiet
-from tools.bench.compare import main, some_of
+from tools.bench import matches, quiet
+from tools.bench.compare import EVERY_PART, main, some_of
 from tools.bench.inprocess import in_process
 from tools.bench.matches import MATCHES, PARTS, Match
-from tools.bench.peers.install import failures
-from tools.bench.peers.paths import llama_tool, openvino_python
+from tools.bench.peers.paths import llama_tool
 from tools.bench.stats import Record
 from tools.bench.targets import LIMIT, OURS, TARGETS, TARGETS_WITH_TILES, rows, targets_with, unmeasured
 from tools.bench.workload import GREEDY, TokenRequest
@@ -30,7 +28,7 @@ def test_every_target_about_the_engines_alone_has_its_match() -> None:
     every = TARGETS.keys() | TARGETS_WITH_TILES.keys()
     promised = {workload for workload in every if workload.startswith(("decode", "prefill"))}
     assert promised <= played
-    assert {match.part for match in MATCHES} < set(PARTS)
+    assert {match.part for match in MATCHES} < set(PARTS) < set(EVERY_PART)
 
 
 def test_more_is_promised_where_there_are_matrix_units() -> None:
@@ -40,9 +38,11 @@ def test_more_is_promised_where_there_are_matrix_units() -> None:
 
 
 def test_parts_are_a_list_with_commas() -> None:
-    assert some_of(PARTS, "decode,cache") == ["decode", "cache"]
-    with pytest.raises(Exception, match="expected some of decode, streams, prefill, http, cache, got all"):
-        some_of(PARTS, "all,http")
+    assert some_of(EVERY_PART, "decode,cache") == ["decode", "cache"]
+    with pytest.raises(
+        Exception, match="expected some of decode, streams, prefill, http, cache, large, moe, long, agent, got all"
+    ):
+        some_of(EVERY_PART, "all,http")
 
 
 def test_a_target_is_met_by_the_median_of_the_rounds_ratios() -> None:
@@ -178,51 +178,3 @@ def test_a_machine_that_stays_disturbed_is_named(
     monkeypatch.setattr(quiet, "scaling", lambda processors: 1.1)
     quiet.wait_until_quiet(1e-9)
     assert "2 threads do only 1.1 times the work of one" in capsys.readouterr().out
-
-
-def test_a_file_of_the_user_s_is_measured_beside_peers_and_one_that_cannot_run_it_is_named(
-    compare: Callable[..., None],
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("FAKE_PEERS_LOG", str(tmp_path / "calls"))
-    fake_peers.install(Path("none"))
-    fake_peers.write_program(openvino_python(), fake_peers.FAILING)
-    file, report = tmp_path / "own.gguf", tmp_path / "out.json"
-    write_gguf(model, file, "llama")
-    compare(str(model), "--gguf", str(file), "--rounds", "2", "--json", str(report))
-    peers = [OURS, "llama.cpp GGUF", "ik_llama.cpp GGUF"]
-    assert {title: list(sides) for title, sides in json.loads(report.read_text())["rounds"].items()} == {
-        "own: decode, 1 stream": peers,
-        "own: decode, 8 streams": peers[:2],
-        "own: prefill of 512": peers,
-    }
-    # Both kinds of attention once, then the faster one.
-    threads = matches.llama_cpp.thread_count()
-    bench, ik = f"llama-bench 0 96 64 {threads}", f"ik 0 96 {threads} 0,1"
-    assert (tmp_path / "calls").read_text().splitlines()[:5] == [bench, bench, ik, bench, ik]
-    assert "openvino GGUF is left out: no such processor" in capsys.readouterr().out
-
-
-def test_an_agent_s_day_is_a_sum_of_times_to_first_token(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(conversations, "AGENT_TURNS", 2)
-    monkeypatch.setattr(sys, "argv", ["agents", str(model), "--only", "agent"])
-    conversations.main()
-    assert float(capsys.readouterr().out.split("| ")[-1].split(" s")[0]) > 0
-
-
-def test_a_peer_that_cannot_be_installed_is_named_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    done = []
-
-    def fail() -> None:
-        raise RuntimeError("no wheel for this machine")
-
-    steps: dict[str, Callable[[], None]] = {"one": fail, "two": lambda: done.append("two")}
-    assert failures(steps) == ["one"]
-    assert done == ["two"]
-    assert "one: no wheel for this machine" in capsys.readouterr().out

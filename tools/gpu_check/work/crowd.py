@@ -64,7 +64,7 @@ def main(context: Context) -> None:
     context.record("crowd: busy", (after[0] - worked) / (after[1] - passed))
     begun = max(record.arrivals[0][0] for record in records) - min(record.started for record in records)
     context.record("crowd: seconds", begun)
-    cost = ModelCost(Sizes.of_config(context.shape(_SHAPE).config), 2, 2, 2)
+    cost = ModelCost.of(Sizes.of_config(context.shape(_SHAPE).config), 2, 2, 2)
     min_seconds = min_time(cost, (context.found(COPY), context.found(BFLOAT16)), sizes, batch, _TOKENS_A_STEP)
     context.record("crowd: least seconds", min_seconds)
 

@@ -36,7 +36,7 @@ def main(context: Context, name: str) -> None:
         ),
     )  # fmt: skip
     shape = context.shape(name)
-    cost = ModelCost(Sizes.of_config(shape.config), shape.weight_bytes, 2, 2)
+    cost = ModelCost.of(Sizes.of_config(shape.config), shape.weight_bytes, 2, 2)
     with in_process(str(context.model(name)), config) as engine:
         for (batch, length), (named_batch, named_length) in zip(sizes, named, strict=True):
             row = f"{name}: decode {named_batch} x {named_length}"
