@@ -154,7 +154,7 @@ def group_minima_weight(
 ) -> tuple[Weight, torch.Tensor]:
     """Return codes, random ones unless given, with a scale and a minimum for each group, as GGUF files hold them.
 
-    Also the sizes of what is added up, ``scale code + |minimum|``, of which the numbers are differences. Where
+    Also the sizes of what is added up, ``|scale code| + |minimum|``, of which the numbers are differences. Where
     ``scale_groups`` groups share a half, as in K-quants, each has a factor.
     """
     out_features, in_features = shape
@@ -180,4 +180,4 @@ def group_minima_weight(
         return by_output.double().repeat_interleave(group, dim=1)
 
     large, small = quantized.double() * of_each_value(scales), of_each_value(mins)
-    return Weight(native, large + small, torch.zeros(out_features).double(), group), large + small.abs()
+    return Weight(native, large + small, torch.zeros(out_features).double(), group), large.abs() + small.abs()
