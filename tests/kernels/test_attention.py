@@ -181,6 +181,13 @@ def test_any_number_of_query_heads_share_a_key_head(device: Device, group: int) 
     batch.check(0, batch.run([[(0, 0, 33)], [(0, 33, 5)], [(0, 38, 1)], [(0, 39, 1)]])[0])
 
 
+@pytest.mark.parametrize("group", [7, 9, 12])
+def test_splits_of_a_context_are_added_up_by_threads_that_make_no_whole_group(cuda: Device, group: int) -> None:
+    torch.manual_seed(group)
+    batch = Sequences(cuda, [640], HeadSizes(group, 1, 64, 64), 32, 16, UNMODIFIED)
+    batch.check(0, batch.run([[(0, 0, 639)], [(0, 639, 1)]])[0])
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "float8 by tensor"])
 @pytest.mark.parametrize(("bits", "length"), [(32, 40), (16, 250), (8, 200)])
 def test_attention_goes_into_its_linear_layer_in_bfloat16(cuda: Device, bits: int, length: int, kind: str) -> None:

@@ -42,24 +42,23 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
   __syncthreads();
 
   // Groups of threads take turns with the splits, a thread a piece, and are added up in the end, in their order.
+  // Threads of no whole group have none.
   const int pieces = rows * kPieces;
   const int groups = max(1, threads / pieces);
   const int group = threadIdx.x / pieces;
-  for (int piece = threadIdx.x % pieces; piece < pieces; piece += threads) {
+  for (int piece = threadIdx.x % pieces; group < groups && piece < pieces; piece += threads) {
     const int row = piece / kPieces;
     const int at = piece % kPieces;
     float4 sum = make_float4(0, 0, 0, 0);
-    if (group < groups) {
 #pragma unroll 8
-      for (int split = group; split < task.splits; split += groups) {
-        const float factor = factors[row * kMaxSplits + split];
-        const float4 partial_sum =
-            __ldcg(reinterpret_cast<const float4*>(task.split_sums + index_of(row, split) * Shape::kDim) + at);
-        sum.x += factor * partial_sum.x;
-        sum.y += factor * partial_sum.y;
-        sum.z += factor * partial_sum.z;
-        sum.w += factor * partial_sum.w;
-      }
+    for (int split = group; split < task.splits; split += groups) {
+      const float factor = factors[row * kMaxSplits + split];
+      const float4 partial_sum =
+          __ldcg(reinterpret_cast<const float4*>(task.split_sums + index_of(row, split) * Shape::kDim) + at);
+      sum.x += factor * partial_sum.x;
+      sum.y += factor * partial_sum.y;
+      sum.z += factor * partial_sum.z;
+      sum.w += factor * partial_sum.w;
     }
     if (groups == 1) {
       write_piece(task, span, kv_head, row, at, sum);
