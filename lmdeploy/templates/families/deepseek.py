@@ -119,16 +119,14 @@ class DeepSeekV4ChatTemplate(ToolChatTemplate):
         """Return whether it is one of the tags around reasoning."""
         return text in _REASONING
 
-    @property
-    def generation_prompt(self) -> str:
-        """Opening of a response, and of its reasoning or what ends it."""
-        return self.assistant + _REASONING[not self._thinks]
-
     def _render(self, messages: list[Message], tools: list[Tool] | None, add_generation_prompt: bool) -> str:
         if self._thinks and (tools or any(message["role"] == "tool" for message in messages)):
             messages = [{**message, "is_whole": True} for message in messages]
         prompt = super()._render(messages, tools, add_generation_prompt)
-        return "<｜begin▁of▁sentence｜>" + prompt if self.capability == "chat" else prompt
+        if self.capability != "chat":
+            return prompt
+        opening = _REASONING[not self._thinks] if add_generation_prompt else ""
+        return f"<｜begin▁of▁sentence｜>{prompt}{opening}"
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         system, others = self._system(messages)
