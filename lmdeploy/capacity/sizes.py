@@ -97,7 +97,10 @@ class Sizes:
         kv_heads = _whole(config, "kv_heads", heads)
         vocabulary = int(config.get("vocab_size") or _missing("vocab_size"))
         inner = _whole(config, "intermediate_size", 4 * hidden)
-        if rank := int(config.get("kv_lora_rank") or 0):
+        if ratios := _ratios(config, layers):
+            attention, cached, products, sliding = _compressed_attention(config, hidden, heads, ratios)
+            window = int(config["sliding_window"])
+        elif rank := int(config.get("kv_lora_rank") or 0):
             attention, cached, products = (layers * part for part in _latent_attention(config, hidden, heads, rank))
             window, sliding = _sliding(config, layers)
         else:
@@ -172,6 +175,41 @@ def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int, rank: 
     queries = query_rank * (hidden + query) if query_rank else hidden * query
     parameters = queries + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
     return parameters, rank + rope, heads * (2 * rank + rope)
+
+
+def _ratios(config: Mapping[str, Any], layers: int) -> list[int]:
+    """Return the tokens of a compressed key in each layer, 0: it has none; empty: another kind of attention."""
+    rates = config.get("compress_rates") or {}
+    given = config.get("compress_ratios") or [rates.get(kind, 0) for kind in (config.get("layer_types") or ()) if rates]
+    return [int(ratio) for ratio in given[:layers]]
+
+
+def _compressed_attention(
+    config: Mapping[str, Any], hidden: int, heads: int, ratios: Sequence[int]
+) -> tuple[int, int, int, float]:
+    """Return parameters, cached numbers, products and the share of the window of all layers (DeepSeek-V4).
+
+    Layers with the smaller ratio have two series of values and gates, and an indexer.
+    """
+    head, rank, inner = (int(config[name]) for name in ("head_dim", "q_lora_rank", "o_lora_rank"))
+    index, index_heads = int(config["index_head_dim"]), int(config["index_n_heads"])
+    groups = int(config["o_groups"])
+    sparse = min((ratio for ratio in ratios if ratio), default=0)
+    parameters = last = paged = products = 0.0
+    for ratio in ratios:
+        parameters += (
+            hidden * rank + rank * heads * head + hidden * head + inner * heads * head + hidden * groups * inner
+        )
+        series = (2 if ratio == sparse else 1) if ratio else 0
+        parameters += 2 * series * head * hidden
+        last += head + 2 * series * head
+        products += 2 * heads * head / max(ratio, 1)
+        if ratio:
+            paged += (head + index) / ratio
+        if ratio == sparse and ratio:
+            parameters += 4 * index * hidden + index_heads * (index * rank + hidden)
+            last += 4 * index
+    return int(parameters), int(last + paged), int(products), last / (last + paged)
 
 
 def _whole(config: Mapping[str, Any], what: str, default: int | None = None) -> int:

@@ -43,6 +43,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
          "num_experts_per_tok": 6, "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": None,
          "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "vocab_size": 102400},
     ),
+    "deepseek-v4-flash": ("DeepseekV4Config", {"compress_ratios": [0, 0, *[4, 128] * 20, 4]}),
 }  # fmt: skip
 
 
