@@ -54,3 +54,5 @@ class Router:
     normalize: bool = False
     scale: float = 1.0
     expert_scales: torch.Tensor | None = None
+    token_experts: torch.Tensor | None = None  # int32 ``[tokens, top_k]``, with ``tokens``, int32 ``[rows]``
+    tokens: torch.Tensor | None = None

@@ -242,7 +242,7 @@ class Device:
         params = (
             router.num_experts, router.top_k, ROUTER_SCORES.index(router.score), router.mixer_jitter, router.num_groups,
             router.top_groups, GROUP_SCORES.index(router.group_score), router.choice_bias, router.normalize,
-            router.scale, router.expert_scales,
+            router.scale, router.expert_scales, router.token_experts, router.tokens,
         )  # fmt: skip
         self.native.route(params, logits, len(logits), experts, weights)
         return experts, weights

@@ -87,6 +87,26 @@ def test_rows_go_where_float64_sends_them(device: Device, name: str) -> None:
     torch.testing.assert_close(weights.double(), exact, rtol=64 * EPS, atol=0)
 
 
+@pytest.mark.parametrize("is_by_token", [False, True])
+def test_square_roots_of_softplus_weigh_experts_that_scores_or_tokens_choose(cpu: Device, is_by_token: bool) -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(33, 16) * 8
+    table = torch.rand(50, 3).argsort().int() + torch.randint(0, 14, (50, 1)).int()
+    tokens = torch.randint(0, 50, (33,)).int()
+    given = {"token_experts": table, "tokens": tokens} if is_by_token else {"choice_bias": BIAS}
+    experts, weights = cpu.route(Router(16, 3, "sqrt_softplus", normalize=True, scale=1.5, **given), logits)
+    scores = torch.nn.functional.softplus(logits.double()).sqrt()
+    expected = table[tokens.long()].long() if is_by_token else (scores + BIAS.double()).topk(3).indices
+    assert torch.equal(experts.long(), expected)
+    chosen = scores.gather(1, expected)
+    torch.testing.assert_close(weights.double(), 1.5 * chosen / chosen.sum(1, keepdim=True), rtol=64 * EPS, atol=0)
+
+
+def test_a_gpu_refuses_experts_of_tokens(cuda: Device) -> None:
+    with pytest.raises(ValueError, match="router"):
+        cuda.route(Router(16, 3, "sqrt_softplus"), torch.zeros(1, 16))
+
+
 def test_equal_scores_go_to_the_lowest_experts(device: Device) -> None:
     experts, weights = device.route(Router(6, 3, normalize=True), torch.zeros(2, 6))
     assert experts.tolist() == [[0, 1, 2]] * 2

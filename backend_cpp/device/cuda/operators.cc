@@ -266,6 +266,9 @@ void CudaOperators::paged_attention(const AttentionParams& params, const HeadsVi
 }
 
 void CudaOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {
+  if (params.token_experts != nullptr || params.score == RouterScore::kSqrtSoftplus) {
+    throw invalid_argument("a router by tokens or square roots of softplus has no kernel on GPUs");
+  }
   const auto* row_count = row_count_.size() > 0 ? row_count_.device<int32_t>() : nullptr;
   cuda::route(stream(), params, logits, rows, row_count, experts, weights);
 }
