@@ -38,7 +38,7 @@ def quantize_heads(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return what the codes of `quantize_heads` stand for, in float64."""
+    """Return the numbers that codes of `quantize_heads` stand for, in float64."""
     quantized, scale, zero = (part.double() for part in quantize_heads(x, bits))
     return (quantized - zero) * scale
 

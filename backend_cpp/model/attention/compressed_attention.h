@@ -74,7 +74,7 @@ class CompressedAttentionLayers final : public LayerMemory {
     CacheLayout layout;
     int first_table = 0;
   };
-  // What a layer compresses, and where it is in a row of its last tokens.
+  // Keys that a layer compresses, and their places in its rows.
   struct Compressed {
     int dim;
     int series;

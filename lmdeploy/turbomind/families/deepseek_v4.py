@@ -160,7 +160,7 @@ def _experts(spec: ModelSpec, prefix: str, layer: int) -> dict[str, Expression]:
 
 
 def _mixer(spec: ModelSpec, engine: str, prefix: str, outputs: int, scales: int) -> dict[str, Expression]:
-    """Return what a half of a layer, or the output, has for its streams."""
+    """Return the weights of streams of a half of a layer, or of the output."""
     width = spec.hidden_size * (spec.hyper_connections.count if spec.hyper_connections else 0)
     return {
         f"{engine}norm.weight": Constant((width,), 1.0),
