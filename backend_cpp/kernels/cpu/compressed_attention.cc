@@ -183,14 +183,7 @@ void ChooseCompressedKeys::run(ThreadPool& pool) const {
 }
 
 void CompressedAttention::run(ThreadPool& pool) const {
-  std::vector<SparseRow> rows;
-  for (int s = 0; s < last.params.span_count; ++s) {
-    const AttentionSpan& span = last.params.spans[s];
-    for (int r = 0; r < span.count; ++r) {
-      rows.push_back({&span, static_cast<size_t>(span.first_token + r), span.first_position + r + 1});
-    }
-  }
-  AttentionToCompressed(*this).run(pool, rows);
+  AttentionToCompressed(*this).run(pool, rows_beyond(last.params, 0));
 }
 
 }  // namespace turbomind

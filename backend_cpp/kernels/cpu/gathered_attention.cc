@@ -18,6 +18,17 @@ constexpr size_t kSplitRows = 4;
 
 }  // namespace
 
+std::vector<SparseRow> rows_beyond(const AttentionParams& params, int count) {
+  std::vector<SparseRow> rows;
+  for (int s = 0; s < params.span_count; ++s) {
+    const AttentionSpan& span = params.spans[s];
+    for (int r = std::max(0, count - span.first_position); r < span.count; ++r) {
+      rows.push_back({&span, static_cast<size_t>(span.first_token + r), span.first_position + r + 1});
+    }
+  }
+  return rows;
+}
+
 GatheredAttention::GatheredAttention(const AttentionParams& params, const HeadsView& q, float* out)
     : params_(params), q_(q), out_(out), gathered_(params.layout) {
   gathered_.num_layers = 1;

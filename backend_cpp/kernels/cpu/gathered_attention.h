@@ -19,6 +19,9 @@ struct SparseRow {
   int kv_len;  // tokens that it sees
 };
 
+// Rows of the spans that see more than `count` tokens.
+std::vector<SparseRow> rows_beyond(const AttentionParams& params, int count);
+
 class GatheredAttention {
  public:
   virtual ~GatheredAttention() = default;

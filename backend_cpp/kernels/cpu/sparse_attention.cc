@@ -22,16 +22,6 @@ namespace {
 constexpr size_t kMaxScores = size_t{1} << 22;
 // Keys that one task scores.
 constexpr int kTaskKeys = 512;
-std::vector<SparseRow> sparse_rows(const AttentionParams& params, int top_k) {
-  std::vector<SparseRow> rows;
-  for (int s = 0; s < params.span_count; ++s) {
-    const AttentionSpan& span = params.spans[s];
-    for (int r = std::max(0, top_k - span.first_position); r < span.count; ++r) {
-      rows.push_back({&span, static_cast<size_t>(span.first_token + r), span.first_position + r + 1});
-    }
-  }
-  return rows;
-}
 
 // The spans' leading rows, which attend to all that they see.
 std::vector<AttentionSpan> dense_spans(const AttentionParams& params, int top_k) {
@@ -211,7 +201,7 @@ class AttentionToChosen final : public GatheredAttention {
 
 void ChooseKeys::run(ThreadPool& pool) const {
   static thread_local std::vector<float> scores;
-  const std::vector<SparseRow> rows = sparse_rows(params, top_k);
+  const std::vector<SparseRow> rows = rows_beyond(params, top_k);
   const auto block_len = static_cast<size_t>(params.layout.block_len);
   for (size_t first = 0; first < rows.size();) {
     // As many rows as the scores have space for; a row's begin at a multiple of a block.
@@ -291,7 +281,7 @@ void ChooseBlocks::run(ThreadPool& pool) const {
 }
 
 void ChooseBestBlocks::run(ThreadPool& pool) const {
-  const std::vector<SparseRow> rows = sparse_rows(params, count * block);
+  const std::vector<SparseRow> rows = rows_beyond(params, count * block);
   const auto dim = static_cast<size_t>(q.head_dim);
   pool.parallel_for(static_cast<int>(rows.size()) * q.heads, [&](int i) {
     static thread_local std::vector<float> scores, best, keys_as_float;
@@ -336,7 +326,7 @@ void SparseAttention::run(ThreadPool& pool) const {
   };
   if (!spans.empty()) paged_attention(pool, dense, q, grow(attention_workspace_floats(dense)), out);
 
-  AttentionToChosen(*this).run(pool, sparse_rows(params, top_k));
+  AttentionToChosen(*this).run(pool, rows_beyond(params, top_k));
 }
 
 }  // namespace turbomind

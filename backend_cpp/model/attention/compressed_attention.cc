@@ -1,8 +1,6 @@
 #include "model/attention/compressed_attention.h"
 
 #include <algorithm>
-#include <cmath>
-#include <iterator>
 #include <utility>
 
 namespace turbomind {

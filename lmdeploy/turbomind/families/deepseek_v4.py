@@ -174,11 +174,11 @@ def _tensors(spec: ModelSpec) -> dict[str, Expression]:
     count = spec.hyper_connections.count if spec.hyper_connections else 0
     engine = replace(_LAYOUT, experts=lambda *_: {}).tensors(spec) | _mixer(spec, "hyper.", "hc_head_", count, 1)
     for layer in range(spec.num_layers):
-        prefix, name = f"layers.{layer}.", f"layers.{layer}."
+        prefix = f"layers.{layer}."  # in the checkpoint and in the engine
         parts = _attention(spec, f"{prefix}attn.", layer) | _experts(spec, prefix, layer)
         for half, source in (("mixer", "attn"), ("mlp", "ffn")):
             parts |= _mixer(spec, f"hyper.{half}.", f"{prefix}hc_{source}_", (2 + count) * count, 3)
-        engine |= {name + part: expression for part, expression in parts.items()}
+        engine |= {prefix + part: expression for part, expression in parts.items()}
     return engine
 
 
