@@ -11,9 +11,8 @@ import pytest
 
 from lmdeploy.cli import api_server
 from lmdeploy.cli.main import make_parser
-from lmdeploy.cli.triton import CommandError
 from lmdeploy.serve.multi_model import placing
-from lmdeploy.serve.multi_model.memory import Need, divide
+from lmdeploy.serve.multi_model.memory import divide
 from lmdeploy.serve.multi_model.placing import place_another, place_first
 from lmdeploy.serve.multi_model.prepare import prepare
 from lmdeploy.serve.multi_model.prepared import PreparedModel
@@ -27,12 +26,12 @@ from tests.support.tiny_encoders import make_encoder
 GB = 10**9
 
 
-def need(name: str, *, weights: int = GB, cache: float | None = None, device: str = "cuda") -> Need:
-    return Need(name, device, weights, block=1_000_000, max_blocks=10**6, cache=cache)
+def prepared(name: str, *, weights: int = GB, device: str = "cpu", **engine: Any) -> PreparedModel:
+    return PreparedModel(name, f"/engines/{name}", "llama2", "vicuna", engine, device, weights, 1_000_000, 10**6)
 
 
-def prepared(name: str, **engine: Any) -> PreparedModel:
-    return PreparedModel(name, f"/engines/{name}", "llama2", "vicuna", engine, "cpu", GB, 1_000_000, 10**6)
+def need(name: str, *, cache: float | None = None, weights: int = GB, device: str = "cuda") -> PreparedModel:
+    return prepared(name, weights=weights, device=device, cache_max_entry_count=cache)
 
 
 def test_a_model_of_a_command_line_is_called_as_said_or_as_its_folder(tmp_path: Path) -> None:
@@ -55,7 +54,7 @@ def test_the_only_model_may_be_named_in_front_of_its_path(monkeypatch: pytest.Mo
         api_server._served(make_parser().parse_everything(["serve", "api_server", *arguments]))
     assert served == [("/models/a", "chat"), ("/models/a", "chat"), ("/models/a=b", "")]
     twice = make_parser().parse_everything(["serve", "api_server", "chat=/models/a", "--model-name", "b"])
-    with pytest.raises(CommandError, match="called chat and b"):
+    with pytest.raises(ValueError, match="called chat and b"):
         api_server._served(twice)
 
 
@@ -193,7 +192,7 @@ def test_models_that_say_nothing_share_evenly_what_the_others_leave() -> None:
         ([need("a", cache=0.7), need("b", cache=0.7)], "are a 0.7, b 0.7: together 1.4, and may be 1"),
     ],
 )
-def test_models_that_do_not_fit_are_refused_with_sizes(needs: list[Need], sentence: str) -> None:
+def test_models_that_do_not_fit_are_refused_with_sizes(needs: list[PreparedModel], sentence: str) -> None:
     with pytest.raises(ValueError, match="cache_max_entry_count") as caught:
         divide(needs, 10 * GB)
     assert sentence in str(caught.value)

@@ -7,9 +7,9 @@ import csv
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.units import size_text
 
 DEFAULT_SHARE = 0.8
@@ -17,65 +17,47 @@ _CPU_CACHE = 4 << 30  # bytes of a cache that nobody said the size of: a CPU's m
 _SMI_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class Need:
-    """Memory that a model takes of a device."""
-
-    name: str  # the model's
-    device: str  # ``cpu`` or ``cuda``
-    weights: int  # bytes, and those of the states of sequences, whose number is fixed
-    block: int  # bytes of a block of the cache
-    max_blocks: int  # more blocks are of no use to it
-    # ``cache_max_entry_count``: below 1 a share of what all weights leave, from 1 on a number of blocks; None: not said
-    cache: float | None = None
-
-    @property
-    def fixed_blocks(self) -> int | None:
-        """Blocks that it was asked to have; None: a share."""
-        return int(self.cache) if self.cache is not None and self.cache >= 1 else None
-
-
-def divide(needs: Sequence[Need], free: int, budget: str = "") -> dict[str, int]:
+def divide(models: Sequence[PreparedModel], free: int, budget: str = "") -> dict[str, int]:
     """Return how many blocks the cache of each model gets; raise `ValueError` if they do not fit; the text names sizes.
 
-    ``needs``: of models on one device. ``free``: bytes of that device. ``budget``: the option that says how many, for
+    ``models``: on one device. ``free``: bytes of that device. ``budget``: the option that says how many, for
     errors; empty: they are all that are free.
     """
-    given = sum(need.cache or 0 for need in needs if need.fixed_blocks is None)
+    given = sum(model.cache or 0 for model in models if model.fixed_blocks is None)
     if given > 1:
-        shares = ", ".join(f"{need.name} {need.cache:g}" for need in needs if need.cache and need.cache < 1)
+        shares = ", ".join(f"{model.name} {model.cache:g}" for model in models if model.cache and model.cache < 1)
         raise ValueError(
             f"the shares of the cache memory (cache_max_entry_count) are {shares}: together {given:g}, and may be 1"
         )
-    unsaid = sum(need.cache is None for need in needs)
-    fixed = {need.name: count for need in needs if (count := need.fixed_blocks) is not None}
-    left = free - sum(need.weights + fixed.get(need.name, 0) * need.block for need in needs)
+    unsaid = sum(model.cache is None for model in models)
+    fixed = {model.name: count for model in models if (count := model.fixed_blocks) is not None}
+    left = free - sum(model.weights + fixed.get(model.name, 0) * model.block for model in models)
     blocks: dict[str, int] = {}
-    for need in needs:
-        if need.name in fixed:
-            blocks[need.name] = fixed[need.name]
+    for model in models:
+        if model.name in fixed:
+            blocks[model.name] = fixed[model.name]
             continue
-        share = need.cache if need.cache is not None else DEFAULT_SHARE * (1 - given) / unsaid
+        share = model.cache if model.cache is not None else DEFAULT_SHARE * (1 - given) / unsaid
         room = int(share * max(0, left))
-        if need.cache is None and need.device == "cpu":
+        if model.cache is None and model.device == "cpu":
             room = min(room, _CPU_CACHE)
-        blocks[need.name] = min(room // need.block, need.max_blocks)
+        blocks[model.name] = min(room // model.block, model.max_blocks)
     if left < 0 or not all(blocks.values()):
-        raise ValueError(_shortage(needs, fixed, size_text(free), budget))
+        raise ValueError(_shortage(models, fixed, size_text(free), budget))
     return blocks
 
 
-def _shortage(needs: Sequence[Need], fixed: dict[str, int], free: str, budget: str) -> str:
+def _shortage(models: Sequence[PreparedModel], fixed: dict[str, int], free: str, budget: str) -> str:
     parts = []
-    for need in needs:
-        cache = fixed[need.name] * need.block if need.name in fixed else need.block
-        qualifier = "" if need.name in fixed else "at least "
+    for model in models:
+        cache = fixed[model.name] * model.block if model.name in fixed else model.block
+        qualifier = "" if model.name in fixed else "at least "
         parts.append(
-            f"{need.name} takes {size_text(need.weights)} of weights and {qualifier}{size_text(cache)} of cache"
+            f"{model.name} takes {size_text(model.weights)} of weights and {qualifier}{size_text(cache)} of cache"
         )
-    what = "the models do not fit together" if len(needs) > 1 else f"{needs[0].name} does not fit"
+    what = "the models do not fit together" if len(models) > 1 else f"{models[0].name} does not fit"
     return (
-        f"{what} into the {free} {f'of {budget}' if budget else f'that are free on {needs[0].device}'}: "
+        f"{what} into the {free} {f'of {budget}' if budget else f'that are free on {models[0].device}'}: "
         f"{', '.join(parts)}; {f'raise {budget}, ' if budget else ''}lower cache_max_entry_count, set weight_bits, or "
         "serve fewer models"
     )

@@ -35,7 +35,7 @@ def place_first(
     entries: list[ServedEntry] = []
     for model in models:
         cache = blocks.get(model.name)
-        if budget is None and cache is None and model.need.fixed_blocks is None:
+        if budget is None and cache is None and model.fixed_blocks is None:
             # The engine sees how much is free, one after another.
             share = model.engine.get("cache_max_entry_count", DEFAULT_SHARE)
             entries.append(_add(registry, model, entries, share / len(models), unload_seconds))
@@ -64,8 +64,8 @@ def place_another(registry: Registry, model: PreparedModel, unload_seconds: floa
 def _blocks(models: Sequence[PreparedModel], free: Mapping[str, int]) -> dict[str, int]:
     blocks: dict[str, int] = {}
     for device, bytes_ in free.items():
-        if needs := [model.need for model in models if model.device == device]:
-            blocks |= divide(needs, bytes_)
+        if placed := [model for model in models if model.device == device]:
+            blocks |= divide(placed, bytes_)
     return blocks
 
 
@@ -73,7 +73,7 @@ def _expect_each_to_fit(models: Sequence[PreparedModel], free: Mapping[str, int]
     """Raise ValueError where a model has no room alone, by the sizes of its files; the engine knows what it takes."""
     for model in models:
         available = free.get(model.device, budget)
-        divide([model.need], min(budget, available), _BUDGET if budget <= available else "")
+        divide([model], min(budget, available), _BUDGET if budget <= available else "")
 
 
 def _add(

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lmdeploy.serve.multi_model.memory import Need
-
 
 @dataclass(frozen=True)
 class PreparedModel:
@@ -20,17 +18,20 @@ class PreparedModel:
     chat_template: str  # as in `RequestedModel`
     engine: Mapping[str, Any]  # settings of the engine
     device: str  # ``cpu`` or ``cuda``
-    # As in `Need`
-    weights: int
-    block: int
-    max_blocks: int
+    weights: int  # bytes, and those of the states of sequences, whose number is fixed
+    block: int  # bytes of a block of the cache
+    max_blocks: int  # more blocks are of no use to it
     idle_timeout: float | None = None  # as in `RequestedModel`
 
     @property
-    def need(self) -> Need:
-        """Memory that it takes of its device."""
-        cache = self.engine.get("cache_max_entry_count")
-        return Need(self.name, self.device, self.weights, self.block, self.max_blocks, cache)
+    def cache(self) -> float | None:
+        """``cache_max_entry_count``: below 1 a share of what all weights leave, else blocks; None: not said."""
+        return self.engine.get("cache_max_entry_count")
+
+    @property
+    def fixed_blocks(self) -> int | None:
+        """Blocks that it was asked to have; None: a share."""
+        return int(self.cache) if self.cache is not None and self.cache >= 1 else None
 
     def to_json(self) -> str:
         """Return it as text for `from_json`."""
