@@ -10,7 +10,7 @@ import argparse
 from contextlib import AbstractContextManager
 
 from lmdeploy.cli.chat_page import ChatPage
-from lmdeploy.cli.triton import CommandError, ServedModel, served_model, stop_on_sigterm
+from lmdeploy.cli.triton import ServedModel, served_model, stop_on_sigterm
 from lmdeploy.extras import require
 from lmdeploy.logs import configure
 from lmdeploy.model_metadata.sampling_defaults import AUTO, NONE, sampling_defaults
@@ -30,9 +30,10 @@ def run(args: argparse.Namespace) -> int:
     if args.webui:
         require_free(args.server_name, args.webui_port, "the chat page (--webui-port)")
     if args.ssl or args.qos_config_path:  # what is wrong with them is reported before a model is converted
-        from lmdeploy.cli.served_gateway import check_files
+        from lmdeploy.cli.gateway_settings import check_qos, listening
 
-        check_files(args)
+        listening(args)
+        check_qos(args)
     with _served(args) as served:
         _serve(args, served)
     return 0
@@ -47,7 +48,7 @@ def _served(args: argparse.Namespace) -> AbstractContextManager[ServedModel]:
 
     name, path = split_argument(args.model)
     if name and args.model_name:
-        raise CommandError(f"the model is called {name} and {args.model_name}; give --model-name or NAME=PATH")
+        raise ValueError(f"the model is called {name} and {args.model_name}; give --model-name or NAME=PATH")
     args.model_name = name or args.model_name
     return served_model(path, args)
 
@@ -78,7 +79,7 @@ def _serve(args: argparse.Namespace, served: ServedModel) -> None:
         serve(args, served, on_ready)
     except SystemExit:
         if page.failure:
-            raise CommandError(page.failure) from None
+            raise RuntimeError(page.failure) from None
         raise
     finally:
         page.stop()

@@ -15,8 +15,7 @@ from tempfile import gettempdir
 
 from lmdeploy.cli.options import engine_config
 from lmdeploy.cli.pull import pulled_or_rejected
-from lmdeploy.cli.triton import CommandError, ServedModel, open_log, server_settings, started
-from lmdeploy.extras import MissingExtraError
+from lmdeploy.cli.triton import ServedModel, open_log, server_settings, started
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
@@ -35,29 +34,22 @@ logger = logging.getLogger(__name__)
 def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
     """Start a tritonserver with the models of the command line and its file, and stop it in the end.
 
-    Raises `CommandError` if a model, an option or tritonserver is not fit to start with.
+    Raises as `lmdeploy.cli.triton.served_model`.
     """
-    try:
-        requested = _requested_models(args)
-        prepared = [prepare(model, engine_config(args).get("session_len")) for model in requested]
-        log_file, log = open_log(args)
-        scratch = Scratch(Path(gettempdir()), "lmdeploy-models-")
-    except (ValueError, OSError, MissingExtraError) as error:
-        raise CommandError(str(error)) from None
-    registry = Registry(scratch.path)
-    try:
+    requested = _requested_models(args)
+    prepared = [prepare(model, engine_config(args).get("session_len")) for model in requested]
+    log_file, log = open_log(args)
+    with Scratch(Path(gettempdir()), "lmdeploy-models-") as folder:
+        registry = Registry(folder)
         place_first(registry, prepared, args.drain_seconds, args.models_memory, args.idle_timeout)
-    except (ValueError, OSError) as error:
-        scratch.remove()
-        raise CommandError(str(error)) from None
-    settings = server_settings(args) | {"idle_timeout": None}  # each model has its own
-    server = TritonServer(registry.repository, models=registry, log=log.info, **settings)
-    names = ", ".join(model.name for model in requested)
-    with started(server, log_file, scratch) as supervisor:
-        if args.models_file:
-            administration = Administration(registry, server.grpc_address, server.repository_key, args.drain_seconds)
-            _follow_file(lambda: _requested_models(args), requested, registry, administration)
-        yield ServedModel(names, server, log_file, supervisor, models_dir=registry.folder)
+        settings = server_settings(args) | {"idle_timeout": None}  # each model has its own
+        server = TritonServer(registry.repository, models=registry, log=log.info, **settings)
+        names = ", ".join(model.name for model in requested)
+        with started(server, log_file) as supervisor:
+            if args.models_file:
+                changes = Administration(registry, server.grpc_address, server.repository_key, args.drain_seconds)
+                _follow_file(lambda: _requested_models(args), requested, registry, changes)
+            yield ServedModel(names, server, log_file, supervisor, models_dir=registry.folder)
 
 
 def _follow_file(

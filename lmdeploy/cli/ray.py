@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from lmdeploy.cli.options import engine_config, given_options
 from lmdeploy.cli.pull import pulled_or_rejected
-from lmdeploy.cli.triton import CommandError, stop_on_sigterm
+from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.distribution import install_command
+from lmdeploy.extras import MissingExtraError
 from lmdeploy.logs import configure
 from lmdeploy.serve.ports import reachable_host, require_free
 from lmdeploy.serve.ray.settings import FAILED
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         import ray  # noqa: F401
         from ray import serve  # noqa: F401
     except ImportError:
-        raise CommandError(f"Ray Serve is not installed; run: {install_command('ray')}") from None
+        raise MissingExtraError(f"Ray Serve is not installed; run: {install_command('ray')}") from None
     _serve(args)
     return 0
 
@@ -55,11 +56,8 @@ def _serve(args: argparse.Namespace) -> None:
 
     is_local = not (args.ray_address or os.environ.get("RAY_ADDRESS"))
     if is_local:
-        try:  # here once, not in each replica
-            model = pulled_or_rejected(args.model, args, engine_config(args))
-            resolved_model(model, args.backend, args.chat_template, engine_config(args))
-        except (ValueError, OSError) as error:
-            raise CommandError(str(error)) from None
+        model = pulled_or_rejected(args.model, args, engine_config(args))  # here once, not in each replica
+        resolved_model(model, args.backend, args.chat_template, engine_config(args))
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report another host
         os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")  # Ray's 5 s are too few on a busy machine
@@ -71,7 +69,7 @@ def _serve(args: argparse.Namespace) -> None:
             log_to_driver=args.log_level in ("INFO", "DEBUG"),
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise CommandError(f"no cluster of Ray can be used: {error}") from None
+        raise RuntimeError(f"no cluster of Ray can be used: {error}") from None
     logging.getLogger("ray.serve").setLevel(args.log_level)
     stop_on_sigterm()  # Ray's own handler would end this process at once
     try:
@@ -81,7 +79,7 @@ def _serve(args: argparse.Namespace) -> None:
         try:
             serve.run(app(settings), name=_APPLICATION, route_prefix="/")
         except RuntimeError as error:
-            raise CommandError(_reason() or str(error)) from None
+            raise RuntimeError(_reason() or str(error)) from None
         url = f"http://{reachable_host(args.server_name)}:{args.server_port}"
         print(f"serving on Ray\n  OpenAI API  {url}/v1   (documentation: {url}/)\nCtrl-C stops everything.", flush=True)
         threading.Event().wait()
@@ -104,7 +102,7 @@ def _settings(args: argparse.Namespace) -> RaySettings:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise CommandError(f"{where + ': ' if where else ''}{first['msg']}") from None
+        raise ValueError(f"{where + ': ' if where else ''}{first['msg']}") from None
 
 
 def _require_room(settings: RaySettings, there: Mapping[str, float]) -> None:
@@ -112,7 +110,7 @@ def _require_room(settings: RaySettings, there: Mapping[str, float]) -> None:
     for name, per_replica in (("CPU", settings.cpus), ("GPU", settings.gpus)):
         needed, has = per_replica * (settings.max_replicas or settings.replicas), there.get(name, 0)
         if needed > has:
-            raise CommandError(
+            raise ValueError(
                 f"the replicas need {needed:g} {name}s and this machine has {has:g}; ask for fewer with "
                 f"--{name.lower()}s-per-replica, or name a cluster with --ray-address"
             )

@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -38,10 +38,6 @@ _OPEN_DOOR = (
     "the model. Close ports {ports} to all but trusted machines (docs/deployment/security.md), or leave out "
     "--triton-server-name."
 )
-
-
-class CommandError(Exception):
-    """A command cannot continue; the text is for the user."""
 
 
 @dataclass(frozen=True)
@@ -87,52 +83,48 @@ def stop_on_sigterm() -> None:
 def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     """Start a tritonserver with `model`, which is loaded while the caller continues, and stop it in the end.
 
-    Raises `CommandError` if the model, an option or tritonserver is not fit to start with. ``model``: a path, or a name
-    on a hub; empty: the default model. ``args``: with the options of ``add_engine_options``, ``add_triton_options``,
-    ``add_server_options`` and ``add_pull_options``.
+    Raises `ValueError`, `OSError`, `MissingExtraError` or `TritonStartError` if the model, an option or tritonserver is
+    not fit to start with. ``model``: a path, or a name on a hub; empty: the default model. ``args``: with the options
+    of ``add_engine_options``, ``add_triton_options``, ``add_server_options`` and ``add_pull_options``.
     """
-    try:
-        settings = engine_config(args)
-        model = pulled_or_rejected(model, args, settings)
-        made = resolved_model(model, args.backend, args.chat_template, settings)
-        engine_dir, name = made.engine.path, args.model_name or made.name
+    settings = engine_config(args)
+    model = pulled_or_rejected(model, args, settings)
+    made = resolved_model(model, args.backend, args.chat_template, settings)
+    engine_dir, name = made.engine.path, args.model_name or made.name
+    log_file, log = open_log(args)
+    with Scratch(Path(gettempdir()), "lmdeploy-models-") as repository:
         # Clients read the names in the model's config, which knows nothing of our environment.
         older_name = name_for_older_clients(args.model_name, str(engine_dir), made.chat_template)
-        log_file, log = open_log(args)
-        repository = _repository({"model_name": older_name, "served_model_name": name})
-    except (ValueError, OSError) as error:
-        raise CommandError(str(error)) from None
-    server = TritonServer(
-        repository.path,
-        model_path=str(engine_dir),
-        model_name=name,
-        chat_template=made.chat_template,
-        engine_config=made.settings,
-        log=log.info,
-        **server_settings(args),
-    )
-    if not is_loopback(args.triton_server_name):
-        ports = ", ".join(str(port) for port in (server.ports.http, server.ports.grpc, server.ports.metrics))
-        print(_OPEN_DOOR.format(host=args.triton_server_name, ports=ports), file=sys.stderr)
-    with started(server, log_file, repository) as supervisor:
-        yield ServedModel(name, server, log_file, supervisor, made.chat_template, engine_dir=engine_dir)
+        copy_models(repository, {"turbomind": {"model_name": older_name, "served_model_name": name}})
+        server = TritonServer(
+            repository,
+            model_path=str(engine_dir),
+            model_name=name,
+            chat_template=made.chat_template,
+            engine_config=made.settings,
+            log=log.info,
+            **server_settings(args),
+        )
+        if not is_loopback(args.triton_server_name):
+            ports = ", ".join(str(port) for port in (server.ports.http, server.ports.grpc, server.ports.metrics))
+            print(_OPEN_DOOR.format(host=args.triton_server_name, ports=ports), file=sys.stderr)
+        with started(server, log_file) as supervisor:
+            yield ServedModel(name, server, log_file, supervisor, made.chat_template, engine_dir=engine_dir)
 
 
 @contextmanager
-def started(server: TritonServer, log_file: Path, scratch: Scratch) -> Iterator[Supervisor]:
-    """Start a server, and stop it in the end; `scratch` is removed then.
-
-    Raises `CommandError` if it cannot be started, or a model not be loaded.
-    """
+def started(server: TritonServer, log_file: Path) -> Iterator[Supervisor]:
+    """Start a server, and stop it in the end; raise `TritonStartError` if it, or a model of it, cannot be started."""
     supervisor = Supervisor(server)
     try:
         server.start()
         yield supervisor
     except TritonStartError as error:
-        raise CommandError(f"{error}\n(whole log: {log_file})" if server.pid else str(error)) from None
+        if not server.pid:
+            raise
+        raise TritonStartError(f"{error}\n(whole log: {log_file})") from None
     finally:
         supervisor.stop()
-        scratch.remove()
 
 
 def server_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -153,17 +145,6 @@ def _trace_url(args: argparse.Namespace) -> str:
     """Return where tritonserver sends its spans: it writes no file of the gateway's kind. Some commands have none."""
     endpoint: str = getattr(args, "trace_endpoint", None) or ""
     return endpoint if endpoint.startswith("http") else ""
-
-
-def _repository(names: Mapping[str, str]) -> Scratch:
-    """Return a copy of our model repository with these parameters of the engine."""
-    made = Scratch(Path(gettempdir()), "lmdeploy-models-")
-    try:
-        copy_models(made.path, {"turbomind": dict(names)})
-    except BaseException:
-        made.remove()
-        raise
-    return made
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):

@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from lmdeploy.cli import multi_model, triton
 from lmdeploy.cli.main import make_parser
 from lmdeploy.cli.multi_model import served_models
-from lmdeploy.cli.triton import CommandError, served_model
+from lmdeploy.cli.triton import served_model
 from lmdeploy.serve import resolved_model
 from lmdeploy.serve.ports import Ports
 from lmdeploy.turbomind.convert import convert
@@ -80,13 +80,13 @@ def test_a_broken_environment_is_refused(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", text)
-    with pytest.raises(CommandError, match=f"LMDEPLOY_ENGINE_CONFIG {reason}"):
+    with pytest.raises(ValueError, match=f"LMDEPLOY_ENGINE_CONFIG {reason}"):
         reported(str(workspace))
 
 
 def test_an_adapter_that_is_not_there_is_refused_before_anything_is_started(workspace: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    with pytest.raises(CommandError, match=f"^{nowhere}: no such directory$"):
+    with pytest.raises(ValueError, match=f"^{nowhere}: no such directory$"):
         reported(str(workspace), "--adapters", f"mine={nowhere}")
 
 
@@ -141,7 +141,7 @@ def test_several_models_that_cannot_be_served_so_are_refused(
 ) -> None:
     models = [str(workspace), f"other={workspace}"]
     args = make_parser().parse_args(["serve", "api_server", *models, *arguments])
-    with pytest.raises(CommandError) as caught, served_models(args):
+    with pytest.raises(ValueError) as caught, served_models(args):
         pass
     assert sentence in str(caught.value)
 
