@@ -11,11 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.options import add_fields
+from lmdeploy.cli.options import add_fields, device
 from lmdeploy.cli.parser import Parser, print_help_of
 from lmdeploy.fields.field import fields_of
 from lmdeploy.lite.settings import AwqSettings, CalibrationSettings, GptqSettings, SmoothQuantSettings
-from lmdeploy.turbomind.supported import reject_unknown_device
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -101,10 +100,7 @@ def _quant_dtype(text: str) -> str:
 
 def _device(text: str) -> str:
     """Return where to compute; an argparse type."""
-    try:
-        reject_unknown_device("it", {"npu": "ascend"}.get(text, text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; see docs/internals/new-device.md") from None
+    device({"npu": "ascend"}.get(text, text))
     if text == "auto":
         raise argparse.ArgumentTypeError("must be cuda or cpu; without the option it is cuda where there is one")
     return text

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lmdeploy.checks import parser_name
 from lmdeploy.cli.key_options import add_key, add_keys
@@ -24,7 +24,7 @@ from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from lmdeploy.templates import thinking, tool_call_formats
 from lmdeploy.turbomind.supported import reject_unknown_device
-from lmdeploy.units import byte_count, duration
+from lmdeploy.units import duration
 from openai_gateway.settings import (
     DEFAULT_BODY_SECONDS,
     DEFAULT_HEAD_SECONDS,
@@ -36,6 +36,7 @@ from openai_gateway.settings import (
 LOG_LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET")
 DEFAULT_WEBUI_PORT = 6006
 _TYPES = {Kind.INTEGER: int, Kind.NUMBER: float, Kind.STRING: str}
+Value = TypeVar("Value")
 NO_REMOTE_CODE = "has no effect: checkpoint code is never executed"
 SETTINGS = {field.name: field for field in (*fields_of(TurbomindEngineConfig), *fields_of(WorkerSettings))}
 
@@ -83,7 +84,7 @@ def add_setting(
         action: Any = argparse.BooleanOptionalAction if field.default else "store_true"
         parser.add_argument(flag, action=action, default=default, help=help_text)
     elif field.name == "device":
-        parser.add_argument(flag, type=_device, metavar="{auto,cpu,cuda}", help=help_text)
+        parser.add_argument(flag, type=device, metavar="{auto,cpu,cuda}", help=help_text)
     elif field.name == "model_format":
         parser.add_argument(
             flag, type=_model_format, metavar="FORMAT", help=f"{help_text} One of {field.range_text[7:]}."
@@ -151,21 +152,35 @@ def _json_object(text: str, words: Sequence[str]) -> dict[str, Any] | str:
     return value
 
 
-def _device(text: str) -> str:
+def argument(read: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Return an argparse type that reports a function's errors in their own words."""
+
+    def reported(text: str) -> Value:
+        try:
+            return read(text)
+        except (ValueError, MissingExtraError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return reported
+
+
+@argument
+def device(text: str) -> str:
     """Return a device there is; an argparse type."""
     try:
         reject_unknown_device("it", text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; see docs/internals/new-device.md") from None
+        raise ValueError(f"{error}; see docs/internals/new-device.md") from None
     return text
 
 
+@argument
 def _model_format(text: str) -> str:
     """Return the layout of a checkpoint; an argparse type."""
     name = {"llama": "meta_llama"}.get(text, text)
     if name not in MODEL_FORMATS:
         formats = ", ".join(name for name in MODEL_FORMATS if name)
-        raise argparse.ArgumentTypeError(f"must be one of {formats}, got {text}")
+        raise ValueError(f"must be one of {formats}, got {text}")
     return name
 
 
@@ -276,7 +291,7 @@ def add_triton_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--idle-timeout",
-        type=_duration,
+        type=argument(partial(duration, "it")),
         metavar="DURATION",
         help="Time after its last request, such as 300 or 5m, after which a model leaves memory; the next request "
         "loads it again (default: it stays).",
@@ -425,12 +440,10 @@ def add_generation_config(parser: argparse.ArgumentParser | argparse._ArgumentGr
     )
 
 
+@argument
 def _generation_config(text: str) -> str:
     """Return a source of sampling defaults that can be used; an argparse type."""
-    try:
-        sampling_defaults(text, None)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    sampling_defaults(text, None)
     return text if text in (AUTO, NONE) else str(Path(text).expanduser().resolve())
 
 
@@ -475,10 +488,10 @@ def add_security_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("client timeouts")
     add_numbers(
         group,
-        ("--head-timeout", seconds, DEFAULT_HEAD_SECONDS, "SECONDS", "Time from connecting to the end of the headers."),
-        ("--body-timeout", seconds, DEFAULT_BODY_SECONDS, "SECONDS", "Time from there to the end of the body."),
-        ("--write-timeout", seconds, DEFAULT_WRITE_SECONDS, "SECONDS", "Time for a client to read buffered data."),
-        ("--keep-alive-timeout", seconds, DEFAULT_IDLE_SECONDS, "SECONDS", "Time of a connection without a request."),
+        ("--head-timeout", above_0, DEFAULT_HEAD_SECONDS, "SECONDS", "Time from connecting to the end of the headers."),
+        ("--body-timeout", above_0, DEFAULT_BODY_SECONDS, "SECONDS", "Time from there to the end of the body."),
+        ("--write-timeout", above_0, DEFAULT_WRITE_SECONDS, "SECONDS", "Time for a client to read buffered data."),
+        ("--keep-alive-timeout", above_0, DEFAULT_IDLE_SECONDS, "SECONDS", "Time of a connection without a request."),
     )
 
 
@@ -487,34 +500,16 @@ def add_api_keys(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> N
     add_keys(parser, "api-keys", "API keys; clients must send one of them")
 
 
+@argument
 def trace_endpoint(text: str) -> str:
     """Return where spans go; an argparse type."""
-    from openai_gateway.tracing.endpoints import TraceEndpointError, checked_endpoint
+    from openai_gateway.tracing.endpoints import checked_endpoint
 
-    try:
-        return checked_endpoint(text)
-    except (TraceEndpointError, MissingExtraError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return checked_endpoint(text)
 
 
-def _duration(text: str) -> float:
-    """Return a time in seconds; an argparse type."""
-    try:
-        return duration("it", text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def size(text: str) -> int:
-    """Return a number of bytes; an argparse type."""
-    try:
-        return byte_count("it", text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def seconds(text: str) -> float:
-    """Return a time above 0; an argparse type."""
+def above_0(text: str) -> float:
+    """Return a number above 0; an argparse type."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")

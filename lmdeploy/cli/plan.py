@@ -33,9 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
     machine.add_argument("--gpu", metavar="NAME", help=f"GPU: one of {', '.join(DEVICES)}.")
     options.add_numbers(
         machine,
-        ("--memory", _above_0, None, "GB", "Device memory; overrides that of --gpu."),
-        ("--bandwidth", _above_0, None, "GB/S", "Memory bandwidth; overrides that of --gpu."),
-        ("--tflops", _above_0, None, "TFLOP/S", "Matrix multiplication rate; overrides that of --gpu."),
+        ("--memory", options.above_0, None, "GB", "Device memory; overrides that of --gpu."),
+        ("--bandwidth", options.above_0, None, "GB/S", "Memory bandwidth; overrides that of --gpu."),
+        ("--tflops", options.above_0, None, "TFLOP/S", "Matrix multiplication rate; overrides that of --gpu."),
         ("--tp", options.positive, 1, "INT", "Devices per replica."),
         ("--reached-bandwidth", _share, Efficiency.bandwidth, "SHARE", "Share of the bandwidth reached."),
         (
@@ -57,17 +57,17 @@ def add_parser(subparsers: Subparsers) -> None:
     options.add_numbers(
         engine,
         ("--cache-max-entry-count", _share, Storage.cache_share, "SHARE", cache_share),
-        ("--cache-dir-bytes", _above_0, 0, "BYTES", "Size of the cache on disk."),
-        ("--disk-bandwidth", _above_0, 1.0, "GB/S", "Read bandwidth of the disk."),
+        ("--cache-dir-bytes", options.above_0, 0, "BYTES", "Size of the cache on disk."),
+        ("--disk-bandwidth", options.above_0, 1.0, "GB/S", "Read bandwidth of the disk."),
         ("--max-batch-size", options.positive, 256, "INT", "Maximum number of sequences per step."),
     )
     options.add_numbers(
         parser.add_argument_group("load"),
-        ("--prompt", _above_0, 1024, "TOKENS", "Mean prompt length."),
-        ("--output-tokens", _above_0, 256, "TOKENS", "Mean output length."),
+        ("--prompt", options.above_0, 1024, "TOKENS", "Mean prompt length."),
+        ("--output-tokens", options.above_0, 256, "TOKENS", "Mean output length."),
         ("--prefix", _part, 0, "SHARE", "Share of prompt tokens found in the prefix cache."),
-        ("--rate", _above_0, 0, "REQUESTS/S", "Total request rate."),
-        ("--token-ms", _above_0, float("inf"), "MS", "Maximum time per output token."),
+        ("--rate", options.above_0, 0, "REQUESTS/S", "Total request rate."),
+        ("--token-ms", options.above_0, float("inf"), "MS", "Maximum time per output token."),
         ("--use", _share, Load.use, "SHARE", "Target utilization of a replica."),
     )
     parser.add_argument("--json", action="store_true", help="Print JSON, in seconds and bytes.")
@@ -128,14 +128,6 @@ def _device(args: argparse.Namespace) -> Device:
         known.bandwidth if given["bandwidth"] is None else given["bandwidth"] * 1e9,
         known.operations if given["tflops"] is None else given["tflops"] * 1e12,
     )
-
-
-def _above_0(text: str) -> float:
-    """Return a number above 0; an argparse type."""
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return number
 
 
 def _share(text: str) -> float:

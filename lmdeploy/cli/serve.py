@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from lmdeploy.cli.key_options import add_key, add_keys
 from lmdeploy.cli.parser import DeprecatedOption, RejectedOption, print_help_of
 from lmdeploy.cli.pull import add_pull_options
 from lmdeploy.extras import require
+from lmdeploy.units import byte_count
 from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
 from openai_gateway.settings import DEFAULT_PORT, DEFAULT_TRITON_ADDRESS
 
@@ -59,7 +61,7 @@ def _add_api_server(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--models-memory",
-        type=options.size,
+        type=options.argument(partial(byte_count, "it")),
         metavar="SIZE",
         help="Memory for the weights and caches of all models together, such as 8GB; models that were not used for "
         "longest leave it when others need it, and come back with their next request (docs/guides/multi-model.md).",
@@ -160,7 +162,7 @@ def _add_ray(subparsers: Subparsers) -> None:
         ),
         (
             "--waiting-per-replica",
-            options.seconds,
+            options.above_0,
             4.0,
             "FLOAT",
             "Waiting requests per replica that add one.",

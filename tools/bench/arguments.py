@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.cli.options import SETTINGS, add_setting
+from lmdeploy.cli.options import positive as positive
 from lmdeploy.cli.parser import Parser, exit_status
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.paths import default_model_dir
@@ -22,13 +23,6 @@ def lengths(text: str) -> Lengths:
         return Lengths.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected N or LOW:HIGH with 1 <= LOW <= HIGH, got {text}") from error
-
-
-def positive(text: str) -> int:
-    """Read a flag that is a whole number >= 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text}")
-    return int(text)
 
 
 class DatasetAndModel(argparse.Action):
