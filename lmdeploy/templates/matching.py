@@ -64,8 +64,6 @@ _NAME_PATTERNS = (
     (r"dbrx", "dbrx"),
     (r"molmo", "molmo"),
     (r"starcoder2", "starcoder2"),
-    (r"gpt-?oss", "gpt-oss"),
-    (r"smollm3(?!.*base)", "smollm3"),
     (r"smollm2.*instruct", "smollm2"),
     (r"smollm.*instruct", "smollm"),
 )

@@ -99,7 +99,7 @@ def with_calls(count: int, *, arguments: Any = None) -> list[dict[str, Any]]:
 
 
 # name -> how many calls its published template allows in one response
-WITH_TOOLS = {"qwen2d5": 2, "qwen3": 2, "llama3_1": 1, "llama3_2": 1, "mistral-v3": 2, "mistral-nemo": 2, "gpt-oss": 1}
+WITH_TOOLS = {"qwen2d5": 2, "qwen3": 2, "llama3_1": 1, "llama3_2": 1, "mistral-v3": 2, "mistral-nemo": 2}
 WITH_TOOLS["deepseek-v4"] = 2
 
 

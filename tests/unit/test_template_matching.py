@@ -99,9 +99,7 @@ NAMES = {
     "allenai/Molmo-7B-D-0924": "molmo",
     "stepfun-ai/GOT-OCR-2.0-hf": "got-ocr2",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2",
-    "HuggingFaceTB/SmolLM3-3B": "smollm3",
-    "HuggingFaceTB/SmolLM3-3B-Base": "base",
-    "openai/gpt-oss-20b": "gpt-oss",
+    "HuggingFaceTB/SmolLM3-3B": "base",
     "facebook/opt-125m": "base",
     "workspace": "base",
 }

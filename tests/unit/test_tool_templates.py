@@ -146,14 +146,12 @@ def test_the_usual_system_prompt_stays_before_tools() -> None:
 
 READ = [
     "deepseek-v3",
-    "gpt-oss",
     "qwen2d5",
     "internlm2",
     "llama3_1",
     "mistral-v3",
     "mistral-nemo",
     "glm4",
-    "smollm3",
     "chatml",
     "llama2",
 ]

@@ -143,7 +143,7 @@ def test_a_call_in_harmony_is_found_after_its_reasoning() -> None:
         "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
         '<|constrain|>json<|message|>{"a": 2}'
     )
-    thinking = thinking_of("auto", MODELS.get("gpt-oss")())
+    thinking = thinking_of("auto", JinjaChatTemplate(INDEX["gpt-oss"]["template"]))
     assert thinking is not None
     reported = ReasoningParser(thinking.tags, begins_inside=False).whole(response)
     assert reported.reasoning == "Add."
