@@ -3,17 +3,20 @@
 import asyncio
 import contextlib
 import dataclasses
+import queue
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.messages import GenerationConfig, Response
 from lmdeploy.prompts import PreparedPrompt
-from lmdeploy.turbomind.engine import Engine, EngineOutput
+from lmdeploy.turbomind.engine import Engine, EngineOutput, OutputCallback
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+_OPEN = 512  # requests of `only_outputs` in the engine at a time
 
 
 class AsyncOutputs:
@@ -130,6 +133,36 @@ def raise_error(output: EngineOutput) -> None:
     """Raise what an output reports: `ValueError` if the request was bad, `RuntimeError` if the engine failed on it."""
     if output.finish_reason == "error":
         raise (ValueError if output.is_bad_request else RuntimeError)(output.error)
+
+
+def only_outputs(engine: Engine, submit: Iterable[Callable[[OutputCallback], int]]) -> list[EngineOutput]:
+    """Return the only output of each request, in order; raise as :func:`raise_error`, and cancel the others then.
+
+    ``submit``: each starts a request, and returns its number.
+    """
+    outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
+    open_requests: set[int] = set()
+    found: dict[int, EngineOutput] = {}
+
+    def take() -> None:
+        output = outputs.get()
+        open_requests.discard(output.request)
+        raise_error(output)
+        found[output.request] = output
+
+    requests = []
+    try:
+        for start in submit:
+            if len(open_requests) == _OPEN:
+                take()
+            requests.append(start(outputs.put))
+            open_requests.add(requests[-1])
+        while open_requests:
+            take()
+    finally:
+        for request in open_requests:
+            engine.cancel(request)
+    return [found[request] for request in requests]
 
 
 def too_long(prompt: PreparedPrompt, index: int = 0, choice: int = 0, session_id: int | None = None) -> Response:

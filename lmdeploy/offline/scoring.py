@@ -1,14 +1,13 @@
 """Perplexity and logits of given texts: cross-entropy, and the logits after each token."""
 
-import functools
 import numbers
-import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.messages import GenerationConfig
-from lmdeploy.offline.outputs import raise_error
-from lmdeploy.turbomind.engine import Engine, EngineOutput, OutputCallback
+from lmdeploy.offline.outputs import only_outputs
+from lmdeploy.turbomind.engine import Engine
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +19,7 @@ def cross_entropies(engine: Engine, input_ids: TokenIds) -> list[float]:
     """Return each text's mean cross-entropy in nats a token; see ``AsyncEngine.get_ppl``."""
     rows = _rows(input_ids, 2, engine.session_len)
     means = []
-    for output in _outputs(engine, rows, engine.score):
+    for output in only_outputs(engine, [partial(engine.score, row) for row in rows]):
         assert output.ppl is not None
         total, count = output.ppl
         means.append(total / count)
@@ -33,32 +32,12 @@ def prompt_logits(engine: Engine, input_ids: TokenIds) -> "torch.Tensor":
 
     rows = _rows(input_ids, 1, engine.session_len - 1)
     config = GenerationConfig(max_new_tokens=1, ignore_eos=True, output_logits="all")
-    submit = functools.partial(engine.submit, gen_config=config, stream=False)
+    submit = [partial(engine.submit, row, config, stream=False) for row in rows]
     logits = torch.zeros(len(rows), max(map(len, rows), default=0), engine.vocab_size)
-    for index, output in enumerate(_outputs(engine, rows, lambda row, put: submit(row, on_output=put))):
+    for index, output in enumerate(only_outputs(engine, submit)):
         length = len(rows[index])
         logits[index, :length] = torch.from_numpy(output.logits)[:length]
     return logits
-
-
-def _outputs(
-    engine: Engine, rows: Sequence[list[int]], submit: Callable[[list[int], OutputCallback], int]
-) -> list[EngineOutput]:
-    """Return the only output of a request for each row, in order."""
-    outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
-    requests: list[int] = []
-    found: dict[int, EngineOutput] = {}
-    try:
-        for row in rows:
-            requests.append(submit(row, outputs.put))  # noqa: PERF401 - what was submitted must be known
-        while len(found) < len(requests):
-            output = outputs.get()
-            raise_error(output)
-            found[output.request] = output
-    finally:
-        for request in requests:
-            engine.cancel(request)  # no effect on those that have ended
-    return [found[request] for request in requests]
 
 
 def _rows(input_ids: TokenIds, low: int, high: int) -> list[list[int]]:

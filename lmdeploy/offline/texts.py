@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,17 +12,16 @@ from lmdeploy.model_metadata.pooling import Pooling, read_pooling, unit
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head
 from lmdeploy.model_metadata.task_adapters import task_adapters
 from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads, read_token_heads
-from lmdeploy.offline.outputs import raise_error
-from lmdeploy.turbomind.engine import Engine, EngineOutput
+from lmdeploy.offline.outputs import only_outputs
+from lmdeploy.turbomind.engine import Engine
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lmdeploy.tokenizer import Tokenizer
+    from lmdeploy.turbomind.engine import OutputCallback
 
 Framed = tuple[list[int], int | None]  # tokens, and where the second text's token type begins
-
-_OPEN = 512  # texts in the engine at a time
 
 
 def embed_texts(
@@ -140,34 +139,16 @@ def rows_of(
 
     Raises as `states_of`.
     """
-    outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
-    indices: dict[int, int] = {}
-    found: dict[int, NDArray[np.float32]] = {}
-    count = 0
 
-    def take() -> None:
-        output = outputs.get()
-        index = indices.pop(output.request)
-        raise_error(output)
-        assert output.embedding is not None
-        found[index] = output.embedding
+    def submit(index: int, text: Framed, on_output: OutputCallback) -> int:
+        ids, second = text
+        try:
+            return engine.embed(ids, on_output, second, of_tokens=of_tokens, adapter_name=adapter_name)
+        except ValueError as error:
+            raise ValueError(f"text {index}: {error}") from None
 
-    try:
-        for ids, second in framed:
-            if len(indices) == _OPEN:
-                take()
-            try:
-                request = engine.embed(ids, outputs.put, second, of_tokens=of_tokens, adapter_name=adapter_name)
-                indices[request] = count
-            except ValueError as error:
-                raise ValueError(f"text {count}: {error}") from None
-            count += 1
-        while indices:
-            take()
-    finally:
-        for request in indices:
-            engine.cancel(request)
-    return [found[index] for index in range(count)]
+    outputs = only_outputs(engine, (partial(submit, *numbered) for numbered in enumerate(framed)))
+    return [output.embedding for output in outputs if output.embedding is not None]
 
 
 def prompt_of(pooling: Pooling, name: str | None) -> str:
