@@ -150,12 +150,9 @@ class TritonClient:
         response. Yields the last one of each choice has a ``finish_reason``.
         """
         trace = None if self._tracer is None else self._tracer.begin(request)
-        if trace is None:
-            message, call = encode_generate(request), self._stub().ModelStreamInfer()
-        else:
-            message = encode_generate(request, return_engine_seconds=True)
-            metadata = (("traceparent", trace.traceparent),) if trace.traceparent else None
-            call = self._stub().ModelStreamInfer(metadata=metadata)
+        metadata = (("traceparent", trace.traceparent),) if trace and trace.traceparent else None
+        request.return_engine_seconds |= trace is not None
+        message, call = encode_generate(request), self._stub().ModelStreamInfer(metadata=metadata)
         unfinished = request.fields.get("n", 1)
         over = False  # nothing is left to cancel
         is_prepared = request.input_ids is not None

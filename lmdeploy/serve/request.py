@@ -163,21 +163,6 @@ class GenerateRequest:
     Raises `ValueError` if not exactly one prompt, or a field there is not.
     """
 
-    __slots__ = (
-        "fields",
-        "input_ids",
-        "messages",
-        "request_id",
-        "return_cached_len",
-        "return_engine_seconds",
-        "return_stop_string",
-        "return_token_ids",
-        "stream",
-        "template_options",
-        "text_input",
-        "tools",
-    )
-
     def __init__(
         self,
         *,

@@ -52,7 +52,7 @@ def conversation_json(messages: Sequence[dict[str, Any]], options: dict[str, Any
     return _json(list(messages) if not options else {"messages": list(messages), "chat_template_kwargs": options})
 
 
-def encode_generate(request: GenerateRequest, *, return_engine_seconds: bool = False) -> service_pb2.ModelInferRequest:
+def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
     """Return `request` as one request for the ensemble, or for the engine when its prompt is tokens.
 
     Raises `ValueError` if a number does not fit its tensor's type.
@@ -70,8 +70,7 @@ def encode_generate(request: GenerateRequest, *, return_engine_seconds: bool = F
     _add_numbers(message, "stream", "BOOL", "<?", [request.stream])
     for name, value in request.fields.items():
         _add_field(message, FIELDS[name], value)
-    timed = return_engine_seconds or request.return_engine_seconds
-    _request_outputs(message, [*_outputs(request), *(("engine_seconds", "load_seconds") if timed else ())])
+    _request_outputs(message, _outputs(request))
     return message
 
 
@@ -130,6 +129,8 @@ def _outputs(request: GenerateRequest) -> list[str]:
         names.append("cache_report")
     if request.return_stop_string:
         names.append("stop_string")
+    if request.return_engine_seconds:
+        names += ["engine_seconds", "load_seconds"]
     return names
 
 
