@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,7 +29,7 @@ from openai_gateway.endpoints.responses import route as responses
 from openai_gateway.endpoints.scoring import route as scoring
 from openai_gateway.endpoints.tei import route as tei
 from openai_gateway.error_handling import install_error_handlers
-from openai_gateway.errors import ErrorResponse
+from openai_gateway.errors import ErrorResponse, failures
 from openai_gateway.gateway import Gateway
 from openai_gateway.metrics.page import GatewayMetrics
 from openai_gateway.middleware.access import Access
@@ -87,10 +86,6 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
                 if tracing is not None:
                     await asyncio.to_thread(tracing.close)
 
-    failures: dict[int | str, dict[str, Any]] = {
-        "4XX": {"model": ErrorResponse, "description": "The request was refused."},
-        "5XX": {"model": ErrorResponse, "description": "The request failed."},
-    }
     app = FastAPI(
         title="LMDeploy",
         version=__version__,
@@ -98,7 +93,7 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
         redoc_url=None,
         openapi_url=None if settings.disable_fastapi_docs else DESCRIPTION,
         lifespan=lifespan,
-        responses=failures,
+        responses=failures(ErrorResponse),
     )
     if not settings.disable_fastapi_docs:
         add_docs_page(app)

@@ -18,7 +18,7 @@ from lmdeploy.version import __version__
 from openai_gateway.docs_page import add_docs_page
 from openai_gateway.endpoints.models import ModelCard, ModelList, ModelPermission
 from openai_gateway.error_handling import install_error_handlers
-from openai_gateway.errors import ApiError, ErrorResponse
+from openai_gateway.errors import ApiError, ErrorResponse, failures
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.metrics.requests import RequestMetrics
 from openai_gateway.middleware.access import Access
@@ -76,14 +76,13 @@ def create_proxy(settings: ProxySettings, members: Members = nullcontext) -> Fas
                 with contextlib.suppress(asyncio.CancelledError):
                     await watching
 
-    failures: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}}
     app = FastAPI(
         title="LMDeploy proxy",
         version=__version__,
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses=failures,
+        responses=failures(ErrorResponse),
     )
     add_docs_page(app)
     app.router.route_class = BoundedRoute

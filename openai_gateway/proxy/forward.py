@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
 import aiohttp
 import orjson
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
-from openai_gateway.generation.cancellation import ClientDisconnected, run_unless_disconnected
-from openai_gateway.generation.streaming import event
+from openai_gateway.generation.streaming import EventResponse, event
 from openai_gateway.middleware.api_keys import CALLER, digest_for_node
 from openai_gateway.proxy.health import check
 from openai_gateway.proxy.node import Node, Work
 from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.prompt import Prompt
 from openai_gateway.proxy.settings import ProxySettings
-
-logger = logging.getLogger(__name__)
 
 NO_MODEL, UNAVAILABLE, TIMEOUT = 10400, 10401, 10402  # LMDeploy's error codes
 _SENT_ON = ("content-type", "accept", "x-request-id", "traceparent", "tracestate")
@@ -116,47 +111,21 @@ class Forwarder:
                 raise ApiError(504, f"The server at {node.url} took too long ({TIMEOUT}).") from None
             except (*_FAILURES, StopAsyncIteration, orjson.JSONDecodeError) as error:
                 raise NodeFailed(repr(error)) from None
-            return _PassedOn(first, aiter(pieces), back, open_.pop_all(), self._table, node, work)
+            passed_on = EventResponse(_passed_on(first, aiter(pieces), open_.pop_all(), self._table, node, work))
+            passed_on.headers.update(back)
+            return passed_on
 
 
-class _PassedOn(Response):
-    """A stream of a node, passed on as it comes."""
-
-    def __init__(
-        self,
-        first: bytes,
-        pieces: AsyncIterator[bytes],
-        headers: dict[str, str],
-        open_: AsyncExitStack,
-        table: NodeTable,
-        node: Node,
-        work: Work,
-    ) -> None:
-        super().__init__(headers=headers)
-        del self.headers["content-length"]
-        self._first = first
-        self._pieces = pieces
-        self._open = open_
-        self._table = table
-        self._node = node
-        self._work = work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+async def _passed_on(
+    first: bytes, pieces: AsyncIterator[bytes], open_: AsyncExitStack, table: NodeTable, node: Node, work: Work
+) -> AsyncGenerator[bytes, None]:
+    """Yield a stream of a node as it comes."""
+    async with open_:
+        yield first
         try:
-            await run_unless_disconnected(receive, self._pass_on(send))
-        except ClientDisconnected:
-            logger.debug("a client left its stream")
-
-    async def _pass_on(self, send: Send) -> None:
-        async with self._open:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            try:
-                async for piece in self._pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                self._work.is_success = True
-            except (*_FAILURES, TimeoutError) as error:
-                self._table.mark_down(self._node, error)
-                last = event(ApiError(502, f"The server failed within its response ({UNAVAILABLE}).").body())
-                await send({"type": "http.response.body", "body": last, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async for piece in pieces:
+                yield piece
+            work.is_success = True
+        except (*_FAILURES, TimeoutError) as error:
+            table.mark_down(node, error)
+            yield event(ApiError(502, f"The server failed within its response ({UNAVAILABLE}).").body())
