@@ -16,7 +16,19 @@ from lmdeploy.turbomind.families.hunyuan_v4 import hyper_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.qwen4 import FAMILY as QWEN4
 from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, latent, mixtures
-from lmdeploy.turbomind.gguf.configs import plain
+from lmdeploy.turbomind.gguf.configs import (
+    expert_size,
+    get,
+    has,
+    joined,
+    need,
+    padding,
+    plain,
+    qwen_experts,
+    window,
+    with_axes,
+    with_windows,
+)
 from lmdeploy.turbomind.gguf.layouts import FamilyLayout, WithoutNormWeights
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import EXPERTS, biased_experts, joined_experts
@@ -122,21 +134,29 @@ class Architecture:
         return self.layout
 
 
+_Q_BIAS, _QKV_BIAS, _DOWN_BIAS = (has(f"blk.0.{name}.bias") for name in ("attn_q", "attn_qkv", "ffn_down"))
+_LAYERS_WITH_ALIBI = 40  # of Baichuan, as llama.cpp knows the 13B
+
+
+def _is_large_baichuan(metadata: Metadata) -> bool:
+    return metadata.layer_count == _LAYERS_WITH_ALIBI
+
+
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", configs.llama, is_turned=True),
     "exaone": Architecture("ExaoneForCausalLM", configs.exaone),
-    "xverse": Architecture("XverseForCausalLM", plain("xverse", configs.mlp_bias), is_turned=True),
+    "xverse": Architecture("XverseForCausalLM", plain("xverse", mlp_bias=_DOWN_BIAS), is_turned=True),
     "deci": Architecture("DeciLMForCausalLM", configs.deci, is_turned=True),
     "jais2": Architecture("Jais2ForCausalLM", plain("jais2", configs.squared, eps="layer_norm_eps")),
     "mistral3": Architecture("Ministral3ForCausalLM", configs.mistral3, is_turned=True),
-    "internlm2": Architecture("InternLM2ForCausalLM", configs.internlm2, is_turned=True),
+    "internlm2": Architecture("InternLM2ForCausalLM", plain("internlm2", bias=_Q_BIAS), is_turned=True),
     "qwen2": Architecture("Qwen2ForCausalLM", configs.qwen2),
-    "qwen2vl": Architecture("Qwen2ForCausalLM", configs.qwen2vl),
+    "qwen2vl": Architecture("Qwen2ForCausalLM", with_axes(configs.qwen2)),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", configs.qwen2moe),
-    "qwen3": Architecture("Qwen3ForCausalLM", configs.qwen3),
-    "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
-    "qwen3vl": Architecture("Qwen3ForCausalLM", configs.qwen3),
-    "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
+    "qwen3": Architecture("Qwen3ForCausalLM", plain("qwen3", use_sliding_window=False)),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", plain("qwen3_moe", qwen_experts)),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", plain("qwen3", use_sliding_window=False)),
+    "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", plain("qwen3_moe", qwen_experts)),
     "qwen3next": Architecture(
         "Qwen3NextForCausalLM", plain("qwen3_next", hybrids.gated_delta_experts), _QWEN3_NEXT, has_whole_norms=True
     ),
@@ -152,8 +172,8 @@ ARCHITECTURES = {
         FamilyLayout(**vars(_QWEN3_5), family=QWEN4.tensors, names=_QWEN4_NAMES),
         has_whole_norms=True,
     ),
-    "lfm2": Architecture("Lfm2ForCausalLM", plain("lfm2", hybrids.lfm2), _LFM2),
-    "lfm2moe": Architecture("Lfm2MoeForCausalLM", plain("lfm2_moe", hybrids.lfm2moe), _LFM2),
+    "lfm2": Architecture("Lfm2ForCausalLM", hybrids.lfm2, _LFM2),
+    "lfm2moe": Architecture("Lfm2MoeForCausalLM", hybrids.lfm2moe, _LFM2),
     "mamba": Architecture("MambaForCausalLM", hybrids.mamba, _SCAN),
     "jamba": Architecture("JambaForCausalLM", hybrids.jamba, _SCAN),
     "mamba2": Architecture("Mamba2ForCausalLM", hybrids.mamba2, _MAMBA),
@@ -176,14 +196,33 @@ ARCHITECTURES = {
             **vars(dataclasses.replace(_LAYOUT, experts=gemma.gemma4_experts)), family=gemma4_tensors, names=gemma.NAMES
         ),
     ),
-    "phi3": Architecture("Phi3ForCausalLM", configs.phi3, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")),
+    "phi3": Architecture(
+        "Phi3ForCausalLM",
+        plain("phi3", sliding_window=window, pad_token_id=padding),
+        dataclasses.replace(_JOINED_QKV, gate_up="ffn_up"),
+    ),
     "falcon": Architecture("FalconForCausalLM", configs.falcon, _JOINED_QKV),
-    "starcoder2": Architecture("Starcoder2ForCausalLM", configs.starcoder2),
+    "starcoder2": Architecture(
+        "Starcoder2ForCausalLM",
+        plain(
+            "starcoder2",
+            eps="norm_epsilon",
+            hidden_act="gelu_pytorch_tanh",
+            use_bias=_Q_BIAS,
+            sliding_window=get("attention.sliding_window"),
+        ),
+    ),
     "olmo2": Architecture("Olmo2ForCausalLM", plain("olmo2")),
     "exaone4": Architecture("Exaone4ForCausalLM", configs.exaone4),
-    "seed_oss": Architecture("SeedOssForCausalLM", configs.seed_oss, _LATE_MLP_NORM),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM",
+        plain("seed_oss", attention_out_bias=has("blk.0.attn_output.bias"), mlp_bias=_DOWN_BIAS),
+        _LATE_MLP_NORM,
+    ),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", configs.ernie4_5),
-    "paddleocr": Architecture("PaddleOCRTextModel", configs.paddleocr),
+    "paddleocr": Architecture(
+        "PaddleOCRTextModel", with_axes(joined(configs.ernie4_5, model_type="paddleocr_vl_text"))
+    ),
     "command-r": Architecture("CohereForCausalLM", configs.command_r),
     "phi2": Architecture(
         "PhiForCausalLM", plain("phi", eps="layer_norm_eps", hidden_act="gelu_new", qk_layernorm=False)
@@ -191,13 +230,15 @@ ARCHITECTURES = {
     "stablelm": Architecture("StableLmForCausalLM", configs.stablelm),
     "cohere2": Architecture("Cohere2ForCausalLM", configs.cohere2),
     "granite": Architecture(
-        "GraniteForCausalLM", plain("granite", configs.mlp_bias, configs.multipliers), is_turned=True
+        "GraniteForCausalLM", plain("granite", configs.multipliers, mlp_bias=_DOWN_BIAS), is_turned=True
     ),
     "granite_swa": Architecture("GraniteSWAForCausalLM", mixtures.granite_swa, _GRANITE_SWA, is_turned=True),
     "arcee": Architecture("ArceeForCausalLM", plain("arcee", configs.squared), is_turned=True),
     "smollm3": Architecture("SmolLM3ForCausalLM", configs.smollm3, is_turned=True),
     "glm4": Architecture("Glm4ForCausalLM", plain("glm4"), dataclasses.replace(_LAYOUT, gate_up="ffn_up")),
-    "chatglm": Architecture("GlmForCausalLM", configs.chatglm, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")),
+    "chatglm": Architecture(
+        "GlmForCausalLM", plain("glm", attention_bias=_QKV_BIAS), dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")
+    ),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", plain("hunyuan_v1_dense")),
     "nemotron": Architecture(
         "NemotronForCausalLM", plain("nemotron", configs.squared, eps="norm_eps"), has_whole_norms=True
@@ -205,14 +246,28 @@ ARCHITECTURES = {
     "gptneox": Architecture("GPTNeoXForCausalLM", configs.gptneox, _JOINED_QKV),
     "gpt2": Architecture("GPT2LMHeadModel", configs.gpt2, _JOINED_QKV),
     "starcoder": Architecture("GPTBigCodeForCausalLM", configs.gpt2, _JOINED_QKV),
-    "bloom": Architecture("BloomForCausalLM", configs.bloom, _JOINED_QKV),
+    "bloom": Architecture(
+        "BloomForCausalLM",
+        plain(
+            "bloom",
+            eps="layer_norm_epsilon",
+            seq_length=need("context_length"),
+            apply_residual_connection_post_layernorm=False,
+        ),
+        _JOINED_QKV,
+    ),
     "apertus": Architecture(
         "ApertusForCausalLM", plain("apertus", hidden_act="xielu"), _APERTUS, numbers=configs.xielu
     ),
-    "baichuan": Architecture("BaichuanForCausalLM", configs.baichuan, is_turned=True),
+    "baichuan": Architecture("BaichuanForCausalLM", plain("baichuan", has_alibi=_is_large_baichuan), is_turned=True),
     "qwen": Architecture("QWenLMHeadModel", configs.qwen, _JOINED_QKV),
     "mpt": Architecture("MptForCausalLM", configs.mpt, _JOINED_QKV),
-    "olmo": Architecture("OlmoForCausalLM", configs.olmo, WithoutNormWeights(**vars(_LAYOUT)), is_turned=True),
+    "olmo": Architecture(
+        "OlmoForCausalLM",
+        plain("olmo", eps="layer_norm_eps", clip_qkv=get("attention.clamp_kqv")),
+        WithoutNormWeights(**vars(_LAYOUT)),
+        is_turned=True,
+    ),
     "minicpm": Architecture("MiniCPMForCausalLM", configs.minicpm, is_turned=True),
     "muse-glimmer": Architecture(
         "MuseGlimmerTextModel",
@@ -234,7 +289,7 @@ ARCHITECTURES = {
     "cohere2moe": Architecture("Cohere2MoeForCausalLM", mixtures.cohere2moe),
     "dots1": Architecture("Dots1ForCausalLM", plain("dots1", mixtures.deepseek_experts, sliding_window=None)),
     "glm4moe": Architecture("Glm4MoeForCausalLM", mixtures.glm4moe, _LATE_MLP_NORM),
-    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", mixtures.minimax_m2),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", plain("minimax_m2", intermediate_size=expert_size)),
     "minimax-m3": Architecture(
         "MiniMaxM3ForCausalLM", mixtures.minimax_m3, FamilyLayout(**vars(_LAYOUT)), has_whole_norms=True
     ),
@@ -289,9 +344,9 @@ CLASSIFIER = "bert with a classifier"
 _ALL = {
     **ARCHITECTURES,
     MIXTRAL: Architecture("MixtralForCausalLM", plain("mixtral", sliding_window=None), is_turned=True),
-    OLMO3: Architecture("Olmo3ForCausalLM", configs.olmo3),
+    OLMO3: Architecture("Olmo3ForCausalLM", plain("olmo3", with_windows)),
     DEEPSEEK_V2: Architecture("DeepseekV2ForCausalLM", latent.deepseek_v2, _LATENT),
-    FALCON_MAMBA: Architecture("FalconMambaForCausalLM", hybrids.mamba, _SCAN),
+    FALCON_MAMBA: Architecture("FalconMambaForCausalLM", hybrids.falcon_mamba, _SCAN),
     GRANITE_SWA_MOE: dataclasses.replace(ARCHITECTURES["granite_swa"], published="GraniteMoeSWAForCausalLM"),
     CLASSIFIER: Architecture("BertForSequenceClassification", encoders.bert, _BERT),
 }

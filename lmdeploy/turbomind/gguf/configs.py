@@ -5,6 +5,8 @@ What a key means: github.com/ggml-org/ggml, docs/gguf.md. What metadata do not c
 """
 
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
@@ -15,7 +17,6 @@ _WITHOUT_EXPERTS = (
     "llama arcee granite xverse qwen2 qwen3 gemma gemma2 gemma3_text phi3 falcon starcoder2 cohere".split()
 )
 FULL, SLIDING = "full_attention", "sliding_attention"
-_LAYERS_WITH_ALIBI = 40  # of Baichuan
 
 
 def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> dict[str, Any]:
@@ -113,37 +114,85 @@ def partial_rotation(metadata: Metadata) -> dict[str, float]:
 
 
 Config = Callable[[Metadata], dict[str, Any]]
+# Functions of the metadata: the value of a key, which must be there or need not, and whether there is a tensor.
+need, get, has = partial(methodcaller, "need"), partial(methodcaller, "get"), partial(methodcaller, "has")
 
 
-def plain(model_type: str, *parts: Config, eps: str = "rms_norm_eps", **fields: Any) -> Config:
-    """Return the reader of an architecture's config: the fields that most have, those of parts, and others."""
+def lacks(tensor: str) -> Callable[[Metadata], bool]:
+    """Return the function that tells whether there is no such tensor."""
+    return lambda metadata: not metadata.has(tensor)
+
+
+def joined(*configs: Config, **fields: Any) -> Config:
+    """Return the reader of the fields of configs, the later in place of the earlier, and of others.
+
+    ``fields``: values, or functions from the metadata to these.
+    """
 
     def config(metadata: Metadata) -> dict[str, Any]:
-        found = common(metadata, model_type, eps)
-        for part in parts:
+        found: dict[str, Any] = {}
+        for part in configs:
             found |= part(metadata)
-        return found | fields
+        return found | {name: value(metadata) if callable(value) else value for name, value in fields.items()}
 
     return config
 
 
-def mlp_bias(metadata: Metadata) -> dict[str, Any]:
-    """Return whether an MLP has biases."""
-    return {"mlp_bias": metadata.has("blk.0.ffn_down.bias")}
+def plain(model_type: str, *parts: Config, eps: str = "rms_norm_eps", **fields: Any) -> Config:
+    """Return the reader of an architecture's config: the fields that most have, those of parts, and others."""
+    return joined(partial(common, model_type=model_type, eps=eps), *parts, **fields)
 
 
-def squared(metadata: Metadata) -> dict[str, Any]:
-    """Return the fields of an MLP of squared ReLU."""
-    return {"hidden_act": "relu2", "mlp_bias": metadata.has("blk.0.ffn_up.bias")}
+def window(metadata: Metadata) -> int | None:
+    """Return the tokens of a window; None: there are none."""
+    return metadata.get("attention.sliding_window") or None
 
 
-llama = plain("llama", mlp_bias)  # and Mistral, whose files name the same architecture
+def windows(period: int) -> Callable[[Metadata], list[str]]:
+    """Return the reader of layers' kinds: as the file lists them, or the last of ``period`` sees everything."""
+
+    def kinds(metadata: Metadata) -> list[str]:
+        given = metadata.get("attention.sliding_window_pattern", period)
+        layers = range(metadata.layer_count or 0)
+        if isinstance(given, list):
+            return [SLIDING if is_sliding else FULL for is_sliding in given[: len(layers)]]
+        return [SLIDING if given and (layer + 1) % given else FULL for layer in layers]
+
+    return kinds
 
 
-def exaone(metadata: Metadata) -> dict[str, Any]:
-    """EXAONE 3 and 3.5, also in the names of its published config."""
-    fields = llama(metadata) | {"model_type": "exaone", "activation_function": "silu"}
-    return fields | {"num_layers": fields["num_hidden_layers"], "layer_norm_epsilon": fields["rms_norm_eps"]}
+def expert_size(metadata: Metadata) -> Any:
+    """Return the intermediate size of an expert: what the metadata say, or that of its tensors.
+
+    Raises `ValueError` if the metadata name no experts.
+    """
+    metadata.need("expert_count")
+    first = next((t for name, t in metadata.tensors.items() if name.endswith(".ffn_up_exps.weight")), None)
+    return metadata.get("expert_feed_forward_length", first.shape[1] if first else None)
+
+
+def shared_size(metadata: Metadata) -> int:
+    """Return the intermediate size of what every token goes to; 0: there is no such thing."""
+    first = next((t for name, t in metadata.tensors.items() if name.endswith(".ffn_up_shexp.weight")), None)
+    return first.shape[0] if first else 0
+
+
+def padding(metadata: Metadata) -> Any:
+    """Return the token that fills up texts."""
+    return metadata.values.get("tokenizer.ggml.padding_token_id")
+
+
+squared = joined(hidden_act="relu2", mlp_bias=has("blk.0.ffn_up.bias"))  # an MLP of squared ReLU
+llama = plain("llama", mlp_bias=has("blk.0.ffn_down.bias"))  # and Mistral, whose files name the same architecture
+
+# EXAONE 3 and 3.5, also in the names of its published config.
+exaone = joined(
+    llama,
+    model_type="exaone",
+    activation_function="silu",
+    num_layers=attrgetter("layer_count"),
+    layer_norm_epsilon=need("attention.layer_norm_rms_epsilon"),
+)
 
 
 def deci(metadata: Metadata) -> dict[str, Any]:
@@ -172,84 +221,59 @@ def mistral3(metadata: Metadata) -> dict[str, Any]:
     return fields
 
 
-def internlm2(metadata: Metadata) -> dict[str, Any]:
-    """InternLM2 and 2.5."""
-    return common(metadata, "internlm2") | {"bias": metadata.has("blk.0.attn_q.bias")}
+def with_axes(config: Config) -> Config:
+    """Return the reader of the config of a model whose tokens of images have positions of three axes."""
+
+    def whole(metadata: Metadata) -> dict[str, Any]:
+        fields = config(metadata)
+        fields["rope_parameters"]["mrope_section"] = metadata.need("rope.dimension_sections")[:3]
+        return fields
+
+    return whole
 
 
-def qwen2(metadata: Metadata) -> dict[str, Any]:
-    """Qwen2 and 2.5."""
-    return common(metadata, "qwen2") | {"use_sliding_window": False}
+qwen2 = plain("qwen2", use_sliding_window=False)
+# Experts of Qwen, which all layers have.
+qwen_experts = joined(
+    use_sliding_window=False,
+    decoder_sparse_step=1,
+    mlp_only_layers=(),
+    num_experts=need("expert_count"),
+    moe_intermediate_size=expert_size,
+    norm_topk_prob=True,
+)
+# Qwen1.5-MoE and Qwen2-MoE: weights of chosen experts are left as they are.
+qwen2moe = plain(
+    "qwen2_moe",
+    qwen_experts,
+    norm_topk_prob=False,
+    qkv_bias=has("blk.0.attn_q.bias"),
+    shared_expert_intermediate_size=shared_size,
+)
 
 
-def qwen2vl(metadata: Metadata) -> dict[str, Any]:
-    """Qwen2-VL and 2.5-VL."""
-    return with_axes(metadata, qwen2(metadata))
+def _gemma_scale(layers_of_27b: int) -> Callable[[Metadata], Any]:
+    """Return the reader of the size whose root scores are divided by: of the 27B models it is not that of a head."""
+
+    def scale(metadata: Metadata) -> Any:
+        hidden, heads = metadata.get("embedding_length"), metadata.get("attention.head_count")
+        if metadata.get("block_count") == layers_of_27b and type(hidden) is int and type(heads) is int and heads > 0:
+            return hidden / heads
+        return metadata.head_dim
+
+    return scale
 
 
-def with_axes(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a model whose tokens of images have positions of three axes."""
-    fields["rope_parameters"]["mrope_section"] = metadata.need("rope.dimension_sections")[:3]
-    return fields
-
-
-def qwen_experts(metadata: Metadata, *, normalizes: bool) -> dict[str, Any]:
-    """Return the fields of Qwen's mixtures; all layers have experts. Missing sizes are those of tensors."""
-    first = metadata.tensors.get("blk.0.ffn_up_exps.weight")
-    return {
-        "use_sliding_window": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "num_experts": metadata.need("expert_count"),
-        "moe_intermediate_size": metadata.get("expert_feed_forward_length", first.shape[1] if first else None),
-        "norm_topk_prob": normalizes,
-    }
-
-
-def qwen2moe(metadata: Metadata) -> dict[str, Any]:
-    """Qwen1.5-MoE and Qwen2-MoE: weights of chosen experts are left as they are."""
-    shared = metadata.tensors.get("blk.0.ffn_up_shexp.weight")
-    fields = {
-        "qkv_bias": metadata.has("blk.0.attn_q.bias"),
-        "shared_expert_intermediate_size": metadata.get(
-            "expert_shared_feed_forward_length", shared.shape[0] if shared else None
-        ),
-    }
-    return common(metadata, "qwen2_moe") | qwen_experts(metadata, normalizes=False) | fields
-
-
-def qwen3moe(metadata: Metadata) -> dict[str, Any]:
-    """Qwen3-MoE: weights of chosen experts sum to one."""
-    return common(metadata, "qwen3_moe") | qwen_experts(metadata, normalizes=True)
-
-
-def qwen3(metadata: Metadata) -> dict[str, Any]:
-    """Qwen3."""
-    has_bias = metadata.has("blk.0.attn_q.bias")
-    return common(metadata, "qwen3") | {
-        "use_sliding_window": False,
-        "attention_bias": has_bias,
-    }
-
-
-def _gemma_scale(metadata: Metadata, layers_of_27b: int) -> Any:
-    """Return the size whose root scores are divided by: of the 27B models it is not that of a head."""
-    hidden, heads = metadata.get("embedding_length"), metadata.get("attention.head_count")
-    if metadata.get("block_count") == layers_of_27b and type(hidden) is int and type(heads) is int and heads > 0:
-        return hidden / heads
-    return metadata.head_dim
-
-
-def gemma2(metadata: Metadata) -> dict[str, Any]:
-    """Gemma 2: every other layer has a window, the first one among them."""
-    return common(metadata, "gemma2") | {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": _gemma_scale(metadata, 46),
-        "attn_logit_softcapping": metadata.get("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": metadata.get("final_logit_softcapping", 30.0),
-        "sliding_window": metadata.get("attention.sliding_window", 4096),
-        "layer_types": windows(metadata, 2),
-    }
+# Gemma 2: every other layer has a window, the first one among them.
+gemma2 = plain(
+    "gemma2",
+    hidden_activation="gelu_pytorch_tanh",
+    query_pre_attn_scalar=_gemma_scale(46),
+    attn_logit_softcapping=get("attn_logit_softcapping", 50.0),
+    final_logit_softcapping=get("final_logit_softcapping", 30.0),
+    sliding_window=get("attention.sliding_window", 4096),
+    layer_types=windows(2),
+)
 
 
 def gemma3(metadata: Metadata) -> dict[str, Any]:
@@ -261,20 +285,12 @@ def gemma3(metadata: Metadata) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 10000.0)}
     return fields | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": _gemma_scale(metadata, 62),
+        "query_pre_attn_scalar": _gemma_scale(62)(metadata),
         "attn_logit_softcapping": None,
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         "sliding_window": metadata.get("attention.sliding_window", 1024),
-        "layer_types": windows(metadata, 6),
+        "layer_types": windows(6)(metadata),
         "rope_parameters": {FULL: whole, SLIDING: local},
-    }
-
-
-def phi3(metadata: Metadata) -> dict[str, Any]:
-    """Phi-3, 3.5 and 4: a part of a head turns in some."""
-    return common(metadata, "phi3") | {
-        "sliding_window": metadata.get("attention.sliding_window") or None,
-        "pad_token_id": metadata.values.get("tokenizer.ggml.padding_token_id"),
     }
 
 
@@ -297,29 +313,6 @@ def falcon(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def starcoder2(metadata: Metadata) -> dict[str, Any]:
-    """StarCoder2."""
-    return common(metadata, "starcoder2", "norm_epsilon") | {
-        "hidden_act": "gelu_pytorch_tanh",
-        "use_bias": metadata.has("blk.0.attn_q.bias"),
-        "sliding_window": metadata.get("attention.sliding_window"),
-    }
-
-
-def windows(metadata: Metadata, period: int) -> list[str]:
-    """Return the kind of each layer: as the file lists them, or the last of ``period`` sees everything."""
-    given = metadata.get("attention.sliding_window_pattern", period)
-    layers = range(metadata.layer_count or 0)
-    if isinstance(given, list):
-        return [SLIDING if is_sliding else FULL for is_sliding in given[: len(layers)]]
-    return [SLIDING if given and (layer + 1) % given else FULL for layer in layers]
-
-
-def olmo(metadata: Metadata) -> dict[str, Any]:
-    """OLMo 1."""
-    return common(metadata, "olmo", "layer_norm_eps") | {"clip_qkv": metadata.get("attention.clamp_kqv")}
-
-
 def minicpm(metadata: Metadata) -> dict[str, Any]:
     """MiniCPM, in the names of its published config; factors that older files lack are those of its 2B."""
     fields, layers = common(metadata, "minicpm"), metadata.layer_count or 1
@@ -332,53 +325,30 @@ def minicpm(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def olmo3(metadata: Metadata) -> dict[str, Any]:
-    """OLMo 3: layers with a window rotate without YaRN."""
-    return common(metadata, "olmo3") | with_windows(metadata)
-
-
 def with_windows(metadata: Metadata) -> dict[str, Any]:
     """Return the fields of models whose layers with a window rotate without YaRN."""
-    whole = common(metadata, metadata.architecture)["rope_parameters"]
+    whole = _rope(metadata)
     local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", whole["rope_theta"])}
     return {
         "sliding_window": metadata.get("attention.sliding_window"),
-        "layer_types": windows(metadata, 4),
+        "layer_types": windows(4)(metadata),
         "rope_parameters": {FULL: whole, SLIDING: local},
     }
 
 
 def exaone4(metadata: Metadata) -> dict[str, Any]:
     """EXAONE 4: 1.2B, whose layers all see and rotate everything, and 32B."""
-    window = metadata.get("attention.sliding_window") or None
-    layers = metadata.layer_count or 0
-    return common(metadata, "exaone4") | {
-        "sliding_window": window,
-        "layer_types": windows(metadata, 4) if window else [FULL] * layers,
-    }
+    size = window(metadata)
+    kinds = windows(4)(metadata) if size else [FULL] * (metadata.layer_count or 0)
+    return common(metadata, "exaone4") | {"sliding_window": size, "layer_types": kinds}
 
 
-def seed_oss(metadata: Metadata) -> dict[str, Any]:
-    """Seed-OSS."""
-    return common(metadata, "seed_oss") | {
-        "attention_out_bias": metadata.has("blk.0.attn_output.bias"),
-        "mlp_bias": metadata.has("blk.0.ffn_down.bias"),
-    }
-
-
-def ernie4_5(metadata: Metadata) -> dict[str, Any]:
-    """ERNIE 4.5 without experts."""
-    return common(metadata, "ernie4_5") | {"use_bias": metadata.has("blk.0.attn_q.bias")}
-
-
-def paddleocr(metadata: Metadata) -> dict[str, Any]:
-    """PaddleOCR-VL's text part."""
-    return with_axes(metadata, ernie4_5(metadata) | {"model_type": "paddleocr_vl_text"})
+ernie4_5 = plain("ernie4_5", use_bias=has("blk.0.attn_q.bias"))  # without experts
 
 
 def muse_glimmer(metadata: Metadata) -> dict[str, Any]:
     """Muse Glimmer's text part: layers with a window rotate alone; norms of queries have the factor of scores."""
-    fields, kinds = common(metadata, "muse_glimmer_text"), windows(metadata, 4)
+    fields, kinds = common(metadata, "muse_glimmer_text"), windows(4)(metadata)
     base = fields["rope_parameters"]["rope_theta"]
     return fields | {
         "hidden_activation": "silu",
@@ -392,62 +362,41 @@ def muse_glimmer(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def cohere2(metadata: Metadata) -> dict[str, Any]:
-    """Command R7B and A: the last of four layers sees everything and does not rotate."""
-    return command_r(metadata) | {
-        "model_type": "cohere2",
-        "sliding_window": metadata.need("attention.sliding_window"),
-        "layer_types": windows(metadata, 4),
-    }
-
-
-def command_r(metadata: Metadata) -> dict[str, Any]:
-    """Command R and R+."""
-    return common(metadata, "cohere", "layer_norm_eps") | {
-        "use_qk_norm": metadata.has("blk.0.attn_q_norm.weight"),
-        "logit_scale": metadata.need("logit_scale"),
-    }
-
-
-def stablelm(metadata: Metadata) -> dict[str, Any]:
-    """StableLM."""
-    fields = common(metadata, "stablelm", "layer_norm_eps")
-    return fields | {
-        "use_qkv_bias": metadata.has("blk.0.attn_q.bias"),
-        "qk_layernorm": metadata.has("blk.0.attn_q_norm.weight"),
-        "use_parallel_residual": not metadata.has("blk.0.ffn_norm.weight"),
-    }
-
-
-def multipliers(metadata: Metadata) -> dict[str, Any]:
-    """Return the factors of Granite's models."""
-    return {
-        "attention_multiplier": metadata.get("attention.scale") or (metadata.head_dim or 1) ** -0.5,
-        "embedding_multiplier": metadata.get("embedding_scale", 1.0),
-        "residual_multiplier": metadata.get("residual_scale", 1.0),
-        "logits_scaling": metadata.get("logit_scale", 1.0),
-    }
-
-
-def smollm3(metadata: Metadata) -> dict[str, Any]:
-    """SmolLM3: the last of four layers does not rotate."""
-    rotates = [int(bool((layer + 1) % 4)) for layer in range(metadata.layer_count or 0)]
-    return llama(metadata) | {"model_type": "smollm3", "no_rope_layers": rotates}
-
-
-def chatglm(metadata: Metadata) -> dict[str, Any]:
-    """ChatGLM3, GLM-4-9B and CodeGeeX4, in the names that `transformers` has for them."""
-    return common(metadata, "glm") | {"attention_bias": metadata.has("blk.0.attn_qkv.bias")}
-
-
-def gptneox(metadata: Metadata) -> dict[str, Any]:
-    """GPT-NeoX, Pythia, Dolly."""
-    fields = common(metadata, "gpt_neox", "layer_norm_eps")
-    return fields | {
-        "hidden_act": "gelu",
-        "attention_bias": metadata.has("blk.0.attn_qkv.bias"),
-        "use_parallel_residual": metadata.get("use_parallel_residual", True),
-    }
+command_r = plain(
+    "cohere", eps="layer_norm_eps", use_qk_norm=has("blk.0.attn_q_norm.weight"), logit_scale=need("logit_scale")
+)
+# Command R7B and A: the last of four layers sees everything and does not rotate.
+cohere2 = joined(
+    command_r, model_type="cohere2", sliding_window=need("attention.sliding_window"), layer_types=windows(4)
+)
+stablelm = plain(
+    "stablelm",
+    eps="layer_norm_eps",
+    use_qkv_bias=has("blk.0.attn_q.bias"),
+    qk_layernorm=has("blk.0.attn_q_norm.weight"),
+    use_parallel_residual=lacks("blk.0.ffn_norm.weight"),
+)
+# Factors of Granite's models.
+multipliers = joined(
+    attention_multiplier=lambda metadata: metadata.get("attention.scale") or (metadata.head_dim or 1) ** -0.5,
+    embedding_multiplier=get("embedding_scale", 1.0),
+    residual_multiplier=get("residual_scale", 1.0),
+    logits_scaling=get("logit_scale", 1.0),
+)
+# SmolLM3: the last of four layers does not rotate.
+smollm3 = joined(
+    llama,
+    model_type="smollm3",
+    no_rope_layers=lambda metadata: [int(bool((layer + 1) % 4)) for layer in range(metadata.layer_count or 0)],
+)
+# GPT-NeoX, Pythia, Dolly.
+gptneox = plain(
+    "gpt_neox",
+    eps="layer_norm_eps",
+    hidden_act="gelu",
+    attention_bias=has("blk.0.attn_qkv.bias"),
+    use_parallel_residual=get("use_parallel_residual", True),
+)
 
 
 def gpt2(metadata: Metadata) -> dict[str, Any]:
@@ -463,15 +412,6 @@ def gpt2(metadata: Metadata) -> dict[str, Any]:
         "activation_function": "gelu_new",
         "scale_attn_weights": True,
         "multi_query": fields["num_key_value_heads"] == 1,
-    }
-
-
-def bloom(metadata: Metadata) -> dict[str, Any]:
-    """BLOOM."""
-    fields = common(metadata, "bloom", "layer_norm_epsilon")
-    return fields | {
-        "seq_length": fields["max_position_embeddings"],
-        "apply_residual_connection_post_layernorm": False,
     }
 
 
@@ -507,27 +447,20 @@ def xielu(metadata: Metadata) -> dict[str, list[float]]:
     return found
 
 
-def baichuan(metadata: Metadata) -> dict[str, Any]:
-    """Baichuan: the 13B, by its 40 layers as llama.cpp knows it, has ALiBi."""
-    fields = {"has_alibi": metadata.layer_count == _LAYERS_WITH_ALIBI}
-    return common(metadata, "baichuan") | fields
-
-
-def qwen(metadata: Metadata) -> dict[str, Any]:
-    """Qwen 1, in the names of its published config; what it does beyond its trained length is not in the file."""
-    length, heads = metadata.need("context_length"), metadata.need("attention.head_count")
-    eps = metadata.get("attention.layer_norm_rms_epsilon", metadata.get("attention.layer_norm_epsilon"))
-    return {
-        "model_type": "qwen",
-        "vocab_size": metadata.vocab_size,
-        "hidden_size": metadata.need("embedding_length"),
-        "intermediate_size": metadata.need("feed_forward_length"),
-        "num_hidden_layers": metadata.layer_count,
-        "num_attention_heads": heads,
-        "kv_channels": metadata.need("embedding_length") // heads,
-        "max_position_embeddings": length,
-        "seq_length": length,
-        "layer_norm_epsilon": eps,
-        "rotary_emb_base": metadata.get("rope.freq_base", 10000.0),
-        "tie_word_embeddings": not metadata.has("output.weight"),
-    }
+# Qwen 1, in the names of its published config; what it does beyond its trained length is not in the file.
+qwen = joined(
+    model_type="qwen",
+    vocab_size=attrgetter("vocab_size"),
+    hidden_size=need("embedding_length"),
+    intermediate_size=need("feed_forward_length"),
+    num_hidden_layers=attrgetter("layer_count"),
+    num_attention_heads=need("attention.head_count"),
+    kv_channels=lambda metadata: metadata.need("embedding_length") // metadata.need("attention.head_count"),
+    max_position_embeddings=need("context_length"),
+    seq_length=need("context_length"),
+    layer_norm_epsilon=lambda metadata: metadata.get(
+        "attention.layer_norm_rms_epsilon", metadata.get("attention.layer_norm_epsilon")
+    ),
+    rotary_emb_base=get("rope.freq_base", 10000.0),
+    tie_word_embeddings=lacks("output.weight"),
+)

@@ -12,7 +12,7 @@ from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.encoders import post_norm_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.nomic_bert import with_bias
-from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, gemma3
+from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, Config, gemma3, plain
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import EXPERTS
 from lmdeploy.turbomind.manifest import Constant, Expression
@@ -61,22 +61,27 @@ def write_modules(metadata: Metadata, target: Path) -> None:
     (target / "1_Pooling" / "config.json").write_text(json.dumps(mode), encoding="utf-8")
 
 
-def _encoder(metadata: Metadata, model_type: str, eps: str = "layer_norm_eps") -> dict[str, Any]:
+def _token_types(metadata: Metadata) -> int:
     types = metadata.tensors.get("token_types.weight")
-    sizes = common(metadata, model_type, eps) | {"tie_word_embeddings": True}
-    return sizes | {"type_vocab_size": types.shape[0] if types else 0}
+    return types.shape[0] if types else 0
 
 
-def bert(metadata: Metadata) -> dict[str, Any]:
-    """BERT, RoBERTa, XLM-RoBERTa and DistilBERT."""
+def _encoder(model_type: str, *parts: Config, eps: str = "layer_norm_eps", **fields: Any) -> Config:
+    return plain(model_type, *parts, eps=eps, tie_word_embeddings=True, type_vocab_size=_token_types, **fields)
+
+
+def _labels(metadata: Metadata) -> dict[str, Any]:
     labels = metadata.get("classifier.output_labels", [])
-    named = {"id2label": {str(number): label for number, label in enumerate(labels)}} if labels else {}
-    return _encoder(metadata, "bert") | {"hidden_act": "gelu", "is_decoder": False} | named
+    return {"id2label": {str(number): label for number, label in enumerate(labels)}} if labels else {}
+
+
+# BERT, RoBERTa, XLM-RoBERTa and DistilBERT.
+bert = _encoder("bert", _labels, hidden_act="gelu", is_decoder=False)
 
 
 def nomic_bert(metadata: Metadata) -> dict[str, Any]:
     """NomicBERT, in the names of its published config; files have no bias of the experts' sum."""
-    fields = _encoder(metadata, "nomic_bert")
+    fields = _encoder("nomic_bert")(metadata)
     return fields | {
         "rotary_emb_base": fields.pop("rope_parameters")["rope_theta"],
         "hidden_act": "silu" if metadata.has("blk.0.ffn_gate.weight") else "gelu",
@@ -99,13 +104,10 @@ def jina_bert_v2(metadata: Metadata) -> dict[str, Any]:
     """
     if metadata.has("blk.0.attn_norm_2.weight") or metadata.has("blk.0.attn_q_norm.weight"):
         raise UnsupportedModelError("JinaBERT with norms of queries and keys (jina-embeddings-v2-base-code)")
-    return _encoder(metadata, "bert") | {"feed_forward_type": "geglu"}
+    return _encoder("bert")(metadata) | {"feed_forward_type": "geglu"}
 
 
-def eurobert(metadata: Metadata) -> dict[str, Any]:
-    """EuroBERT."""
-    fields = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    return _encoder(metadata, "eurobert", "rms_norm_eps") | fields
+eurobert = _encoder("eurobert", eps="rms_norm_eps", hidden_act="silu", attention_bias=False, mlp_bias=False)
 
 
 def gemma_embedding(metadata: Metadata) -> dict[str, Any]:
@@ -122,7 +124,7 @@ def modern_bert(metadata: Metadata) -> dict[str, Any]:
     layers = range(metadata.layer_count or 0)
     base = metadata.get("rope.freq_base", 10000.0)
     bases = {FULL: base, SLIDING: metadata.get("rope.freq_base_swa", base)}
-    return _encoder(metadata, "modernbert", "norm_eps") | {
+    return _encoder("modernbert", eps="norm_eps")(metadata) | {
         "norm_bias": metadata.has("output_norm.bias"),
         "attention_bias": metadata.has("blk.0.attn_qkv.bias"),
         "mlp_bias": metadata.has("blk.0.ffn_up.bias"),

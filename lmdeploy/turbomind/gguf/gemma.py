@@ -4,7 +4,7 @@ from statistics import NormalDist
 from typing import Any
 
 from lmdeploy.turbomind.families.experts import moe_of
-from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, windows
+from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, padding, windows
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.manifest import Expression, Load
 from lmdeploy.turbomind.spec import ModelSpec
@@ -53,10 +53,10 @@ def _gemma(metadata: Metadata, model_type: str, period: int) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         "sliding_window": metadata.need("attention.sliding_window"),
-        "layer_types": windows(metadata, period),
+        "layer_types": windows(period)(metadata),
         "hidden_size_per_layer_input": metadata.get("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": fields["vocab_size"],
-        "pad_token_id": metadata.values.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": padding(metadata),
         "rope_parameters": {
             FULL: fields["rope_parameters"],
             SLIDING: {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 10000.0)},

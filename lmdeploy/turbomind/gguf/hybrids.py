@@ -1,35 +1,74 @@
 """config.json from the metadata of GGUF files of recurrent and hybrid models."""
 
+from collections.abc import Callable
 from typing import Any
 
-from lmdeploy.turbomind.gguf.configs import FULL, common, multipliers, qwen_experts
+from lmdeploy.turbomind.gguf.configs import (
+    FULL,
+    common,
+    expert_size,
+    get,
+    has,
+    joined,
+    multipliers,
+    need,
+    plain,
+    qwen_experts,
+    shared_size,
+)
 from lmdeploy.turbomind.gguf.metadata import Metadata
 
 _LINEAR = "linear_attention"
 
 
-def gated_delta(metadata: Metadata) -> dict[str, Any]:
-    """Qwen3-Next and Qwen3.5; every fourth layer has attention unless the file says which do."""
-    layers, heads = metadata.layer_count or 0, metadata.need("ssm.time_step_rank")
-    period = metadata.get("full_attention_interval", 4)
-    recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % period) for layer in range(layers)])
-    return {
-        "layer_types": [_LINEAR if is_recurrent else FULL for is_recurrent in recurrent[:layers]],
-        "linear_num_value_heads": heads,
-        "linear_num_key_heads": metadata.need("ssm.group_count"),
-        "linear_key_head_dim": metadata.need("ssm.state_size"),
-        "linear_value_head_dim": metadata.need("ssm.inner_size") // heads,
-        "linear_conv_kernel_dim": metadata.need("ssm.conv_kernel"),
-    }
+def _recurrences(period: int) -> Callable[[Metadata], list[str]]:
+    """Return the reader of the kind of each layer: as the file says, or the last of ``period`` has attention."""
+
+    def kinds(metadata: Metadata) -> list[str]:
+        layers, every = metadata.layer_count or 0, metadata.get("full_attention_interval", period)
+        recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % every) for layer in range(layers)])
+        return [_LINEAR if is_recurrent else FULL for is_recurrent in recurrent[:layers]]
+
+    return kinds
 
 
-def gated_delta_experts(metadata: Metadata) -> dict[str, Any]:
-    """The same with experts."""
-    fields = gated_delta(metadata) | qwen_experts(metadata, normalizes=True)
-    shared = metadata.tensors.get("blk.0.ffn_up_shexp.weight")
-    size = metadata.get("expert_shared_feed_forward_length", shared.shape[0] if shared else None)
-    dense = metadata.get("feed_forward_length") or fields["moe_intermediate_size"]
-    return fields | {"intermediate_size": dense, "shared_expert_intermediate_size": size}
+def _layers_without_attention(metadata: Metadata) -> list[bool]:
+    """Return which layers have no key/value heads, and leave the number of those of the others."""
+    counts = metadata.need("attention.head_count_kv")
+    return [not count for count in counts] if isinstance(counts, list) else [not counts] * (metadata.layer_count or 0)
+
+
+def _mixers(metadata: Metadata) -> list[str]:
+    """Return the kind of each layer, by its key/value heads."""
+    return [_LINEAR if bare else FULL for bare in _layers_without_attention(metadata)]
+
+
+def _key_value_heads(metadata: Metadata) -> int:
+    counts = metadata.need("attention.head_count_kv")
+    return max(counts) if isinstance(counts, list) else int(counts)
+
+
+def _value_size(metadata: Metadata) -> int:
+    """Return the size of a value head of a recurrence."""
+    return int(metadata.need("ssm.inner_size") // metadata.need("ssm.time_step_rank"))
+
+
+# Qwen3-Next and Qwen3.5.
+gated_delta = joined(
+    layer_types=_recurrences(4),
+    linear_num_value_heads=need("ssm.time_step_rank"),
+    linear_num_key_heads=need("ssm.group_count"),
+    linear_key_head_dim=need("ssm.state_size"),
+    linear_value_head_dim=_value_size,
+    linear_conv_kernel_dim=need("ssm.conv_kernel"),
+)
+# The same with experts.
+gated_delta_experts = joined(
+    gated_delta,
+    qwen_experts,
+    intermediate_size=lambda metadata: metadata.get("feed_forward_length") or expert_size(metadata),
+    shared_expert_intermediate_size=shared_size,
+)
 
 
 def qwen4exp(metadata: Metadata) -> dict[str, Any]:
@@ -63,64 +102,46 @@ def qwen4exp(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _layers_without_attention(metadata: Metadata) -> list[bool]:
-    """Return which layers have no key/value heads, and leave the number of those of the others."""
-    counts = metadata.need("attention.head_count_kv")
-    return [not count for count in counts] if isinstance(counts, list) else [not counts] * (metadata.layer_count or 0)
-
-
-def _key_value_heads(metadata: Metadata) -> int:
-    counts = metadata.need("attention.head_count_kv")
-    return max(counts) if isinstance(counts, list) else int(counts)
-
-
-def lfm2(metadata: Metadata) -> dict[str, Any]:
-    """LFM2."""
-    return {
-        "norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
-        "num_key_value_heads": _key_value_heads(metadata),
-        "layer_types": ["conv" if bare else FULL for bare in _layers_without_attention(metadata)],
-        "conv_L_cache": metadata.need("shortconv.l_cache"),
-        "conv_bias": metadata.has("blk.0.shortconv.conv.bias"),
-        "block_auto_adjust_ff_dim": False,
-    }
-
-
-def lfm2moe(metadata: Metadata) -> dict[str, Any]:
-    """LFM2 with experts."""
-    return lfm2(metadata) | {
-        "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
-        "num_dense_layers": metadata.get("leading_dense_block_count", 0),
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.0,
-        "use_expert_bias": True,
-    }
-
-
-def mamba(metadata: Metadata) -> dict[str, Any]:
-    """Mamba and Falcon Mamba, whose norm before steps, keys and queries is the other norms'."""
-    has_norms = metadata.get("ssm.dt_b_c_rms", False)
-    fields = common(metadata, "falcon_mamba" if has_norms else "mamba")
-    return fields | {
-        **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1),  # no layer has them
-        "layer_norm_epsilon": fields["rms_norm_eps"],
-        "mixer_rms_eps": fields["rms_norm_eps"],
-        "intermediate_size": metadata.need("ssm.inner_size"),
-        "state_size": metadata.need("ssm.state_size"),
-        "time_step_rank": metadata.need("ssm.time_step_rank"),
-        "conv_kernel": metadata.need("ssm.conv_kernel"),
-        "use_conv_bias": metadata.has("blk.0.ssm_conv1d.bias"),
-        "use_bias": metadata.has("blk.0.ssm_in.bias"),
-    }
+lfm2 = plain(
+    "lfm2",
+    norm_eps=need("attention.layer_norm_rms_epsilon"),
+    num_key_value_heads=_key_value_heads,
+    layer_types=lambda metadata: ["conv" if bare else FULL for bare in _layers_without_attention(metadata)],
+    conv_L_cache=need("shortconv.l_cache"),
+    conv_bias=has("blk.0.shortconv.conv.bias"),
+    block_auto_adjust_ff_dim=False,
+)
+lfm2moe = joined(
+    lfm2,
+    model_type="lfm2_moe",
+    moe_intermediate_size=need("expert_feed_forward_length"),
+    num_dense_layers=get("leading_dense_block_count", 0),
+    norm_topk_prob=True,
+    routed_scaling_factor=1.0,
+    use_expert_bias=True,
+)
+mamba = plain(
+    "mamba",
+    joined(num_attention_heads=1, num_key_value_heads=1),  # no layer has them
+    layer_norm_epsilon=need("attention.layer_norm_rms_epsilon"),
+    intermediate_size=need("ssm.inner_size"),
+    state_size=need("ssm.state_size"),
+    time_step_rank=need("ssm.time_step_rank"),
+    conv_kernel=need("ssm.conv_kernel"),
+    use_conv_bias=has("blk.0.ssm_conv1d.bias"),
+    use_bias=has("blk.0.ssm_in.bias"),
+)
+# Its norm before steps, keys and queries is the other norms'.
+falcon_mamba = joined(mamba, model_type="falcon_mamba", mixer_rms_eps=need("attention.layer_norm_rms_epsilon"))
 
 
 def jamba(metadata: Metadata) -> dict[str, Any]:
     """Jamba."""
-    bare, experts = _layers_without_attention(metadata), metadata.get("expert_count", 1)
-    routed = [metadata.has(f"blk.{layer}.ffn_gate_inp.weight") for layer in range(len(bare))]
+    experts, layers = metadata.get("expert_count", 1), range(metadata.layer_count or 0)
+    routed = [metadata.has(f"blk.{layer}.ffn_gate_inp.weight") for layer in layers]
     return common(metadata, "jamba") | {
         "num_key_value_heads": _key_value_heads(metadata),
-        "layer_types": [_LINEAR if without else FULL for without in bare],
+        "layer_types": _mixers(metadata),
         "layers_num_experts": [experts if has_router else 1 for has_router in routed],
         "num_experts": experts,
         "num_experts_per_tok": metadata.get("expert_used_count", 1),
@@ -133,33 +154,27 @@ def jamba(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def mamba2(metadata: Metadata) -> dict[str, Any]:
-    """Mamba-2."""
-    fields, inner = common(metadata, "mamba2"), metadata.need("ssm.inner_size")
-    return fields | {
-        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"), 1),  # no layer has them
-        "layer_norm_epsilon": fields["rms_norm_eps"],
-        "num_heads": metadata.need("ssm.time_step_rank"),
-        "n_groups": metadata.need("ssm.group_count"),
-        "state_size": metadata.need("ssm.state_size"),
-        "expand": inner // metadata.need("embedding_length"),
-        "conv_kernel": metadata.need("ssm.conv_kernel"),
-        "use_conv_bias": metadata.has("blk.0.ssm_conv1d.bias"),
-        "use_bias": metadata.has("blk.0.ssm_in.bias"),
-        "time_step_limit": None,
-    }
-
-
-def _mamba_sizes(metadata: Metadata) -> dict[str, Any]:
-    heads = metadata.need("ssm.time_step_rank")
-    return {
-        "mamba_n_heads": heads,
-        "mamba_n_groups": metadata.need("ssm.group_count"),
-        "mamba_d_state": metadata.need("ssm.state_size"),
-        "mamba_d_head": metadata.need("ssm.inner_size") // heads,
-        "mamba_d_conv": metadata.need("ssm.conv_kernel"),
-        "time_step_limit": None,
-    }
+mamba2 = plain(
+    "mamba2",
+    joined(num_attention_heads=1, num_key_value_heads=1, intermediate_size=1),  # no layer has them
+    layer_norm_epsilon=need("attention.layer_norm_rms_epsilon"),
+    num_heads=need("ssm.time_step_rank"),
+    n_groups=need("ssm.group_count"),
+    state_size=need("ssm.state_size"),
+    expand=lambda metadata: metadata.need("ssm.inner_size") // metadata.need("embedding_length"),
+    conv_kernel=need("ssm.conv_kernel"),
+    use_conv_bias=has("blk.0.ssm_conv1d.bias"),
+    use_bias=has("blk.0.ssm_in.bias"),
+    time_step_limit=None,
+)
+_mamba_sizes = joined(
+    mamba_n_heads=need("ssm.time_step_rank"),
+    mamba_n_groups=need("ssm.group_count"),
+    mamba_d_state=need("ssm.state_size"),
+    mamba_d_head=_value_size,
+    mamba_d_conv=need("ssm.conv_kernel"),
+    time_step_limit=None,
+)
 
 
 def granitehybrid(metadata: Metadata) -> dict[str, Any]:
@@ -173,7 +188,7 @@ def granitehybrid(metadata: Metadata) -> dict[str, Any]:
         | _mamba_sizes(metadata)
         | {
             "num_key_value_heads": _key_value_heads(metadata),
-            "layer_types": [_LINEAR if without else FULL for without in bare],
+            "layer_types": _mixers(metadata),
             "num_local_experts": metadata.get("expert_count", 0),
             "num_experts_per_tok": metadata.get("expert_used_count", 0),
             "intermediate_size": metadata.get("feed_forward_length"),
@@ -185,40 +200,28 @@ def granitehybrid(metadata: Metadata) -> dict[str, Any]:
     )
 
 
-def falcon_h1(metadata: Metadata) -> dict[str, Any]:
-    """Falcon-H1, whose factors are in the weights already."""
-    biases = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
-    factors = ("attention_in", "attention_out", "key", "ssm_in", "ssm_out", "lm_head", "embedding")
-    return (
-        common(metadata, "falcon_h1")
-        | _mamba_sizes(metadata)
-        | dict.fromkeys(biases, False)
-        | {f"{name}_multiplier": 1.0 for name in factors}
-        | {
-            "ssm_multipliers": [1.0] * 5,
-            "mlp_multipliers": [1.0] * 2,
-            "mamba_d_ssm": metadata.need("ssm.inner_size"),
-            "mamba_conv_bias": metadata.has("blk.0.ssm_conv1d.bias"),
-            "mamba_rms_norm": metadata.has("blk.0.ssm_norm.weight"),
-            "mamba_norm_before_gate": False,
-        }
-    )
-
-
-def minimax_01(metadata: Metadata) -> dict[str, Any]:
-    """MiniMax-Text-01 and M1: every eighth layer has attention unless the file says which do."""
-    layers, period = metadata.layer_count or 0, metadata.get("full_attention_interval", 8)
-    recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % period) for layer in range(layers)])
-    fields = common(metadata, "minimax")
-    halves = ("full_attn", "linear_attn", "mlp")
-    return (
-        fields
-        | dict.fromkeys((f"{half}_alpha_factor" for half in halves), metadata.need("residual_scale"))
-        | dict.fromkeys((f"{half}_beta_factor" for half in halves), 1.0)
-        | {
-            "layer_types": [_LINEAR if is_recurrent else FULL for is_recurrent in recurrent[:layers]],
-        }
-    )
+# Falcon-H1, whose factors are in the weights already.
+_BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
+_FACTORS = ("attention_in", "attention_out", "key", "ssm_in", "ssm_out", "lm_head", "embedding")
+falcon_h1 = plain(
+    "falcon_h1",
+    _mamba_sizes,
+    joined(**dict.fromkeys(_BIASES, False), **{f"{name}_multiplier": 1.0 for name in _FACTORS}),
+    ssm_multipliers=(1.0,) * 5,
+    mlp_multipliers=(1.0,) * 2,
+    mamba_d_ssm=need("ssm.inner_size"),
+    mamba_conv_bias=has("blk.0.ssm_conv1d.bias"),
+    mamba_rms_norm=has("blk.0.ssm_norm.weight"),
+    mamba_norm_before_gate=False,
+)
+# MiniMax-Text-01 and M1.
+_HALVES = ("full_attn", "linear_attn", "mlp")
+minimax_01 = plain(
+    "minimax",
+    joined(**{f"{half}_alpha_factor": need("residual_scale") for half in _HALVES}),
+    joined(**{f"{half}_beta_factor": 1.0 for half in _HALVES}),
+    layer_types=_recurrences(8),
+)
 
 
 def nemotron_h(metadata: Metadata) -> dict[str, Any]:
@@ -250,15 +253,15 @@ def nemotron_h(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def nemotron_h_moe(metadata: Metadata) -> dict[str, Any]:
-    """Nemotron 3: Nemotron-H with experts in place of MLPs."""
-    return nemotron_h(metadata) | {
-        "n_routed_experts": metadata.need("expert_count"),
-        "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
-        "moe_shared_expert_intermediate_size": metadata.need("expert_shared_feed_forward_length"),
-        "moe_latent_size": metadata.get("moe_latent_size"),
-        "norm_topk_prob": metadata.get("expert_weights_norm", False),
-        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
-        "n_group": metadata.get("expert_group_count", 1),
-        "topk_group": metadata.get("expert_group_used_count", 1),
-    }
+# Nemotron 3: Nemotron-H with experts in place of MLPs.
+nemotron_h_moe = joined(
+    nemotron_h,
+    n_routed_experts=need("expert_count"),
+    moe_intermediate_size=need("expert_feed_forward_length"),
+    moe_shared_expert_intermediate_size=need("expert_shared_feed_forward_length"),
+    moe_latent_size=get("moe_latent_size"),
+    norm_topk_prob=get("expert_weights_norm", False),
+    routed_scaling_factor=get("expert_weights_scale", 1.0),
+    n_group=get("expert_group_count", 1),
+    topk_group=get("expert_group_used_count", 1),
+)

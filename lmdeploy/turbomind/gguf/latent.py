@@ -3,11 +3,12 @@
 That of keys is then transposed.
 """
 
+from functools import partial
 from typing import Any
 
 from lmdeploy.turbomind.families import hunyuan_v4, latent
 from lmdeploy.turbomind.families.deepseek import indexer_tensors
-from lmdeploy.turbomind.gguf.configs import common
+from lmdeploy.turbomind.gguf.configs import common, get, joined, need
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import deepseek_experts
 from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, renamed, reshape
@@ -107,41 +108,34 @@ def deepseek_v2(metadata: Metadata) -> dict[str, Any]:
     return fields | {"topk_method": "group_limited_greedy" if fields["n_group"] > 1 else "greedy"}
 
 
-def deepseek_v3(metadata: Metadata) -> dict[str, Any]:
-    """DeepSeek-V3, Kimi K2 and GLM-4.7-Flash."""
-    return _latent(metadata, "deepseek_v3") | {"rope_interleave": True}
+# DeepSeek-V3, Kimi K2 and GLM-4.7-Flash.
+deepseek_v3 = joined(partial(_latent, model_type="deepseek_v3"), rope_interleave=True)
+deepseek_v32 = joined(
+    partial(_latent, model_type="deepseek_v32"),
+    index_topk=need("attention.indexer.top_k"),
+    index_n_heads=need("attention.indexer.head_count"),
+    index_head_dim=need("attention.indexer.key_length"),
+)
 
 
-def deepseek_v32(metadata: Metadata) -> dict[str, Any]:
-    """DeepSeek-V3.2."""
-    return _latent(metadata, "deepseek_v32") | {
-        "index_topk": metadata.need("attention.indexer.top_k"),
-        "index_n_heads": metadata.need("attention.indexer.head_count"),
-        "index_head_dim": metadata.need("attention.indexer.key_length"),
-    }
-
-
-def glm_dsa(metadata: Metadata) -> dict[str, Any]:
-    """GLM-5, in which some layers choose as the one before."""
+def _indexers(metadata: Metadata) -> list[str]:
     chooses = metadata.get("attention.indexer.types", [True] * (metadata.layer_count or 0))
-    kinds = ["full" if choosing else "shared" for choosing in chooses[: metadata.layer_count]]
-    return deepseek_v32(metadata) | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
+    return ["full" if choosing else "shared" for choosing in chooses[: metadata.layer_count]]
 
 
-def hy_v4(metadata: Metadata) -> dict[str, Any]:
-    """HY4; only routed experts have limits, all the same."""
-    return glm_dsa(metadata) | {
-        "model_type": "hy_v4",
-        "hc_mult": metadata.need("hyper_connection.count"),
-        "hc_eps": metadata.need("hyper_connection.epsilon"),
-        "hc_magnitude": metadata.need("hyper_connection.magnitude"),
-        "swiglu_limit": max(metadata.get("swiglu_clamp_exp", [0.0])),
-    }
-
-
-def mistral4(metadata: Metadata) -> dict[str, Any]:
-    """Mistral Small 4; how queries grow with their position is not in the file, and llama.cpp leaves it out."""
-    return _latent(metadata, "mistral4") | {"rope_interleave": True}
+# GLM-5, in which some layers choose as the one before.
+glm_dsa = joined(deepseek_v32, model_type="glm_moe_dsa", indexer_types=_indexers)
+# HY4; only routed experts have limits, all the same.
+hy_v4 = joined(
+    glm_dsa,
+    model_type="hy_v4",
+    hc_mult=need("hyper_connection.count"),
+    hc_eps=need("hyper_connection.epsilon"),
+    hc_magnitude=need("hyper_connection.magnitude"),
+    swiglu_limit=lambda metadata: max(metadata.get("swiglu_clamp_exp", [0.0])),
+)
+# Mistral Small 4; how queries grow with their position is not in the file, and llama.cpp leaves it out.
+mistral4 = joined(partial(_latent, model_type="mistral4"), rope_interleave=True)
 
 
 def minicpm3(metadata: Metadata) -> dict[str, Any]:
@@ -178,13 +172,13 @@ def kimi_linear(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def bailingmoe3(metadata: Metadata) -> dict[str, Any]:
-    """Ling 3.0."""
-    return kimi_linear(metadata) | {
-        "model_type": "bailing_hybrid",
-        "kda_safe_gate": metadata.get("kda.safe_gate", True),
-        "kda_lower_bound": metadata.need("kda.gate_lower_bound"),
-    }
+# Ling 3.0.
+bailingmoe3 = joined(
+    kimi_linear,
+    model_type="bailing_hybrid",
+    kda_safe_gate=get("kda.safe_gate", True),
+    kda_lower_bound=need("kda.gate_lower_bound"),
+)
 
 
 def _key_value_heads(metadata: Metadata) -> list[int]:
