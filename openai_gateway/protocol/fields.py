@@ -71,31 +71,25 @@ Items = Annotated[list[T], Field(fail_fast=True), BeforeValidator(at_most(MAX_IT
 
 
 def _shallow(value: Any) -> Any:
+    """Refuse a JSON value that is nested too deeply, or holds a text that UTF-8 cannot carry."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        inner = [item for item in level if isinstance(item, dict | list)]
-        level = [value for item in inner for value in (item.values() if isinstance(item, dict) else item)]
-        if not level:
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                _encodable(item)
+            elif isinstance(item, dict):
+                inner += [*item, *item.values()]
+            elif isinstance(item, list):
+                inner += item
+        if not (level := inner):
             return value
     raise PydanticCustomError("too_deep", f"Input should be nested at most {MAX_DEPTH} levels deep")
 
 
-def _all_encodable(value: Any) -> Any:
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            _encodable(item)
-        elif isinstance(item, dict):
-            waiting += [*item, *item.values()]
-        elif isinstance(item, list):
-            waiting += item
-    return value
-
-
 AnyText = Annotated[str, AfterValidator(_encodable)]
 Text = Annotated[AnyText, Field(min_length=1)]
-JsonObject = Annotated[dict[str, Any], BeforeValidator(small), AfterValidator(_shallow), AfterValidator(_all_encodable)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(small), AfterValidator(_shallow)]
 
 
 PROMPTS_ARE_CACHED = "prompts are cached without being asked to"
