@@ -112,19 +112,10 @@ def serve(
     require_vision_config(kwargs.pop("vision_config", None))
     # The default of `backend` is no contradiction to a config.
     config = engine_config_for(backend_config, None if backend == "turbomind" else backend, kwargs)
-    if config.revision or config.download_dir:
-        model_path = str(locate_model(model_path, config.revision, config.download_dir))
     keys = split_keys([api_keys] if isinstance(api_keys, str) else api_keys or ())
-    command = [sys.executable, "-m", "lmdeploy", "serve", "api_server", model_path]
+    command, env = command_of("api_server", model_path, model_name, config, chat_template_config)
     command += ["--server-name", server_name, "--server-port", str(server_port), "--log-level", log_level]
-    for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
-        command += [f"--triton-{name}-port", str(port)]
-    command += ["--model-name", model_name] if model_name else []
-    command += ["--backend", "pytorch"] if backend_of(config) == "pytorch" else []
-    command += ["--ssl"] if ssl else []
-    command += ["--chat-template", chat_template_config.to_json()] if chat_template_config else []
-    command += options
-    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_settings(config))}
+    command += [*(["--ssl"] if ssl else []), *options]
     if keys:
         env |= environment_of({"api-keys": keys})
     server = ChildProcess(command, env=env, log=logger.info)
@@ -135,6 +126,25 @@ def serve(
         server.stop(_GRACE)
         raise
     return ServedAPIClient(url, keys[0] if keys else None, server)
+
+
+def command_of(
+    server: str,  # of `lmdeploy serve`
+    model_path: str,
+    model_name: str | None,
+    config: TurbomindEngineConfig | PytorchEngineConfig,
+    chat_template_config: ChatTemplateConfig | None,
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that serves a model with its own tritonserver on free ports, and its environment."""
+    if config.revision or config.download_dir:
+        model_path = str(locate_model(model_path, config.revision, config.download_dir))
+    command = [sys.executable, "-m", "lmdeploy", "serve", server, model_path]
+    for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
+        command += [f"--triton-{name}-port", str(port)]
+    command += ["--model-name", model_name] if model_name else []
+    command += ["--backend", "pytorch"] if backend_of(config) == "pytorch" else []
+    command += ["--chat-template", chat_template_config.to_json()] if chat_template_config else []
+    return command, {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_settings(config))}
 
 
 def client(api_server_url: str = "http://0.0.0.0:23333", api_key: str | None = None, **kwargs: Any) -> APIClient:

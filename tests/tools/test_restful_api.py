@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from lmdeploy.cli import main as cli
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script
@@ -23,9 +22,7 @@ from tests.support.gateways import running_gateway
 from tests.support.tiny_models import make_tiny_llama
 from tools.bench import __main__ as bench
 from tools.bench import arguments as flags
-from tools.bench.matches import engine_config
 from tools.bench.over_http import Target, run_open_loop, run_over_http
-from tools.bench.server import engine_flags
 from tools.bench.workload import GREEDY, Request
 from tools.profile_restful_api import make_parser
 
@@ -194,17 +191,8 @@ def test_each_engine_has_its_settings() -> None:
     pytorch = flags.engine_config(parser.parse_args(["--backend", "pytorch", "--quant-policy", "8"]), 3)
     assert isinstance(pytorch, PytorchEngineConfig)
     assert (pytorch.quant_policy, pytorch.max_batch_size) == (8, 3)
-    assert engine_flags(pytorch)[:2] == ["--backend", "pytorch"]
     with pytest.raises(ValueError, match=r"--backend pytorch: .*weight_bits"):
         flags.engine_config(parser.parse_args(["--backend", "pytorch", "--weight-bits", "8"]), 3)
-
-
-def test_a_server_is_started_with_flags_that_it_takes() -> None:
-    for bits in (4, 16):
-        command = ["serve", "api_server", "a-model", *engine_flags(engine_config(bits))]
-        read = cli.make_parser().parse_args(command)
-        assert read.enable_prefix_caching is False
-        assert (read.weight_bits, read.speculative_config) == (4 if bits == 4 else None, "none")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Server process of a benchmark: `lmdeploy serve api_server` on free ports, or another engine's."""
 
-import dataclasses
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -11,26 +9,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from lmdeploy.messages import PytorchEngineConfig
+from lmdeploy.serve.api import command_of
 from lmdeploy.serve.ports import free_ports
 from lmdeploy.turbomind.engine_settings import EngineConfig
 
 START_SECONDS = 120
 STOP_SECONDS = 20
-
-
-def engine_flags(config: EngineConfig) -> list[str]:
-    """Return the flags of `lmdeploy serve` for the engine, and for the fields that have not their default."""
-    given, defaults = dataclasses.asdict(config), dataclasses.asdict(type(config)())
-    changed = {name: value for name, value in given.items() if value != defaults[name]}
-    backend = ["--backend", "pytorch"] if isinstance(config, PytorchEngineConfig) else []
-    return backend + [text for name, value in changed.items() for text in _flag(name.replace("_", "-"), value)]
-
-
-def _flag(name: str, value: object) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    return [f"--{name}", str(value)]
 
 
 @contextmanager
@@ -40,20 +24,10 @@ def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
     Raises `RuntimeError` if it did not start; the message ends with what it printed. Yields URL of the gateway, without
     ``/v1``.
     """
-    with running_lmdeploy(model_path, *engine_flags(config)) as url:
-        yield url
-
-
-@contextmanager
-def running_lmdeploy(*arguments: str) -> Iterator[str]:
-    """Run `lmdeploy serve api_server` with these arguments on free ports, as `running_server` does."""
-    port, http_port, grpc_port, metrics_port = free_ports(4)
-    command = [
-        *(sys.executable, "-m", "lmdeploy", "serve", "api_server", *arguments),
-        *("--server-name", "127.0.0.1", "--server-port", str(port), "--triton-http-port", str(http_port)),
-        *("--triton-grpc-port", str(grpc_port), "--triton-metrics-port", str(metrics_port)),
-    ]
-    with running(command, f"http://127.0.0.1:{port}") as url:
+    command, environment = command_of("api_server", model_path, None, config, None)
+    (port,) = free_ports(1)
+    command += ["--server-name", "127.0.0.1", "--server-port", str(port)]
+    with running(command, f"http://127.0.0.1:{port}", environment) as url:
         yield url
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.model import ChatTemplateConfig
-from lmdeploy.paths import locate_model
-from lmdeploy.serve.ports import free_ports
-from lmdeploy.turbomind.engine_settings import backend_of, engine_config_for, given_settings
+from lmdeploy.serve.api import command_of
+from lmdeploy.turbomind.engine_settings import engine_config_for
 
 _HOSTED_DEMO = "huggingface-space"
 _HOSTED_PORT = 7860  # where such a place looks for its app
@@ -58,14 +54,6 @@ def run_local(
     config = engine_config_for(backend_config, None if backend == "turbomind" else backend, {})
     if server_name == _HOSTED_DEMO:
         server_name, server_port = "0.0.0.0", _HOSTED_PORT
-    if config.revision or config.download_dir:
-        model_path = str(locate_model(model_path, config.revision, config.download_dir))
-    command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", model_path]
+    command, env = command_of("gradio", model_path, model_name, config, chat_template_config)
     command += ["--server-name", server_name, "--server-port", str(server_port)]
-    for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
-        command += [f"--triton-{name}-port", str(port)]
-    command += ["--model-name", model_name] if model_name else []
-    command += ["--backend", "pytorch"] if backend_of(config) == "pytorch" else []
-    command += ["--chat-template", chat_template_config.to_json()] if chat_template_config else []
-    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_settings(config))}
     return subprocess.run(command, env=env, check=False).returncode
