@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError, WrapValidator
 
 
 class Outcome(Enum):
@@ -22,16 +24,42 @@ class Outcome(Enum):
 
 MAX_IMAGES = 16  # of a question
 MAX_IMAGE_BYTES = 32 * 2**20  # of a conversation
+MAX_OBJECTS = 2000  # of a list that a browser reports
 _OUTCOMES = {"length": Outcome.LENGTH, "cancelled": Outcome.STOPPED}
+
+
+def _or(default: object) -> WrapValidator:
+    """Return the validator of what a browser reports: what cannot be has a default."""
+
+    def read(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            return default
+
+    return WrapValidator(read)
+
+
+def _objects(value: object) -> list[Any]:
+    return [item for item in value[:MAX_OBJECTS] if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+T = TypeVar("T")
+Objects = Annotated[list[T], BeforeValidator(_objects)]
+Text = Annotated[str, _or("")]
+_Whole = Annotated[int, Field(ge=0, lt=2**53)]
+Count = Annotated[_Whole, _or(0)]
+KnownCount = Annotated[_Whole | None, _or(None)]
+Seconds = Annotated[float, Field(ge=0, lt=2**53), _or(0.0)]
 
 
 @dataclass
 class Call:
     """A tool that the model calls; ``arguments`` is JSON text."""
 
-    name: str = ""
-    arguments: str = ""
-    id: str = ""
+    name: Text = ""
+    arguments: Text = ""
+    id: Text = ""
 
 
 @dataclass
@@ -55,21 +83,21 @@ class Piece:
 class Response:
     """One response to a question, which grows while it is generated."""
 
-    text: str = ""
-    reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
-    outcome: Outcome = Outcome.RUNNING
-    error: str = ""  # why there is no whole response, in words for the reader; empty otherwise
-    token_count: int = 0
-    prompt_count: int | None = None
-    cached_count: int | None = None
+    text: Text = ""
+    reasoning: Text = ""
+    calls: Objects[Call] = field(default_factory=list)
+    outcome: Annotated[Outcome, _or(Outcome.STOPPED)] = Outcome.RUNNING
+    error: Text = ""  # why there is no whole response, in words for the reader; empty otherwise
+    token_count: Count = 0
+    prompt_count: KnownCount = None
+    cached_count: KnownCount = None
     # Seconds to the first token, until the end of reasoning, and from the first to the last token
-    waited: float = 0.0
-    thought: float = 0.0
-    decoded: float = 0.0
+    waited: Seconds = 0.0
+    thought: Seconds = 0.0
+    decoded: Seconds = 0.0
     # Tokens of the text, for the server that generated them; kept as long as the page is open
-    token_ids: list[int] = field(default_factory=list)
-    context_len: int | None = None  # tokens that the model has room for; None: not known
+    token_ids: Annotated[list[int], _or([])] = field(default_factory=list)
+    context_len: KnownCount = None  # tokens that the model has room for; None: not known
 
     @property
     def is_empty(self) -> bool:
@@ -140,11 +168,11 @@ class Response:
 class Turn:
     """A question and its responses, of which one is shown and sent with later questions."""
 
-    question: str
-    images: tuple[str, ...] = ()  # files of what is shown with the question
-    responses: list[Response] = field(default_factory=lambda: [Response()])
-    shown: int = 0  # which of the responses
-    is_compared: bool = False  # all of them are shown side by side, for now
+    question: Text = ""
+    images: Annotated[tuple[Text, ...], _or(())] = ()  # files of what is shown with the question
+    responses: Objects[Response] = field(default_factory=lambda: [Response()])
+    shown: Count = 0  # which of the responses
+    is_compared: Annotated[bool, _or(False)] = False  # all of them are shown side by side, for now
 
     @property
     def response(self) -> Response:

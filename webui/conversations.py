@@ -7,16 +7,18 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter
 
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
 from webui import uploads
-from webui.conversation import MAX_IMAGES, Call, Outcome, Response, Turn
+from webui.conversation import MAX_IMAGES, MAX_OBJECTS, Objects, Outcome, Response, Text, Turn
 from webui.settings import Settings, settings_of
 
 MAX_TITLE = 60
-MAX_TURNS = 2000
+MAX_TURNS = MAX_OBJECTS
 
 
 def new_id() -> str:
@@ -28,10 +30,10 @@ def new_id() -> str:
 class Conversation:
     """A conversation with its settings."""
 
-    id: str = field(default_factory=new_id)  # under which the browser keeps it
-    name: str = ""  # what its reader calls it; empty: as it begins
-    settings: Settings = field(default_factory=Settings)
-    turns: list[Turn] = field(default_factory=list)
+    id: Text = field(default_factory=new_id)  # under which the browser keeps it
+    name: Text = ""  # what its reader calls it; empty: as it begins
+    settings: Annotated[Settings, BeforeValidator(settings_of)] = field(default_factory=Settings)
+    turns: Objects[Turn] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -61,25 +63,27 @@ class Conversation:
         }
 
 
+_STORED = TypeAdapter(Conversation)
+
+
 def conversation_of(reported: object, images_below: Path | None = None) -> Conversation:
     """Return the conversation that a browser or a file reports; what cannot be is left out.
 
     ``reported``: as of `Conversation.to_json`, of any types. ``images_below``: where images may be: a browser could
     name any file of this server. None: there are none.
     """
-    if not isinstance(reported, Mapping):
-        return Conversation()
-    turns = reported.get("turns")
-    return Conversation(
-        id=_text(reported.get("id"))[:64] or new_id(),
-        name=_text(reported.get("name"))[:MAX_TITLE],
-        settings=settings_of(reported.get("settings")),
-        turns=[
-            _turn(turn, images_below)
-            for turn in (turns if isinstance(turns, list) else [])[:MAX_TURNS]
-            if isinstance(turn, Mapping)
-        ],
-    )
+    conversation = _STORED.validate_python(reported if isinstance(reported, Mapping) else {})
+    conversation.id, conversation.name = conversation.id[:64] or new_id(), conversation.name[:MAX_TITLE]
+    for turn in conversation.turns:
+        images = turn.images[:MAX_IMAGES] if images_below else ()
+        turn.images = tuple(image for image in images if uploads.find(image, images_below))
+        turn.responses = turn.responses or [Response()]
+        turn.show(0)
+        for response in turn.responses:
+            response.token_ids = []
+            if response.outcome is Outcome.RUNNING:  # its page was closed
+                response.outcome = Outcome.STOPPED
+    return conversation
 
 
 def imported(text: str) -> Conversation:
@@ -110,45 +114,6 @@ def _reported(turn: Turn, with_images: bool) -> dict[str, Any]:
     return {"question": turn.question, "images": images, "responses": responses, "shown": turn.shown}
 
 
-def _turn(reported: Mapping[str, Any], images_below: Path | None) -> Turn:
-    responses, images = reported.get("responses"), reported.get("images")
-    read = [_response(item) for item in (responses if isinstance(responses, list) else []) if isinstance(item, Mapping)]
-    turn = Turn(
-        question=_text(reported.get("question")),
-        images=tuple(
-            image
-            for image in (images if isinstance(images, list) else [])[:MAX_IMAGES]
-            if images_below is not None and uploads.find(image, images_below)
-        ),
-        responses=read or [Response(outcome=Outcome.STOPPED)],
-    )
-    turn.show(int(_number(reported.get("shown"))))
-    return turn
-
-
-def _response(reported: Mapping[str, Any]) -> Response:
-    calls = reported.get("calls")
-    outcomes = {outcome.value: outcome for outcome in Outcome if outcome is not Outcome.RUNNING}
-    return Response(
-        text=_text(reported.get("text")),
-        reasoning=_text(reported.get("reasoning")),
-        calls=[
-            Call(_text(call.get("name")), _text(call.get("arguments")), _text(call.get("id")))
-            for call in (calls if isinstance(calls, list) else [])
-            if isinstance(call, Mapping)
-        ],
-        outcome=outcomes.get(_text(reported.get("outcome")), Outcome.STOPPED),  # its page was closed
-        error=_text(reported.get("error")),
-        token_count=int(_number(reported.get("token_count"))),
-        prompt_count=_count(reported.get("prompt_count")),
-        cached_count=_count(reported.get("cached_count")),
-        waited=_number(reported.get("waited")),
-        thought=_number(reported.get("thought")),
-        decoded=_number(reported.get("decoded")),
-        context_len=_count(reported.get("context_len")),
-    )
-
-
 def _of_messages(messages: list[Any]) -> Conversation:
     """Return OpenAI's messages as a conversation."""
     conversation = Conversation()
@@ -157,26 +122,13 @@ def _of_messages(messages: list[Any]) -> Conversation:
             continue
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"text": content}]
-        text = "\n".join(_text(part.get("text")) for part in parts if isinstance(part, Mapping))
+        text = "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
         role = message.get("role")
         if role in ("system", "developer"):
             conversation.settings = Settings(system_prompt=text)
         elif role == "user":
             conversation.turns.append(Turn(text, responses=[Response(outcome=Outcome.STOPPED)]))
         elif role == "assistant" and conversation.turns:
-            reasoning = _text(message.get("reasoning_content"))
+            reasoning = str(message.get("reasoning_content") or "")
             conversation.turns[-1].responses = [Response(text, reasoning, outcome=Outcome.COMPLETE)]
     return conversation
-
-
-def _text(reported: object) -> str:
-    return reported if isinstance(reported, str) else ""
-
-
-def _number(reported: object) -> float:
-    """Return a number that is not negative, 0 for anything else."""
-    return float(reported) if isinstance(reported, int | float) and 0 <= reported < 2**53 else 0.0
-
-
-def _count(reported: object) -> int | None:
-    return None if reported is None else int(_number(reported))
