@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lmdeploy import _turbomind
 from lmdeploy.paths import cache_root, locate_model, model_name_of
 from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.tokenizer import Tokenizer
@@ -167,51 +168,51 @@ RECURRENCE = {"kind": "mamba2", "num_heads": 4, "num_key_heads": 1, "key_dim": 1
         ({"dtype": "int3"}, "dtype must be one of"),
         ({"eos_token_ids": [49152]}, r"eos_token_ids must be in \[0, 49152\), got 49152"),
         ({"surprise": 1}, "surprise"),
-        ({"norm": {"eps": 1e-5, "bias": True}}, "norm.bias needs norm.kind layer"),
         ({"norm": {"eps": 1e-5, "kind": "batch"}}, "norm.kind must be one of rms, layer, got 'batch'"),
         ({"norm": {}}, "missing 1 required positional argument: 'eps'"),
         ({"norm": 3}, "NormSpec must be an object, got 3"),
-        ({"block": {"shares_norm": True}}, "block.shares_norm needs block.is_parallel"),
-        ({"block": {"norms_stream": True, "is_parallel": True}}, "block.norms_stream needs has_input_norms"),
-        ({"layer_mixers": ["recurrence"] * 30}, "recurrence must be there where layer_mixers has it"),
-        ({"layer_mlps": [False] * 30, "block": {"is_parallel": True}}, "a mixer or an MLP are incompatible with"),
-        ({"recurrence_block": {}}, "recurrence_block needs a recurrence"),
         (
             STATES | {"recurrence": RECURRENCE | {"num_key_heads": 3}},
             "num_heads must be a multiple of recurrence.num_key",
         ),
         (STATES | {"recurrence": RECURRENCE | {"norm_groups": 3}}, "must be a multiple of recurrence.norm_groups 3"),
-        (STATES | {"recurrence": RECURRENCE | {"slopes": [0.5]}}, "recurrence.slopes must have a number for each head"),
-        (
-            STATES | {"recurrence": RECURRENCE | {"gate_rank": 8}},
-            "gate_rank must be there in mamba, may be in kimi_delta",
-        ),
-        ({"mlp": {"activation": "clamped_swiglu", "is_gated": False}}, "clamped_swiglu needs mlp.is_gated"),
-        ({"attention": {"scale": 1.0, "gates_by_softplus": True}}, "gates_by_softplus needs attention.has_output_gate"),
-        ({"layer_ropes": [0, 1]}, "layer_ropes must have a number below 1 for each of 30 layers"),
         (
             {"attention": {"scale": 1.0, "windows": [0, 8, -1] + [8] * 27}},
             r"attention.windows\[2\] must be a whole number >= 0, got -1",
         ),
         ({"attention": {"scale": 1.0, "windows": [8] * 29}}, "a value for each of 30 layers, got 29"),
-        ({"attention": {"scale": 1.0, "alibi_slopes": [0.5]}}, "attention.alibi_slopes must have a finite number"),
         ({"embedding_scale": 0}, "embedding_scale must be a finite number > 0"),
-        ({"images": {"cross_layers": [7, 3]}}, r"images.cross_layers must be layers, ascending, got \(7, 3\)"),
-        ({"images": {"cross_layers": [30]}}, r"images.cross_layers must be layers, ascending, got \(30,\)"),
-        ({"images": {"cross_layers": [3] * 31}}, "images.cross_layers must be at most num_layers, got 31"),
-        ({"images": {"cross_layers": [3], "whole_rows": 4}}, "is incompatible with images.deepstack_layers or"),
-        (
-            {"images": {"cross_layers": [3]}, "attention": {"scale": 1.0, "windows": [9] * 30}},
-            "images.cross_layers is incompatible with attention.mla, attention.windows",
-        ),
-        ({"images": {"own_mlp": True, "low_rank": 8}}, "images.low_rank is incompatible with images.own_attention or"),
-        ({"images": {"own_mlp": True, "cross_layers": [3]}}, "images' own weights exclude moe"),
     ],
 )
 def test_an_impossible_spec_is_refused(change: dict[str, object], reason: str) -> None:
     fields = json.loads(resolve("").spec.to_json())
     with pytest.raises(ValueError, match=reason):
         ModelSpec.from_json(json.dumps(fields | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"block": {"norms_stream": True, "is_parallel": True}}, "a block with norms_stream needs has_input_norms"),
+        (STATES, "recurrence must be there where layer_mixers has it"),
+        ({"layer_mlps": [False] * 30, "block": {"is_parallel": True}}, "a mixer or an MLP are incompatible with"),
+        ({"recurrence_block": {}}, "recurrence_block needs a recurrence"),
+        (STATES | {"recurrence": RECURRENCE | {"slopes": [0.5]}}, "recurrence.slopes must have a number for each head"),
+        ({"layer_ropes": [0, 1]}, "layer_ropes must have a value for each layer"),
+        ({"attention": {"scale": 1.0, "alibi_slopes": [0.5]}}, "attention.alibi_slopes must have num_heads values"),
+        ({"images": {"cross_layers": [7, 3]}}, "images.cross_layers must be layers, ascending"),
+        ({"images": {"cross_layers": [3], "whole_rows": 4}}, "images.cross_layers is incompatible with attention.mla"),
+        ({"images": {"own_mlp": True, "low_rank": 8}}, "images.low_rank is incompatible with images.own_attention or"),
+        ({"images": {"own_mlp": True, "cross_layers": [3]}}, "images' own weights exclude moe"),
+    ],
+)
+def test_features_that_do_not_go_together_are_refused_by_the_engine(
+    change: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    fields = json.loads(resolve("").spec.to_json())
+    (tmp_path / "spec.json").write_text(json.dumps(fields | change), encoding="utf-8")
+    with pytest.raises(ValueError, match=reason):
+        _turbomind.model_program(str(tmp_path / "spec.json"))
 
 
 def test_a_hub_snapshot_is_named_after_its_repository() -> None:

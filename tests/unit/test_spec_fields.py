@@ -75,17 +75,6 @@ WIDE = AttentionSpec(0.5, num_heads=4, num_kv_heads=2, head_dim=16)
             {"attentions": (dataclasses.replace(WIDE, head_dim=4),), "layer_attentions": (0, 0, 0, 1)},
             "layer 3: rope must have 1 to head_dim / 2 = 2 inv_freq, got 3",
         ),
-        ({"layer_keys": (-1, 2, -1, -1)}, r"layer_keys\[1\] must be an earlier layer, got 2"),
-        ({"layer_keys": (-1, 1, -1, -1)}, r"layer_keys\[1\] must be an earlier layer, got 1"),
-        ({"layer_keys": (-1, 0, 1, -1)}, r"layer_keys\[2\] must be a layer that attends to keys of its own, got 1"),
-        (
-            {"attentions": (WIDE,), "layer_attentions": (0, 0, 1, 1), "layer_keys": (-1, -1, -1, 1)},
-            r"layer_keys\[3\] must be a layer with the same memory; layer 1 differs: kind of attention 1 and 0",
-        ),
-        (
-            {"attention": AttentionSpec(0.5, windows=(4, 4, 8, 8)), "layer_keys": (-1, -1, -1, 1)},
-            r"layer_keys\[3\] must be a layer with the same memory; layer 1 differs: window 8 and 4",
-        ),
         ({"mlp": MlpSpec(sizes=(8, 8))}, "mlp.sizes must have a value for each of 4 layers, got 2"),
     ],
 )
