@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from openai_gateway.endpoints.responses.tools import INPUT
 from openai_gateway.media import DOCUMENT
 from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Items, Strict, at_most
 from openai_gateway.protocol.messages import RefusalPart
 from openai_gateway.protocol.tools import ArgumentsText
-
-_NOT_HERE = {
-    "input_file": "files are not read; send their text",
-    "input_audio": "the models served here do not hear",
-    "compaction": "conversations are not compacted here",
-}
 
 # Items of OpenAI's servers, and of tools that are not offered here: left out, as those tools are.
 LEFT_OUT = (
@@ -27,37 +20,6 @@ LEFT_OUT = (
     "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_call", "mcp_approval_request",
     "mcp_approval_response", "tool_search_call", "tool_search_output",
 )  # fmt: skip
-_ITEMS = (
-    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
-    "item_reference", *LEFT_OUT,
-)  # fmt: skip
-_PARTS = ("input_text", "output_text", "text", "refusal", "input_image", "reasoning_text")
-_OF_OUTPUTS = (*_PARTS, "input_file")
-
-
-def reject_unknown_items(value: object) -> None:
-    """Raise `FieldError` for an item of ``input``, or a part of one, of a kind that is not known here.
-
-    Of a list of alternatives pydantic would say why it is none of them.
-    """
-    for item in value if isinstance(value, list) else ():
-        if not isinstance(item, dict):
-            continue
-        _reject_kind(item, _ITEMS)
-        for name in ("content", "output"):
-            parts = item.get(name)
-            for part in parts if isinstance(parts, list) else ():
-                if isinstance(part, dict):
-                    _reject_kind(part, _PARTS if name == "content" else _OF_OUTPUTS)
-
-
-def _reject_kind(item: Mapping[str, object], known: Sequence[str]) -> None:
-    kind = item.get("type")
-    if isinstance(kind, str) and kind not in known:
-        why = _NOT_HERE.get(kind) or f"supported: {', '.join(known)}"
-        raise FieldError("input", f"{kind[:64]} is not supported by this server: {why}")
-    if kind == "input_image" and item.get("image_url") is None and item.get("file_id") is not None:
-        raise FieldError("input", "file_id of input_image is not supported by this server; give image_url")
 
 
 class ContentPart(Strict):
@@ -192,9 +154,35 @@ class LeftOutItem(Strict):
     type: Literal[LEFT_OUT]  # type: ignore[valid-type]
 
 
-InputItem = InputMessage | InputCall | InputCustomCall | InputCallOutput | InputReasoning | ItemReference | LeftOutItem
-InputItems = Annotated[
-    list[InputItem],
-    Field(min_length=1, fail_fast=True),
-    BeforeValidator(at_most(MAX_ITEMS)),
+_TAGS = dict.fromkeys(LEFT_OUT, "LEFT OUT") | {
+    "message": "MESSAGE",
+    "function_call": "CALL",
+    "custom_tool_call": "CUSTOM CALL",
+    "function_call_output": "OUTPUT",
+    "custom_tool_call_output": "OUTPUT",
+    "reasoning": "REASONING",
+    "item_reference": "REFERENCE",
+}
+
+
+def _tag(item: object) -> str | None:
+    """Return which form of an item is meant; in capitals, so that errors do not name it as a part of the path."""
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return _TAGS.get(str(kind))
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("MESSAGE")]
+    | Annotated[InputCall, Tag("CALL")]
+    | Annotated[InputCustomCall, Tag("CUSTOM CALL")]
+    | Annotated[InputCallOutput, Tag("OUTPUT")]
+    | Annotated[InputReasoning, Tag("REASONING")]
+    | Annotated[ItemReference, Tag("REFERENCE")]
+    | Annotated[LeftOutItem, Tag("LEFT OUT")],
+    Discriminator(
+        _tag,
+        custom_error_type="unknown_item",
+        custom_error_message=f"Input should be an item of one of the types {', '.join(_TAGS)}",
+    ),
 ]
+InputItems = Annotated[list[InputItem], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]

@@ -17,7 +17,6 @@ from openai_gateway.endpoints.responses.items import (
     InputItems,
     InputMessage,
     InputReasoning,
-    reject_unknown_items,
 )
 from openai_gateway.endpoints.responses.tools import AllowedTools, NamedChoice, OfferedTools, OtherTool, ResponsesTools
 from openai_gateway.protocol.conversations import ConversationFields
@@ -110,13 +109,6 @@ class ResponsesRequest(ConversationFields, SamplingFields):
     prompt_cache_key: AnyText | None = Field(None, description="Repeated in the response; caching needs none.")
     safety_identifier: AnyText | None = Field(None, description="Repeated in the response.")
     metadata: Annotated[dict[AnyText, AnyText], BeforeValidator(at_most(64)), Field(max_length=64)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_unknown_kinds(cls, fields: object) -> object:
-        if isinstance(fields, dict):
-            reject_unknown_items(fields.get("input"))
-        return fields
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ResponsesRequest:

@@ -216,7 +216,7 @@ def test_only_the_allowed_tools_may_be_called(
         ({"conversation": "c"}, "conversation", "conversation is not supported"),
         ({"background": True}, "background", "background is not supported"),
         ({"truncation": "auto"}, "truncation", "truncation is not supported"),
-        ({"input": [{"type": "spell", "id": "x"}]}, "input", "spell is not supported"),
+        ({"input": [{"type": "spell", "id": "x"}]}, "input[0]", "must be an item of one of the types message, "),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
             "input",
