@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.capacity.sizes import Sizes
-from lmdeploy.errors import CheckpointError
-from lmdeploy.turbomind.spec import ModelSpec
 from openai_gateway.models import ServedModel
 
-_UNKNOWN = "unknown"  # architecture of a model whose directory is not here
+_CONFIG = "tokenizer/config.json"
 _QUANTIZATIONS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # our names to those of a Modelfile
 
@@ -60,67 +58,58 @@ def capabilities(model: ServedModel) -> list[str]:
 
 
 def _details(model: ServedModel) -> dict[str, Any]:
-    spec = _spec(model.engine_dir)
-    family = _architecture(model.engine_dir)
-    known = family != _UNKNOWN
+    family = _read(model.engine_dir, _CONFIG).get("model_type", "")
     return {
         "parent_model": "",
         "format": "safetensors",
-        "family": family if known else "",
-        "families": [family] if known else [],
+        "family": family,
+        "families": [family] if family else [],
         "parameter_size": _parameter_size(_parameters(model.engine_dir)),
-        "quantization_level": "" if spec is None else _QUANTIZATIONS.get(spec.dtype, ""),
+        "quantization_level": _QUANTIZATIONS.get(_read(model.engine_dir, "spec.json").get("dtype", ""), ""),
     }
 
 
 def _model_info(model: ServedModel, context_len: int | None) -> dict[str, Any]:
-    architecture, spec = _architecture(model.engine_dir), _spec(model.engine_dir)
-    info: dict[str, Any] = {"general.architecture": architecture, "general.basename": model.name}
-    if parameters := _parameters(model.engine_dir):
-        info["general.parameter_count"] = parameters
-    if context_len is not None:
-        info[f"{architecture}.context_length"] = context_len
-    if spec is not None:
-        info |= {
-            f"{architecture}.embedding_length": spec.hidden_size,
-            f"{architecture}.block_count": spec.num_layers,
-            f"{architecture}.attention.head_count": spec.num_heads,
-            f"{architecture}.attention.head_count_kv": spec.num_kv_heads,
-            f"{architecture}.vocab_size": spec.vocab_size,
-        }
-    return info
+    architecture = _read(model.engine_dir, _CONFIG).get("model_type", "unknown")
+    spec = _read(model.engine_dir, "spec.json")
+    known = {
+        "general.parameter_count": _parameters(model.engine_dir) or None,
+        f"{architecture}.context_length": context_len,
+        f"{architecture}.embedding_length": spec.get("hidden_size"),
+        f"{architecture}.block_count": spec.get("num_layers"),
+        f"{architecture}.attention.head_count": spec.get("num_heads"),
+        f"{architecture}.attention.head_count_kv": spec.get("num_kv_heads"),
+        f"{architecture}.vocab_size": spec.get("vocab_size"),
+    }
+    named = {"general.architecture": architecture, "general.basename": model.name}
+    return named | {name: value for name, value in known.items() if value is not None}
 
 
-@lru_cache(maxsize=64)
-def _spec(engine_dir: Path | None) -> ModelSpec | None:
-    if engine_dir is None:
-        return None
+@lru_cache(maxsize=192)
+def _read(engine_dir: Path | None, name: str) -> dict[str, Any]:
+    """Return a JSON file of a model's directory; empty: there is none here."""
     try:
-        return ModelSpec.from_json((engine_dir / "spec.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        return {} if engine_dir is None else dict(json.loads((engine_dir / name).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 @lru_cache(maxsize=64)
 def _weight_bytes(engine_dir: Path | None) -> int:
     """Return how many bytes the files of a checkpoint have; 0: not known."""
-    if engine_dir is None:
-        return 0
+    files = _read(engine_dir, "manifest.json").get("files", ())
     try:
-        files = json.loads((engine_dir / "manifest.json").read_text(encoding="utf-8"))["files"]
-        return sum((engine_dir / file).stat().st_size for file in files)
-    except (OSError, ValueError, KeyError, TypeError):
+        return sum(Path(engine_dir or "", file).stat().st_size for file in files)
+    except OSError:
         return 0
 
 
 @lru_cache(maxsize=64)
 def _parameters(engine_dir: Path | None) -> int:
     """Return how many parameters a decoder has; 0: not known."""
-    if engine_dir is None:
-        return 0
     try:
-        return Sizes.read(engine_dir / "tokenizer" / "config.json").parameters
-    except CheckpointError:
+        return Sizes.of_config(_read(engine_dir, _CONFIG)).parameters
+    except ValueError:
         return 0
 
 
@@ -129,14 +118,3 @@ def _parameter_size(parameters: int) -> str:
     if not parameters:
         return ""
     return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
-
-
-@lru_cache(maxsize=64)
-def _architecture(engine_dir: Path | None) -> str:
-    """Return the ``model_type`` of a checkpoint's configuration: ``llama``, ``qwen2``, ..."""
-    if engine_dir is None:
-        return _UNKNOWN
-    try:
-        return str(json.loads((engine_dir / "tokenizer" / "config.json").read_text(encoding="utf-8"))["model_type"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return _UNKNOWN
