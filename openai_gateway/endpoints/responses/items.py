@@ -154,7 +154,7 @@ class LeftOutItem(Strict):
     type: Literal[LEFT_OUT]  # type: ignore[valid-type]
 
 
-_TAGS = dict.fromkeys(LEFT_OUT, "LEFT OUT") | {
+_TAGS = {
     "message": "MESSAGE",
     "function_call": "CALL",
     "custom_tool_call": "CUSTOM CALL",
@@ -162,7 +162,7 @@ _TAGS = dict.fromkeys(LEFT_OUT, "LEFT OUT") | {
     "custom_tool_call_output": "OUTPUT",
     "reasoning": "REASONING",
     "item_reference": "REFERENCE",
-}
+} | dict.fromkeys(LEFT_OUT, "LEFT OUT")
 
 
 def _tag(item: object) -> str | None:

@@ -219,13 +219,13 @@ def test_only_the_allowed_tools_may_be_called(
         ({"input": [{"type": "spell", "id": "x"}]}, "input[0]", "must be an item of one of the types message, "),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
-            "input",
-            "files are not read",
+            "messages",
+            "documents of this type are not read",
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
-            "input",
-            "file_id of input_image is not supported",
+            "input[0].content[0].input_image.image_url",
+            "image_url is required",
         ),
         (
             {"tools": [{"type": "web_search"}], "tool_choice": "required"},
