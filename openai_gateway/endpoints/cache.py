@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel
 
 from lmdeploy.serve.client import GenerateRequest
 from openai_gateway.errors import ApiError
@@ -13,7 +13,7 @@ from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.middleware.api_keys import salt_of_key
 from openai_gateway.models import Chosen, ServedModel
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.protocol.fields import AnyText, FieldError, Strict, Text
+from openai_gateway.protocol.fields import AnyText, Strict, Text, exactly_one
 from openai_gateway.protocol.messages import Messages
 from openai_gateway.registry import CACHE, DROP_CACHE, PIN_PROMPT, UNPIN_PROMPT
 
@@ -39,11 +39,7 @@ class PinnedPrompt(Strict):
     cache_salt: AnyText | None = None
     api_key: AnyText | None = None
 
-    @model_validator(mode="after")
-    def _one_prompt(self) -> PinnedPrompt:
-        if (self.prompt is None) == (self.messages is None):
-            raise FieldError("prompt", "prompt or messages is required, and not both")
-        return self
+    _one_prompt = exactly_one("prompt", "messages")
 
 
 class Tiers(BaseModel):

@@ -43,7 +43,7 @@ async def render_completion(
 ) -> list[RenderedPrompt]:
     """Return the tokens of each prompt. Nothing is generated."""
     chosen = await gateway.choose(body.model, request)
-    prompts = [whole_prompt(body, chosen.model, prompt) for prompt in body.prompts]
+    prompts = [whole_prompt(chosen.model, prompt, body.suffix)[0] for prompt in body.prompts]
     return [
         RenderedPrompt(
             request_id=request.scope["lmdeploy.request_id"],

@@ -6,13 +6,13 @@ import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from openai_gateway.endpoints.chat.protocol import RenderingFields
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, Strict, Text
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, Strict, Text, exactly_one
 from openai_gateway.protocol.messages import Messages
 
 router = APIRouter(route_class=BoundedRoute)
@@ -43,11 +43,7 @@ class TokenizeRequest(RenderingFields):
     messages: Messages | None = None
     add_special_tokens: bool | None = None
 
-    @model_validator(mode="after")
-    def _one_prompt(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise FieldError("prompt", "prompt or messages is required, and not both")
-        return self
+    _one_prompt = exactly_one("prompt", "messages")
 
 
 class TokenizeResponse(BaseModel):

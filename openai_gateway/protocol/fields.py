@@ -106,6 +106,17 @@ class FieldError(ValueError):
         self.field = field
 
 
+def exactly_one(field: str, other: str) -> Any:
+    """Return the check of a body that it has one of two fields."""
+
+    def check(body: T) -> T:
+        if (getattr(body, field) is None) == (getattr(body, other) is None):
+            raise FieldError(field, f"{field} or {other} is required, and not both")
+        return body
+
+    return model_validator(mode="after")(check)
+
+
 def _seconds(value: object, info: ValidationInfo) -> object:
     """Return a duration in seconds; what is none of its types is left for the error about that."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):

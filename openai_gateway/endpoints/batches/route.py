@@ -28,7 +28,7 @@ async def create_batch(body: BatchRequest, owned: OwnedDependency, gateway: Gate
         record = await asyncio.to_thread(_created, owned, body)
     if gateway.batch_runner is not None:
         gateway.batch_runner.look()
-    return _delta(record)
+    return record
 
 
 def _created(owned: Owned, body: BatchRequest) -> Record:
@@ -55,7 +55,7 @@ async def list_batches(
 @router.get("/v1/batches/{batch_id}")
 async def retrieve_batch(batch_id: str, owned: OwnedDependency) -> BatchObject:
     """Return a batch."""
-    return _delta(await asyncio.to_thread(_batch_of, owned, batch_id))
+    return await asyncio.to_thread(_batch_of, owned, batch_id)
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
@@ -69,7 +69,7 @@ async def cancel_batch(batch_id: str, owned: OwnedDependency, gateway: GatewayDe
         await asyncio.to_thread(owned.cancel, batch_id)
     if gateway.batch_runner is not None:
         gateway.batch_runner.look()
-    return _delta(await asyncio.to_thread(_batch_of, owned, batch_id))
+    return await asyncio.to_thread(_batch_of, owned, batch_id)
 
 
 def _batch_of(owned: Owned, batch_id: str) -> Record:
@@ -77,7 +77,3 @@ def _batch_of(owned: Owned, batch_id: str) -> Record:
     if (found := owned.batch(batch_id)) is None:
         raise ApiError(404, f"There is no batch `{batch_id[:_SHOWN]}`.", code="batch_not_found")
     return found
-
-
-def _delta(record: Record) -> BatchObject:
-    return BatchObject.model_validate(record.model_dump())

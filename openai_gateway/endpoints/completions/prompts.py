@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lmdeploy.serve.client import GenerateChunk
-from lmdeploy.templates.infilling import Infilling
-from openai_gateway.endpoints.completions.protocol import CompletionRequest
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.logprobs import Scored, TextCursor, scored_prompt
 from openai_gateway.generation.token_texts import TokenTexts
@@ -41,18 +39,15 @@ class Echo:
                 self.scored = scored_prompt(chunk)
 
 
-def infilling_by(model: ServedModel) -> Infilling:
-    """Return how a model is asked for a missing middle; raise `ApiError` if it cannot be."""
+def whole_prompt(
+    model: ServedModel, prompt: str | list[int], suffix: str | None
+) -> tuple[str | list[int], Sequence[str]]:
+    """Return a prompt as the model wants it, with the text after the gap, and what further ends the response.
+
+    Raises `ApiError` if there is such a text, and the model cannot be asked for a missing middle.
+    """
+    if not suffix or not isinstance(prompt, str):
+        return prompt, ()
     if model.infilling is None:
         raise ApiError(400, f"The model `{model.name}` fills in no middles; leave suffix out.", param="suffix")
-    return model.infilling
-
-
-def whole_prompt(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> str | list[int]:
-    """Return a prompt of a body as the model wants it, with the text after the gap; raise as `infilling_by`."""
-    return infilling_by(model).prompt(prompt, body.suffix) if body.suffix and isinstance(prompt, str) else prompt
-
-
-def stops_of_middle(body: CompletionRequest, model: ServedModel) -> list[str]:
-    """Return the stop strings and tokens besides those of the body."""
-    return list(model.infilling.stop_words) if body.suffix and model.infilling else []
+    return model.infilling.prompt(prompt, suffix), model.infilling.stop_words

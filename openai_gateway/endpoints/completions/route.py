@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
-from openai_gateway.endpoints.completions.prompts import Echo, stops_of_middle, whole_prompt
+from openai_gateway.endpoints.completions.prompts import Echo, whole_prompt
 from openai_gateway.endpoints.completions.protocol import Completion, CompletionChoice, CompletionRequest
 from openai_gateway.endpoints.completions.writer import CompletionWriter
 from openai_gateway.errors import ApiError
@@ -57,8 +57,8 @@ async def create_completion(
 
 def _generate_request(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> GenerateRequest:
     inputs = body.generation_inputs(model.sampling_defaults) | {"max_new_tokens": body.token_limit}
-    inputs["stop_words"] = [*inputs["stop_words"], *stops_of_middle(body, model)]
-    whole = whole_prompt(body, model, prompt)
+    whole, stops = whole_prompt(model, prompt, body.suffix)
+    inputs["stop_words"] = [*inputs["stop_words"], *stops]
     if isinstance(whole, str):
         return GenerateRequest(text_input=whole, **inputs)
     return GenerateRequest(input_ids=whole, **inputs)

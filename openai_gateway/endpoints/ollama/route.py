@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from lmdeploy.version import __version__
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
-from openai_gateway.endpoints.completions.prompts import infilling_by
+from openai_gateway.endpoints.completions.prompts import whole_prompt
 from openai_gateway.endpoints.embeddings.vectors import PoolingParams, ServeContext, vectors_of
 from openai_gateway.endpoints.ollama.described import listed, shown
 from openai_gateway.endpoints.ollama.protocol import (
@@ -53,11 +53,9 @@ async def generate(body: GenerateRequest, request: Request, gateway: GatewayDepe
     chosen = await gateway.choose(name_of(body.model), request)
     if body.is_empty:
         return await _loaded("generate", body, chosen.model)
-    prompt, stops = body.prompt if body.raw else None, list[str]()
-    if body.suffix:
-        infilling = infilling_by(chosen.model)
-        prompt, stops = infilling.prompt(body.prompt, body.suffix), list(infilling.stop_words)
-    conversation = body.as_openai(await chosen.model.context_len(), prompt)
+    prompt, stops = whole_prompt(chosen.model, body.prompt, body.suffix)
+    as_it_is = str(prompt) if body.raw or body.suffix else None
+    conversation = body.as_openai(await chosen.model.context_len(), as_it_is)
     return await _respond("generate", conversation, body, chosen, request, gateway, stops)
 
 

@@ -8,7 +8,16 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS, Inputs, Texts, TokenCounts
-from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields, Strict, Text, items_of
+from openai_gateway.protocol.fields import (
+    MAX_INT32,
+    AnyText,
+    FieldError,
+    NotImplementedFields,
+    Strict,
+    Text,
+    exactly_one,
+    items_of,
+)
 from openai_gateway.protocol.messages import Messages
 
 
@@ -50,11 +59,7 @@ class RerankRequest(PairSettings):
     raw_scores: bool = False
     return_text: bool = False
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> RerankRequest:
-        if (self.documents is None) == (self.texts is None):
-            raise FieldError("documents", "documents is required, or texts, and not both")
-        return self
+    _one_of_them = exactly_one("documents", "texts")
 
     @property
     def listed(self) -> list[str]:
@@ -159,11 +164,7 @@ class TextsOrConversation(Strict):
     messages: Messages | None = None
     user: str | None = None
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> TextsOrConversation:
-        if (self.input is None) == (self.messages is None):
-            raise FieldError("input", "input or messages is required, and not both")
-        return self
+    _one_of_them = exactly_one("input", "messages")
 
     @property
     def prompts(self) -> list[Any]:
