@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -155,11 +154,7 @@ def engine_settings(_: str) -> str:
 
 
 def _members(fields: Iterable[FieldInfo], types: Mapping[Kind, str]) -> str:
-    lines = []
-    for field in fields:
-        lines += textwrap.wrap(field.description, width=116, initial_indent="  // ", subsequent_indent="  // ")
-        lines.append(f"  {_declaration(field, types[field.kind])};")
-    return "\n".join(lines)
+    return "\n".join(f"  {_declaration(field, types[field.kind])};" for field in fields)
 
 
 def _declaration(field: FieldInfo, kind: str) -> str:
@@ -180,11 +175,7 @@ def _literal(kind: str, value: object) -> str:
 
 
 def _visits(fields: Iterable[FieldInfo], what: str) -> str:
-    lines = []
-    for field in fields:
-        limits = _limits(field)
-        lines.append(f'  visit("{field.name}", {what}.{field.name}, {limits});')
-    return "\n".join(lines)
+    return "\n".join(f'  visit("{field.name}", {what}.{field.name}, {_limits(field)});' for field in fields)
 
 
 def _limits(field: FieldInfo) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import re
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +11,6 @@ from lmdeploy.turbomind.spec.fields import Field, OneOf, Real, Whole, fields_of
 from tools.fields.cpp import NOTE
 
 _TYPES = {bool: "bool", int: "int", float: "float", str: "std::string"}
-_COMMENT = re.compile(r"    # (.*)")
-_FIELD = re.compile(r"    (\w+): .*?(?:  # (.*))?")
 _PAGE = """\
 // Description of one decoder model: sizes and the choices in which families differ.
 {note}
@@ -82,33 +77,11 @@ def _enumerator(name: str) -> str:
 
 
 def _struct(part: type) -> str:
-    summary = inspect.cleandoc(part.__doc__ or "").partition("\n\n")[0]
-    lines = [*_comment(summary, ""), f"struct {part.__name__} {{"]
-    comments = _comments(part)
-    for field in fields_of(part):
-        lines += _comment(comments[field.name], "  ")
-        lines.append(f"  {_type(field)} {field.name}{_default(field)};")
+    lines = [f"struct {part.__name__} {{"]
+    lines += [f"  {_type(field)} {field.name}{_default(field)};" for field in fields_of(part)]
     lines += ["};", "", "template <class Visit>", f"void visit_fields({part.__name__}& part, Visit&& visit) {{"]
     lines += [f"  {_visit(field)}" for field in fields_of(part)]
     return "\n".join([*lines, "}"])
-
-
-def _comments(part: type) -> dict[str, str]:
-    """Return the comment above or behind each field in the source of a dataclass; empty where there is none."""
-    comments: dict[str, str] = {}
-    above: list[str] = []
-    for line in inspect.getsource(part).splitlines():
-        if match := _COMMENT.fullmatch(line):
-            above.append(match[1])
-        elif match := _FIELD.fullmatch(line):
-            text = " ".join([*above, match[2] or ""]).strip().removesuffix(".")
-            comments[match[1]], above = text and f"{text[0].upper()}{text[1:]}.", []
-    return comments
-
-
-def _comment(text: str, indent: str) -> list[str]:
-    prefix = f"{indent}// "
-    return textwrap.wrap(text.replace("``", "`"), width=118, initial_indent=prefix, subsequent_indent=prefix)
 
 
 def _scalar_type(field: Field) -> str:
