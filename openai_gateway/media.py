@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.serve.events import is_set_within
 from lmdeploy.vl.fetching import FetchRules, default_seconds, fetch
 from lmdeploy.vl.sources import SourceRules, read_file, url_scheme
 from openai_gateway.errors import ApiError
+from openai_gateway.shares import Shares
 
 _THREADS = 8  # images fetched at a time, each for another request; others wait
 _MAX_MEDIA = 64  # images and videos of a request
@@ -41,8 +41,7 @@ class MediaFetcher:
     def __init__(self, hosts: tuple[str, ...] | None, folder: Path | None) -> None:
         self._rules = SourceRules(FetchRules(hosts, seconds=default_seconds()), folder)
         self._fetchers = ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
-        self._free = PROCESS_BYTES
-        self._freed = asyncio.Event()
+        self._shares = Shares(PROCESS_BYTES)
 
     @property
     def rules(self) -> SourceRules:
@@ -55,7 +54,10 @@ class MediaFetcher:
         Raises `ApiError` if so much is held already that there is no space for it, and `ValueError` if it may not be
         had, or cannot be in this many seconds.
         """
-        await self._reserve(max_bytes)
+        try:
+            await self._shares.take(None, max_bytes, self._rules.fetch_rules.seconds)
+        except TimeoutError:
+            raise ApiError(503, "Too many images are being fetched; try again later.", code="overloaded") from None
         content = b""
         try:
             loop = asyncio.get_running_loop()
@@ -66,16 +68,7 @@ class MediaFetcher:
 
     def release(self, count: int) -> None:
         """Make room for others."""
-        self._free += count
-        self._freed.set()
-
-    async def _reserve(self, count: int) -> None:
-        deadline = time.monotonic() + self._rules.fetch_rules.seconds
-        while self._free < count:
-            self._freed.clear()
-            if not await is_set_within(self._freed, deadline - time.monotonic()):
-                raise ApiError(503, "Too many images are being fetched; try again later.", code="overloaded")
-        self._free -= count
+        self._shares.release(None, count)
 
     def _read(self, url: str, max_bytes: int, seconds: float) -> bytes:
         if url_scheme(url) in ("http", "https"):
