@@ -187,7 +187,7 @@ def test_each_engine_has_its_settings() -> None:
     flags.add_engine(parser)
     turbomind = flags.engine_config(parser.parse_args(["--weight-bits", "8"]), 3)
     assert isinstance(turbomind, TurbomindEngineConfig)
-    assert (turbomind.weight_bits, turbomind.max_batch_size, turbomind.dtype) == (8, 3, "float32")
+    assert (turbomind.weight_bits, turbomind.max_batch_size, turbomind.dtype) == (8, 3, "auto")
     pytorch = flags.engine_config(parser.parse_args(["--backend", "pytorch", "--quant-policy", "8"]), 3)
     assert isinstance(pytorch, PytorchEngineConfig)
     assert (pytorch.quant_policy, pytorch.max_batch_size) == (8, 3)

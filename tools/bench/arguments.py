@@ -73,7 +73,7 @@ def add_engine(made: argparse.ArgumentParser) -> None:
     group.add_argument("--backend", choices=["turbomind", "pytorch"], default="turbomind", help="which engine")
     for name in _ENGINE:
         add_setting(group, SETTINGS[name])
-    made.set_defaults(dtype="float32", cache_max_entry_count=0.2)
+    made.set_defaults(cache_max_entry_count=0.2)
 
 
 def add_sampling(made: argparse.ArgumentParser) -> None:
