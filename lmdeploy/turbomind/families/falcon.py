@@ -14,7 +14,7 @@ from lmdeploy.turbomind.families.common import (
     reject_unless,
 )
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
+from lmdeploy.turbomind.families.mamba import JAMBA_LAYOUT, mamba_spec, mamba_tensors
 from lmdeploy.turbomind.families.rope import alibi_slopes, rope_of
 from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, OutputSpec
 
@@ -153,12 +153,7 @@ def falcon_h1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-FALCON_H1_LAYOUT = Layout(
-    final_norm="model.final_layernorm",
-    mlp_norm="pre_ff_layernorm",
-    gate="feed_forward.gate_proj",
-    up="feed_forward.up_proj",
-    down="feed_forward.down_proj",
-    recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mamba."),
+FALCON_H1_LAYOUT = dataclasses.replace(
+    JAMBA_LAYOUT, recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mamba.")
 )
 FALCON_H1 = Family(("FalconH1ForCausalLM",), falcon_h1_spec, FALCON_H1_LAYOUT.tensors)

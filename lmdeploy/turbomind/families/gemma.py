@@ -1,5 +1,6 @@
 """Gemma 1 to 4 and Gemma 3n."""
 
+import dataclasses
 from collections.abc import Iterator
 from statistics import NormalDist
 from typing import Any
@@ -211,12 +212,7 @@ def _experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     return engine | stacked_experts(spec, f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj")
 
 
-_GEMMA4_LAYOUT = Layout(
-    attention_output_norm="post_attention_layernorm",
-    mlp_norm="pre_feedforward_layernorm",
-    mlp_output_norm="post_feedforward_layernorm",
-    experts=_experts,
-)
+_GEMMA4_LAYOUT = dataclasses.replace(LATER_LAYOUT, experts=_experts)
 
 
 def gemma4_tensors(spec: ModelSpec) -> dict[str, Expression]:
@@ -270,13 +266,6 @@ def gemma3n_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-_GEMMA3N_LAYOUT = Layout(
-    attention_output_norm="post_attention_layernorm",
-    mlp_norm="pre_feedforward_layernorm",
-    mlp_output_norm="post_feedforward_layernorm",
-)
-
-
 def _streams(spec: ModelSpec, streams: StreamsSpec) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Yield name, name in the checkpoint and shape of the tensors that streams add to a layer."""
     count, hidden, rank = streams.count, spec.hidden_size, streams.branch_rank
@@ -292,13 +281,13 @@ def _streams(spec: ModelSpec, streams: StreamsSpec) -> Iterator[tuple[str, str, 
 
 def gemma3n_tensors(spec: ModelSpec) -> dict[str, Expression]:
     assert spec.streams is not None
-    engine = _GEMMA3N_LAYOUT.tensors(spec) | layer_input_tensors(spec, _GEMMA3N_LAYOUT)
+    engine = LATER_LAYOUT.tensors(spec) | layer_input_tensors(spec, LATER_LAYOUT)
     square = (spec.hidden_size, spec.hidden_size)
     for i in range(spec.streams.count - 1):
         engine[f"streams.make.{i}.weight"] = Load(f"model.altup_projections.{i}.weight", square)
         engine[f"streams.read.{i}.weight"] = Load(f"model.altup_unembed_projections.{i}.weight", square)
     for i in range(spec.num_layers):
-        prefix = _GEMMA3N_LAYOUT.layer.format(i)
+        prefix = LATER_LAYOUT.layer.format(i)
         for name, source, shape in _streams(spec, spec.streams):
             engine[f"layers.{i}.streams.{name}"] = Load(prefix + source, shape)
     return engine

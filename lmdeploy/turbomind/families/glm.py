@@ -9,9 +9,9 @@ from lmdeploy.turbomind.families.common import (
     SIZES,
     Checkpoint,
     Family,
-    activation_of,
     attention_spec,
     decoder_spec,
+    llama_config,
     reject_unless,
 )
 from lmdeploy.turbomind.families.deepseek import corrected_router, moe_spec
@@ -153,34 +153,17 @@ COGVLM_LAYOUT = Layout(
 _COGVLM_THETA, _THETA_2 = 10000.0, 500000.0  # in the authors' code, of CogVLM and of CogVLM2
 
 
-def cogvlm_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
-    """Return the config in the names that most architectures use."""
-    return SimpleNamespace(
-        raw=raw,
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_hidden_layers=raw["num_hidden_layers"],
-        num_attention_heads=raw["num_attention_heads"],
-        num_key_value_heads=raw.get("num_multi_query_heads") or raw["num_attention_heads"],
-        max_position_embeddings=raw["max_position_embeddings"],
-        tie_word_embeddings=raw.get("tie_word_embeddings", False),
-    )
+def cogvlm_read_config(raw: Mapping[str, Any]) -> Any:
+    """Return the config as Llama's."""
+    kv_heads = raw.get("num_multi_query_heads")
+    theta = raw.get("rope_theta") or (_THETA_2 if kv_heads else _COGVLM_THETA)
+    return llama_config(raw, num_key_value_heads=kv_heads or raw["num_attention_heads"], rope_theta=theta)
 
 
 def cogvlm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    raw = config.raw
-    is_second = bool(raw.get("num_multi_query_heads"))
-    theta = raw.get("rope_theta") or (_THETA_2 if is_second else _COGVLM_THETA)
-    return decoder_spec(
-        config,
-        checkpoint,
-        norm=NormSpec(raw["rms_norm_eps"]),
-        mlp=MlpSpec(activation_of(raw.get("hidden_act", "silu"))),
-        attention=attention_spec(config),
-        ropes=(default_rope(theta, config.hidden_size // config.num_attention_heads),),
-        images=ImagesSpec(own_attention=True, own_mlp=True, own_bias=is_second, own_on_grid=True),
-    )
+    is_second = bool(getattr(config, "num_multi_query_heads", None))
+    images = ImagesSpec(own_attention=True, own_mlp=True, own_bias=is_second, own_on_grid=True)
+    return decoder_spec(config, checkpoint, images=images)
 
 
 COGVLM = Family(("CogVLMForCausalLM",), cogvlm_spec, COGVLM_LAYOUT.tensors, config=cogvlm_read_config)

@@ -18,7 +18,7 @@ from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.gated_delta import MIXERS
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.llama import llama_spec
-from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
+from lmdeploy.turbomind.families.mamba import MAMBA2_LAYOUT, mamba_spec
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec
 
 
@@ -80,11 +80,8 @@ def nemotron_h_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-NEMOTRON_H_LAYOUT = Layout(
-    embedding="backbone.embeddings",
-    final_norm="backbone.norm_f",
-    layer="backbone.layers.{}.",
-    attention_norm="norm",
+NEMOTRON_H_LAYOUT = dataclasses.replace(
+    MAMBA2_LAYOUT,
     mlp_norm="norm",
     q="mixer.q_proj",
     k="mixer.k_proj",
@@ -100,7 +97,6 @@ NEMOTRON_H_LAYOUT = Layout(
         shared="mixer.shared_experts.{}_proj",
         latent="mixer.fc{}_latent_proj",
     ).tensors,
-    recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mixer."),
 )
 NEMOTRON_H = Family(("NemotronHForCausalLM",), nemotron_h_spec, NEMOTRON_H_LAYOUT.tensors, sizes=NEMOTRON_H_SIZES)
 
