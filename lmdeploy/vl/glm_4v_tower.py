@@ -7,7 +7,7 @@ Four patches, or in the first CogVLM one, are a row, by a convolution and a gate
 import torch
 from torch import Tensor, nn
 from transformers import LlavaConfig, PreTrainedModel
-from transformers.activations import ACT2FN
+from transformers.models.clip.modeling_clip import CLIPMLP, CLIPAttention
 
 
 class Glm4vTower(PreTrainedModel):  # type: ignore[misc]
@@ -23,6 +23,7 @@ class Glm4vTower(PreTrainedModel):  # type: ignore[misc]
     def __init__(self, config: LlavaConfig) -> None:
         super().__init__(config)
         vision, hidden = config.vision_config, config.text_config.hidden_size
+        vision._attn_implementation = "sdpa"
         self.patch_embedding = _PatchEmbedding(vision)
         self.layers = nn.ModuleList(_Layer(vision) for _ in range(vision.num_hidden_layers))
         merged = getattr(config, "merged_size", hidden)
@@ -61,43 +62,15 @@ class _PatchEmbedding(nn.Module):  # type: ignore[misc]
 class _Layer(nn.Module):  # type: ignore[misc]
     def __init__(self, config: LlavaConfig) -> None:
         super().__init__()
-        self.attention = _Attention(config.hidden_size, config.num_attention_heads)
+        self.attention = CLIPAttention(config)
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = _Mlp(config)
+        self.mlp = CLIPMLP(config)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, states: Tensor) -> Tensor:
         """Return the states after this layer."""
-        states = states + self.input_layernorm(self.attention(states))
+        states = states + self.input_layernorm(self.attention(states)[0])
         result: Tensor = states + self.post_attention_layernorm(self.mlp(states))
-        return result
-
-
-class _Attention(nn.Module):  # type: ignore[misc]
-    def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query_key_value = nn.Linear(hidden, 3 * hidden)
-        self.dense = nn.Linear(hidden, hidden)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return full self-attention of the states."""
-        joined = self.query_key_value(states).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        found = nn.functional.scaled_dot_product_attention(*joined.unbind())
-        result: Tensor = self.dense(found.transpose(1, 2).flatten(2))
-        return result
-
-
-class _Mlp(nn.Module):  # type: ignore[misc]
-    def __init__(self, config: LlavaConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACT2FN[config.hidden_act]
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the MLP's update of the states."""
-        result: Tensor = self.fc2(self.activation(self.fc1(states)))
         return result
 
 

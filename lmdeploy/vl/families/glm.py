@@ -74,6 +74,7 @@ GLM4V = dataclasses.replace(
 # GLM-4V 9B: images in one size, at one position of the text, between a vector that begins and one that ends them.
 # The tokenizer has tags, and nothing for what is between them.
 _GLM_4V_9B_TOKEN, _GLM_4V_9B_END = "<|begin_of_image|>", "<|end_of_image|>"
+_CLIP = ((r"\.attention\.query_key_value", ".attention.qkv"), (r"\.attention\.dense", ".attention.out_proj"))
 
 
 def glm_4v_9b_config(checkpoint: Checkpoint) -> Any:
@@ -133,7 +134,7 @@ GLM_4V_9B = VisionFamily(
     glm_4v_9b_expansion,
     features,
     words=(_GLM_4V_9B_END,),
-    native=NativeForm(glm_4v_9b_config, processor, renamed((r"^(transformer\.vision\.)?(transformer\.)?", ""))),
+    native=NativeForm(glm_4v_9b_config, processor, renamed((r"^(transformer\.vision\.)?(transformer\.)?", ""), *_CLIP)),
     shares_position=True,
 )
 
@@ -167,7 +168,7 @@ COGVLM = VisionFamily(
     cogvlm_expansion,
     features,
     written=_COGVLM_TOKEN,
-    native=NativeForm(cogvlm_config, processor, renamed((r"^(model\.vision\.)?(transformer\.)?", ""))),
+    native=NativeForm(cogvlm_config, processor, renamed((r"^(model\.vision\.)?(transformer\.)?", ""), *_CLIP)),
     shares_position=True,
     other_token=_OTHER,
     leads_prompt=True,
