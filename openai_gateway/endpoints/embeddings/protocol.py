@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from openai_gateway.protocol.fields import MAX_INT32, NotImplementedFields, PromptTokens, Strict, Text, items_of
 
 MAX_TEXTS = 2048  # OpenAI's
+RIGHT_TRUNCATION: NotImplementedFields = {"truncation_direction": ("right", "Right")}
 
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
 Inputs = Text | Texts | PromptTokens | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_TEXTS)]

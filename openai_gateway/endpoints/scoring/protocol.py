@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS, Inputs, Texts, TokenCounts
+from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS, RIGHT_TRUNCATION, Inputs, Texts, TokenCounts
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     AnyText,
@@ -40,10 +40,7 @@ class PairSettings(Strict):
 class RerankRequest(PairSettings):
     """Body of ``POST /v1/rerank``."""
 
-    not_implemented: ClassVar[NotImplementedFields] = {
-        "rank_fields": ([], ["text"]),
-        "truncation_direction": ("right", "Right"),
-    }
+    not_implemented: ClassVar[NotImplementedFields] = {"rank_fields": ([], ["text"]), **RIGHT_TRUNCATION}
     no_effect: ClassVar[Mapping[str, str]] = {
         "max_chunks_per_doc": "documents are not cut into chunks",
         "priority": "keys have turns, and their requests too",

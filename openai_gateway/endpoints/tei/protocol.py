@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, Field
 
-from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS, Texts
-from openai_gateway.protocol.fields import MAX_INT32, Strict, Text
-
-Direction = Literal["Left", "Right", "left", "right"]
+from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS, RIGHT_TRUNCATION, Texts
+from openai_gateway.protocol.fields import MAX_INT32, NotImplementedFields, Strict, Text
 
 
 class TextsRequest(Strict):
     """Body of ``POST /embed_all`` and of ``POST /embed_sparse``."""
 
+    not_implemented: ClassVar[NotImplementedFields] = RIGHT_TRUNCATION
+
     inputs: Text | Texts
     truncate: bool = False
-    truncation_direction: Direction = "right"
     prompt_name: Text | None = None
 
     @property
@@ -46,10 +45,11 @@ Row = Annotated[list[Text], Field(min_length=1, max_length=2, fail_fast=True)]  
 class PredictRequest(Strict):
     """Body of ``POST /predict``: a text, a pair of texts, or a batch of either."""
 
+    not_implemented: ClassVar[NotImplementedFields] = RIGHT_TRUNCATION
+
     inputs: Text | Row | Annotated[list[Row], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
     raw_scores: bool = False
     truncate: bool = False
-    truncation_direction: Direction = "right"
 
     @property
     def rows(self) -> list[list[str]]:

@@ -11,7 +11,6 @@ from openai_gateway.endpoints.embeddings.tokens import sparse_vectors_of, token_
 from openai_gateway.endpoints.embeddings.vectors import PoolingParams, ServeContext, vectors_of
 from openai_gateway.endpoints.scoring.heads import numbers_of_rows
 from openai_gateway.endpoints.tei.protocol import EmbedRequest, Prediction, PredictRequest, SparseValue, TextsRequest
-from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.models import Chosen, ServedModel
 from openai_gateway.parsing import BoundedRoute
@@ -22,7 +21,6 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/embed")
 async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency) -> list[list[float]]:
     """Return the vector of each text."""
-    _reject_left_truncation(body.truncate, body.truncation_direction)
     ctx = await _first(gateway, request, lambda model: model.pooling is not None and model.score_head is None)
     params = PoolingParams(body.dimensions, None, body.prompt_name, body.truncate, body.normalize)
     vectors, _ = await vectors_of(ctx, body.texts, params)
@@ -33,7 +31,6 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
 @router.post("/embed_all")
 async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDependency) -> list[list[list[float]]]:
     """Return the vectors of each text's tokens."""
-    _reject_left_truncation(body.truncate, body.truncation_direction)
     ctx = await _first(gateway, request, lambda model: model.token_heads is not None and model.score_head is None)
     params = PoolingParams(prompt_name=body.prompt_name, truncate=body.truncate)
     vectors, _ = await token_vectors_of(ctx, body.texts, params)
@@ -43,7 +40,6 @@ async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDepend
 @router.post("/embed_sparse")
 async def embed_sparse(body: TextsRequest, request: Request, gateway: GatewayDependency) -> list[list[SparseValue]]:
     """Return how much each token of the vocabulary counts in each text, where it does."""
-    _reject_left_truncation(body.truncate, body.truncation_direction)
     ctx = await _first(
         gateway, request, lambda model: model.token_heads is not None and model.token_heads.makes_sparse_vectors
     )
@@ -57,7 +53,6 @@ async def predict(
     body: PredictRequest, request: Request, gateway: GatewayDependency
 ) -> list[Prediction] | list[list[Prediction]]:
     """Return the classes of each text or pair, the most likely first."""
-    _reject_left_truncation(body.truncate, body.truncation_direction)
     ctx = await _first(gateway, request, lambda model: model.score_head is not None)
     numbers, head = await numbers_of_rows(ctx, body.rows, body.truncate)
     scores = numbers if body.raw_scores else head.reported(numbers)
@@ -73,8 +68,3 @@ async def _first(gateway: Gateway, request: Request, can: Callable[[ServedModel]
     fitting = next((model for model in await gateway.models.all() if can(model)), None)
     chosen = await gateway.choose(None, request) if fitting is None else Chosen(fitting, fitting.name)
     return ServeContext(gateway, request, chosen)
-
-
-def _reject_left_truncation(truncate: bool, direction: str) -> None:
-    if truncate and direction.lower() == "left":
-        raise ApiError(400, "truncation_direction left is not supported", param="truncation_direction")
