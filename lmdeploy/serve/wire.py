@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
 
 from lmdeploy.fields.field import FieldInfo, Kind
 from lmdeploy.messages import REPETITION
@@ -229,12 +230,7 @@ def encode_detokenize(
 
 def decode_token_bytes(response: service_pb2.ModelInferResponse) -> list[bytes]:
     """Return the response to `encode_detokenize` with `as_bytes`."""
-    raw: bytes = response.raw_output_contents[0]
-    items, begin = [], 0
-    while begin < len(raw):
-        end = begin + 4 + int.from_bytes(raw[begin : begin + 4], "little")
-        items.append(raw[begin + 4 : end])
-        begin = end
+    items: list[bytes] = deserialize_bytes_tensor(response.raw_output_contents[0]).tolist()
     return items
 
 
