@@ -3,10 +3,8 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,26 +14,10 @@ from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.lite.source_rows import RowMap, Tree, evaluate, loads_in, operations_in
 from lmdeploy.turbomind.checkpoint import describe, read_config
 from lmdeploy.turbomind.rewritten import readable_checkpoint
-from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, linked_gguf_files, read_checkpoint
+from lmdeploy.turbomind.safetensors_index import linked_gguf_files, read_checkpoint
 from lmdeploy.turbomind.spec import ModelSpec
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.*)")
-
-
-class WeightFiles:
-    """The tensors of a checkpoint, read when asked for."""
-
-    def __init__(self, index: SafetensorsIndex) -> None:
-        self.index = index
-        self._files: dict[int, Any] = {}
-
-    def tensor(self, name: str) -> Tensor:
-        """Return a tensor, in the type it is stored in."""
-        number = self.index.tensors[name].file
-        if number not in self._files:
-            self._files[number] = safe_open(str(self.index.files[number]), "pt")
-        tensor: Tensor = self._files[number].get_tensor(name)
-        return tensor
 
 
 class SourceModel:
@@ -73,8 +55,8 @@ class SourceModel:
             raise UnsupportedModelError(
                 f"{self.name} has weights for rows of images alone: serve it with --weight-bits 4 or 8"
             )
-        self.files = WeightFiles(read_checkpoint(self.directory))
-        self.shapes = {name: info.shape for name, info in self.files.index.tensors.items()}
+        self.files = read_checkpoint(self.directory)
+        self.shapes = {name: info.shape for name, info in self.files.tensors.items()}
         self._outside: dict[str, Tree] = {}
         self._layers: list[dict[str, Tree]] = [{} for _ in range(self.spec.num_layers)]
         for name, tree in description.manifest.tensors.items():

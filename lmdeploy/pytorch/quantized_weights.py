@@ -57,7 +57,7 @@ class QuantizedWeights:
     shapes: dict[str, tuple[int, int]]  # ``[outputs, inputs]`` of each layer's weight, by the layer's name
     expressions: dict[str, Quantized | RowQuantized | Scaled]  # how each is stored
     hidden: frozenset[str]  # the tensors that codes and what belongs to them are stored in: a model must not load them
-    files: Mapping[str, Path]  # where each tensor of the checkpoint is
+    index: SafetensorsIndex  # of the checkpoint
     native: _turbomind.QuantizedCheckpoint
     # Names of layers in the checkpoint, where they differ: those of a text part
     stored_as: Mapping[str, str] = field(default_factory=dict)
@@ -97,14 +97,7 @@ class QuantizedWeights:
 
     def stored(self, layer: str) -> list[torch.Tensor]:
         """Return the tensors of a layer's codes as they are, in the order of its expression."""
-        from safetensors import safe_open
-
-        tensors = []
-        for part in walk(self.expressions[layer]):
-            if isinstance(part, Load):
-                with safe_open(self.files[part.name], "pt") as file:
-                    tensors.append(file.get_tensor(part.name))
-        return tensors
+        return [self.index.tensor(part.name) for part in walk(self.expressions[layer]) if isinstance(part, Load)]
 
     def numbers(self, layer: str) -> torch.Tensor:
         """Return the weight ``[outputs, inputs]`` that a layer's codes stand for, float32."""
@@ -158,7 +151,6 @@ def quantized_weights(checkpoint: Path) -> QuantizedWeights | None:
         (Path(folder) / "manifest.json").write_text(Manifest.build(quantized, index, kind).to_json(), encoding="utf-8")
         native = _turbomind.QuantizedCheckpoint(folder)
     layers = {name.removesuffix(_WEIGHT): made for name, made in quantized.items()}
-    files = {name: index.files[info.file] for name, info in index.tensors.items()}
     hidden = read | unused
     stored_as = {}
     if text is not None:
@@ -167,7 +159,7 @@ def quantized_weights(checkpoint: Path) -> QuantizedWeights | None:
         hidden |= {text.names[name] for name in hidden if name in text.names}
         layers = {name: layers[layer] for name, layer in stored_as.items()}
     sizes = {name: shapes[stored_as.get(name, name)] for name in layers}
-    return QuantizedWeights(sizes, layers, frozenset(hidden), files, native, stored_as)
+    return QuantizedWeights(sizes, layers, frozenset(hidden), index, native, stored_as)
 
 
 def _name_in(text: TextTensors, layer: str) -> str:

@@ -283,9 +283,4 @@ def _quantized_of(layer: str, shape: tuple[int, ...], quantization: Quantization
 def is_zero_bias_of_quantized(name: str, index: SafetensorsIndex) -> bool:
     """Return whether a tensor is a bias of zeros, which GPTQ tools write for quantized layers that have none."""
     layer = name.removesuffix(".bias")
-    if layer == name or f"{layer}.qweight" not in index.tensors:
-        return False
-    from safetensors import safe_open
-
-    with safe_open(index.files[index.tensors[name].file], "pt") as file:
-        return not file.get_tensor(name).any()
+    return layer != name and f"{layer}.qweight" in index.tensors and not index.tensor(name).any()

@@ -1,19 +1,22 @@
 """Tensor index of a checkpoint, from the headers of its safetensors or GGUF files.
 
-A safetensors file is: uint64 little-endian header size, JSON header, tensor bytes. Nothing here reads tensor bytes.
+A safetensors file is: uint64 little-endian header size, JSON header, tensor bytes. Indexing reads no tensor bytes.
 """
 
 import json
 import math
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy.turbomind.gguf.header import read_header
 from lmdeploy.turbomind.gguf.parts import is_gguf_file, unstacked
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX_NAME = "model.safetensors.index.json"
 WHOLE_NAME = "model.safetensors"
@@ -22,7 +25,6 @@ _BITS_PER_ELEMENT = {
     "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
     "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-_PART = 1 << 24
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 # Files that people save alongside a model, or copies of it.
 _NO_MODEL = re.compile(
@@ -53,14 +55,31 @@ class SafetensorsIndex:
     problems: list[str] = field(default_factory=list)  # one sentence each; empty for a whole checkpoint
     # True if some header could not be read, so that ``tensors`` may lack what the checkpoint once had
     has_unread_files: bool = False
+    _open: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def opened(self, name: str) -> Any:
+        """Return the safetensors file of a tensor, open for ``get_tensor`` and ``get_slice``."""
+        from safetensors import safe_open
+
+        number = self.tensors[name].file
+        if number not in self._open:
+            self._open[number] = safe_open(self.files[number], "pt")
+        return self._open[number]
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """Return a tensor of a safetensors file, in the type it is stored in."""
+        tensor: torch.Tensor = self.opened(name).get_tensor(name)
+        return tensor
 
     def are_equal(self, first: str, second: str) -> bool:
-        """Return whether two tensors of safetensors files are there and hold the same bytes."""
+        """Return whether two tensors of whole safetensors files are there and hold the same bytes."""
         infos = [self.tensors[name] for name in (first, second) if name in self.tensors]
-        if len({(info.dtype, info.shape) for info in infos}) != 1 or len(infos) < 2:
+        if self.problems or len(infos) < 2 or len({(info.dtype, info.shape) for info in infos}) != 1:
             return False
-        parts = [_bytes_of(self.files[info.file], name) for info, name in zip(infos, (first, second), strict=True)]
-        return all(a == b for a, b in zip(*parts, strict=True))
+        import torch
+
+        one, other = (self.tensor(name).view(torch.uint8) for name in (first, second))
+        return bool(torch.equal(one, other))
 
 
 def weight_files(model_dir: Path, named: Collection[str] = ()) -> list[Path]:
@@ -186,16 +205,6 @@ def _header_of(path: Path, size: int) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise ValueError("is no safetensors file: its header is no JSON object")
     return header, 8 + header_size
-
-
-def _bytes_of(path: Path, name: str) -> Iterator[bytes]:
-    """Yield a tensor's bytes, part by part."""
-    header, begin_of_data = _header_of(path, path.stat().st_size)
-    begin, end = header[name]["data_offsets"]
-    with path.open("rb") as file:
-        file.seek(begin_of_data + begin)
-        for at in range(begin, end, _PART):
-            yield file.read(min(_PART, end - at))
 
 
 def _read_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:

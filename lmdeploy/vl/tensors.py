@@ -34,14 +34,12 @@ def seeing_tensors(checkpoint: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
 def rows_of_tensor(checkpoint: Path, name: str, rows: Sequence[int]) -> "torch.Tensor":
     """Return rows of one tensor ``[rows, columns]`` without reading the others."""
     import torch
-    from safetensors import safe_open
 
-    for file in read_checkpoint(checkpoint).files:
-        with safe_open(file, framework="pt") as content:
-            if name in content.keys():  # noqa: SIM118 (the file is no mapping)
-                whole = content.get_slice(name)
-                return torch.cat([whole[row : row + 1] for row in rows])
-    raise CheckpointError(checkpoint, [f"tensor {name} is missing"])
+    index = read_checkpoint(checkpoint)
+    if name not in index.tensors:
+        raise CheckpointError(checkpoint, [f"tensor {name} is missing"])
+    whole = index.opened(name).get_slice(name)
+    return torch.cat([whole[row : row + 1] for row in rows])
 
 
 def _tower_tensors(file: Path) -> Iterator[tuple[str, "torch.Tensor"]]:

@@ -190,11 +190,7 @@ def _tokens_of(directory: Path, index: SafetensorsIndex, vocab: int) -> tuple[in
     """
     if "d2t" not in index.tensors:
         return ()
-    from safetensors import safe_open
-
-    with safe_open(index.files[index.tensors["d2t"].file], framework="np") as file:
-        offsets = file.get_tensor("d2t").tolist()
-    tokens = tuple(i + int(offset) for i, offset in enumerate(offsets))
+    tokens = tuple(i + int(offset) for i, offset in enumerate(index.tensor("d2t").tolist()))
     if len(set(tokens)) != len(tokens) or not all(0 <= token < vocab for token in tokens):
         raise CheckpointError(directory, [f"d2t must name different tokens below {vocab}"])
     return tokens

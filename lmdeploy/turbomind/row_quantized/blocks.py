@@ -81,15 +81,8 @@ def _affine(layer: str, shape: tuple[int, ...], index: SafetensorsIndex) -> Affi
 
 def _quant_states(index: SafetensorsIndex) -> dict[str, dict[str, Any]]:
     """Return the JSON that bitsandbytes stores with each layer of 4 bits, in a tensor of bytes."""
-    from safetensors import safe_open
-
-    found: dict[str, dict[str, Any]] = {}
-    for number, path in enumerate(index.files):
-        names = [name for name, info in index.tensors.items() if info.file == number and _STATE in name]
-        if names:
-            with safe_open(path, "np") as file:
-                found |= {name.partition(_STATE)[0]: _read_state(file.get_tensor(name).tobytes()) for name in names}
-    return found
+    names = [name for name in index.tensors if _STATE in name]
+    return {name.partition(_STATE)[0]: _read_state(index.tensor(name).numpy().tobytes()) for name in names}
 
 
 def _read_state(stored: bytes) -> dict[str, Any]:

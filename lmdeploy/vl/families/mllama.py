@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
-from lmdeploy.vl.tensors import seeing_tensors
+from lmdeploy.vl.tensors import rows_of_tensor, seeing_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -24,15 +23,11 @@ _BEHIND_VOCABULARY = 8  # rows of the embedding
 def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
     """Yield the tensors of the vision tower, and an embedding of one token: the image's."""
     import torch
-    from safetensors import safe_open
 
     folder, raw = checkpoint
     yield from seeing_tensors(folder)
-    for file in read_checkpoint(folder).files:
-        with safe_open(file, framework="pt") as content:
-            if _EMBEDDING in content.keys():  # noqa: SIM118 (the file is no mapping)
-                row = content.get_slice(_EMBEDDING)[raw["image_token_index"] : raw["image_token_index"] + 1]
-                yield _EMBEDDING, torch.cat([row, row.new_zeros(_BEHIND_VOCABULARY, row.shape[1])])
+    row = rows_of_tensor(folder, _EMBEDDING, [raw["image_token_index"]])
+    yield _EMBEDDING, torch.cat([row, row.new_zeros(_BEHIND_VOCABULARY, row.shape[1])])
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:

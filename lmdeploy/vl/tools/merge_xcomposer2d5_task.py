@@ -12,15 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import locate_model
 from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
-
-if TYPE_CHECKING:
-    import torch
 
 TASKS = MappingProxyType({"web": ("web",), "write": ("sft", "dpo")})
 _LOW_RANK = re.compile(r"(.+)\.lora_(\w+)_([AB])\.weight")
@@ -39,7 +35,6 @@ def merge(model: Path, output: Path, task: str) -> int:
     source = readable_checkpoint(model)
     index = read_checkpoint(source)
     pairs = _pairs_of(source, list(index.tensors), TASKS[task])
-    files = {name: file for file in index.files for name in _names_in(file)}
     output.mkdir(parents=True, exist_ok=True)
     weights: dict[str, str] = {}
     size = 0
@@ -51,7 +46,7 @@ def merge(model: Path, output: Path, task: str) -> int:
                     continue
                 whole = content.get_tensor(name)
                 for down, up in pairs.get(name, ()):
-                    parts = [_tensor(files[part], part).float() for part in (up, down)]
+                    parts = [index.tensor(part).float() for part in (up, down)]
                     whole = (whole.float() + parts[0] @ parts[1]).to(whole.dtype)
                 kept[name] = whole.contiguous()
         if not kept:
@@ -83,21 +78,6 @@ def _pairs_of(checkpoint: Path, names: Sequence[str], kinds: Sequence[str]) -> d
     if problems:
         raise CheckpointError(checkpoint, problems)
     return pairs
-
-
-def _names_in(file: Path) -> list[str]:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as content:
-        return list(content.keys())
-
-
-def _tensor(file: Path, name: str) -> "torch.Tensor":
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as content:
-        tensor: torch.Tensor = content.get_tensor(name)
-    return tensor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
