@@ -19,7 +19,6 @@ from lmdeploy.pytorch.uploads import Uploads
 Array = np.ndarray[Any, Any]
 
 HISTORIES = 64  # sequences whose tokens are counted at once (kMaxWorkerHistories)
-MAX_LOGPROBS = 32  # kMaxChoiceLogprobs
 _LIMITS = ("temperature", "top_k", "top_p", "min_p", "top_n_sigma")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 KNOWN_FIELDS = (*_LIMITS, *_PENALTIES)  # the engine samples on the host where a request has others

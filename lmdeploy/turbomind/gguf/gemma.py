@@ -6,6 +6,7 @@ from typing import Any
 from lmdeploy.turbomind.families.experts import moe_of
 from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, padding, windows
 from lmdeploy.turbomind.gguf.metadata import Metadata
+from lmdeploy.turbomind.gguf.mixtures import joined_experts
 from lmdeploy.turbomind.manifest import Expression, Load
 from lmdeploy.turbomind.spec import ModelSpec
 
@@ -34,17 +35,10 @@ NAMES = (
 
 def gemma4_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of the experts of a layer, once each is a tensor of its own (`stacks.apart`)."""
-    moe, hidden = moe_of(spec), spec.hidden_size
-    size = moe.intermediate_size
-    engine: dict[str, Expression] = {
-        "moe.router.weight": Load(f"{prefix}ffn_gate_inp.weight", (moe.num_experts, hidden)),
-        "moe.router_norm.weight": Load(f"{prefix}ffn_gate_inp.scale", (hidden,)),
-        "moe.router.scales": Load(f"{prefix}ffn_down_exps.scale", (moe.num_experts,)),
+    return joined_experts(spec, prefix) | {
+        "moe.router_norm.weight": Load(f"{prefix}ffn_gate_inp.scale", (spec.hidden_size,)),
+        "moe.router.scales": Load(f"{prefix}ffn_down_exps.scale", (moe_of(spec).num_experts,)),
     }
-    for e in range(moe.num_experts):
-        engine[f"moe.experts.{e}.gate_up.weight"] = Load(f"{prefix}ffn_gate_up.{e}.weight", (2 * size, hidden))
-        engine[f"moe.experts.{e}.down.weight"] = Load(f"{prefix}ffn_down.{e}.weight", (hidden, size))
-    return engine
 
 
 def _gemma(metadata: Metadata, model_type: str, period: int) -> dict[str, Any]:
