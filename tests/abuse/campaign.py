@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -144,31 +143,6 @@ class Report:
             worst = sorted(by_attack.items(), key=lambda entry: (entry[0] != ALONE, -max(entry[1])))
             lines += [f"  {' '.join(f'{ms:8.1f}' for ms in _milliseconds(times))}  {attack}" for attack, times in worst]
         return "\n".join([*lines, *(f"  {finding}" for finding in dict.fromkeys(self.failures() + self.stalls()))])
-
-    def measurements(self) -> dict[str, Any]:
-        """Return it for programs."""
-        return {
-            "seconds": self.seconds,
-            "tried": dict(self.tried),
-            "served_without_right": self.without_right,
-            "errors": self.errors,
-            "no_response": self.silent,
-            "unanswered": self.unanswered,
-            "left": self.left,
-            "health_p99_ms": {name: percentile(times, 99) * 1000 for name, times in self.health.items()},
-            "short_text_ms": {
-                server: {
-                    attack: dict(zip(("p50", "p99", "max"), _milliseconds(times), strict=True))
-                    for attack, times in by_attack.items()
-                }
-                for server, by_attack in self.texts.items()
-            },
-            "short_texts_refused": self.rejected,
-            "peak_mib": self.peak,
-            "cold_mib": self.cold,
-            "before_mib": self.before,
-            "after_mib": self.after,
-        }
 
 
 def _milliseconds(times: Sequence[float]) -> tuple[float, float, float]:

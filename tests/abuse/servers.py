@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,6 +20,7 @@ from tests.abuse.gateway import LOOPING, write_hostile_adapter, write_looping_ad
 from tests.support.adapters import make_adapter
 from tests.support.commands import api_server
 from tests.support.processes import session_members
+from tests.support.servers import answers
 from tests.support.tiny_vision_models import make_tiny_llava
 from tests.support.waiting import eventually_sync
 
@@ -106,17 +107,13 @@ def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
         url = f"{gateway.url}/v1/load_lora_adapter"
         httpx.post(url, json=loaded, headers=administrator, trust_env=False, timeout=60).raise_for_status()
         page = Target("page", page_port, "/login", launcher)
-        eventually_sync(lambda: _accepts(page_port), timeout=START_SECONDS)
-        proxy = Target(
-            "proxy",
-            proxy_port,
-            "/health",
-            stack.enter_context(
-                _command("proxy", "--server-name", "127.0.0.1", "--server-port", str(proxy_port),
-                         "--node-key", NODE_KEY, "--allow-private-nodes", *security)
-            ),
+        pid = stack.enter_context(
+            _command("proxy", "--server-name", "127.0.0.1", "--server-port", str(proxy_port),
+                     "--node-key", NODE_KEY, "--allow-private-nodes", *security)
         )  # fmt: skip
-        eventually_sync(lambda: _accepts(proxy_port), timeout=START_SECONDS)
+        proxy = Target("proxy", proxy_port, "/health", pid)
+        for url in (f"{page.url}/", f"{proxy.url}/health"):
+            eventually_sync(partial(answers, url), timeout=START_SECONDS)
         added = httpx.post(
             f"{proxy.url}/nodes/add",
             json={"url": gateway.url, "status": {"models": [MODEL]}},
@@ -132,23 +129,8 @@ def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
                          "--cache-max-entry-count", str(BLOCKS))
             )  # fmt: skip
             targets.append(Target("ray", ray_port, "/health", pid))
-            eventually_sync(lambda: _is_healthy(targets[-1]), timeout=START_SECONDS)
+            eventually_sync(lambda: answers(targets[-1].url + targets[-1].health), timeout=START_SECONDS)
         yield Servers(gateway, tuple(targets), folder / "hostile", canary)
-
-
-def _accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _is_healthy(target: Target) -> bool:
-    try:
-        return httpx.get(f"{target.url}{target.health}", trust_env=False, timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 @contextmanager

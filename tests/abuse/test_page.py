@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +20,9 @@ from tests.abuse.bodies import Sent
 from tests.abuse.page import API, PATHS, file_requests, floods, page_requests
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_page
+from tests.support.processes import memory
 from tests.support.samples import one_in
+from tests.support.servers import answers
 from tests.support.waiting import eventually_sync
 
 SECONDS = 60.0  # for one request
@@ -117,8 +117,8 @@ def test_a_flood_leaves_the_memory_as_it_was(*, all_cases: bool) -> None:
     page = subprocess.Popen([*command, "--server-name", "127.0.0.1"])
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            eventually_sync(lambda: _config(http) is not None)
-            config = _config(http)
+            eventually_sync(lambda: answers(f"{http.base_url}config"))
+            config = http.get("/config").json()
             names = (*floods(), "a long conversation")
             chosen = [request for request in page_requests(config, PATHS[:1]) if request.name in names]
             assert len(chosen) > 80
@@ -152,17 +152,3 @@ def _flood(http: httpx.Client, requests: Sequence[Sent]) -> list[float]:
             time.sleep(0.05)
     assert {task.result() for task in sent} <= {200, 413, 415, 422, 503}
     return waits
-
-
-def _config(http: httpx.Client) -> Any:
-    try:
-        return http.get("/config").json()
-    except httpx.TransportError:
-        return None
-
-
-def memory(pid: int, name: str) -> float:
-    """Return a line of a process's status, in MiB."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1]) / 1024

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from tests.support.commands import ApiServer
+from tests.support.metrics import measurement, open_requests
 from tests.support.waiting import eventually_sync
 
 STORY: dict[str, Any] = {
@@ -73,15 +74,8 @@ def is_answered(server: ApiServer) -> bool:
     return True
 
 
-def measurement(url: str, name: str) -> float:
-    """Return one of Prometheus' measurements."""
-    page = httpx.get(url, trust_env=False).text
-    line = next(line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
-    return float(line.rsplit(" ", 1)[1])
-
-
 def expect_no_leaks(server: ApiServer) -> None:
-    """Wait until no request is open and no cache block used; what is asked with is one itself."""
+    """Wait until no request is open and no cache block used."""
     eventually_sync(lambda: measurement(server.metrics_url, "turbomind_cache_blocks_used") == 0)
     eventually_sync(lambda: measurement(server.metrics_url, "turbomind_requests_running") == 0)
-    eventually_sync(lambda: measurement(f"{server.url}/metrics", "lmdeploy_gateway_requests_open") == 1)
+    eventually_sync(lambda: open_requests(server.url) == 0)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.callers import STORY, complete, expect_no_leaks, is_answered, measurement
+from tests.faults.callers import STORY, complete, expect_no_leaks, is_answered
 from tests.support.commands import ApiServer, api_server
+from tests.support.metrics import measurement
 from tests.support.processes import open_files
 from tests.support.waiting import eventually_sync
 
@@ -48,7 +49,6 @@ def test_a_stopped_client_is_let_go_and_its_response_cancelled(server: ApiServer
     talkative = STORY | {"logprobs": True, "top_logprobs": 20}  # 2 KB a token: soon more than the sockets hold
     words = [f"{server.url}/v1/chat/completions", json.dumps(talkative)]
     with subprocess.Popen([sys.executable, "-c", CLIENT, *words], stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
         assert client.stdout.readline() == "line\n"
         os.kill(client.pid, signal.SIGSTOP)
         eventually_sync(lambda: measurement(server.metrics_url, "turbomind_requests_cancelled_total") == 1)

@@ -21,17 +21,10 @@ from lmdeploy.serve.request import FIELDS
 from lmdeploy.token_bytes import TokenBytes
 
 _FORMATS = {"BOOL": "?", "INT32": "i", "UINT32": "I", "FP32": "f", "UINT64": "Q"}
-_LISTS = {
-    "stop_words",
-    "bad_words",
-    "stop_token_ids",
-    "bad_token_ids",
-    "thinking_end_ids",
-    "logit_bias_ids",
-    "logit_bias_values",
-    "input_ids",
-    "TOKENS_BATCH",
-}
+_LISTS = set(
+    "stop_words bad_words stop_token_ids bad_token_ids thinking_end_ids logit_bias_ids logit_bias_values input_ids "
+    "TOKENS_BATCH".split()
+)
 
 CONTEXT_LEN = 4096  # tokens, of the fake engine
 AWAKE: dict[str, Any] = {  # what an engine that can sleep reports
@@ -165,7 +158,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.hangs, self.waiting, self.left, self.restarts = "", set(), [], False
         self.script, self.ready, self.requests, self.stops = Script(), True, [], queue.Queue()
         self.controls, self.sessions, self.adapters, self.cache_controls = [], set(), {}, []
-        self.memory, self.sleep_controls = {}, []
+        self.memory, self.sleep_controls, self.adapters_of = {}, [], {}
+        self.loaded, self.broken = [], {}
         self.release.set()
         self.release = threading.Event()
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import openai
+
 from openai_gateway.process.connection import DEFAULT_CLIENT_TIMEOUTS, DEFAULT_MAX_CONNECTIONS, ClientTimeouts
 from openai_gateway.process.server import Listening, Server
 from openai_gateway.process.worker import gateway_server
@@ -40,6 +42,11 @@ def running_gateway(
     listening = Listening("127.0.0.1", port, timeouts=timeouts, max_connections=max_connections)
     with _running(gateway_server(settings, listening)) as url:
         yield url
+
+
+def openai_client(url: str, api_key: str = "none") -> openai.OpenAI:
+    """Return a client of a server, whose URL is without ``/v1``; it tries once."""
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0)
 
 
 @contextmanager

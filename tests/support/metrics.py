@@ -2,6 +2,7 @@
 
 import urllib.request
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmdeploy.serve.tritonserver import TritonServer
@@ -17,6 +18,18 @@ def engine_metrics(server: TritonServer | ApiServer) -> dict[str, float]:
     prefix = "turbomind_"
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(prefix))
     return {name.split("{")[0].removeprefix(prefix): float(value) for name, value in pairs}
+
+
+def measurement(url: str, name: str) -> float:
+    """Return the first value of a metric on a page."""
+    page = httpx.get(url, trust_env=False).text
+    line = next(line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
+    return float(line.rsplit(" ", 1)[1])
+
+
+def open_requests(url: str) -> int:
+    """Return how many requests a gateway has open, without the one that asks."""
+    return int(measurement(f"{url}/metrics", "lmdeploy_gateway_requests_open")) - 1
 
 
 class Metrics:

@@ -31,6 +31,12 @@ def threads(pid: int) -> list[int]:
     return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
 
 
+def memory(pid: int, name: str = "VmRSS") -> float:
+    """Return a line of a process's status, in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
+
+
 def open_files(pid: int) -> int:
     """Return the number of file descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME, default_model_dir
 from lmdeploy.serve.ports import Ports
@@ -15,6 +18,23 @@ from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import template_dir
 
 START = 180.0  # seconds a server gets to be ready on a busy machine
+
+
+def answers(url: str) -> bool:
+    """Return whether a GET is answered with 200."""
+    try:
+        return httpx.get(url, trust_env=False, follow_redirects=True, timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def generated(server: TritonServer, messages: Any, model: str = "ensemble", **fields: Any) -> dict[str, Any]:
+    """Return the response of a server's ``generate`` endpoint to messages."""
+    url = f"http://{server.http_address}/v2/models/{model}/generate"
+    response = httpx.post(url, json={"messages": json.dumps(messages), **fields}, trust_env=False)
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
 
 
 @contextmanager
