@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.abuse.attacks import trap
@@ -50,7 +49,7 @@ def main() -> int:
         report = run(servers, chosen, other, given.seconds, given.seed, attack_seconds=given.attack_seconds)
     print(report.text())
     if given.output:
-        given.output.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
+        given.output.write_text(json.dumps(vars(report), indent=1), encoding="utf-8")
     return 1 if report.failures() or report.stalls() else 0
 
 
