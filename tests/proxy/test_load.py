@@ -1,22 +1,19 @@
-"""Several servers behind one proxy: started side by side, and killed under load."""
+"""Servers behind a proxy, one of them killed under load."""
 
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 
 import httpx
-import pytest
 
 from lmdeploy.serve.ports import free_ports
 from openai_gateway.proxy.settings import ProxySettings
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton, Received, Script
 from tests.support.gateways import running_proxy
-from tests.support.waiting import eventually, eventually_sync
+from tests.support.waiting import eventually
 
-REQUESTS, AT_A_TIME = 500, 32
+REQUESTS, AT_A_TIME = 300, 32
 MESSAGES = [{"role": "user", "content": "Hello"}]
 REPLY = "The capital of France is Paris."
 
@@ -75,41 +72,3 @@ async def test_no_request_is_lost_when_a_node_dies_and_returns() -> None:
     assert set(outcomes) <= {"whole", "cut"}
     assert outcomes.count("cut") <= AT_A_TIME / 2  # those that were streaming from the node that died
     assert len(outcomes) == REQUESTS
-
-
-RANKS = 3
-
-
-@pytest.fixture
-def fakes() -> Iterator[list[FakeTriton]]:
-    made = [FakeTriton("m") for _ in range(RANKS)]
-    yield made
-    for fake in made:
-        fake.stop()
-
-
-def test_servers_of_every_rank_register_share_the_work_and_leave(fakes: list[FakeTriton]) -> None:
-    ports = free_ports(RANKS)
-    expected = {f"http://127.0.0.1:{port}" for port in ports}
-    with ExitStack() as stack:
-        url = stack.enter_context(running_proxy(ProxySettings(check_seconds=0.5)))
-
-        def registered() -> set[str]:
-            return set(httpx.get(f"{url}/nodes/status", trust_env=False).json())
-
-        servers = []
-        for rank, (fake, port) in enumerate(zip(fakes, ports, strict=True)):
-            where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
-            env = {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            servers.append(stack.enter_context(Command("serve", "gateway", *where, "--proxy-url", url, env=env)))
-        eventually_sync(lambda: registered() == expected)
-        cards = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
-        assert [card["id"] for card in cards] == ["m"]  # one model, however many serve it
-        body = {"model": "m", "prompt": "a"}
-        with httpx.Client(base_url=url, trust_env=False) as http:
-            for _ in range(10 * RANKS):
-                assert http.post("/v1/completions", json=body).status_code == 200
-        assert sum(len(fake.requests) for fake in fakes) == 10 * RANKS
-        assert all(fake.requests for fake in fakes)
-        assert servers[0].end() == 143
-        assert registered() == expected - {f"http://127.0.0.1:{ports[0]}"}

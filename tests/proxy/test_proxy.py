@@ -63,6 +63,15 @@ def connect(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, trust_env=False)
 
 
+def proxied(stack: ExitStack, *models: str, **settings: Any) -> tuple[Nodes, httpx.Client]:
+    """Return nodes, and a client of a proxy that knows them."""
+    nodes = Nodes(stack, *models)
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(**settings)))))
+    for url in nodes.urls:
+        proxy.post("/nodes/add", json={"url": url}).raise_for_status()
+    return nodes, proxy
+
+
 def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitStack) -> None:
     nodes = Nodes(stack, "m1", "m2")
     proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
@@ -96,19 +105,10 @@ def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitSt
     ],
 )
 def test_what_is_not_generated_is_sent_on_too(stack: ExitStack, path: str, body: dict[str, Any]) -> None:
-    nodes = Nodes(stack, "m")
-    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
-    assert proxy.post("/nodes/add", json={"url": nodes.urls[0]}).status_code == 200
+    nodes, proxy = proxied(stack, "m")
     through, straight = (http.post(path, json={"model": "m", **body}) for http in (proxy, connect(nodes.urls[0])))
     assert (through.status_code, through.json()) == (straight.status_code, straight.json())
     assert through.status_code == (200 if path.endswith(("_tokens", "tokenize")) else 400)
-
-
-def test_what_is_reported_about_a_node_is_kept(stack: ExitStack) -> None:
-    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
-    reported = {"models": ["m"], "unfinished": 0, "latency": [], "speed": 2.5}
-    proxy.post("/nodes/add", json={"url": "http://127.0.0.1:1", "status": reported})
-    assert proxy.get("/nodes/status").json() == {"http://127.0.0.1:1": reported}
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "GARBAGE"])
@@ -160,11 +160,8 @@ def test_a_bad_node_is_refused(stack: ExitStack, body: Any, status: int) -> None
 
 
 def test_real_clients_work_through_the_proxy(stack: ExitStack) -> None:
-    nodes = Nodes(stack, "m1", "m2")
-    url = stack.enter_context(running_proxy(ProxySettings()))
-    for node in nodes.urls:
-        httpx.post(f"{url}/nodes/add", json={"url": node}, trust_env=False)
-    client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0))
+    nodes, proxy = proxied(stack, "m1", "m2")
+    client = stack.enter_context(openai.OpenAI(base_url=f"{proxy.base_url}v1", api_key="x", max_retries=0))
     assert client.chat.completions.create(model="m2", messages=HELLO).choices[0].message.content == REPLY
     chunks = client.chat.completions.create(model="m1", messages=HELLO, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == REPLY
@@ -179,11 +176,9 @@ def test_real_clients_work_through_the_proxy(stack: ExitStack) -> None:
 
 
 def test_streams_are_not_buffered(stack: ExitStack) -> None:
-    nodes = Nodes(stack, "m")
+    nodes, proxy = proxied(stack, "m")
     nodes.fakes[0].script = Script(hold_after=1, resume=True)
-    url = stack.enter_context(running_proxy(ProxySettings()))
-    httpx.post(f"{url}/nodes/add", json={"url": nodes.urls[0]}, trust_env=False)
-    client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0))
+    client = stack.enter_context(openai.OpenAI(base_url=f"{proxy.base_url}v1", api_key="x", max_retries=0))
     chunks = client.chat.completions.create(model="m", messages=HELLO, stream=True)
     first = [next(chunks), next(chunks)]
     assert first[1].choices[0].delta.content == "The capital"  # the engine waits: nothing after it exists yet
@@ -192,12 +187,10 @@ def test_streams_are_not_buffered(stack: ExitStack) -> None:
 
 
 async def test_a_client_that_leaves_the_proxy_is_cancelled_in_the_engine(stack: ExitStack) -> None:
-    nodes = Nodes(stack, "m")
+    nodes, proxy = proxied(stack, "m")
     (fake,) = nodes.fakes
     fake.script = Script(hold_after=1)
-    url = stack.enter_context(running_proxy(ProxySettings()))
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
-        await http.post("/nodes/add", json={"url": nodes.urls[0]})
+    async with httpx.AsyncClient(base_url=proxy.base_url, trust_env=False) as http:
         for stream in (True, False):
             fake.requests.clear()
             body = {"model": "m", "messages": HELLO, "stream": stream}
@@ -217,31 +210,18 @@ async def test_a_client_that_leaves_the_proxy_is_cancelled_in_the_engine(stack: 
         await eventually(all_over)
 
 
-def test_a_failing_node_leaves_and_returns(stack: ExitStack) -> None:
-    nodes = Nodes(stack, "m", "m")
-    url = stack.enter_context(running_proxy(ProxySettings(**QUICK)))
-    proxy = stack.enter_context(connect(url))
-    for node in nodes.urls:
-        proxy.post("/nodes/add", json={"url": node})
-    nodes.fakes[0].ready = False
-    eventually_sync(lambda: set(proxy.get("/nodes/status").json()) == {nodes.urls[1]})
-    for _ in range(4):
-        assert proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}).status_code == 200
-    assert len(nodes.fakes[1].requests) == 4
-    nodes.fakes[0].ready = True
-    eventually_sync(lambda: set(proxy.get("/nodes/status").json()) == set(nodes.urls))
-
-
 def test_a_request_waits_for_a_node_that_is_coming_back(stack: ExitStack) -> None:
-    nodes = Nodes(stack, "m")
-    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(**QUICK)))))
-    proxy.post("/nodes/add", json={"url": nodes.urls[0]})
+    nodes, proxy = proxied(stack, "m", **QUICK)
     nodes.fakes[0].ready = False
     eventually_sync(lambda: proxy.get("/nodes/status").json() == {})
     timer = threading.Timer(0.5, setattr, (nodes.fakes[0], "ready", True))
     timer.start()
     assert proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}).status_code == 200
     timer.join()
+
+
+def test_a_request_waits_no_longer_than_retry_seconds(stack: ExitStack) -> None:
+    nodes, proxy = proxied(stack, "m", **QUICK | {"retry_seconds": 0.3})
     nodes.fakes[0].ready = False
     eventually_sync(lambda: proxy.get("/nodes/status").json() == {})
     response = proxy.post("/v1/completions", json={"model": "m", "prompt": "a"})
@@ -251,10 +231,8 @@ def test_a_request_waits_for_a_node_that_is_coming_back(stack: ExitStack) -> Non
 
 @pytest.mark.parametrize("garbage", [b"\x00\xffgarbage\n\n", PAGE, PAGE[:-2], STREAM_OF_NOTHING])
 def test_a_node_that_answers_garbage_is_passed_over(stack: ExitStack, garbage: bytes) -> None:
-    nodes = Nodes(stack, "m")
-    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(strategy="random", **QUICK)))))
+    _, proxy = proxied(stack, "m", strategy="random", **QUICK)
     bad = stack.enter_context(garbage_server(garbage))
-    proxy.post("/nodes/add", json={"url": nodes.urls[0]})
     for _ in range(6):
         proxy.post("/nodes/add", json={"url": bad, "status": {"models": ["m"], "speed": 1000.0}})
         assert proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}).status_code == 200
@@ -318,13 +296,6 @@ def test_a_server_that_stops_leaves_the_proxy(stack: ExitStack) -> None:
     with running_gateway(Settings(triton_address=fake.address, proxy_url=url, public_url="http://127.0.0.1:9")):
         eventually_sync(lambda: bool(httpx.get(f"{url}/nodes/status", trust_env=False).json()))
     assert httpx.get(f"{url}/nodes/status", trust_env=False).json() == {}
-
-
-def test_a_proxy_with_keys_asks_for_one(stack: ExitStack) -> None:
-    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(api_keys=("k",))))))
-    assert proxy.get("/nodes/status").status_code == 401
-    assert proxy.post("/nodes/add", json={"url": "http://a"}).status_code == 401
-    assert proxy.get("/nodes/status", headers={"authorization": "Bearer k"}).status_code == 200
 
 
 @pytest.mark.parametrize("is_proxy", [False, True])
@@ -422,10 +393,7 @@ def test_an_adapter_stays_where_it_is_loaded_until_that_node_is_busy() -> None:
 
 
 def test_sessions_and_long_prefixes_stay_with_the_node_that_has_them(stack: ExitStack) -> None:
-    nodes = Nodes(stack, "m", "m")
-    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(strategy="affinity")))))
-    for url in nodes.urls:
-        proxy.post("/nodes/add", json={"url": url}).raise_for_status()
+    _, proxy = proxied(stack, "m", "m", strategy="affinity")
 
     def asked(text: str, session: str = "") -> str:
         body = {"model": "m", "messages": [{"role": "user", "content": text}]}

@@ -213,14 +213,6 @@ def test_only_successes_are_timed(stack: ExitStack) -> None:
     eventually_sync(lambda: latencies() == 2)
 
 
-def test_nodes_with_keys_are_shown_the_proxy_s(stack: ExitStack) -> None:
-    _, node = node_of(stack, api_keys=("of-the-node",))
-    proxy = proxy_of(stack, node_key="of-the-node", api_keys=("of-the-caller",))
-    proxy.headers["authorization"] = "Bearer of-the-caller"
-    assert proxy.post("/nodes/add", json={"url": node}).json() == "Added successfully"  # asked for its models
-    assert proxy.post("/v1/chat/completions", json=BODY).status_code == 200
-
-
 def test_callers_of_a_proxy_stay_apart_at_its_nodes(stack: ExitStack) -> None:
     fake, node = node_of(stack, api_keys=("alice", "nodes"), node_key="nodes", cache_salt_by_key=True)
     proxy = proxy_of(stack, node_key="nodes", api_keys=("alice", "bob"))

@@ -1,4 +1,3 @@
-import contextlib
 import json
 import pickle
 import signal
@@ -7,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 
@@ -18,6 +16,7 @@ from lmdeploy.cli.parser import exit_status
 from lmdeploy.serve.ports import free_ports
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton
+from tests.support.servers import answers
 from tests.support.waiting import eventually_sync
 
 
@@ -27,29 +26,6 @@ def test_help_imports_nothing_heavy() -> None:
     loaded = set(done.stdout.split())
     heavy = {"torch", "transformers", "numpy", "grpc", "fastapi", "uvicorn", "gradio", "ray", "tritonclient"}
     assert not loaded & heavy
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "serve",
-        "chat",
-        "batch",
-        "convert",
-        "lite",
-        "lite auto_awq",
-        "lite smooth_quant",
-        "list",
-        "check_env",
-        "serve api_server",
-        "serve gateway",
-    ],
-)
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([*command.split(), "--help"])
-    assert caught.value.code == 0
-    assert "usage: lmdeploy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", ["json", "yml", "pkl"])
@@ -148,13 +124,7 @@ def test_a_server_says_once_that_it_stops(triton: FakeTriton, command: str, tmp_
     given += more.get(given[0], [])
     with Command("serve", *given, "--server-port", str(port)) as server:
         path = "" if given[0] == "gradio" else "health"
-
-        def answers() -> bool:
-            with contextlib.suppress(httpx.HTTPError):
-                return httpx.get(f"http://127.0.0.1:{port}/{path}", trust_env=False).status_code == 200
-            return False
-
-        eventually_sync(answers)
+        eventually_sync(lambda: answers(f"http://127.0.0.1:{port}/{path}"))
         if command == "gateway":
             server.wait_for(f":{port}/v1")
         assert "stopping" not in server.output

@@ -8,7 +8,7 @@ import pytest
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
-from tests.support.fake_triton import FakeTriton, Script, token_ids
+from tests.support.fake_triton import FakeTriton, Script
 from tests.support.waiting import eventually
 
 HELLO = [{"role": "user", "content": "héllo 你好"}]
@@ -23,11 +23,6 @@ async def test_chunks_arrive_in_order_and_the_last_one_says_why_it_ended(client:
     assert [chunk.text for chunk in chunks] == ["The capital", " of France", " is Paris."]
     assert [chunk.finish_reason for chunk in chunks] == [None, None, "stop"]
     assert (chunks[-1].input_token_len, chunks[-1].generate_token_len) == (7, 6)
-
-
-async def test_the_whole_response_is_one_chunk_when_not_streaming(client: TritonClient) -> None:
-    (chunk,) = await run(client, GenerateRequest(messages=HELLO, stream=False))
-    assert (chunk.text, chunk.finish_reason) == ("The capital of France is Paris.", "stop")
 
 
 async def test_every_field_reaches_its_tensor(client: TritonClient, triton: FakeTriton) -> None:
@@ -88,14 +83,6 @@ async def test_only_the_outputs_that_are_needed_are_asked_for(client: TritonClie
     assert requested[3] == basic | {"token_ids", "token_logprobs", "top_token_ids", "top_logprobs"}
 
 
-async def test_several_choices_interleave_and_each_ends_once(client: TritonClient, triton: FakeTriton) -> None:
-    triton.script = Script(choices=[["a", "b"], ["1", "2", "3"]])
-    chunks = await run(client, GenerateRequest(text_input="x", n=2))
-    assert [(chunk.index, chunk.text) for chunk in chunks] == [(0, "a"), (1, "1"), (0, "b"), (1, "2"), (1, "3")]
-    assert [chunk.index for chunk in chunks if chunk.finish_reason] == [0, 1]
-    assert triton.stops.empty()
-
-
 async def test_leaving_before_every_choice_has_ended_cancels(client: TritonClient, triton: FakeTriton) -> None:
     triton.script = Script(choices=[["a"], ["1", "2", "3"]])
     async with aclosing(client.generate(GenerateRequest(text_input="x", n=2, request_id="two"))) as chunks:
@@ -106,24 +93,9 @@ async def test_leaving_before_every_choice_has_ended_cancels(client: TritonClien
     assert triton.stops.get() == "two"
 
 
-async def test_log_probabilities_come_with_their_tokens(client: TritonClient) -> None:
-    first, *_ = await run(client, GenerateRequest(text_input="Once", logprobs=2))
-    assert first.token_ids == (0, 100)
-    assert first.token_logprobs == (-0.5, -0.25)
-    assert first.top_token_ids == ((0, 10), (100, 10))
-    assert first.top_logprobs == ((-0.5, -1.5), (-0.25, -1.5))
-
-
 async def test_a_prompt_of_tokens_goes_to_the_engine_itself(client: TritonClient, triton: FakeTriton) -> None:
     await run(client, GenerateRequest(input_ids=[5, 6]))
     assert (triton.requests[0].model, triton.requests[0].inputs["input_ids"]) == ("turbomind", [5, 6])
-
-
-async def test_text_becomes_tokens_and_tokens_text(client: TritonClient) -> None:
-    assert await client.tokenize(text="hé") == token_ids("hé")
-    assert await client.tokenize(text="hé", add_special_tokens=False) == token_ids("hé")[1:]
-    assert await client.tokenize(messages=HELLO) == token_ids("<user>" + HELLO[0]["content"])
-    assert await client.detokenize(token_ids("hé")[1:]) == "hé"
 
 
 async def test_sessions_are_ended_and_stopped_as_lmdeploy_s_triton_clients_do(
@@ -136,11 +108,6 @@ async def test_sessions_are_ended_and_stopped_as_lmdeploy_s_triton_clients_do(
         "request_output_len": 0
     }
     assert stopped == {"CORRID": 2**63, "STOP": 1}
-
-
-async def test_token_ids_come_when_wanted(client: TritonClient) -> None:
-    chunks = await run(client, GenerateRequest(text_input="Once", return_token_ids=True))
-    assert [chunk.token_ids for chunk in chunks] == [(0, 100), (1, 101), (2, 102)]
 
 
 async def test_a_number_too_large_for_its_tensor_is_named(client: TritonClient) -> None:
@@ -288,11 +255,6 @@ async def test_the_model_name_is_the_configured_one_or_the_directory_s(
     assert await client.model_name() == "tiny-llama"
     triton.parameters = {}
     assert await client.model_name() == DEFAULT_MODEL_NAME
-
-
-async def test_many_streams_share_one_channel(client: TritonClient) -> None:
-    responses = await asyncio.gather(*(run(client, GenerateRequest(text_input=str(n))) for n in range(32)))
-    assert all("".join(chunk.text for chunk in chunks).endswith("Paris.") for chunks in responses)
 
 
 async def test_a_server_that_answers_connections_late_is_waited_for(triton: FakeTriton) -> None:

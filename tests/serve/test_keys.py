@@ -81,15 +81,6 @@ def test_a_server_that_was_to_have_keys_does_not_start_without(
     assert reason in capsys.readouterr().err
 
 
-def test_help_says_who_reads_command_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    with pytest.raises(SystemExit):
-        parse("api_server", "--help")
-    help_text = " ".join(capsys.readouterr().out.split())
-    for name in ("api", "admin"):
-        assert f"prefer --{name}-keys-file or the environment variable LMDEPLOY_{name.upper()}_KEYS" in help_text
-
-
 def test_a_proxy_takes_keys_from_a_file_and_the_environment_and_shows_none(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     path = keys_file(tmp_path, "sk-file\n")

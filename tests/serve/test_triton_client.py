@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 
-from lmdeploy.cli.main import main
 from lmdeploy.cli.terminal import read_message
 from tests.support.commands import TerminalCommand
 from tests.support.fake_triton import FakeTriton, Script
@@ -127,14 +126,6 @@ def test_a_server_that_goes_away_is_named_and_may_come_back(triton: FakeTriton) 
             terminal.type("two")
 
 
-def test_without_a_server_it_says_so_in_one_line(triton: FakeTriton) -> None:
-    triton.stop()
-    with chat(triton) as terminal:
-        assert terminal.status() == 1
-    assert f"Triton at {triton.address} is not available" in terminal.output
-    assert terminal.output.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("typed", "messages"),
     [
@@ -173,11 +164,3 @@ def test_at_the_prompt_ctrl_c_says_how_to_leave_and_ctrl_d_leaves(triton: FakeTr
         terminal.close_input()
         assert terminal.status() == 0
     assert "Traceback" not in terminal.output
-
-
-def test_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["serve", "triton_client", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "`end` starts a new conversation" in text
-    assert "--session-id" in text
