@@ -108,10 +108,3 @@ def test_a_quantized_model_with_a_quantized_cache_answers_the_same_from_the_pref
         assert "Paris" in first.text
         assert first.token_ids == second.token_ids
         assert model.engine.metrics()["prefix_cache_hits_total"] >= 64
-
-
-def test_bad_settings_are_refused_by_name(default_model_dir: Path) -> None:
-    with pytest.raises(ValueError, match="weight_bits"):
-        TurbomindEngineConfig(weight_bits=3)
-    with pytest.raises(ValueError, match="quant_policy"):
-        TurbomindEngineConfig(quant_policy=2)

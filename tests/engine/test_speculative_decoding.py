@@ -127,11 +127,6 @@ def test_tokens_are_drafted_by_default_and_not_where_that_is_off(directory: Path
         assert (drafted(model) > 0) == drafts
 
 
-def test_a_word_that_is_no_setting_is_refused() -> None:
-    with pytest.raises(ValueError, match="speculative_config must be 'auto' or 'none' or a dict, got 'fast'"):
-        TurbomindEngineConfig(speculative_config="fast")
-
-
 @pytest.mark.parametrize("quant_policy", [0, 4, 8])
 def test_several_responses_preemption_prefixes_and_quantized_caches(directory: Path, quant_policy: int) -> None:
     config = GenerationConfig(max_new_tokens=60, ignore_eos=True, logprobs=2, n=2, do_sample=True, temperature=0.2,

@@ -95,10 +95,7 @@ def test_a_file_is_known_by_its_first_bytes_whatever_it_is_called(name: str, fil
     device.read_tensor(engine.path, "layers.0.attention.o.weight", [64, 64])
 
 
-def test_a_file_that_is_not_there_is_called_a_file(tmp_path: Path) -> None:
-    for name in ("nosuch.gguf", "models/nosuch.GGUF", str(tmp_path / "nosuch.gguf")):
-        with pytest.raises(CheckpointError, match="no such file"):
-            locate_model(name)
+def test_a_file_that_is_no_gguf_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"not a GGUF file")
     with pytest.raises(CheckpointError, match="is a file; a model is a directory or a GGUF file"):
         locate_model(str(tmp_path / "model.bin"))
@@ -149,33 +146,25 @@ def test_a_missing_part_is_named(source: Path, tmp_path: Path) -> None:
         resolve(first.rename(tmp_path / "alone.gguf"))
 
 
-def test_an_unknown_architecture_is_named_with_those_that_are_read(tmp_path: Path) -> None:
-    path = write_metadata(tmp_path / "m.gguf", "rwkv7", {})
-    with pytest.raises(
-        UnsupportedModelError, match="GGUF files of architecture rwkv7 are not read; those read are llama"
-    ):
-        resolve(path)
+READABLE = {"llama.block_count": 2} | TOKENIZER
+NORMS = {"llama.context_length": 8, "llama.attention.layer_norm_rms_epsilon": 1e-5}
 
 
-def test_a_mixture_of_experts_is_named(tmp_path: Path) -> None:
-    path = write_metadata(tmp_path / "m.gguf", "gemma", {"gemma.expert_count": 8})
-    with pytest.raises(
-        UnsupportedModelError,
-        match=r"mixtures of experts of architecture gemma are not read: take the model as safetensors",
-    ):
-        resolve(path)
-
-
-def test_missing_sizes_are_all_named(tmp_path: Path) -> None:
-    path = write_metadata(tmp_path / "m.gguf", "llama", {"llama.block_count": 2} | TOKENIZER)
-    with pytest.raises(CheckpointError, match=r"its metadata lack llama\.context_length"):
-        resolve(path)
-    norms = {"llama.context_length": 8, "llama.attention.layer_norm_rms_epsilon": 1e-5}
-    path = write_metadata(path, "llama", {"llama.block_count": 2} | TOKENIZER | norms)
-    with pytest.raises(
-        CheckpointError, match=r"hidden_size must be a whole number >= 1, got None.*num_attention_heads"
-    ):
-        resolve(path)
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "reason"),
+    [
+        ("rwkv7", {}, "GGUF files of architecture rwkv7 are not read; those read are llama"),
+        ("gemma", {"gemma.expert_count": 8}, "mixtures of experts of architecture gemma are not read: take the model"),
+        ("llama", READABLE, r"its metadata lack llama\.context_length"),
+        ("llama", READABLE | NORMS, "hidden_size must be a whole number >= 1, got None.*num_attention_heads"),
+    ],
+    ids=["architecture", "experts", "lengths", "sizes"],
+)
+def test_what_metadata_lack_or_name_and_is_not_read_is_named(
+    architecture: str, metadata: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=reason):
+        resolve(write_metadata(tmp_path / "m.gguf", architecture, metadata))
 
 
 def test_a_missing_tensor_is_named_as_the_file_has_it(source: Path, tmp_path: Path) -> None:

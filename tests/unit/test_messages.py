@@ -1,6 +1,5 @@
 """Configs check themselves, and durations and sizes are read as people write them."""
 
-import dataclasses
 import json
 import math
 from typing import Any
@@ -70,6 +69,8 @@ BAD_ENGINE: list[tuple[str, Any]] = [
     ("cache_chunk_size", -2),
     ("cache_block_seq_len", 0),
     ("enable_prefix_caching", "yes"),
+    ("speculative_config", "fast"),
+    ("weight_bits", 3),
     ("quant_policy", 3),
     ("quant_policy", True),
     ("rope_scaling_factor", -1.0),
@@ -126,11 +127,6 @@ def test_the_engine_is_reported_the_pytorch_engines_settings_by_its_own_names() 
 
 def test_defaults_are_supported() -> None:
     reject_unsupported_engine(TurbomindEngineConfig(model_format="meta_llama", session_len=8, dtype="float16"))
-
-
-def test_every_generation_field_is_documented() -> None:
-    missing = [f.name for f in dataclasses.fields(GenerationConfig) if f.name not in (GenerationConfig.__doc__ or "")]
-    assert missing == []
 
 
 HUGE = 10**400
