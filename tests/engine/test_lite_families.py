@@ -7,6 +7,7 @@ norm, bias or row scaled at the wrong place is much further off.
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.mono_internvl_reference import make_tiny_mono_internvl
+from tests.support.published import as_is
 from tests.support.quantized_checkpoints import save_dequantized
 from tests.support.tiny_encoders import ENCODERS, make_encoder
 from tests.support.tiny_models import make_small
@@ -37,120 +39,43 @@ PROMPT = [(37 * i * i + 11 * i) % 250 + 2 for i in range(40)]
 TEXT = {"calib_samples": 2, "calib_seqlen": 96}
 MOLMOE = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64, "tie_word_embeddings": False}
 EIGHT_HEADS = {"num_attention_heads": 8}
-# Samples of each family, by architecture; names are those of test_model_families.py.
-SHOWN = {
-    "AfmoeForCausalLM": "Trinity",
-    "ApertusForCausalLM": "Apertus",
-    "ArceeForCausalLM": "Arcee",
+# Cases of test_model_families.py by architecture, where it is not that of `transformers`...
+CHOSEN = {
     "BaichuanForCausalLM": "Baichuan 13B",
-    "BailingMoeForCausalLM": "Ling-lite",
     "BailingHybridForCausalLM": "Ling 3.0",
+    "BailingMoeForCausalLM": "Ling-lite",
     "BailingMoeV2ForCausalLM": "Ling 2",
-    "BambaForCausalLM": "Bamba",
-    "BioGptForCausalLM": "BioGPT",
-    "BloomForCausalLM": "BLOOM",
     "ChatGLMModel": "ChatGLM3",
-    "CodeGenForCausalLM": "CodeGen",
-    "Cohere2ForCausalLM": "Command R7B",
-    "Cohere2MoeForCausalLM": "Cohere2 with experts",
-    "CohereCompassForCausalLM": "North Vision",
-    "CohereForCausalLM": "Command R",
-    "CwmForCausalLM": "CWM",
     "DeciLMForCausalLM": "Llama-Nemotron Super",
     "DeepseekForCausalLM": "DeepSeek-MoE",
-    "DeepseekV2ForCausalLM": "DeepSeek-V2",
-    "DeepseekV3ForCausalLM": "DeepSeek-V3",
-    "DeepseekV32ForCausalLM": "DeepSeek-V3.2",
-    "Dots1ForCausalLM": "dots.llm1",
-    "Ernie4_5ForCausalLM": "ERNIE 4.5",
-    "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 with experts",
-    "Exaone4ForCausalLM": "EXAONE 4 32B",
     "ExaoneForCausalLM": "EXAONE 3.5",
-    "ExaoneMoeForCausalLM": "K-EXAONE",
-    "FalconH1ForCausalLM": "Falcon-H1 with norms",
-    "FalconMambaForCausalLM": "Falcon Mamba",
-    "FalconForCausalLM": "Falcon 40B",
-    "FlexOlmoForCausalLM": "FlexOlmo",
-    "FlintForCausalLM": "Flint",
-    "Gemma4UnifiedForCausalLM": "Gemma 4 12B",
-    "GPTBigCodeForCausalLM": "StarCoder",
-    "GPTJForCausalLM": "GPT-J",
-    "GPTNeoForCausalLM": "GPT-Neo",
-    "GPTNeoXForCausalLM": "Pythia",
-    "Gemma2ForCausalLM": "Gemma 2",
-    "Gemma3ForCausalLM": "Gemma 3",
-    "Gemma4ForCausalLM": "Gemma 4 E2B",
-    "GemmaForCausalLM": "Gemma",
-    "Glm4ForCausalLM": "GLM-4-0414",
-    "Glm4MoeForCausalLM": "GLM-4.5",
-    "GlmMoeDsaForCausalLM": "GLM-5",
-    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
-    "GlmForCausalLM": "GLM-4",
-    "GPTNeoXJapaneseForCausalLM": "GPT-NeoX Japanese",
-    "GraniteForCausalLM": "Granite",
-    "GraniteMoeHybridForCausalLM": "Granite 4",
-    "GraniteSWAForCausalLM": "Granite SWA",
-    "HeliumForCausalLM": "Helium",
-    "HunYuanDenseV1ForCausalLM": "Hunyuan",
-    "HunYuanMoEV1ForCausalLM": "Hunyuan A13B",
-    "HyperCLOVAXForCausalLM": "HyperCLOVA X",
-    "HYV3ForCausalLM": "HY3",
     "InternLM2ForCausalLM": "InternLM2",
     "InternLM3ForCausalLM": "InternLM3",
     "InternLMForCausalLM": "InternLM",
-    "Jais2ForCausalLM": "Jais 2",
-    "LagunaForCausalLM": "Laguna",
-    "Lfm3ForCausalLM": "LFM3",
-    "Llama4ForCausalLM": "Llama 4 without experts",
-    "JambaForCausalLM": "Jamba with experts",
     "KimiLinearForCausalLM": "Kimi Linear",
-    "Lfm2ForCausalLM": "LFM2",
-    "Lfm2MoeForCausalLM": "LFM2 with experts",
-    "LlamaForCausalLM": "Llama with biases",
-    "Mamba2ForCausalLM": "Mamba2",
-    "MambaForCausalLM": "Mamba",
-    "MellumForCausalLM": "Mellum 2",
     "MiMoForCausalLM": "MiMo",
-    "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
-    "MiniCPM3ForCausalLM": "MiniCPM3",
     "MiniCPMForCausalLM": "MiniCPM",
-    "MiniMaxForCausalLM": "MiniMax-Text-01",
-    "MiniMaxM2ForCausalLM": "MiniMax-M2",
     "MiniMaxM3ForCausalLM": "MiniMax-M3",
-    "Ministral3ForCausalLM": "Ministral 3",
-    "MinistralForCausalLM": "Ministral 8B",
-    "MistralForCausalLM": "Mistral with windows",
     "MixFormerSequentialForCausalLM": "Phi-2 of the first release",
-    "MixtralForCausalLM": "Mixtral",
     "MptForCausalLM": "MPT",
-    "NemotronForCausalLM": "Nemotron",
-    "NemotronHForCausalLM": "Nemotron 3",
-    "OPTForCausalLM": "OPT",
-    "Olmo2ForCausalLM": "OLMo 2",
-    "Olmo3ForCausalLM": "OLMo 3",
     "OlmoHybridForCausalLM": "OLMo Hybrid",
-    "OlmoeForCausalLM": "OLMoE",
-    "Phi3ForCausalLM": "Phi-3.5",
     "Phi4MMForCausalLM": "Phi-4-multimodal",
-    "PhiForCausalLM": "Phi-2",
-    "PhimoeForCausalLM": "Phi-3.5-MoE with longrope",
     "QWenLMHeadModel": "Qwen",
-    "Qwen2ForCausalLM": "Qwen2 with windows",
-    "Qwen2MoeForCausalLM": "Qwen2-MoE",
-    "Qwen3ForCausalLM": "Qwen3",
-    "Qwen3NextForCausalLM": "Qwen3-Next",
-    "Qwen3_5ForCausalLM": "Qwen3.5",
-    "Qwen3_5MoeForCausalLM": "Qwen3.5 with experts",
-    "Qwen3MoeForCausalLM": "Qwen3-MoE",
     "RWForCausalLM": "Falcon 40B of the first release",
-    "SeedOssForCausalLM": "Seed-OSS",
-    "SmolLM3ForCausalLM": "SmolLM3",
-    "SolarOpenForCausalLM": "Solar Open",
-    "StableLmForCausalLM": "StableLM",
-    "Starcoder2ForCausalLM": "StarCoder2",
-    "VaultGemmaForCausalLM": "VaultGemma",
     "XverseForCausalLM": "XVERSE",
-    "YoutuForCausalLM": "Youtu-LLM",
+    # ... and where the first case has less to round than another.
+    "CohereForCausalLM": "Command R",
+    "DeepseekV2ForCausalLM": "DeepSeek-V2",
+    "FalconForCausalLM": "Falcon 40B",
+    "FalconH1ForCausalLM": "Falcon-H1 with norms",
+    "JambaForCausalLM": "Jamba with experts",
+    "Llama4ForCausalLM": "Llama 4 without experts",
+    "LlamaForCausalLM": "Llama with biases",
+    "MistralForCausalLM": "Mistral with windows",
+    "NemotronHForCausalLM": "Nemotron 3",
+    "Phi3ForCausalLM": "Phi-3.5",
+    "PhimoeForCausalLM": "Phi-3.5-MoE with longrope",
+    "Qwen2ForCausalLM": "Qwen2 with windows",
 }
 FURTHER = {
     "Falcon 7B, halves that share a norm": CASES["Falcon 7B"],
@@ -189,6 +114,8 @@ REJECTED = {
     "GraniteMoeSharedForCausalLM": ("Granite MoE with a shared expert", STACKED),
     "GraniteMoeSWAForCausalLM": ("Granite SWA with experts", STACKED),
 }
+FIRST = {case.architecture: name for name, case in reversed(CASES.items()) if case.publish is as_is}
+SHOWN = {name: case for name, case in (FIRST | CHOSEN).items() if name in families() and name not in REJECTED}
 SIZES: dict[str, dict[str, Any]] = {
     "Phi-3.5": EIGHT_HEADS,
     "Phi-3.5-MoE with longrope": EIGHT_HEADS,
@@ -315,28 +242,25 @@ def test_a_family_that_no_file_has_a_form_for_is_refused_with_the_reason(archite
     assert not (tmp_path / "made").exists()
 
 
-def test_experts_in_one_tensor_of_a_model_that_sees_are_refused(tmp_path: Path) -> None:
-    source = make_tiny_qwen_vl(tmp_path / "model", kind="Qwen3VLMoe")
-    with pytest.raises(UnsupportedModelError, match=STACKED):
-        awq(source, tmp_path / "made")
+FURTHER_REJECTED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "experts in one tensor of a model that sees": (partial(make_tiny_qwen_vl, kind="Qwen3VLMoe"), STACKED),
+    **{name: (make, f"{name} has weights for rows of images alone: serve it") for name, make in OWN_WEIGHTS.items()},
+    "experts of 4 bits": (
+        partial(make_case, name="GPT-OSS as published", case=CASES["GPT-OSS as published"]),
+        r"is quantized already \(mxfp4\): serve it as it is",
+    ),
+    "an encoder": (
+        partial(make_encoder, family="Bert"),
+        "encoders cannot be quantized: serve them with --weight-bits",
+    ),
+}
 
 
-@pytest.mark.parametrize("architecture", OWN_WEIGHTS)
-def test_weights_for_images_alone_are_refused(architecture: str, tmp_path: Path) -> None:
-    source = OWN_WEIGHTS[architecture](tmp_path / "model")
-    with pytest.raises(UnsupportedModelError, match=f"{architecture} has weights for rows of images alone: serve it"):
-        awq(source, tmp_path / "made")
-
-
-def test_experts_of_4_bits_are_served_as_they_are(tmp_path: Path) -> None:
-    source = make_case(tmp_path / "model", "GPT-OSS as published", CASES["GPT-OSS as published"])
-    with pytest.raises(CheckpointError, match=r"is quantized already \(mxfp4\): serve it as it is"):
-        awq(source, tmp_path / "made")
-
-
-def test_encoders_are_refused(tmp_path: Path) -> None:
-    make_encoder(tmp_path / "model", "Bert")
-    with pytest.raises(UnsupportedModelError, match="encoders cannot be quantized: serve them with --weight-bits"):
+@pytest.mark.parametrize("name", FURTHER_REJECTED)
+def test_what_cannot_be_made_smaller_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    make, reason = FURTHER_REJECTED[name]
+    make(tmp_path / "model")
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=reason):
         awq(tmp_path / "model", tmp_path / "made")
 
 
