@@ -71,13 +71,6 @@ def test_host_code_that_calls_cublaslt_compiles() -> None:
     check_host_sources(of_cublaslt=True)
 
 
-def test_host_code_that_calls_device_functions_is_noticed(tmp_path: Path) -> None:
-    source = tmp_path / "bad.cc"
-    text = '#include "kernels/cuda/device.h"\nfloat twice(float x) { return __fadd_rn(x, x); }\n'
-    source.write_text(text, encoding="utf-8")
-    assert "__fadd_rn" in complaint([*includes(), *HOST_ONLY], source)
-
-
 @pytest.mark.parametrize("architecture", ["compute_80", "compute_90a"])
 def test_kernels_compile_for_the_architectures_of_a_build(architecture: str, all_cases: bool, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")

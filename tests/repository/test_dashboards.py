@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from lmdeploy.serve.client import GenerateChunk
@@ -13,7 +12,7 @@ from openai_gateway.metrics.page import GatewayMetrics
 from openai_gateway.metrics.responses import Watch
 from openai_gateway.settings import DEFAULT_PORT
 from tests.support.metrics import metrics_of
-from tests.support.queries import DEPLOY, SCRAPED, SCRAPER, all_queries, queried_metrics
+from tests.support.queries import DEPLOY, SCRAPED, SCRAPER, all_queries
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENGINE = re.compile(r'"((?:turbomind_|vllm:|lmdeploy:|nv_trt_llm_)\w+)"')
@@ -33,18 +32,6 @@ def engine_names() -> set[str]:
     names = {name for file in files for name in ENGINE.findall(file.read_text(encoding="utf-8"))}
     histograms = {name for name in names if name.endswith("_seconds")}  # a counter's name ends in _total
     return names - histograms | {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
-
-
-@pytest.mark.parametrize(
-    ("query", "names"),
-    [
-        ("up == 1 unless on (instance) a_total", ["up", "a_total"]),
-        ('sum by (le, path) (rate(a_bucket{x="b{c}", y=~"d"}[5m])) / b > 5', ["a_bucket", "b"]),
-        ("histogram_quantile(0.9, sum(vllm:x))", ["vllm:x"]),
-    ],
-)
-def test_names_are_found_in_queries(query: str, names: list[str]) -> None:
-    assert [name for name, _ in queried_metrics(query)] == names
 
 
 def test_every_metric_asked_for_exists_and_has_the_labels_it_is_selected_by() -> None:

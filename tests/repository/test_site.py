@@ -13,17 +13,8 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     # Not --quiet: warnings that are not written do not count as such either.
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--config-file",
-        str(config),
-        "--site-dir",
-        str(site),
-    ]
+    paths = ["--config-file", str(config), "--site-dir", str(site)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", *paths]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
