@@ -232,18 +232,6 @@ def test_a_response_takes_the_most_likely_tokens_of_the_stored_numbers(name: str
     assert ((logits.amax(-1) - chosen) / spread < 4 * limit_of(FORMS[name])).all()
 
 
-def test_the_prefix_cache_gives_the_same_response(source: Path, tmp_path: Path) -> None:
-    quantize_checkpoint(source, tmp_path / "model", Scheme("gptq", sym=True))
-    config = TurbomindEngineConfig(enable_prefix_caching=True, cache_max_entry_count=16, cache_block_seq_len=16)
-    with pipeline(str(tmp_path / "model"), backend_config=config) as model:
-        first, second = (
-            model(PROMPT * 4, GenerationConfig(max_new_tokens=8, ignore_eos=True), do_preprocess=False)
-            for _ in range(2)
-        )
-        assert model.engine.metrics()["prefix_cache_hits_total"] >= 32
-    assert first.token_ids == second.token_ids
-
-
 @pytest.mark.parametrize(
     ("name", "wrong"), [("awq", "gptq"), ("gptq", "awq"), ("awq", "hf"), ("compressed int8", "fp8"), ("", "awq")]
 )

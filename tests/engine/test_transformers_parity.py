@@ -55,22 +55,6 @@ def test_the_text_is_what_transformers_decodes(pipe, responses) -> None:
         assert response.text == pipe.tokenizer.decode(response.token_ids).rstrip("\ufffd")
 
 
-def test_the_prompt_is_what_transformers_renders(pipe) -> None:
-    for conversation in CONVERSATIONS:
-        expected = pipe.tokenizer.hf_tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=True, tokenize=False
-        )
-        assert (
-            pipe.prepare(conversation)[0] == pipe.tokenizer.hf_tokenizer(expected, add_special_tokens=False).input_ids
-        )
-
-
-def test_a_response_is_the_same_alone_and_in_a_batch(pipe, responses) -> None:
-    for index in (0, 8, 17):
-        alone = pipe(CONVERSATIONS[index], GenerationConfig(max_new_tokens=NEW_TOKENS))
-        assert alone.token_ids == responses[index].token_ids
-
-
 def test_bfloat16_weights_answer_the_question(default_model_dir) -> None:
     with pipeline(str(default_model_dir), backend_config=TurbomindEngineConfig(dtype="bfloat16")) as loaded:
         assert "Paris" in loaded("What is the capital of France?").text

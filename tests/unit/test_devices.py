@@ -15,26 +15,6 @@ from lmdeploy.cli.check_env import collect
 from lmdeploy.turbomind.supported import reject_unsupported_engine
 
 ROOT = Path(__file__).resolve().parents[2]
-# Places for tools of PyTorch's devices, and for the kernels of one device themselves.
-ELSEWHERE = re.compile(r"lmdeploy/(lite/|cli/lite)|backend_cpp/(tests|testing|kernels/cuda)/|/cuda_\w+\.(cc|h)$")
-
-
-def test_the_guide_names_every_file_that_knows_the_devices_by_name() -> None:
-    guide = (ROOT / "docs" / "internals" / "new-device.md").read_text(encoding="utf-8")
-    files = [file for folder in ("backend_cpp", "lmdeploy") for file in (ROOT / folder).rglob("*.*")]
-    sources = {str(file.relative_to(ROOT)): file for file in files if file.suffix in (".cc", ".h", ".py")}
-    knowing = [
-        name for name, file in sources.items() if not ELSEWHERE.search(name) and '"cuda"' in file.read_text("utf-8")
-    ]
-    assert len(knowing) > 4
-    assert [name for name in knowing if f"`{name}`" not in guide] == []
-
-
-def test_the_guide_names_files_that_exist() -> None:
-    guide = (ROOT / "docs" / "internals" / "new-device.md").read_text(encoding="utf-8")
-    named = re.findall(r"`([\w./]+/[\w.]*)`", guide)
-    assert len(named) > 12
-    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("device", ["ascend", "maca", "camb"])
@@ -52,7 +32,7 @@ def test_an_unknown_device_is_refused_by_name() -> None:
         TurbomindEngineConfig(device="ascend")
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "internals" / "cuda.md"
+PAGE = ROOT / "docs" / "internals" / "cuda.md"
 OPERATORS = {(operator["engine"], operator["name"]): operator for operator in _turbomind.kernel_operators()}
 
 
@@ -123,7 +103,7 @@ def test_check_env_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines["turbomind", "scales"] == f"own, as LMDEPLOY_CUDA_KERNELS says; otherwise {order}"
 
 
-SOURCES = Path(__file__).resolve().parent.parent.parent / "backend_cpp"
+SOURCES = ROOT / "backend_cpp"
 LIBRARY = "libnccl.so.2"
 FUNCTIONS = ("ncclCommInitAll", "ncclAllReduce", "ncclAllGather", "ncclCommDestroy", "ncclCommAbort")
 ADVICE = (

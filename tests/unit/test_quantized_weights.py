@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.checkpoint import read_config
-from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.manifest import (
     Expression,
@@ -683,13 +682,6 @@ def test_a_gptq_checkpoint_without_a_named_format_is_of_the_first(source: Path, 
     assert found != Quantization.from_config(
         {"quantization_config": Scheme("gptq", checkpoint_format="gptq_v2").config()}
     )
-
-
-def test_convert_refuses_a_format_that_is_not_the_checkpoints(source: Path, tmp_path: Path) -> None:
-    quantize_checkpoint(source, tmp_path / "model", Scheme())
-    with pytest.raises(ValueError, match="model_format is gptq, but the checkpoint's weights are awq"):
-        convert(str(tmp_path / "model"), tmp_path / "workspace", model_format="gptq")
-    convert(str(tmp_path / "model"), tmp_path / "workspace", model_format="awq")
 
 
 def test_scales_do_not_say_what_type_the_other_weights_have(tmp_path: Path) -> None:

@@ -5,23 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.samples import covering, one_in, spread
-
-
-def test_a_sample_is_as_small_as_the_parameter_of_most_values() -> None:
-    cases = [{"rows": rows, "kind": kind} for rows, kind in product(range(9), range(5))]
-    assert len(covering(cases)) == 9
-
-
-def test_a_parameter_alone_has_every_case_in_the_sample() -> None:
-    assert covering([{"name": name} for name in "abc"]) == [0, 1, 2]
-    assert covering([]) == []
-
-
-def test_a_sample_of_a_sample_is_from_all_over_it() -> None:
-    assert spread(range(12), 4) == [0, 3, 6, 9]
-    assert spread([5, 7], 4) == [5, 7]
-    assert spread([], 4) == []
+from tests.support.samples import covering, one_in
 
 
 def test_one_in_some_cases_has_each_kind_and_begins_each_elsewhere() -> None:

@@ -231,12 +231,6 @@ def test_ids_beyond_the_tokenizer_are_empty_and_beyond_the_embedding_absent(defa
     assert len(default_tokenizer.token_bytes(100).tokens) == 100
 
 
-def test_the_file_reads_back_as_written(default_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    table = _table(default_tokenizer)
-    table.write(tmp_path / "token_bytes.bin")
-    assert TokenBytes.read(tmp_path / "token_bytes.bin") == table
-
-
 def test_the_file_has_the_documented_layout(tmp_path: Path) -> None:
     TokenBytes((b"ab", b"", b"c"), (False, True, False)).write(tmp_path / "t.bin")
     numbers = b"".join(n.to_bytes(4, "little") for n in (3, 0, 0, 2, 2, 3))

@@ -137,14 +137,3 @@ def test_a_quantized_tower_is_refused_with_the_tensor(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "coded" / FILE, metadata={"format": "pt"})
     with pytest.raises(UnsupportedModelError, match=re.escape(f"tensor {name} of the vision tower is quantized")):
         logits_of(tmp_path / "coded")
-
-
-def test_a_text_part_that_lacks_scales_is_refused_with_the_tensor(tmp_path: Path) -> None:
-    unquantized = tiny.make_tiny_qwen_vl(tmp_path / "plain")
-    quantize_text(unquantized, tmp_path / "coded", FORMS["awq"])
-    tensors = load_file(tmp_path / "coded" / FILE)
-    missing = next(name for name in tensors if name.endswith("layers.1.mlp.up_proj.scales"))
-    del tensors[missing]
-    save_file(tensors, tmp_path / "coded" / FILE, metadata={"format": "pt"})
-    with pytest.raises((CheckpointError, ValueError), match=re.escape(f"tensor {missing} is missing")):
-        logits_of(tmp_path / "coded")
