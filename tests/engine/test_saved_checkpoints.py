@@ -75,15 +75,19 @@ SAVED: dict[str, Callable[[Path, Tensors], None]] = {
 CASES = [*((case, "turbomind") for case in SAVED), ("tied, with another output layer", "pytorch")]
 
 
+def check_logits(folder: Path, model: Any, backend: str = "turbomind", tokens: int = 4) -> None:
+    """Compare an engine's logits with those of a model of `transformers`."""
+    with torch.no_grad(), TokenEngine(folder, backend=backend) as engine:
+        response, logits = engine.generate(PROMPT, tokens, "all")
+        expected = model(torch.tensor([PROMPT + response[:-1]])).logits[0]
+    assert relative_error(logits, expected) < 1e-4
+
+
 @pytest.mark.parametrize(("case", "backend"), CASES)
 def test_both_engines_take_the_weights_that_transformers_takes(case: str, backend: str, tmp_path: Path) -> None:
     folder = make_small(tmp_path / "model", "LlamaForCausalLM")
     SAVED[case](folder, load_file(folder / WHOLE))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad(), TokenEngine(folder, backend=backend) as engine:
-        response, logits = engine.generate(PROMPT, 4, "all")
-        expected = model(torch.tensor([PROMPT + response[:-1]])).logits[0]
-    assert relative_error(logits, expected) < 1e-4
+    check_logits(folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), backend)
 
 
 def test_an_output_layer_that_is_the_embedding_is_not_kept_twice(tmp_path: Path) -> None:
@@ -98,10 +102,7 @@ def test_a_decoder_is_found_below_the_prefixes_of_models_that_see(prefix: str, t
     tensors = load_file(folder / WHOLE)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     save_file({prefix + name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / WHOLE)
-    with torch.no_grad(), TokenEngine(folder) as engine:
-        response, logits = engine.generate(PROMPT, 4, "all")
-        expected = model(torch.tensor([PROMPT + response[:-1]])).logits[0]
-    assert relative_error(logits, expected) < 1e-4
+    check_logits(folder, model)
 
 
 @pytest.mark.parametrize("rows", [1000, 1100])
@@ -109,10 +110,7 @@ def test_inputs_of_layers_have_the_rows_that_the_config_says(rows: int, tmp_path
     architecture, fields = MODELS["Gemma 4 E2B"]
     folder = make_small(tmp_path / "model", architecture, **fields | {"vocab_size_per_layer_input": rows})
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad(), TokenEngine(folder) as engine:
-        _, logits = engine.generate(PROMPT, 1, "all")
-        expected = model(torch.tensor([PROMPT])).logits[0]
-    assert relative_error(logits, expected) < 1e-4
+    check_logits(folder, model, tokens=1)
 
 
 TEXT, COUNT = "Call me Ishmael.", 12
