@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from lmdeploy.capacity.sizes import Sizes
 from tools.bench.checkpoints import tensors, write
 from tools.bench.random_model import write as write_random
-from tools.bench.report import table, write_json
 from tools.bench.roofline import ModelCost
 from tools.bench.shapes import SHAPES, tiny
 from tools.bench.stats import Record, percentile, summarize
@@ -77,27 +76,6 @@ def test_dataset_gives_first_questions(tmp_path: Path) -> None:
     assert [request.prompt for request in dataset_requests(path, 1, Lengths(1, 1), seed=0)] == ["Why?"]
     with pytest.raises(ValueError, match="1 usable conversations, expected at least 2"):
         dataset_requests(path, 2, Lengths(1, 1), seed=0)
-
-
-def test_table_aligns_numbers_to_the_right() -> None:
-    assert table(("run", "tokens/s"), [["a", "1.0"], ["longer", "100.0"]]).splitlines() == [
-        "run     tokens/s",
-        "------  --------",
-        "a            1.0",
-        "longer     100.0",
-    ]
-
-
-def test_report_is_json_a_program_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    path = tmp_path / "new" / "report.json"
-    summary = summarize([Record(0.0, [(1.0, 1), (2.0, 1)])], seconds=2.0)
-    write_json(path, "a tool", {"run": summary}, dtype="float32")
-    report = json.loads(path.read_text(encoding="utf-8"))
-    assert report["runs"]["run"]["token_throughput"] == 1.0
-    assert report["dtype"] == "float32"
-    assert report["machine"]["cpus"] >= 1
-    assert report["machine"]["openmp"]["OMP_WAIT_POLICY"] == "passive"
 
 
 def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) -> None:

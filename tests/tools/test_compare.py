@@ -14,7 +14,7 @@ from lmdeploy.messages import TurbomindEngineConfig
 from tests.support import fake_peers
 from tests.support.tiny_models import make_tiny_llama
 from tools.bench import matches, quiet
-from tools.bench.compare import EVERY_PART, main, some_of
+from tools.bench.compare import EVERY_PART, main
 from tools.bench.inprocess import in_process
 from tools.bench.matches import MATCHES, PARTS, Match
 from tools.bench.peers.paths import llama_tool
@@ -35,14 +35,6 @@ def test_more_is_promised_where_there_are_matrix_units() -> None:
     rates = {"prefill of 512, 4-bit": {OURS: [30.0], "openvino Q4_0": [20.0]}}
     for isa, is_missed in {"avx512bf16": False, "amx": True, "": False}.items():
         assert rows(rates, {}, targets_with(isa))[0].is_missed is is_missed
-
-
-def test_parts_are_a_list_with_commas() -> None:
-    assert some_of(EVERY_PART, "decode,cache") == ["decode", "cache"]
-    with pytest.raises(
-        Exception, match="expected some of decode, streams, prefill, http, cache, large, moe, long, agent, got all"
-    ):
-        some_of(EVERY_PART, "all,http")
 
 
 def test_a_target_is_met_by_the_median_of_the_rounds_ratios() -> None:
