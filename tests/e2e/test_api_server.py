@@ -1,13 +1,10 @@
 """``lmdeploy serve api_server`` as a user starts it, and again with yesterday's cache."""
 
 import asyncio
-import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import httpx
-import openai
 import pytest
 import tritonclient.grpc as grpcclient
 
@@ -16,13 +13,14 @@ from lmdeploy.serve.client import TritonClient, TritonRequestError
 from lmdeploy.serve.ports import free_ports
 from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.commands import ApiServer, api_server
+from tests.support.gateways import openai_client
 from tests.support.processes import session_members
-from tests.support.servers import START, running_triton
+from tests.support.servers import START, generated, running_triton
 from tests.support.waiting import eventually, eventually_sync
 
 
 def complete(server: ApiServer, model: str = DEFAULT_MODEL_NAME) -> str:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(server.url) as client:
         response = client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": "What is the capital of France?"}],
@@ -67,15 +65,6 @@ def test_a_model_that_is_not_there_is_named_and_nothing_starts(tmp_path: Path) -
 QUESTION = {"role": "user", "content": "Here are some facts about cities. " * 40 + "What is the capital of France?"}
 
 
-def generate(server: TritonServer, messages: list[dict[str, str]]) -> dict[str, Any]:
-    body = {"messages": json.dumps(messages), "max_new_tokens": 24}
-    url = f"http://{server.http_address}/v2/models/ensemble/generate"
-    response = httpx.post(url, json=body, trust_env=False)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
 async def administer(server: TritonServer, messages: list[dict[str, str]]) -> None:
     """Pin what the cache has of a conversation, and have everything dropped."""
     async with TritonClient(server.grpc_address, control_key=server.control_key) as client:
@@ -106,14 +95,14 @@ async def administer(server: TritonServer, messages: list[dict[str, str]]) -> No
 
 
 def test_a_restarted_server_finds_what_the_one_before_computed(triton_server: TritonServer, tmp_path: Path) -> None:
-    first = generate(triton_server, [QUESTION])
+    first = generated(triton_server, [QUESTION], max_new_tokens=24)
     turns = [QUESTION, {"role": "assistant", "content": first["text_output"]}, {"role": "user", "content": "Why?"}]
-    second = generate(triton_server, turns)
+    second = generated(triton_server, turns, max_new_tokens=24)
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
-        assert generate(server, [QUESTION])["text_output"] == first["text_output"]
+        assert generated(server, [QUESTION], max_new_tokens=24)["text_output"] == first["text_output"]
         server.stop()
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
-        answer = generate(server, turns)
+        answer = generated(server, turns, max_new_tokens=24)
         asyncio.run(administer(server, turns))
         assert not list((tmp_path / "cache").glob("*.kv"))
     assert answer["text_output"] == second["text_output"]

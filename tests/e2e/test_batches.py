@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import openai
-
 from lmdeploy.cli.main import main
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.engine_dir import resolve
 from openai_gateway.settings import Settings
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 from tests.support.waiting import eventually_sync
 
 URL: Literal["/v1/chat/completions"] = "/v1/chat/completions"
@@ -61,7 +59,7 @@ def reported(results: str) -> dict[str, Any]:
 def test_a_server_and_the_command_answer_requests_alike(triton_server: TritonServer, tmp_path: Path) -> None:
     address, engine_dir = triton_server.grpc_address, resolve("").path  # where the sampling defaults are
     settings = Settings(triton_address=address, engine_dir=engine_dir, files_dir=tmp_path / "kept")
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url) as client:
         file = client.files.create(file=("in.jsonl", rows()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
         eventually_sync(lambda: client.batches.retrieve(batch.id).status == "completed")

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,7 +21,7 @@ from openai_gateway.settings import Settings
 from tests.docs.blocks import ROOT, blocks
 from tests.gateway.test_embeddings import write_modules
 from tests.support.commands import api_server
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 from tests.support.servers import running_triton
 from tests.support.tiny_encoders import make_encoder, texts_of
 from tests.support.tiny_models import make_tiny
@@ -59,7 +58,7 @@ def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
         running_gateway(
             Settings(triton_address=triton.grpc_address, model_name="body", engine_dir=resolve(body).path)
         ) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(url) as client,
     ):
         responses = [client.embeddings.create(model="body", input=TEXTS) for _ in range(2)]
         vectors = [[entry.embedding for entry in response.data] for response in responses]

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from tests.docs.blocks import SAMPLE, steps
 from tests.support.commands import ApiServer, api_server
 from tests.support.fake_hub import running_hub
 from tests.support.processes import session_members
-from tests.support.servers import START
+from tests.support.servers import START, answers
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
@@ -132,7 +131,6 @@ def started(words: list[str], typed: str, output: Path) -> Iterator[subprocess.P
             start_new_session=True,
         )  # fmt: skip
     try:
-        assert process.stdin is not None
         process.stdin.write(typed)
         process.stdin.close()
         yield process
@@ -147,10 +145,7 @@ def expect_served(url: str, process: subprocess.Popen[str], output: Path) -> Non
 
     def is_answered() -> bool:
         assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]
-        try:
-            return httpx.get(url, trust_env=False, follow_redirects=True).status_code == 200
-        except httpx.TransportError:
-            return False
+        return answers(url)
 
     eventually_sync(is_answered, timeout=START)
     process.send_signal(signal.SIGINT)
@@ -213,15 +208,8 @@ def test_the_printed_line_serves_the_model_from_a_shell_with_nothing_set(tmp_pat
     line += f" --http-port={ports.http} --grpc-port={ports.grpc} --metrics-port={ports.metrics}"
     url = f"http://{DEFAULT_TRITON_HOST}:{ports.http}/v2"
 
-    def is_ready() -> bool:
-        try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=5) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
-
     with shell_with_nothing_set(line, log) as shell:
-        eventually_sync(lambda: is_ready() or shell.poll() is not None, timeout=START)
+        eventually_sync(lambda: answers(f"{url}/health/ready") or shell.poll() is not None, timeout=START)
         assert shell.poll() is None, log.read_text()
         request = {"messages": '[{"role": "user", "content": "Hi"}]', "max_new_tokens": 4, "ignore_eos": True}
         response = httpx.post(f"{url}/models/ensemble/generate", json=request, trust_env=False)

@@ -16,11 +16,11 @@ from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.vl import load_video
 from openai_gateway.settings import Settings
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 from tests.support.http_host import NOT_FOUND, Reply, running_host
 from tests.support.images import data_url, file_of, make_image
 from tests.support.mllama_reference import make_tiny_mllama
-from tests.support.servers import running_triton
+from tests.support.servers import generated, running_triton
 from tests.support.tiny_vision_models import make_tiny_qwen_vl
 
 ONE, TWO = make_image(60, 40), make_image(30, 80, 1)
@@ -66,7 +66,7 @@ def url(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+    with openai_client(url) as made:
         yield made
 
 
@@ -93,11 +93,9 @@ def offline(directory: Path) -> dict[str, str]:
     return responses
 
 
-def generated(server: TritonServer, messages: Any) -> str:
+def seen_by(server: TritonServer, messages: Any) -> str:
     """Return the text that a server's model with images generates."""
-    body = {"messages": json.dumps(messages), "max_new_tokens": TOKENS, "ignore_eos": True}
-    url = f"http://{server.http_address}/v2/models/ensemble_vision/generate"
-    return str(httpx.post(url, json=body, trust_env=False).json()["text_output"])
+    return str(generated(server, messages, "ensemble_vision", max_new_tokens=TOKENS, ignore_eos=True)["text_output"])
 
 
 def test_rows_that_are_looked_at_reach_the_engine(tmp_path: Path) -> None:
@@ -106,7 +104,7 @@ def test_rows_that_are_looked_at_reach_the_engine(tmp_path: Path) -> None:
         expected = [pipe(("what?", one), GREEDY).text for one in (ONE, TWO)]
     assert expected[0] != expected[1], "the image makes no difference"
     with running_triton(model, **ENGINE) as server:
-        assert [generated(server, content("what?", data_url(one))) for one in (ONE, TWO)] == expected
+        assert [seen_by(server, content("what?", data_url(one))) for one in (ONE, TWO)] == expected
 
 
 def test_times_of_frames_reach_the_engine(url: str, offline: dict[str, str]) -> None:
@@ -138,8 +136,8 @@ def test_images_and_texts_at_once_get_their_own_responses(client: openai.OpenAI,
 
 def test_generate_takes_images_in_plain_json(triton: TritonServer, offline: dict[str, str]) -> None:
     image = content("what?", data_url(ONE))
-    assert generated(triton, image) == offline["one"]
-    assert generated(triton, [{"role": "user", "content": "only a text"}]) == offline["text"]
+    assert seen_by(triton, image) == offline["one"]
+    assert seen_by(triton, [{"role": "user", "content": "only a text"}]) == offline["text"]
     body = {"messages": json.dumps(image), "max_new_tokens": TOKENS}
     url = f"http://{triton.http_address}/v2/models/ensemble/generate"
     rejected = httpx.post(url, json=body, trust_env=False)

@@ -14,6 +14,7 @@ from lmdeploy.paths import DEFAULT_MODEL_NAME as MODEL
 from lmdeploy.paths import default_model_dir
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
+from tests.support.gateways import openai_client
 
 TEXT = "The capital of France is Paris, and the capital of Italy is Rome. Über den Wolken 🦜 " * 12
 TOLERANCE = 2e-3  # float32 here and there, summed in another order; measured: 1e-4
@@ -36,7 +37,7 @@ def expected(tokens: list[int]) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def client(gateway: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0) as made:
+    with openai_client(gateway) as made:
         yield made
 
 
@@ -53,7 +54,6 @@ def test_a_prompt_s_log_probabilities_are_those_of_transformers(
     prompt: Any = tokens if as_tokens else TEXT
     choice = client.completions.create(model=MODEL, prompt=prompt, echo=True, logprobs=3, max_tokens=0).choices[0]
     logprobs = choice.logprobs
-    assert logprobs is not None
     assert (choice.text, choice.finish_reason) == (TEXT, "length")
     assert len(logprobs.tokens or []) == len(tokens) > 256  # more than one step computes
     assert_close(logprobs.token_logprobs or [], tokens, expected)
@@ -78,7 +78,6 @@ def test_an_evaluation_of_continuations_gets_their_likelihoods(
         model=MODEL, prompt=[tokens[:length] for length in lengths], echo=True, logprobs=1, max_tokens=1, temperature=0
     )
     for choice, length in zip(response.choices, lengths, strict=True):
-        assert choice.logprobs is not None
         given = (choice.logprobs.token_logprobs or [])[context:-1]
         assert len(given) == length - context
         positions = torch.arange(context - 1, length - 1)
@@ -164,5 +163,4 @@ def test_what_does_not_ask_for_them_finds_the_prompt_in_the_cache(client: openai
     first = client.completions.create(model=MODEL, prompt=tokens, max_tokens=8, temperature=0)
     scored = client.completions.create(model=MODEL, prompt=tokens, max_tokens=8, temperature=0, echo=True, logprobs=0)
     assert scored.choices[0].text == TEXT + first.choices[0].text
-    assert scored.usage is not None
     assert (scored.usage.prompt_tokens, scored.usage.completion_tokens) == (len(tokens), 8)

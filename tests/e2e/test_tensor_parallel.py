@@ -1,31 +1,19 @@
 """A served model that is spread over several ranks (`tp`)."""
 
-import json
-
-import httpx
 import pytest
 
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.tritonserver import TritonServer
-from tests.support.servers import running_triton
+from tests.support.servers import generated, running_triton
 
 QUESTION = [{"role": "user", "content": "Name three rivers of France and say a sentence about each."}]
 
 
-def respond(server: TritonServer) -> str:
-    body = {"messages": json.dumps(QUESTION), "max_new_tokens": 48}
-    url = f"http://{server.http_address}/v2/models/ensemble/generate"
-    response = httpx.post(url, json=body, trust_env=False)
-    assert response.status_code == 200, response.text
-    text: str = response.json()["text_output"]
-    return text
-
-
 def test_a_model_served_by_three_ranks_answers_as_one_does(triton_server: TritonServer) -> None:
     with running_triton(tp=3) as server:
-        spread = respond(server)
+        spread = generated(server, QUESTION, max_new_tokens=48)["text_output"]
     assert len(spread) > 100
-    assert spread == respond(triton_server)
+    assert spread == generated(triton_server, QUESTION, max_new_tokens=48)["text_output"]
 
 
 def test_a_number_of_ranks_that_does_not_fit_keeps_the_server_from_starting_and_says_why() -> None:

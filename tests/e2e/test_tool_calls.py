@@ -10,7 +10,6 @@ from typing import Any
 import anthropic
 import jsonschema
 import ollama
-import openai
 import pytest
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME as MODEL
@@ -18,7 +17,7 @@ from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.templates.tool_call_formats import TOOL_CALL_FORMATS
 from lmdeploy.turbomind.engine_dir import resolve
 from openai_gateway.settings import Settings
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 
 Made = list[tuple[str, dict[str, Any]]]
 Turn = Callable[[list[dict[str, Any]]], tuple[Made, dict[str, Any]]]
@@ -57,7 +56,7 @@ def require_fitting(made: Made) -> None:
 def test_openais_client(url: str) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     options: Any = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": TOKENS}
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(url) as client:
         whole = client.chat.completions.create(
             messages=messages, tool_choice="required", parallel_tool_calls=False, **options
         ).choices[0]

@@ -1,23 +1,18 @@
 """``lmdeploy serve triton_client`` against the real thing."""
 
-import json
 import signal
-
-import httpx
 
 from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.commands import TerminalCommand
 from tests.support.metrics import engine_metrics
+from tests.support.servers import generated
 from tests.support.waiting import eventually_sync
 
 TURNS = ["What is the capital of France?", "And of Italy?"]
 
 
 def stateless_response(server: TritonServer, messages: list[dict[str, str]]) -> str:
-    body = {"messages": json.dumps(messages), "max_new_tokens": 512, "temperature": 0.0}
-    url = f"http://{server.http_address}/v2/models/ensemble/generate"
-    response: str = httpx.post(url, json=body, trust_env=False).json()["text_output"]
-    return response
+    return str(generated(server, messages, max_new_tokens=512, temperature=0.0)["text_output"])
 
 
 def test_a_session_answers_as_the_whole_conversation_would(triton_server: TritonServer) -> None:

@@ -37,10 +37,6 @@ def messages(fake: FakeTriton, request: int = -1) -> list[tuple[str, str]]:
     return [(m["role"], m["content"]) for m in json.loads(fake.requests[request].inputs["messages"])]
 
 
-def test_model_name_is_the_title(page: ChatPage) -> None:
-    assert (page.title, page.status) == ("fake-model", "ready")
-
-
 def test_question_is_answered_with_token_count_and_speed_below(page: ChatPage) -> None:
     page.send("What is the capital of France?")
     page.wait_for_response(1)

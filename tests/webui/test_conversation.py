@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import eventually
 from webui.conversation import Call, Outcome, Piece, Response, Turn, to_messages
 from webui.conversations import Conversation, conversation_of, imported
 from webui.export import as_json, as_markdown, file_name
@@ -58,11 +57,6 @@ async def answered(*steps: Piece | Exception | None) -> Response:
     return turn.response
 
 
-async def test_response_grows_and_counts_tokens() -> None:
-    response = await answered(piece("Hel", 1), piece("", 2), piece("lo", 3, "stop"))
-    assert (response.text, response.token_count, response.outcome) == ("Hello", 3, Outcome.COMPLETE)
-
-
 @pytest.mark.parametrize(
     ("reason", "ending"),
     [("stop", "context 50% of 8"), ("length", "stopped at the token limit"), ("cancelled", "stopped")],
@@ -71,16 +65,6 @@ async def test_metrics_say_why_a_response_ended_early(reason: str, ending: str) 
     metrics = (await answered(piece("Hello", 1, reason))).metrics()
     assert metrics[0] == "1 token"
     assert metrics[-1].endswith(ending)
-
-
-async def test_cancelled_task_leaves_the_stream_and_keeps_the_text() -> None:
-    turns, client = [Turn("Hi")], Scripted(piece("Hel", 1), None)
-    task = asyncio.create_task(generate_last(client, turns, SETTINGS))
-    await eventually(lambda: turns[0].response.text != "")
-    task.cancel()
-    await task
-    assert client.left
-    assert (turns[0].response.text, turns[0].response.outcome) == ("Hel", Outcome.STOPPED)
 
 
 async def test_error_midway_keeps_the_text_and_is_said() -> None:
@@ -121,13 +105,6 @@ def turn(question: str, text: str) -> Turn:
 def test_turns_without_a_response_are_not_sent() -> None:
     turns = [turn("one", "1"), Turn("two", responses=[Response(outcome=Outcome.FAILED)]), Turn("three")]
     assert [message["content"] for message in to_messages("", turns)] == ["one", "1", "three"]
-
-
-def test_what_is_said_after_a_call_is_its_result() -> None:
-    turn = Turn("Weather?", responses=[Response(calls=[Call("look", '{"a": 1}', "c1")], outcome=Outcome.COMPLETE)])
-    _, call, result = to_messages("", [turn, Turn("Sunny")])
-    assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"a": 1}'}
-    assert result == {"role": "tool", "tool_call_id": "c1", "content": "Sunny"}
 
 
 def test_another_response_stands_alongside_the_first_and_the_shown_one_is_sent() -> None:

@@ -26,12 +26,12 @@ from openai_gateway.process.connection import ClientTimeouts
 from tests.abuse.page import API, EVENT_PATHS, NO_ROUTES, floods
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_page
+from tests.support.servers import answers
 from tests.support.waiting import eventually_sync
 from webui import uploads
 
 MIB = 2**20
 KEY = "key"
-LOGIN = {"username": "a", "password": KEY}
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,6 @@ def test_browsers_may_ask_no_other_host(http: httpx.Client, path: str) -> None:
 
 def test_browsers_keep_assets_whose_names_change_with_their_content(http: httpx.Client) -> None:
     spec = find_spec("gradio")
-    assert spec is not None
     assert spec.origin is not None
     names = [path.name for path in Path(spec.origin).parent.glob("templates/frontend/assets/*")]
     assert names
@@ -227,7 +226,7 @@ def test_the_folder_of_uploads_is_private_and_goes_with_the_process(fake_triton:
     page = subprocess.Popen([*command, "--server-name", "127.0.0.1"], env=env)
     try:
         url = f"http://127.0.0.1:{port}"
-        eventually_sync(lambda: _is_up(url))
+        eventually_sync(lambda: answers(url))
         (path,) = httpx.post(f"{url}{API}/upload", files=[("files", ("a.png", b"a"))], trust_env=False).json()
         (folder,) = tmp_path.iterdir()
         assert Path(path).is_relative_to(folder)
@@ -236,10 +235,3 @@ def test_the_folder_of_uploads_is_private_and_goes_with_the_process(fake_triton:
         page.terminate()
         page.wait(180)
     assert list(tmp_path.iterdir()) == []
-
-
-def _is_up(url: str) -> bool:
-    try:
-        return httpx.get(url, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False

@@ -15,7 +15,3 @@ def test_a_page_asks_for_a_key_where_keys_are_set(fake_triton: FakeTriton) -> No
         assert http.get("/config").status_code == 401
         assert http.post("/login", data={"username": "a", "password": "k2"}).status_code == 200
         assert http.get("/config").status_code == 200
-
-
-def test_a_page_without_keys_is_for_everybody(page_url: str) -> None:
-    assert httpx.get(page_url + "config", trust_env=False).status_code == 200
