@@ -13,11 +13,10 @@
 
 namespace turbomind {
 
-using AllOperations =
-    OperationList<CausalConv, ChooseBestBlocks, ChooseBlocks, ChooseCompressedKeys, ChooseKeys, CompressedAttention,
-                  CompressKeys, AltupCorrect, ActivationSparsity, AddToParts, DisentangledAttention, EmbedNgrams,
-                  GatedLru, GateNgrams, HeadLinear, LoraExpand, LoraGather, LoraShrink, MatchRms, MeanOfParts, MixParts,
-                  AltupPredict, Recurrence, RecurrenceGates, ScaledSum, SelectiveScan, SparseAttention, WriteBlockKeys,
-                  WriteCacheRows, Xielu>;
+using AllOperations = OperationList<CausalConv, ChooseBestBlocks, ChooseCompressedKeys, ChooseKeys, CompressedAttention,
+                                    CompressKeys, AltupCorrect, ActivationSparsity, AddToParts, DisentangledAttention,
+                                    EmbedNgrams, GatedLru, GateNgrams, HeadLinear, LoraExpand, LoraGather, LoraShrink,
+                                    MatchRms, MeanOfParts, MixParts, AltupPredict, Recurrence, RecurrenceGates,
+                                    ScaledSum, SelectiveScan, SparseAttention, WriteCacheRows, Xielu>;
 
 }  // namespace turbomind

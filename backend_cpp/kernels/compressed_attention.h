@@ -3,7 +3,8 @@
 //
 // A compressed key is the sum of its tokens' values, each number weighted by the softmax, over the tokens, of their
 // gates and a bias of the place; normed, and rotated as its first token. With two series it is made of its own tokens'
-// second series and the first one of the `ratio` tokens before. A token sees the keys of whole runs of `ratio` tokens.
+// second series and the first one of the `ratio` tokens before. Without gates it is their mean, as the index keys of
+// blocks are (Qwen 4, 2026). A token sees the keys of whole runs of `ratio` tokens.
 //
 // Rows are plain numbers in cache pages: a token's key with values and gates that are yet to be compressed, and
 // compressed keys. What a row of a step gets depends on itself and on those alone.
@@ -54,34 +55,42 @@ struct WriteCacheRows {
   void run(ThreadPool& pool) const;
 };
 
-// Makes the compressed keys that end with a token of a step.
+// Makes the compressed keys, of `ratio` tokens each, that end with a token of a step.
 struct CompressKeys {
   static constexpr std::string_view kName = "compress_keys";
 
   CacheRows from;
   int from_offset = 0;  // of values [series, dim] and gates [series, dim]
-  CacheRows to;         // its `tokens` is the ratio
+  CacheRows to;
   int to_offset = 0;
+  int ratio = 1;
   int series = 1;
-  const float* biases = nullptr;  // [ratio, series, dim]
+  const float* biases = nullptr;  // of gates [ratio, series, dim]; null: there are no gates
   NormWeight norm;
   int dim = 0;
-  RopeTable starts;  // of the last numbers of a key: of rows that end one, by the position of its first token
+  RopeTable starts;  // of rows that end a key, by the position of its first token
+  int rotated = 0;   // the first number that turns
 
   std::array<CacheRows*, 2> cache_rows() { return {&from, &to}; }
   void run(ThreadPool& pool) const;
 };
 
-// Chooses `top_k` of a row's compressed keys, for rows that see more, by sum_h w_h relu(q_h . k).
+// Chooses `top_k` of a row's compressed keys, for rows that see more, by sum_h w_h relu(q_h . k). Of equal scores the
+// earlier key's is taken.
 struct ChooseCompressedKeys {
   static constexpr std::string_view kName = "choose_compressed_keys";
 
   CacheRows keys;
   int offset = 0;  // of the index keys in their rows
+  int ratio = 1;   // tokens that a key stands for
   int top_k = 0;
   HeadsView q;                     // [rows, heads, index dim], rotated
-  const float* weights = nullptr;  // [rows, heads]
-  int32_t* chosen = nullptr;       // [rows, top_k]: ascending; of other rows it stays as it is
+  const float* weights = nullptr;  // [rows, heads]; null: 1
+  // Ascending; of other rows it stays as it is. [rows, top_k]: numbers of keys; or of_tokens, [rows, top_k ratio +
+  // ratio
+  // - 1]: positions of the tokens that they stand for, and of those after the last key.
+  int32_t* chosen = nullptr;
+  bool of_tokens = false;
 
   std::array<CacheRows*, 1> cache_rows() { return {&keys}; }
   void run(ThreadPool& pool) const;

@@ -6,7 +6,8 @@
 // bfloat16.
 //
 // Where blocks of tokens are chosen (Qwen 4, 2026), a block's index key is the mean of its tokens' keys, normed, and
-// rotated as its first token. A token sees its own, incomplete block besides those chosen.
+// rotated as its first token (kernels/compressed_attention.h). A token sees its own, incomplete block besides those
+// chosen.
 //
 // Or a block counts as much as its best key (MiniMax-M3, 2026), each key/value head has an index query and a choice of
 // its own, and a token's own block is one of the chosen.
@@ -20,10 +21,8 @@
 
 #include "base/thread_pool.h"
 #include "kernels/heads_view.h"
-#include "kernels/norm.h"
 #include "kernels/operation.h"
 #include "kernels/paged_attention.h"
-#include "kernels/rope.h"
 
 namespace turbomind {
 
@@ -36,34 +35,6 @@ struct ChooseKeys {
   HeadsView q;                     // [rows, heads, key_dim], rotated
   const float* weights = nullptr;  // [rows, heads]
   int32_t* chosen = nullptr;       // [rows, top_k]: positions, ascending; of other rows it stays as it is
-
-  void run(ThreadPool& pool) const;
-};
-
-// Writes the index keys of a step's tokens, and of the blocks that end with one. Each is a vector of key_dim numbers in
-// the place of a token; a block's takes that of its last token.
-struct WriteBlockKeys {
-  static constexpr std::string_view kName = "write_block_keys";
-
-  AttentionParams params;  // layout, with one head and value_dim 0, float32 or bfloat16; pool, layer and spans
-  int block = 0;           // tokens of one
-  HeadsView k;             // [rows, 1, key_dim]
-  NormWeight norm;
-  RopeTable starts;  // of rows that end a block, by the position of its first token
-
-  void run(ThreadPool& pool) const;
-};
-
-// Chooses budget / block blocks for each row that sees more, by the sum over heads of relu(q_h . k). Of equal scores
-// the earlier block's is taken.
-struct ChooseBlocks {
-  static constexpr std::string_view kName = "choose_blocks";
-
-  AttentionParams params;  // as of WriteBlockKeys
-  int budget = 0;          // tokens; a multiple of `block`
-  int block = 0;
-  HeadsView q;                // [rows, heads, key_dim], rotated
-  int32_t* chosen = nullptr;  // [rows, budget + block - 1]: positions, ascending: the blocks', then all after the last
 
   void run(ThreadPool& pool) const;
 };

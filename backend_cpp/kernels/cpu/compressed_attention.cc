@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/for_rows.h"
@@ -38,9 +39,10 @@ class GatedSum {
         weights_(dim_),
         sum_(dim_) {}
 
+  // biases: null without gates
   void add(const std::vector<float>& values, const std::vector<float>& gates, const float* biases) {
     for (size_t d = 0; d < dim_; ++d) {
-      const float gate = gates[d] + biases[d];
+      const float gate = biases == nullptr ? 0 : gates[d] + biases[d];
       const float top = std::max(top_[d], gate);
       const float keep = std::exp(top_[d] - top);
       const float weight = std::exp(gate - top);
@@ -64,15 +66,19 @@ class GatedSum {
 
 void compress(const CompressKeys& op, size_t span, int last, size_t row) {
   const CacheType type = op.from.params.layout.type;
-  const int ratio = op.to.tokens;
+  const int ratio = op.ratio;
   std::vector<float> values(static_cast<size_t>(op.dim));
   std::vector<float> gates(values.size());
   GatedSum sum(op.dim);
   const auto add = [&](int first, int series) {
     for (int i = 0; i < ratio; ++i) {
       const std::byte* from = op.from.at(span, first + i, op.from_offset + series * op.dim);
-      const std::byte* gates_from = op.from.at(span, first + i, op.from_offset + (op.series + series) * op.dim);
       read_row(type, from, op.dim, [&](int d, float value) { values[static_cast<size_t>(d)] = value; });
+      if (op.biases == nullptr) {
+        sum.add(values, gates, nullptr);
+        continue;
+      }
+      const std::byte* gates_from = op.from.at(span, first + i, op.from_offset + (op.series + series) * op.dim);
       read_row(type, gates_from, op.dim, [&](int d, float value) { gates[static_cast<size_t>(d)] = value; });
       sum.add(values, gates, op.biases + static_cast<size_t>(i * op.series + series) * static_cast<size_t>(op.dim));
     }
@@ -82,8 +88,7 @@ void compress(const CompressKeys& op, size_t span, int last, size_t row) {
   add(first, op.series - 1);
   std::vector<float>& key = sum.result();
   kernels().norm_row(op.norm, key.data(), op.dim, key.data());
-  const int rotated = 2 * op.starts.pairs;
-  rope_row(op.starts, row, {key.data() + op.dim - rotated, 1, 0, 1, 0, rotated}, nullptr);
+  rope_row(op.starts, row, {key.data() + op.rotated, 1, 0, 1, 0, op.dim - op.rotated}, nullptr);
   write_row(op.to.params.layout.type, key.data(), op.dim, op.to.at(span, last, op.to_offset));
 }
 
@@ -154,7 +159,7 @@ void WriteCacheRows::run(ThreadPool& pool) const {
 
 void CompressKeys::run(ThreadPool& pool) const {
   on_rows(pool, from, [&](size_t span, int position, size_t row) {
-    if ((position + 1) % to.tokens == 0) compress(*this, span, position, row);
+    if ((position + 1) % ratio == 0) compress(*this, span, position, row);
   });
 }
 
@@ -163,21 +168,27 @@ void ChooseCompressedKeys::run(ThreadPool& pool) const {
   pool.parallel_for(static_cast<int>(runs.size()), [&](int i) {
     static thread_local std::vector<float> scores;
     const Run& run = runs[static_cast<size_t>(i)];
-    const int count = (run.position(run.row_count - 1) + 1) / keys.tokens;
+    const int count = (run.position(run.row_count - 1) + 1) / ratio;
     if (count <= top_k) return;
     const size_t stride = (static_cast<size_t>(count) + kKeysAtOnce - 1) / kKeysAtOnce * kKeysAtOnce;
     scores.resize(stride * static_cast<size_t>(run.row_count));
     const auto first_row = static_cast<size_t>(run.span->first_token + run.first_token);
     const auto span = static_cast<size_t>(run.span - keys.params.spans);
-    const auto key_of = [&](int key) { return keys.at(span, (key + 1) * keys.tokens - 1, offset); };
+    const auto key_of = [&](int key) { return keys.at(span, (key + 1) * ratio - 1, offset); };
     const auto heads = static_cast<size_t>(q.heads);
-    score_rows(keys.params.layout.type, count, key_of, q, first_row, run.row_count, weights + first_row * heads, heads,
-               stride, scores.data());
+    const std::vector<float> ones(heads, 1.0F);
+    score_rows(keys.params.layout.type, count, key_of, q, first_row, run.row_count,
+               weights == nullptr ? ones.data() : weights + first_row * heads, weights == nullptr ? 0 : heads, stride,
+               scores.data());
     for (int r = 0; r < run.row_count; ++r) {
-      const int seen = (run.position(r) + 1) / keys.tokens;
-      if (seen <= top_k) continue;
-      select_highest(scores.data() + static_cast<size_t>(r) * stride, seen, top_k,
-                     chosen + (first_row + static_cast<size_t>(r)) * static_cast<size_t>(top_k));
+      const int kv_len = run.position(r) + 1;
+      if (kv_len / ratio <= top_k) continue;
+      const int width = of_tokens ? top_k * ratio + ratio - 1 : top_k;
+      int32_t* to = chosen + (first_row + static_cast<size_t>(r)) * static_cast<size_t>(width);
+      select_highest(scores.data() + static_cast<size_t>(r) * stride, kv_len / ratio, top_k, to);
+      if (!of_tokens) continue;
+      for (int i = top_k - 1; i >= 0; --i) std::iota(to + i * ratio, to + (i + 1) * ratio, to[i] * ratio);
+      std::iota(to + top_k * ratio, to + top_k * ratio + kv_len % ratio, kv_len / ratio * ratio);
     }
   });
 }

@@ -67,33 +67,6 @@ void score_keys(const AttentionParams& index, const SparseRow& row, int begin, c
   }
 }
 
-// ---- index keys of blocks ----
-
-// Rows of a sequence that share what is read of its blocks' keys.
-constexpr int kRunRows = 16;
-// The index key of a token, or of the block that ends with it.
-std::byte* index_key(const AttentionParams& index, const AttentionSpan& span, int position) {
-  const CacheLayout& layout = index.layout;
-  const size_t bytes = static_cast<size_t>(layout.key_dim) * static_cast<size_t>(bits_of(layout.type) / 8);
-  std::byte* keys = const_cast<std::byte*>(block_of(index, span, position)) + layout.key_offset(index.layer, 0);
-  return keys + static_cast<size_t>(position % layout.block_len) * bytes;
-}
-
-// Writes the key of the block that ends at `last`, which is row `row`.
-void pool_block(const WriteBlockKeys& op, const AttentionSpan& span, int last, size_t row) {
-  static thread_local std::vector<float> key;
-  const CacheLayout& layout = op.params.layout;
-  key.assign(static_cast<size_t>(layout.key_dim), 0);
-  for (int position = last + 1 - op.block; position <= last; ++position) {
-    read_row(layout.type, index_key(op.params, span, position), layout.key_dim,
-             [&](int d, float value) { key[static_cast<size_t>(d)] += value; });
-  }
-  for (float& number : key) number /= static_cast<float>(op.block);
-  kernels().norm_row(op.norm, key.data(), layout.key_dim, key.data());
-  rope_row(op.starts, row, {key.data(), 1, 0, 1, key.size(), layout.key_dim}, nullptr);
-  write_row(layout.type, key.data(), layout.key_dim, index_key(op.params, span, last));
-}
-
 // ---- the chosen keys and values, next to each other ----
 
 // Where the elements of a token are in a block of one layer and head.
@@ -229,55 +202,6 @@ void ChooseKeys::run(ThreadPool& pool) const {
     });
     first = last;
   }
-}
-
-void WriteBlockKeys::run(ThreadPool& pool) const {
-  const std::vector<Run> runs = runs_of(params, kRunRows);
-  const auto on_rows = [&](auto&& body) {
-    pool.parallel_for(static_cast<int>(runs.size()), [&](int i) {
-      const Run& run = runs[static_cast<size_t>(i)];
-      for (int r = 0; r < run.row_count; ++r) body(run, r);
-    });
-  };
-  on_rows([&](const Run& run, int r) {
-    const auto row = static_cast<size_t>(run.span->first_token + run.first_token + r);
-    write_row(params.layout.type, k.head(row, 0), params.layout.key_dim, index_key(params, *run.span, run.position(r)));
-  });
-  on_rows([&](const Run& run, int r) {
-    const int position = run.position(r);
-    if ((position + 1) % block != 0) return;
-    pool_block(*this, *run.span, position, static_cast<size_t>(run.span->first_token + run.first_token + r));
-  });
-}
-
-void ChooseBlocks::run(ThreadPool& pool) const {
-  const std::vector<Run> runs = runs_of(params, kRunRows);
-  const int top_k = budget + block - 1;
-  const std::vector<float> weights(static_cast<size_t>(q.heads), 1.0F);
-  pool.parallel_for(static_cast<int>(runs.size()), [&](int i) {
-    static thread_local std::vector<float> scores;
-    const Run& run = runs[static_cast<size_t>(i)];
-    const int blocks = (run.position(run.row_count - 1) + 1) / block;
-    if (blocks * block <= budget) return;
-    const size_t stride = (static_cast<size_t>(blocks) + kKeysAtOnce - 1) / kKeysAtOnce * kKeysAtOnce;
-    scores.resize(stride * static_cast<size_t>(run.row_count));
-    const auto key_of = [&](int i) { return index_key(params, *run.span, (i + 1) * block - 1); };
-    score_rows(params.layout.type, blocks, key_of, q, static_cast<size_t>(run.span->first_token + run.first_token),
-               run.row_count, weights.data(), 0, stride, scores.data());
-    for (int r = 0; r < run.row_count; ++r) {
-      const int seen = run.position(r) + 1;
-      if (seen <= top_k) continue;
-      int32_t* to =
-          chosen + static_cast<size_t>(run.span->first_token + run.first_token + r) * static_cast<size_t>(top_k);
-      std::vector<int32_t> numbers(static_cast<size_t>(budget / block));
-      select_highest(scores.data() + static_cast<size_t>(r) * stride, seen / block, budget / block, numbers.data());
-      for (const int32_t number : numbers) {
-        std::iota(to, to + block, number * block);
-        to += block;
-      }
-      std::iota(to, to + seen % block, seen / block * block);
-    }
-  });
 }
 
 void ChooseBestBlocks::run(ThreadPool& pool) const {

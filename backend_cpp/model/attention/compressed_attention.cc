@@ -265,8 +265,9 @@ void CompressedAttentionLayers::compress(const StepContext& step, int layer, con
   const bool is_heavy = kind(layer) == Compression::kHeavy;
   step.ops.linear(weights.rows.view, x, step.rows, rows_, false);
   write_(step.ops, {last, keys.offset, rows_view(rows_, step.rows, weights.rows.view.out_features)});
-  compress_(step.ops, {last, keys.offset, compressed_rows(layer), keys.to, keys.series, weights.biases.data.as<float>(),
-                       weights.norm.view, keys.dim, starts_[is_heavy].table(layer_ropes_[static_cast<size_t>(layer)])});
+  compress_(step.ops, {last, keys.offset, compressed_rows(layer), keys.to, ratio(kind(layer)), keys.series,
+                       weights.biases.data.as<float>(), weights.norm.view, keys.dim,
+                       starts_[is_heavy].table(layer_ropes_[static_cast<size_t>(layer)]), keys.dim - rotated_});
 }
 
 void CompressedAttentionLayers::make_queries(const StepContext& step, int layer,
@@ -289,7 +290,8 @@ void CompressedAttentionLayers::choose(const StepContext& step, int layer, const
   step.ops.linear(weights.queries.view, latents_, step.rows, index_queries_, false);
   step.ops.rope(table(layer, false), rotated(queries), nullptr);
   step.ops.linear(weights.heads.view, x, step.rows, index_weights_, false);
-  choose_(step.ops, {compressed_rows(layer), dim_, config_.top_k, queries, index_weights_, chosen_.as<int32_t>()});
+  choose_(step.ops, {compressed_rows(layer), dim_, config_.sparse_ratio, config_.top_k, queries, index_weights_,
+                     chosen_.as<int32_t>()});
 }
 
 void CompressedAttentionLayers::attend(const StepContext& step, int layer, const CompressedAttentionWeights& weights) {

@@ -96,8 +96,9 @@ BlockIndexer::BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cach
           },
           spec.attention.block_indexer->is_by_best),
       spec_(*spec.attention.block_indexer),
-      write_(spec_.is_by_best ? nullptr : ops.operations().require<WriteBlockKeys>()),
-      choose_(spec_.is_by_best ? nullptr : ops.operations().require<ChooseBlocks>()),
+      write_(spec_.is_by_best ? nullptr : ops.operations().require<WriteCacheRows>()),
+      compress_(spec_.is_by_best ? nullptr : ops.operations().require<CompressKeys>()),
+      choose_(spec_.is_by_best ? nullptr : ops.operations().require<ChooseCompressedKeys>()),
       choose_best_(spec_.is_by_best ? ops.operations().require<ChooseBestBlocks>() : nullptr),
       starts_(ops, {spec.ropes.front()}, max_tokens, spec_.block - 1) {}
 
@@ -118,9 +119,10 @@ void BlockIndexer::choose(const StepContext& step, int layer, const BlockIndexer
     return choose_best_(ops, {index, spec_.budget / spec_.block, spec_.block, queries, chosen_.as<int32_t>()});
   }
   ops.rope(table, queries, nullptr);
-  write_(ops,
-         {index, spec_.block, rows_view(keys_, step.rows, spec_.head_dim), weights.key_norm.view, starts_.table(0)});
-  choose_(ops, {index, spec_.budget, spec_.block, queries, chosen_.as<int32_t>()});
+  const CacheRows keys{index, index.layout.block_len};
+  write_(ops, {keys, 0, rows_view(keys_, step.rows, spec_.head_dim)});
+  compress_(ops, {keys, 0, keys, 0, spec_.block, 1, nullptr, weights.key_norm.view, spec_.head_dim, starts_.table(0)});
+  choose_(ops, {keys, 0, spec_.block, spec_.budget / spec_.block, queries, nullptr, chosen_.as<int32_t>(), true});
 }
 
 }  // namespace turbomind

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/compressed_attention.h"
 #include "kernels/paged_attention.h"
 #include "kernels/sparse_attention.h"
 #include "model/attention/rope_tables.h"
@@ -130,8 +131,10 @@ class BlockIndexer final : public Indexer {
 
  private:
   BlockIndexerSpec spec_;
-  OperationFunction<WriteBlockKeys> write_;  // null where blocks count by their best token, as the next
-  OperationFunction<ChooseBlocks> choose_;
+  // Null where blocks count by their best token.
+  OperationFunction<WriteCacheRows> write_;
+  OperationFunction<CompressKeys> compress_;  // a block's key lies in the place of its last token's
+  OperationFunction<ChooseCompressedKeys> choose_;
   OperationFunction<ChooseBestBlocks> choose_best_;  // null elsewhere
   RopeTables starts_;                                // of the first tokens of blocks, by the rows of their last
 };

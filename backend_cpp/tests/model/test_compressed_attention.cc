@@ -94,7 +94,8 @@ TEST(compressed_keys_are_chosen_and_attended_to_as_defined) {
   const std::vector<float> biases = random_floats(random, kRatio * 2 * kDim);
   const std::vector<float> norm = random_floats(random, kDim);
   WriteCacheRows{last.rows, 0, rows_view(rows.data(), kTokens, 5 * kDim)}.run(pool);
-  CompressKeys{last.rows, kDim, keys.rows, 0, 2, biases.data(), {NormKind::kRms, 1e-6F, norm.data(), nullptr}, kDim, {}}
+  CompressKeys{last.rows, kDim, keys.rows, 0, kRatio, 2, biases.data(), {NormKind::kRms, 1e-6F, norm.data(), nullptr},
+               kDim,      {}}
       .run(pool);
   std::vector<std::vector<double>> expected;
   for (int i = 0; i < kKeys; ++i) {
@@ -106,7 +107,7 @@ TEST(compressed_keys_are_chosen_and_attended_to_as_defined) {
   const std::vector<float> weights = random_floats(random, kTokens * kHeads);
   const HeadsView queries{q.data(), kTokens, kHeads * kDim, kHeads, kDim, kDim};
   std::vector<int32_t> chosen(kTokens * kTopK, -1);
-  ChooseCompressedKeys{keys.rows, 0, kTopK, queries, weights.data(), chosen.data()}.run(pool);
+  ChooseCompressedKeys{keys.rows, 0, kRatio, kTopK, queries, weights.data(), chosen.data()}.run(pool);
   const int row = kTokens - 1;
   std::vector<int> order(kKeys);
   std::iota(order.begin(), order.end(), 0);

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/compressed_attention.h"
 #include "kernels/sparse_attention.h"
 #include "tests/check.h"
 
@@ -268,11 +269,13 @@ void check_blocks(const BlockSizes& sizes, int threads) {
     std::iota(starts.begin(), starts.end(), cuts[i] + 1 - sizes.block);
     std::vector<float> cosine(starts.size() * kPairs), sine(cosine.size());
     rope_table(pool, {starts.data(), nullptr, kFrequencies.data(), kPairs}, rows, cosine.data(), sine.data());
-    WriteBlockKeys{index.params,
-                   sizes.block,
-                   view,
-                   {NormKind::kRms, 1e-6F, norm.data(), nullptr},
-                   {cosine.data(), sine.data(), kPairs}}
+    const CacheRows keys{index.params, kBlockLen};
+    WriteCacheRows{keys, 0, view}.run(pool);
+    CompressKeys{keys,        0,
+                 keys,        0,
+                 sizes.block, 1,
+                 nullptr,     {NormKind::kRms, 1e-6F, norm.data(), nullptr},
+                 kIndexDim,   {cosine.data(), sine.data(), kPairs}}
         .run(pool);
   }
   // Of the index keys, those of tokens are not read by a choice.
@@ -290,7 +293,9 @@ void check_blocks(const BlockSizes& sizes, int threads) {
   const HeadsView index_view{index_queries.data(), sizes.rows, kIndexHeads * kIndexDim,
                              kIndexHeads,          kIndexDim,  kIndexDim};
   std::vector<int32_t> chosen(static_cast<size_t>(sizes.rows) * static_cast<size_t>(top_k), -1);
-  ChooseBlocks{index.params, sizes.budget, sizes.block, index_view, chosen.data()}.run(pool);
+  ChooseCompressedKeys{
+      {index.params, kBlockLen}, 0, sizes.block, sizes.budget / sizes.block, index_view, nullptr, chosen.data(), true}
+      .run(pool);
 
   std::vector<std::vector<int32_t>> seen;  // of each row, for each key/value head
   for (int row = 0; row < sizes.rows; ++row) {
