@@ -66,7 +66,7 @@ struct CompressKeys {
   int ratio = 1;
   int series = 1;
   const float* biases = nullptr;  // of gates [ratio, series, dim]; null: there are no gates
-  NormWeight norm;
+  NormWeight norm;                // without a weight: none
   int dim = 0;
   RopeTable starts;  // of rows that end a key, by the position of its first token
   int rotated = 0;   // the first number that turns

@@ -35,7 +35,10 @@ void NativeRunner::compile() {
     program_.add("stream = mean of streams",
                  [=, this](ModelStep& step) { residual_streams_->merge(step, weights_.stream_readers, stream); });
   }
-  if (hyper_) compile_mix(weights_.hyper);
+  if (weights_.hyper) compile_mix(weights_.hyper);
+  if (hyper_ && !weights_.hyper) {
+    program_.add("stream = mean of streams", [=, this](ModelStep& step) { hyper_->mean(step, stream); });
+  }
   compile_kept(spec_.num_layers);
   program_.add("logits = output layer(norm(wanted rows of stream))", [=, this](ModelStep& step) {
     outputs_.compute(step, stream, step.drops_rows ? nullptr : step_tokens_.logit_rows(), step.logit_rows,

@@ -66,6 +66,8 @@ class HyperConnections {
   // mixed [rows, hidden_size] = what a half of a layer, or the output, reads; keeps the weights that `add` adds with.
   void mix(const StepContext& step, const HyperWeights& weights, float* mixed);
   void add(const StepContext& step, const float* branch);
+  // mean [rows, hidden_size] of the streams.
+  void mean(const StepContext& step, float* mean) { mean_(step.ops, {count_, step.rows, size_, streams_, mean}); }
   // [rows, streams, hidden_size]
   float* streams() const { return streams_; }
 

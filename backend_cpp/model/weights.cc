@@ -380,7 +380,9 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
       if (spec.encoder && spec.encoder->token_types > 0) {
         weights.token_types = read.matrix("token_types", spec.encoder->token_types, spec.hidden_size, options.dtype);
       }
-      if (spec.hyper_connections) weights.hyper = read_hyper(spec, read, "hyper.", false);
+      if (spec.hyper_connections && !spec.hyper_connections->ends_by_mean) {
+        weights.hyper = read_hyper(spec, read, "hyper.", false);
+      }
       if (spec.layer_input) weights.layer_inputs = read_input_table(spec, read);
       for (int i = 0; spec.streams && i + 1 < spec.streams->count; ++i) {
         const auto square = [&](const std::string& name) {

@@ -170,6 +170,8 @@ def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]
     """Return the errors of the sizes, before ``transformers`` divides by them or fills in another model's."""
     required = [next((name for name in names.split("|") if name in config), names) for names in required]
     names = dict.fromkeys((*required, *_OPTIONAL_SIZES))
+    if "qk_nope_head_dim" in config:
+        names.pop("head_dim", None)  # of the rotated part of a latent key, which may be nothing
     given = {f"config.json: {n}": config.get(n) for n in names if n in required or config.get(n) is not None}
     if isinstance(by_layer := config.get("intermediate_size"), list):
         del given["config.json: intermediate_size"]

@@ -112,6 +112,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "gemma4_text": "Gemma4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
+    "glm5_next_text": "Glm5NextTextModel",
     "glm_ocr_text": "Glm4ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "granite_docling_text": "GraniteForCausalLM",
@@ -166,7 +167,8 @@ def _text_config(raw: Mapping[str, Any]) -> str:
 _TEXTS_ALONE = {
     **dict.fromkeys(
         (
-            "KimiVLForConditionalGeneration", "Maira2ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
+            "Glm5NextForConditionalGeneration", "KimiVLForConditionalGeneration", "Maira2ForConditionalGeneration",
+            "MuseGlimmerForConditionalGeneration",
             "Step3p7ForConditionalGeneration", "VoxtralForConditionalGeneration",
         ),
         _OwnForm(_text_config, "text_config"),

@@ -82,12 +82,6 @@ UNSUPPORTED = (
         "DeepSeek-V3.2 or GLM-4.6",
     ),
     UnsupportedModel(
-        ("Glm5NextForConditionalGeneration",),
-        "GLM-5-Next",
-        "an indexer that chooses pools of compressed keys (index_kpool), and residual streams that are mixed (hc_mult)",
-        "GLM-5",
-    ),
-    UnsupportedModel(
         tuple(f"Inkling{version}For{kind}" for version in ("", "2") for kind in ("CausalLM", "ConditionalGeneration")),
         "Inkling",
         "biases of scores that each token makes for distances, and convolutions of keys, values and what halves add",

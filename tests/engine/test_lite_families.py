@@ -94,6 +94,7 @@ SHOWN_ELSEWHERE = {*OWN_WEIGHTS, "MolmoForCausalLM", "OLMoForCausalLM", "MllamaF
 STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weight-bits"
 REJECTED = {
     "DbrxForCausalLM": ("DBRX", STACKED),
+    "Glm5NextTextModel": ("GLM-5-Next", r"has several residual streams: serve it with --weight-bits"),
     "DeepseekV4ForCausalLM": ("DeepSeek-V4", r"has several residual streams: serve it with --weight-bits"),
     "Gemma3nForCausalLM": ("Gemma 3n", r"has several residual streams: serve it with --weight-bits"),
     "HYV4ForCausalLM": ("HY4", r"has several residual streams: serve it with --weight-bits"),

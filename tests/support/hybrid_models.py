@@ -180,6 +180,39 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {k: v for k, v in KIMI.items() if not k.startswith("linear_")}
         | {"head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
     ),
+    "GLM-5-Next": (
+        "Glm5NextForConditionalGeneration",
+        {
+            "text_config": KIMI
+            | {
+                "vocab_size": 2048,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_attention_heads": 4,
+                "max_position_embeddings": 512,
+                "initializer_range": 0.3,
+                "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
+                "mlp_layer_types": ["dense", *["sparse"] * 3],
+                "qk_rope_head_dim": 0,
+                "q_lora_rank": 24,
+                "index_topk": 16,
+                "index_kpool": 4,
+                "index_n_heads": 8,  # with few, some pools score 0 by all of them: ties
+                "index_head_dim": 12,
+                "hc_mult": 3,
+                "hc_sinkhorn_iters": 4,
+            },
+            "tie_word_embeddings": False,
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "depth": 1,
+                "num_heads": 2,
+                "out_hidden_size": 32,
+                "projection_intermediate_size": 32,
+            },
+        },
+    ),
     "RecurrentGemma": (
         "RecurrentGemmaForCausalLM",
         {

@@ -87,7 +87,7 @@ void compress(const CompressKeys& op, size_t span, int last, size_t row) {
   if (op.series == 2 && first > 0) add(first - ratio, 0);
   add(first, op.series - 1);
   std::vector<float>& key = sum.result();
-  kernels().norm_row(op.norm, key.data(), op.dim, key.data());
+  if (op.norm.weight != nullptr) kernels().norm_row(op.norm, key.data(), op.dim, key.data());
   rope_row(op.starts, row, {key.data() + op.rotated, 1, 0, 1, 0, op.dim - op.rotated}, nullptr);
   write_row(op.to.params.layout.type, key.data(), op.dim, op.to.at(span, last, op.to_offset));
 }

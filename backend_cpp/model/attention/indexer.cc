@@ -2,9 +2,10 @@
 
 namespace turbomind {
 
-Indexer::Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, bool is_by_head, int max_tokens)
+Indexer::Indexer(Operators& ops, int num_heads, int head_dim, int row_size, int top_k, int block, bool is_by_head,
+                 int max_tokens)
     : queries_(ops, max_tokens, num_heads * head_dim),
-      keys_(ops, max_tokens, head_dim),
+      keys_(ops, max_tokens, row_size),
       chosen_(ops.allocate(static_cast<size_t>(max_tokens) * static_cast<size_t>(is_by_head ? num_heads : 1) *
                            static_cast<size_t>(top_k) * sizeof(int32_t))),
       sparse_attention_(ops.operations().require<SparseAttention>()),
@@ -38,39 +39,65 @@ AttentionParams Indexer::key_params(int layer) const {
   return params;
 }
 
+namespace {
+
+// Numbers of a token: its key, and gates of it where keys are pooled.
+int row_size(const IndexerSpec& indexer) {
+  return (indexer.pool > 1 ? 2 : 1) * indexer.head_dim;
+}
+
+}  // namespace
+
 TokenIndexerWeights TokenIndexerWeights::load(const ModelSpec& spec, const WeightReader& read,
                                               const std::string& prefix) {
   const MlaSpec& mla = *spec.attention.mla;
   const IndexerSpec& indexer = *mla.indexer;
   const NormSpec norm{.eps = indexer.norm_eps, .kind = NormKind::kLayer};
-  return {read.linear(prefix + "queries", indexer.num_heads * indexer.head_dim, mla.q_rank, false),
-          read.linear(prefix + "keys", indexer.head_dim, spec.hidden_size, false),
-          NormStorage::load(read, prefix + "key_norm", indexer.head_dim, norm, true),
-          read.linear(prefix + "heads", indexer.num_heads, spec.hidden_size, false)};
+  TokenIndexerWeights weights{read.linear(prefix + "queries", indexer.num_heads * indexer.head_dim, mla.q_rank, false),
+                              read.linear(prefix + "keys", row_size(indexer), spec.hidden_size, false),
+                              NormStorage::load(read, prefix + "key_norm", indexer.head_dim, norm, true),
+                              read.linear(prefix + "heads", indexer.num_heads, spec.hidden_size, false),
+                              {}};
+  if (indexer.pool > 1) {
+    weights.biases = read.matrix(prefix + "biases", indexer.pool, indexer.head_dim, DType::kFloat32);
+  }
+  return weights;
 }
 
 TokenIndexer::TokenIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens)
     : Indexer(ops, spec.num_layers, spec.attention.mla->indexer->num_heads, spec.attention.mla->indexer->head_dim,
-              spec.attention.mla->indexer->top_k, 1, cache_type, max_tokens,
+              row_size(*spec.attention.mla->indexer),
+              spec.attention.mla->indexer->top_k + spec.attention.mla->indexer->pool - 1,
+              spec.attention.mla->indexer->pool, cache_type, max_tokens,
               [&spec](int layer) {
                 return has_attention(spec, layer) && spec.attention.mla->indexer->layers[static_cast<size_t>(layer)];
               }),
       spec_(*spec.attention.mla->indexer),
       choose_(ops.operations().require<ChooseKeys>()),
+      write_(spec_.pool > 1 ? ops.operations().require<WriteCacheRows>() : nullptr),
+      compress_(spec_.pool > 1 ? ops.operations().require<CompressKeys>() : nullptr),
+      choose_pools_(spec_.pool > 1 ? ops.operations().require<ChooseCompressedKeys>() : nullptr),
       heads_(ops, max_tokens, spec_.num_heads) {}
 
 void TokenIndexer::choose(const StepContext& step, int layer, const TokenIndexerWeights& weights, const float* x,
                           const float* latents, RopeTable table) {
   Operators& ops = step.ops;
-  const auto dim = static_cast<size_t>(spec_.head_dim);
+  const auto dim = static_cast<size_t>(row_size(spec_));
+  const HeadsView index_keys{keys_, step.rows, dim, 1, dim, spec_.head_dim};
   ops.linear(weights.queries.view, latents, step.rows, queries_, false);
   ops.linear(weights.keys.view, x, step.rows, keys_, false);
-  ops.norm(weights.key_norm.view, keys_, step.rows, spec_.head_dim, keys_);
+  ops.norm_heads(weights.key_norm.view, index_keys);
   ops.linear(weights.heads.view, x, step.rows, heads_, false);
 
   const AttentionParams index = key_params(layer);
   const HeadsView queries = queries_view(step.rows);
-  const HeadsView index_keys{keys_, step.rows, dim, 1, dim, spec_.head_dim};
+  if (spec_.pool > 1) {
+    const CacheRows keys{index, index.layout.block_len};
+    write_(ops, {keys, 0, rows_view(keys_, step.rows, row_size(spec_))});
+    compress_(ops, {keys, 0, keys, 0, spec_.pool, 1, weights.biases.data.as<float>(), {}, spec_.head_dim, {}});
+    return choose_pools_(ops,
+                         {keys, 0, spec_.pool, spec_.top_k / spec_.pool, queries, heads_, chosen_.as<int32_t>(), true});
+  }
   table.is_interleaved = spec_.is_interleaved;
   ops.rope_and_write(table, index, queries, nullptr, index_keys, {keys_, step.rows, dim, 1, dim, 0});
   choose_(ops, {index, spec_.top_k, queries, heads_, chosen_.as<int32_t>()});
@@ -88,6 +115,7 @@ BlockIndexerWeights BlockIndexerWeights::load(const ModelSpec& spec, const Weigh
 BlockIndexer::BlockIndexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_tokens)
     : Indexer(
           ops, spec.num_layers, spec.attention.block_indexer->num_heads, spec.attention.block_indexer->head_dim,
+          spec.attention.block_indexer->head_dim,
           spec.attention.block_indexer->budget +
               (spec.attention.block_indexer->is_by_best ? 0 : spec.attention.block_indexer->block - 1),
           spec.attention.block_indexer->block, cache_type, max_tokens,

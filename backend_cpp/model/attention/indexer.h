@@ -35,19 +35,20 @@ class Indexer {
 
  protected:
   // Keys of a quantized cache are bfloat16: fewer bits would change which tokens are chosen.
+  //   row_size: numbers of a token in the cache, of which the first head_dim are its key
   //   top_k: tokens that a row has chosen, at most; block: tokens that are chosen together
   //   is_by_head: each head of the index has a choice of its own
   //   has_indexer(layer): whether a layer chooses; others have no keys
   template <typename HasIndexer>
-  Indexer(Operators& ops, int num_layers, int num_heads, int head_dim, int top_k, int block, CacheType cache_type,
-          int max_tokens, HasIndexer&& has_indexer, bool is_by_head = false)
-      : Indexer(ops, num_heads, head_dim, top_k, block, is_by_head, max_tokens) {
+  Indexer(Operators& ops, int num_layers, int num_heads, int head_dim, int row_size, int top_k, int block,
+          CacheType cache_type, int max_tokens, HasIndexer&& has_indexer, bool is_by_head = false)
+      : Indexer(ops, num_heads, head_dim, row_size, top_k, block, is_by_head, max_tokens) {
     for (int layer = 0; layer < num_layers; ++layer) {
       pieces_.push_back(has_indexer(layer) ? static_cast<int>(layers_.size()) : -1);
       if (pieces_.back() >= 0) layers_.push_back(layer);
     }
     const CacheType type = cache_type == CacheType::kFloat32 ? cache_type : CacheType::kBFloat16;
-    shape_ = {type, static_cast<int>(layers_.size()), 1, head_dim, 0, 0};
+    shape_ = {type, static_cast<int>(layers_.size()), 1, row_size, 0, 0};
   }
 
   // Where a layer's index keys are.
@@ -58,11 +59,12 @@ class Indexer {
   }
 
   FloatRows queries_;     // [max_tokens, heads head_dim]
-  FloatRows keys_;        // [max_tokens, head_dim]
+  FloatRows keys_;        // [max_tokens, row_size]
   AlignedBuffer chosen_;  // int32 [max_tokens, top_k], or [max_tokens, heads, top_k]
 
  private:
-  Indexer(Operators& ops, int num_heads, int head_dim, int top_k, int block, bool is_by_head, int max_tokens);
+  Indexer(Operators& ops, int num_heads, int head_dim, int row_size, int top_k, int block, bool is_by_head,
+          int max_tokens);
 
   OperationFunction<SparseAttention> sparse_attention_;
   int num_heads_;
@@ -79,15 +81,16 @@ class Indexer {
 
 struct TokenIndexerWeights {
   LinearStorage queries;  // [heads head_dim, q_rank]
-  LinearStorage keys;     // [head_dim, hidden]
+  LinearStorage keys;     // [head_dim, hidden]; with pools [2 head_dim, hidden], keys and gates
   NormStorage key_norm;   // LayerNorm
   LinearStorage heads;    // [heads, hidden]; the weights of a token's heads
-  WEIGHT_MEMBERS(queries, keys, key_norm, heads)
+  LinearStorage biases;   // of gates [pool, head_dim], or empty
+  WEIGHT_MEMBERS(queries, keys, key_norm, heads, biases)
 
   static TokenIndexerWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
 };
 
-// Chooses tokens one by one (IndexerSpec).
+// Chooses tokens one by one, or pools of them (IndexerSpec).
 class TokenIndexer final : public Indexer {
  public:
   // Whether a device has what it takes; without, sequences are to have no more than top_k tokens.
@@ -102,6 +105,10 @@ class TokenIndexer final : public Indexer {
  private:
   IndexerSpec spec_;
   OperationFunction<ChooseKeys> choose_;
+  // Null without pools, whose key lies in the place of their last token's.
+  OperationFunction<WriteCacheRows> write_;
+  OperationFunction<CompressKeys> compress_;
+  OperationFunction<ChooseCompressedKeys> choose_pools_;
   FloatRows heads_;  // [max_tokens, heads]
 };
 

@@ -116,6 +116,7 @@ void check_latent(const AttentionSpec& kind_spec, int layer) {
                       std::to_string(kind_spec.mla->rope_dim) + ", got " + std::to_string(indexer.head_dim));
   }
   if (!indexer.layers.front()) reject(layer, "attention.mla.indexer.layers[0] must be true");
+  if (indexer.top_k % indexer.pool != 0) reject(layer, "attention.mla.indexer.pool must divide top_k");
 }
 
 void check_block_indexer(const ModelSpec& spec, int kind, int layer) {
@@ -277,6 +278,8 @@ void check_streams(const ModelSpec& spec) {
 
 void check_hyper_connections(const ModelSpec& spec) {
   const BlockSpec& block = spec.block;
+  reject_if(spec.hyper_connections->ends_by_mean && spec.hyper_connections->rank > 0,
+            "hyper_connections.ends_by_mean needs rank 0");
   const bool adds_images = spec.images && (spec.images->deepstack_layers > 0 || !spec.images->cross_layers.empty());
   reject_if(block.has_input_norms != (spec.hyper_connections->rank == 0) || block.has_output_norms ||
                 block.is_parallel || block.has_layer_scale || spec.recurrence_block ||

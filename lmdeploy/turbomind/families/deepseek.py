@@ -111,18 +111,22 @@ DEEPSEEK_V3 = Family(
 _NORM_EPS = 1e-6  # of the indexer's keys, whatever the config says of other norms
 
 
-def deepseek_v32_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    whole = latent_spec(config, checkpoint, corrected_router(config), is_interleaved=True)
-    assert whole.attention.mla is not None
-    kinds = getattr(config, "indexer_types", None) or ()
-    indexer = IndexerSpec(
+def indexer_of(config: Any, *, is_interleaved: bool = False) -> IndexerSpec:
+    """Return the indexer of a config."""
+    return IndexerSpec(
         top_k=config.index_topk,
         num_heads=config.index_n_heads,
         head_dim=config.index_head_dim,
-        is_interleaved=whole.architecture == "GlmMoeDsaForCausalLM",
+        is_interleaved=is_interleaved,
         norm_eps=_NORM_EPS,
-        layers=tuple(kind == "full" for kind in kinds),
+        layers=tuple(kind == "full" for kind in getattr(config, "indexer_types", None) or ()),
     )
+
+
+def deepseek_v32_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    whole = latent_spec(config, checkpoint, corrected_router(config), is_interleaved=True)
+    assert whole.attention.mla is not None
+    indexer = indexer_of(config, is_interleaved=whole.architecture == "GlmMoeDsaForCausalLM")
     mla = dataclasses.replace(whole.attention.mla, indexer=indexer)
     return dataclasses.replace(whole, attention=dataclasses.replace(whole.attention, mla=mla))
 

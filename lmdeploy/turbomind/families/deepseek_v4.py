@@ -176,9 +176,18 @@ def _tensors(spec: ModelSpec) -> dict[str, Expression]:
     for layer in range(spec.num_layers):
         prefix = f"layers.{layer}."  # in the checkpoint and in the engine
         parts = _attention(spec, f"{prefix}attn.", layer) | _experts(spec, prefix, layer)
-        for half, source in (("mixer", "attn"), ("mlp", "ffn")):
-            parts |= _mixer(spec, f"hyper.{half}.", f"{prefix}hc_{source}_", (2 + count) * count, 3)
         engine |= {prefix + part: expression for part, expression in parts.items()}
+    return engine | stream_tensors(spec, "layers.{}.")
+
+
+def stream_tensors(spec: ModelSpec, layer: str) -> dict[str, Expression]:
+    """Return the weights of mixed streams in all layers, whose tensors begin with ``layer``."""
+    count = spec.hyper_connections.count if spec.hyper_connections else 0
+    engine: dict[str, Expression] = {}
+    for i in range(spec.num_layers):
+        for half, source in (("mixer", "attn"), ("mlp", "ffn")):
+            stored = f"{layer.format(i)}hc_{source}_"
+            engine |= _mixer(spec, f"layers.{i}.hyper.{half}.", stored, (2 + count) * count, 3)
     return engine
 
 

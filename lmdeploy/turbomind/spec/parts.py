@@ -200,6 +200,8 @@ class HyperConnectionsSpec:
     magnitude: Positive = 1.0
     eps: Cap = 0.0
     mixing_iterations: OptionalSize = 0
+    # The output reads the mean of the streams, without weights (GLM-5-Next)
+    ends_by_mean: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,9 @@ class IndexerSpec:
     norm_eps: Positive  # of the LayerNorm of the keys
     # Which layers choose; the others attend to what the last one before chose
     layers: Annotated[tuple[bool, ...], PerLayer(True)] = ()
+    # Tokens that are chosen together, by one key: the sum of theirs, each number weighted by the softmax of gates. A
+    # token sees its own, incomplete pool besides. More than 1 needs keys without rotation (GLM-5-Next)
+    pool: Size = 1
 
 
 @dataclass(frozen=True)
@@ -301,7 +306,7 @@ class MlaSpec:
     q_rank: OptionalSize  # size of the vector queries come out of; 0: they come from the hidden state
     # Parts of a query and key head without and with rotation; the rotated part of the key is one for all heads
     nope_dim: Size
-    rope_dim: Size
+    rope_dim: OptionalSize
     value_dim: Size  # size of a value head
     norm_eps: Positive  # of the norms of the two vectors
     # Indexer, which chooses the tokens that a token attends to; None: it attends to all before it
