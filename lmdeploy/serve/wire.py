@@ -1,6 +1,6 @@
 """Requests and responses as KServe protobuf.
 
-Tensor names and types are those of ``model_repository/*/config.pbtxt``.
+Tensor names, types and defaults are those of ``model_repository/*/config.pbtxt``.
 """
 
 from __future__ import annotations

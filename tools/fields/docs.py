@@ -60,7 +60,6 @@ def _table(fields: Iterable[FieldInfo], has_tensors: bool) -> str:
     for field in fields:
         sentence = field.description + (f" No effect: {field.no_effect}." if field.no_effect else "")
         way = "yes" if field.is_tensor else "parameter" if field.is_param else "no"
-        way += f", if absent: {field.tensor_default}" if field.tensor_default else ""
         about_tensors = [way, ", ".join(f"`{name}`" for name in field.also)]
         cells = [f"`{field.name}`", field.kind.value, f"`{field.default}`", field.range_text]
         cells += [*(about_tensors if has_tensors else []), sentence.replace("|", "\\|")]

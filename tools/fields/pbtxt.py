@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
-from itertools import chain
 
-from lmdeploy.fields.field import FieldInfo, Kind
+from lmdeploy.fields.field import FieldInfo, Kind, describe
 from lmdeploy.serve.request import FIELDS
 
 _TYPES = {
@@ -33,32 +33,52 @@ def tensors(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
         yield field.name, *_TYPES[field.kind]
 
 
+def default_text(field: FieldInfo) -> str:
+    """Return the value of a tensor that is not given."""
+    if field.tensor_default:
+        return field.tensor_default
+    if field.default is None:
+        return "none"
+    default = field.default
+    return str(default).lower() if isinstance(default, bool | str) else f"{default:g}"
+
+
 def engine(text: str) -> str:
-    """Return turbomind/config.pbtxt with the inputs of the table."""
-    return _replaced(text, "fields of a request", _inputs())
+    """Return turbomind/config.pbtxt with the inputs of the table, each with its sentence."""
+    lines = []
+    for field in FIELDS.values():
+        if not field.is_tensor:
+            continue
+        sentence = f"{describe(field)} Default: {default_text(field)}."
+        lines += textwrap.wrap(sentence, width=116, initial_indent="  # ", subsequent_indent="  # ")
+        lines += _inputs(field)
+    return _replaced(text, "#", "fields of a request", lines)
 
 
 def ensemble(text: str) -> str:
     """Return ensemble/config.pbtxt with the inputs of the table, handed to turbomind."""
+    inputs = [line for field in FIELDS.values() for line in _inputs(field)]
     maps = []
-    for name, _, _ in chain.from_iterable(map(tensors, FIELDS.values())):
-        key = f'"{name}"'
-        maps.append(f'      input_map  {{ key: {key:<22} value: "{_FROM_PREPROCESSING.get(name, name)}" }}')
-    return _replaced(engine(text), "fields of a request, handed on", maps, indent="      ")
+    for field in FIELDS.values():
+        for name, _, _ in tensors(field):
+            key = f'"{name}"'
+            maps.append(f'      input_map  {{ key: {key:<22} value: "{_FROM_PREPROCESSING.get(name, name)}" }}')
+    text = _replaced(text, "#", "fields of a request", inputs)
+    return _replaced(text, "#", "fields of a request, handed on", maps, indent="      ")
 
 
-def _inputs() -> list[str]:
+def _inputs(field: FieldInfo) -> list[str]:
     lines = []
-    for name, data_type, dimension in chain.from_iterable(map(tensors, FIELDS.values())):
+    for name, data_type, dimension in tensors(field):
         quoted, dims = f'"{name}"', f"[ {dimension} ]"
         lines.append(f"  {{ name: {quoted:<21} data_type: {data_type:<11} dims: {dims:<6} optional: true }},")
     return lines
 
 
-def _replaced(text: str, part: str, lines: list[str], indent: str = "  ") -> str:
+def _replaced(text: str, comment: str, part: str, lines: list[str], indent: str = "  ") -> str:
     """Return `text` with `lines` between the marks of `part`; raise `ValueError` if the marks are not there."""
-    begin = f"{indent}# begin: {part} (written by `make fields`)\n"
-    end = f"{indent}# end: {part}\n"
+    begin = f"{indent}{comment} begin: {part} (written by `make fields`)\n"
+    end = f"{indent}{comment} end: {part}\n"
     before, found_begin, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)
     if not (found_begin and found_end):
