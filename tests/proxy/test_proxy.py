@@ -161,7 +161,7 @@ def test_a_bad_node_is_refused(stack: ExitStack, body: Any, status: int) -> None
 
 def test_real_clients_work_through_the_proxy(stack: ExitStack) -> None:
     nodes, proxy = proxied(stack, "m1", "m2")
-    client = stack.enter_context(openai.OpenAI(base_url=f"{proxy.base_url}v1", api_key="x", max_retries=0))
+    client = stack.enter_context(openai.OpenAI(base_url=f"{proxy.base_url}/v1", api_key="x", max_retries=0))
     assert client.chat.completions.create(model="m2", messages=HELLO).choices[0].message.content == REPLY
     chunks = client.chat.completions.create(model="m1", messages=HELLO, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == REPLY
@@ -178,7 +178,7 @@ def test_real_clients_work_through_the_proxy(stack: ExitStack) -> None:
 def test_streams_are_not_buffered(stack: ExitStack) -> None:
     nodes, proxy = proxied(stack, "m")
     nodes.fakes[0].script = Script(hold_after=1, resume=True)
-    client = stack.enter_context(openai.OpenAI(base_url=f"{proxy.base_url}v1", api_key="x", max_retries=0))
+    client = stack.enter_context(openai.OpenAI(base_url=f"{proxy.base_url}/v1", api_key="x", max_retries=0))
     chunks = client.chat.completions.create(model="m", messages=HELLO, stream=True)
     first = [next(chunks), next(chunks)]
     assert first[1].choices[0].delta.content == "The capital"  # the engine waits: nothing after it exists yet
