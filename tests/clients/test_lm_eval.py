@@ -16,8 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LM_EVAL = Package("lm-eval")
 PYTHON = LM_EVAL.python
 TASKS = ["lmdeploy_choices", "lmdeploy_words", "lmdeploy_prose"]
-SCORED = ["lmdeploy_choices", "lmdeploy_prose"]
-
 pytestmark = LM_EVAL.mark
 
 

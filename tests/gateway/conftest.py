@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -7,18 +8,24 @@ import pytest
 from lmdeploy.vl.constants import VISION_FILE
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 
 MODEL = "fake-model"
 MAX_BODY = 100_000
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTriton, str]]:
+def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the model of the module's gateway, which sees."""
+    made = tmp_path_factory.mktemp("engine")
+    TOKEN_BYTES.write(made / "token_bytes.bin")
+    (made / VISION_FILE).touch()
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTriton, str]]:
     with FakeTriton(MODEL) as fake:
-        engine_dir = tmp_path_factory.mktemp("engine")
-        TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
-        (engine_dir / VISION_FILE).touch()
         settings = Settings(
             triton_address=fake.address,
             max_body_bytes=MAX_BODY,
@@ -55,15 +62,12 @@ def http(triton: FakeTriton, url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def client(triton: FakeTriton, url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(url) as client:
         yield client
 
 
 @pytest.fixture
 def asking_client(triton: FakeTriton) -> Iterator[openai.OpenAI]:
     """A client of a gateway that has no table of token texts."""
-    with (
-        running_gateway(Settings(triton_address=triton.address)) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with running_gateway(Settings(triton_address=triton.address)) as url, openai_client(url) as client:
         yield client

@@ -31,7 +31,6 @@ def test_n_choices_are_separate_and_the_prompt_is_counted_once(client: openai.Op
     response = client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
     assert [(choice.index, choice.message.content) for choice in response.choices] == [(0, "ab"), (1, "123")]
     assert triton.requests[0].inputs["n"] == 2
-    assert response.usage is not None
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (7, 4)
 
 
@@ -52,18 +51,20 @@ def test_n_choices_of_several_prompts_are_numbered_prompt_by_prompt(client: open
     triton.script = lambda received: Script(choices=[[received.inputs["text_input"] + str(i)] for i in range(2)])
     response = client.completions.create(model=MODEL, prompt=["a", "b"], n=2)
     assert [(choice.index, choice.text) for choice in response.choices] == [(0, "a0"), (1, "a1"), (2, "b0"), (3, "b1")]
-    chunks = client.completions.create(model=MODEL, prompt=["a", "b"], n=2, stream=True)
+    *chunks, last = client.completions.create(
+        model=MODEL, prompt=["a", "b"], n=2, stream=True, stream_options={"include_usage": True}
+    )
     texts: defaultdict[int, str] = defaultdict(str)
     for chunk in chunks:
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == {0: "a0", 1: "a1", 2: "b0", 3: "b1"}
+    for usage in (response.usage, last.usage):
+        assert (usage.prompt_tokens, usage.completion_tokens) == (14, 8)
 
 
 def test_chat_logprobs_have_text_and_bytes_of_every_token(client: openai.OpenAI) -> None:
     response = client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=2)
     logprobs = response.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
     second = logprobs.content[1]
     assert (second.token, second.bytes, second.logprob) == ("a", [97], -0.25)  # token 100 is byte 97
     assert [(top.token, top.logprob) for top in second.top_logprobs] == [("a", -0.25), ("\x07", -1.5)]
@@ -82,24 +83,11 @@ def test_streamed_logprobs_are_those_of_the_whole_response(client: openai.OpenAI
     assert [token.bytes[0] for token in content[1::2]] == [97, 98, 99]
 
 
-def test_completion_logprobs_have_offsets_and_the_most_likely_tokens(client: openai.OpenAI) -> None:
-    response = client.completions.create(model=MODEL, prompt="a", logprobs=2)
-    logprobs = response.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.tokens == ["<pad>", "a"]
-    assert logprobs.text_offset == [0, 0]  # <pad> is left out of the text
-    assert logprobs.token_logprobs == [-0.5, -0.25]
-    assert logprobs.top_logprobs is not None
-    assert logprobs.top_logprobs[1] == {"a": -0.25, "\x07": -1.5}
-
-
 def test_token_texts_are_asked_for_where_there_is_no_table(asking_client: openai.OpenAI) -> None:
     response = asking_client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True)
-    assert response.choices[0].logprobs is not None
     assert [token.token for token in response.choices[0].logprobs.content or []] == ["<pad>", "a"]
     echoed = asking_client.completions.create(model=MODEL, prompt="é🦜b", max_tokens=1, echo=True, logprobs=0)
     logprobs = echoed.choices[0].logprobs
-    assert logprobs is not None
     halves = [f"bytes:\\x{byte:02x}" for byte in "é🦜".encode()]
     assert (logprobs.tokens or [])[:8] == ["<s>", *halves, "b"]
     assert (logprobs.text_offset or [])[:8] == [0, 0, 0, 1, 1, 1, 1, 2]  # <s> is left out of the text
@@ -296,7 +284,6 @@ def test_prompt_logprobs_are_reported_as_vllm_reports_them(
                 str(FIRST_BYTE + ord(letter)): here,
                 str(FIRST_BYTE + ord("?")): here | {"rank": 1, "decoded_token": "?"},
             }
-        assert choice.logprobs is not None
         assert (choice.logprobs.token_logprobs or [])[:2] == ([None, prompt_logprob(1)] if echo else [-0.5, -0.25])
         assert [*map(len, filter(None, choice.logprobs.top_logprobs or []))] == [1] * (2 + (len(prompt) if echo else 0))
 
@@ -436,7 +423,6 @@ async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, 
     assert report.tokens == ["a", "a", "a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x9c", "b"]
     assert report.text_offset == [0, 1, 1, 2, 2, 2, 2, 3]  # in aa🦜b
     for token, text, top in zip(scored, report.tokens, report.top_logprobs, strict=True):
-        assert top is not None
         assert top[text] == -3.0
         assert len(top) == len({token.token, *(other for other, _ in most_likely[:requested])})
     if requested:

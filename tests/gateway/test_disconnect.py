@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import openai
 import pytest
 
 from lmdeploy.serve.client import GenerateRequest, TritonClient
@@ -19,6 +18,7 @@ from openai_gateway.process import ledger as module
 from openai_gateway.process.ledger import Ledger, cancel_requests, open_requests
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
+from tests.support.metrics import measurement
 from tests.support.waiting import eventually
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -58,20 +58,8 @@ async def test_a_client_that_leaves_before_the_first_token_is_cancelled_in_the_e
         await eventually(is_over)
     await eventually(lambda: not triton.stops.empty())
     assert triton.stops.get() == triton.requests[0].id
-    assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 5)
+    assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 180)
     assert errors(logged) == []
-
-
-async def test_a_client_that_leaves_mid_response_is_cancelled_in_the_engine(url: str, triton: FakeTriton) -> None:
-    triton.script = Script(hold_after=2)
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
-        async for chunk in stream:
-            if chunk.choices[0].delta.content:
-                break
-        await stream.close()
-    await eventually(lambda: not triton.stops.empty())
-    assert triton.stops.get() == triton.requests[0].id
 
 
 async def test_complete_responses_cancel_nothing(url: str, triton: FakeTriton) -> None:
@@ -91,23 +79,22 @@ async def test_a_client_that_leaves_is_no_error_of_the_server(
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     request = head + b"content-length: %d\r\n\r\n" % len(body) + body
     address = urlsplit(url)
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
 
-        async def until_open(count: int) -> None:
-            expected = f"lmdeploy_gateway_requests_open {count + 1}.0"  # and the one that asks
-            async with asyncio.timeout(60):
-                while expected not in (await http.get("/metrics")).text:
-                    pass
+    async def until_open(count: int) -> None:
+        def is_so() -> bool:
+            return measurement(f"{url}/metrics", "lmdeploy_gateway_requests_open") == count + 1  # and the one that asks
 
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        if sent == "two requests":
-            writer.write(2 * request)
-            await reader.readuntil(b"data: ")
-        else:
-            writer.write(request[:-10])
-            await until_open(1)
-        writer.transport.abort()
-        await until_open(0)
+        await eventually(lambda: asyncio.to_thread(is_so))
+
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    if sent == "two requests":
+        writer.write(2 * request)
+        await reader.readuntil(b"data: ")
+    else:
+        writer.write(request[:-10])
+        await until_open(1)
+    writer.transport.abort()
+    await until_open(0)
     assert errors(logged) == []
 
 

@@ -86,6 +86,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("tool_choice", "sometimes"),
     ("functions[0].name", [{"name": "no spaces"}]),
     ("function_call", {"name": "f"}),
+    ("reasoning_effort", "immense"),
     ("allowed_token_ids", []),
     ("modalities", ["text", "audio"]),
     ("stream_options", {"include_usage": True}),
@@ -184,11 +185,6 @@ def test_two_different_token_limits_are_refused(http: httpx.Client) -> None:
     assert error_of(http.post("/v1/chat/completions", json=body), 400)["param"] == "max_tokens"
 
 
-def test_messages_say_what_was_expected_and_given(http: httpx.Client) -> None:
-    error = error_of(http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "min_p": -1}), 400)
-    assert error["message"] == "min_p must be greater than or equal to 0, got -1"
-
-
 @pytest.mark.parametrize(
     "body",
     [b'"text"', b"null", b"\xff\xfe{}", b'{"model": "\xff"}', b"[" * 50_000, b'{"a":' * 15_000],
@@ -260,10 +256,6 @@ def test_a_body_beyond_the_limit_is_a_413(http: httpx.Client, chunked: bool) -> 
     response = http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
     assert str(MAX_BODY) in error_of(response, 413)["message"]
     assert http.get("/health").status_code == 200
-
-
-def test_ten_megabytes_are_a_413_too(http: httpx.Client) -> None:
-    error_of(http.post("/v1/chat/completions", content=b" " * 10_000_000), 413)
 
 
 @pytest.mark.parametrize(

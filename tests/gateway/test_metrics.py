@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.metrics import page, responses
 from openai_gateway.metrics.page import OTHER_NAMES, GatewayMetrics
-from openai_gateway.metrics.responses import ResponseMetrics, Watch
+from openai_gateway.metrics.responses import Watch
 from openai_gateway.metrics.tally import Tally
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
@@ -163,12 +163,3 @@ def test_a_page_is_written_no_more_often_than_its_share_of_the_time_allows(monke
     metrics.requests.open.inc()
     assert metrics.text() == first  # at 0.2 s: 10 ms of 0.21 s are a twentieth
     assert metrics.text() != first
-
-
-def test_models_have_series_of_their_own() -> None:
-    metrics = ResponseMetrics(registry := CollectorRegistry())
-    for model, reason in (("a", "stop"), ("b", "cancelled")):
-        Watch(metrics.of(model), 0.0, 1).see(GenerateChunk(generate_token_len=1, finish_reason=reason))
-    metrics_page = metrics_of(generate_latest(registry).decode())
-    assert metrics_page.one("lmdeploy_gateway_responses_total", model_name="a", finished_reason="stop") == 1
-    assert metrics_page.one("lmdeploy_gateway_responses_total", model_name="b", finished_reason="abort") == 1

@@ -22,10 +22,9 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def triton() -> Iterator[FakeTriton]:
-    with FakeTriton() as fake:
-        fake.script = lambda received: Script(texts=(received.model,))
-        yield fake
+def triton(triton: FakeTriton) -> FakeTriton:
+    triton.script = lambda received: Script(texts=(received.model,))
+    return triton
 
 
 @pytest.fixture

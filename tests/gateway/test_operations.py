@@ -51,7 +51,9 @@ def test_a_key_is_needed_where_keys_are_set(fake: FakeTriton) -> None:
         assert http.get("/health").status_code == 200
         assert http.get("/openapi.json").status_code == 200
         preflight = {"origin": "http://a", "access-control-request-method": "POST"}
-        assert http.options("/v1/chat/completions", headers=preflight).status_code == 200
+        allowed = http.options("/v1/chat/completions", headers=preflight)
+        assert (allowed.status_code, allowed.headers["access-control-max-age"]) == (200, "600")
+        assert allowed.headers["access-control-allow-origin"] == "*"
 
 
 def test_documentation_can_be_switched_off(fake: FakeTriton) -> None:

@@ -145,9 +145,7 @@ def test_the_engine_is_reported_callers_apart_by_their_keys(fake: FakeTriton) ->
 
 
 def interactive_turn(http: httpx.Client, **fields: Any) -> httpx.Response:
-    return http.post(
-        "/v1/chat/interactive", json={"prompt": "Hello", "session_id": 5, "interactive_mode": True} | fields
-    )
+    return http.post("/v1/chat/interactive", json=TURN | {"session_id": 5} | fields)
 
 
 def test_a_conversation_begins_goes_on_and_ends(http: httpx.Client, triton: FakeTriton) -> None:
@@ -160,17 +158,11 @@ def test_a_conversation_begins_goes_on_and_ends(http: httpx.Client, triton: Fake
     assert [given["sequence_start"] for given in inputs] == [False, True, False]  # the engine knows what it holds
     assert json.loads(inputs[0]["messages"]) == [{"role": "user", "content": "Hello"}]
     assert (round(inputs[0]["temperature"], 6), round(inputs[0]["top_p"], 6), inputs[0]["top_k"]) == (0.8, 0.8, 40)
-    ended = interactive_turn(http, prompt="", request_output_len=0, interactive_mode=False).json()
+    ended = interactive_turn(http, **END).json()
     assert ended == {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "stop"}
     assert triton.controls[-1]["END"] == 1
     assert triton.sessions == set()
-
-
-def test_ending_an_unknown_session_is_fine(http: httpx.Client) -> None:
-    assert (
-        interactive_turn(http, session_id=99, prompt="", request_output_len=0, interactive_mode=False).status_code
-        == 200
-    )
+    assert interactive_turn(http, **END).status_code == 200  # once more harms nothing
 
 
 def test_a_turn_without_interactive_mode_ends_its_session(http: httpx.Client, triton: FakeTriton) -> None:
@@ -229,7 +221,7 @@ def test_a_session_in_use_is_occupied_for_the_other_apis(http: httpx.Client) -> 
     response = http.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert response.json()["message"] == "The session_id `77` is occupied."
-    interactive_turn(http, session_id=77, prompt="", request_output_len=0, interactive_mode=False)
+    interactive_turn(http, session_id=77, **END)
     assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 

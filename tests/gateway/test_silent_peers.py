@@ -22,6 +22,7 @@ from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway, running_proxy
+from tests.support.metrics import open_requests
 from tests.support.waiting import eventually_sync
 
 REPLY = "The capital of France is Paris."
@@ -54,12 +55,6 @@ def all_of(client: socket.socket) -> bytes:
     while piece := client.recv(65536):
         received += piece
     return received
-
-
-def open_requests(url: str) -> int:
-    page = httpx.get(f"{url}/metrics", trust_env=False).text
-    line = next(line for line in page.splitlines() if line.startswith("lmdeploy_gateway_requests_open "))
-    return int(float(line.split()[1])) - 1  # the one that asks
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"\r\n\r\n\r\n"])

@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-import os
 import random
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -16,13 +14,14 @@ from lmdeploy.serve.ports import free_ports
 from tests.gateway.conftest import MODEL
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton, Received, Script
+from tests.support.metrics import open_requests
+from tests.support.processes import memory
 from tests.support.waiting import eventually_sync
 
 REPLY = "The capital of France is Paris."
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-MIB = 2**20
 # Python's allocator keeps some of what it once had; a leak of a request's buffers would be hundreds of MiB.
-ROOM = 48 * MIB
+ROOM = 48  # MiB
 
 
 class Served:
@@ -30,17 +29,7 @@ class Served:
 
     def __init__(self, fake: FakeTriton, command: Command, port: int) -> None:
         self.fake, self.port, self.url = fake, port, f"http://127.0.0.1:{port}"
-        self._pid = command.process.pid
-
-    def memory(self) -> int:
-        """Return the resident set size in bytes."""
-        pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    def open_requests(self) -> int:
-        page = httpx.get(f"{self.url}/metrics", trust_env=False).text
-        line = next(line for line in page.splitlines() if line.startswith("lmdeploy_gateway_requests_open "))
-        return int(float(line.split()[1])) - 1  # the one that asks
+        self.pid = command.process.pid
 
     def raw_request(self) -> bytes:
         body = json.dumps(BODY).encode()
@@ -48,14 +37,20 @@ class Served:
         return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Served]:
     with FakeTriton(MODEL) as fake:
         (port,) = free_ports(1)
         where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
         with Command("serve", "gateway", *where) as command:
             command.wait_for("/v1")
             yield Served(fake, command, port)
+
+
+@pytest.fixture
+def served(gateway: Served) -> Served:
+    gateway.fake.reset()
+    return gateway
 
 
 async def request_many(url: str, count: int) -> list[str]:
@@ -120,11 +115,11 @@ async def test_hundreds_of_clients_that_leave_cost_nothing_and_disturb_nobody(se
         return texts
 
     await leave_many(50)
-    before = served.memory()
+    before = memory(served.pid)
     staying = asyncio.create_task(stay())
     await leave_many(200)
     assert await staying == [REPLY] * 25
-    eventually_sync(lambda: served.open_requests() == 0)
+    eventually_sync(lambda: open_requests(served.url) == 0)
     begun = {request.id for request in served.fake.requests if "Hello" in request.inputs["messages"]}
     stopped: set[str] = set()  # some of a request that the engine never saw
 
@@ -133,7 +128,7 @@ async def test_hundreds_of_clients_that_leave_cost_nothing_and_disturb_nobody(se
         return begun <= stopped
 
     eventually_sync(all_are_stopped)
-    assert served.memory() - before < ROOM
+    assert memory(served.pid) - before < ROOM
 
 
 def _taken(fake: FakeTriton) -> set[str]:
@@ -151,16 +146,16 @@ async def test_a_client_that_hardly_reads_holds_no_memory_and_nobody_up(served: 
         connection.sendall(served.raw_request())
         connections.append(connection)
     eventually_sync(lambda: len(served.fake.requests) == 6)
-    before = served.memory()
+    before = memory(served.pid)
     body = {**BODY, "messages": [{"role": "user", "content": "Quick"}], "stream": False}
     async with httpx.AsyncClient(base_url=served.url, trust_env=False) as http:
-        for _ in range(5):  # five seconds of one byte a second, and of others being served
+        for _ in range(5):  # now and then a byte, and others being served
             for connection in connections:
                 assert connection.recv(1)
             response = await http.post("/v1/chat/completions", json=body)
             assert response.json()["choices"][0]["message"]["content"] == REPLY
-            await asyncio.sleep(1)
-    assert served.memory() - before < ROOM
+            await asyncio.sleep(0.5)
+    assert memory(served.pid) - before < ROOM
     for connection in connections:
         connection.close()
-    eventually_sync(lambda: served.open_requests() == 0)
+    eventually_sync(lambda: open_requests(served.url) == 0)

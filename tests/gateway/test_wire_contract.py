@@ -249,9 +249,11 @@ def test_b5_a_response_has_the_members_clients_read(http: httpx.Client) -> None:
 def test_b5_a_stream_is_events_with_an_end(http: httpx.Client) -> None:
     chunks = events(http.post(CHAT, json=BODIES[CHAT] | {"stream": True}))
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert not any(chunk.get("usage") for chunk in chunks)
     choices = [chunk["choices"][0] for chunk in chunks]
     assert "".join(choice["delta"].get("content", "") for choice in choices) == REPLY
-    assert choices[0]["delta"]["role"] == "assistant"
+    assert [choice["delta"].get("role") for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 

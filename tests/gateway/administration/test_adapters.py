@@ -1,6 +1,5 @@
 """LoRA adapters are models of their own names, which administrators load, and which may belong to API keys."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from tests.support.gateways import running_gateway
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ADMIN = {"Authorization": "Bearer boss"}
-
-
-@pytest.fixture
-def triton() -> Iterator[FakeTriton]:
-    with FakeTriton() as fake:
-        yield fake
 
 
 def client(triton: FakeTriton, **settings: Any) -> TestClient:

@@ -1,6 +1,5 @@
 """`/v1/cache`: what administrators see of the KV cache, and have it forget and keep."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ from tests.support.fake_triton import CACHE_REPORT, FakeTriton, token_ids
 
 ADMIN = {"Authorization": "Bearer boss"}
 TIERS = {"model": "fake-model"} | {tier: CACHE_REPORT[tier] for tier in ("device", "host", "disk", "pinned")}
-
-
-@pytest.fixture
-def triton() -> Iterator[FakeTriton]:
-    with FakeTriton() as fake:
-        yield fake
 
 
 def client(triton: FakeTriton, **settings: Any) -> TestClient:

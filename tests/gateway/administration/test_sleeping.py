@@ -1,7 +1,6 @@
 """`/sleep`, `/wake_up` and `/is_sleeping`, and what the list of models says of them."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ ADMIN = {"Authorization": "Bearer boss"}
 
 
 @pytest.fixture
-def triton() -> Iterator[FakeTriton]:
-    with FakeTriton() as fake:
-        fake.memory = {"turbomind.small": dict(AWAKE), "turbomind.big": dict(AWAKE)}
-        yield fake
+def triton(triton: FakeTriton) -> FakeTriton:
+    triton.memory = {"turbomind.small": dict(AWAKE), "turbomind.big": dict(AWAKE)}
+    return triton
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from openai_gateway.settings import Settings
 from tests.gateway.batches.conftest import LIMITS, jsonl, request, results, wait_for
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Received, Script
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 from tests.support.waiting import eventually, eventually_sync
 
 
@@ -39,7 +39,6 @@ def test_each_row_gets_the_response_that_a_request_gets(ann: openai.OpenAI, trit
     assert (made.object, made.status, made.metadata) == ("batch", "validating", {"for": "us"})
     done = wait_for(ann, made.id)
     assert (done.status, done.error_file_id, done.errors) == ("completed", None, None)
-    assert done.request_counts is not None
     assert done.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
     assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at < done.expires_at  # type: ignore[operator]
     found = results(ann, done.output_file_id)
@@ -105,7 +104,6 @@ def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: 
         response = reported[name]["response"]
         assert response["status_code"] == status
         assert response["body"]["error"]["message"]
-    assert done.request_counts is not None
     assert (done.request_counts.total, done.request_counts.completed) == (15, 2)
 
 
@@ -143,7 +141,6 @@ def test_a_cancelled_batch_keeps_what_was_answered_and_cancels_what_runs(
     assert done.status == "cancelled"
     assert done.cancelled_at is not None
     assert results(ann, done.output_file_id).keys() == {"a", "b"}
-    assert done.request_counts is not None
     assert (done.request_counts.completed, done.request_counts.failed) == (2, 0)
     pending = [received for received in triton.requests if "hold" in received.inputs["messages"]]
     eventually_sync(lambda: all(received.cancelled.is_set() for received in pending))
@@ -176,8 +173,6 @@ def test_a_batch_that_cannot_be_is_refused_by_field(ann: openai.OpenAI, more: di
 def test_a_file_without_requests_fails_and_says_so(ann: openai.OpenAI) -> None:
     done = wait_for(ann, begin(ann, b"\n \n").id)
     assert done.status == "failed"
-    assert done.errors is not None
-    assert done.errors.data is not None
     assert done.errors.data[0].message == ("The input file must have 1 to 50000 requests, a line each; it has no.")
 
 
@@ -186,16 +181,15 @@ def test_a_batch_that_is_not_done_in_time_keeps_its_responses_and_names_the_rest
 ) -> None:
     settings = Settings(triton_address=triton.address, files_dir=tmp_path)
     triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else Script()
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url) as client:
         made = begin(client, jsonl(request("a"), request("hold", "hold"), request("b")), completion_window="1h")
         eventually_sync(lambda: client.batches.retrieve(made.id).request_counts.completed == 2)  # type: ignore[union-attr]
     owned = Store(tmp_path, Limits(1, 1, 1)).of(None)
     record = owned.batch(made.id)
-    assert record is not None
     record.expires_at = int(time.time()) - 1
     owned.save(record)
     triton.reset()
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url) as client:
         done = wait_for(client, made.id)
         assert done.status == "expired"
         assert results(client, done.output_file_id).keys() == {"a", "b"}
@@ -226,7 +220,7 @@ def test_rows_have_their_users_rank_and_take_nothing_of_their_quota(triton: Fake
     )
     triton.script = Script(hold_after=0, resume=True)
     users = ("ann", "ann", "ann", "boss", "nobody")
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url) as client:
         made = begin(client, jsonl(*(request(f"{n}", body={"user": user}) for n, user in enumerate(users))))
         eventually_sync(lambda: len(triton.requests) == 4)
         triton.script = Script()
@@ -260,7 +254,7 @@ async def test_each_request_of_a_caller_takes_the_place_of_a_row_but_one_row_goe
 def test_rows_do_not_keep_callers_out(triton: FakeTriton, tmp_path: Path) -> None:
     triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else Script()
     settings = Settings(triton_address=triton.address, files_dir=tmp_path, max_requests=2)
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url) as client:
         begin(client, jsonl(*(request(f"{n}", "hold") for n in range(10))))
         eventually_sync(lambda: len(triton.requests) == 10)
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
@@ -285,8 +279,6 @@ def test_a_batch_whose_results_pass_what_its_key_may_keep_ends_and_keeps_them(
     triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else long
     done = wait_for(ann, begin(ann, jsonl(*(request(f"{n}") for n in range(9)), request("last", "hold"))).id)
     assert done.status == "failed"
-    assert done.errors is not None
-    assert done.errors.data is not None
     assert done.errors.data[0].code == "quota_exceeded"
     assert results(ann, done.output_file_id).keys() == {f"{n}" for n in range(9)}
     with pytest.raises(openai.PermissionDeniedError, match="400000 bytes"):
@@ -296,15 +288,15 @@ def test_a_batch_whose_results_pass_what_its_key_may_keep_ends_and_keeps_them(
 def test_a_key_that_is_gone_leaves_its_batches_alone(triton: FakeTriton, tmp_path: Path) -> None:
     settings = Settings(triton_address=triton.address, files_dir=tmp_path, api_keys=("ann", "bob"))
     triton.script = Script(hold_after=0)
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url, "ann") as client:
         made = begin(client, jsonl(request("a")))
         eventually_sync(lambda: len(triton.requests) == 1)
     triton.reset()
     with running_gateway(Settings(triton_address=triton.address, files_dir=tmp_path, api_keys=("bob",))) as url:
         headers = {"authorization": "Bearer bob"}
         assert httpx.get(f"{url}/v1/batches", headers=headers, trust_env=False).json()["data"] == []
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="bob", max_retries=0) as client:
+        with openai_client(url, "bob") as client:
             wait_for(client, begin(client, jsonl(request("b", "of bob"))).id)
         assert all("of bob" in received.inputs["messages"] for received in triton.requests)
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url, "ann") as client:
         assert wait_for(client, made.id).status == "completed"

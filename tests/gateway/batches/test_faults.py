@@ -100,7 +100,6 @@ async def run(store: Store, owned: Owned, batch_id: str) -> Counter[str]:
     finally:
         await runner.stop()
     record = owned.batch(batch_id)
-    assert record is not None
     assert record.status == "completed"
     assert record.request_counts.model_dump() == {"total": REQUESTS, "completed": 16, "failed": 4}
     return requested
@@ -118,7 +117,6 @@ async def test_a_crash_at_any_transaction_leaves_a_batch_that_can_be_ended(
     requested = await run(store, owned, batch_id)
     assert crashing.calls > at
     record = owned.batch(batch_id)
-    assert record is not None
     outputs = [name or "" for name in (record.output_file_id, record.error_file_id)]
     found = [json.loads(line)["custom_id"] for name in outputs for line in owned.content(name).read_text().splitlines()]
     assert sorted(found) == sorted(f"request {n}" for n in range(REQUESTS))
@@ -236,24 +234,12 @@ FIRST = 200  # requests that the engine answers before somebody is killed
 def question(received: Received) -> int:
     """Return the number of the request that a request is of."""
     found = re.search(r"question (\d+)", received.inputs["messages"])
-    assert found is not None
     return int(found[1])
 
 
 def gateway(fake: FakeTriton, folder: Path, port: int, workers: int) -> Command:
-    return Command(
-        *(
-            "serve",
-            "gateway",
-            "--triton-address",
-            fake.address,
-            "--server-name",
-            "127.0.0.1",
-            "--server-port",
-            str(port),
-        ),
-        *("--files-dir", str(folder), "--workers", str(workers)),
-    )
+    where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
+    return Command("serve", "gateway", *where, "--files-dir", str(folder), "--workers", str(workers))
 
 
 def runner(parent: int, folder: Path) -> list[int]:

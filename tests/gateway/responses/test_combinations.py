@@ -267,6 +267,7 @@ def test_allowed_tokens_are_a_grammar(http: httpx.Client, triton: FakeTriton) ->
         ({"function_call": {"name": "get_date"}}, "function_call needs functions"),
         ({"functions": [WEATHER], "function_call": {"name": "get_date"}}, "function_call must name one of functions"),
         ({"tools": TOOLS, "tool_choice": allowed("auto", "fly")}, "tool_choice must name some of tools, got 'fly'"),
+        ({"tools": TOOLS, "tool_choice": named("fly")}, "tool_choice must"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt must be false"),
         ({"guided_grammar": "a", "structured_outputs": {"grammar": "b"}}, "only one can be given"),
         ({"allowed_token_ids": [1], "response_format": FORMAT}, "only one can be given"),

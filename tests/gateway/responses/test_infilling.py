@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 
 from lmdeploy.model import MODELS
@@ -13,7 +12,7 @@ from lmdeploy.templates.infilling import infilling_of
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, token_ids
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 from tests.support.tiny_models import TOKENIZER_FILES
 
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -39,7 +38,7 @@ def test_a_prompt_with_a_suffix_is_written_with_the_models_marks(coder: tuple[Fa
     fake, url = coder
     fake.reset()
     request = {"model": MODEL, "prompt": "def f({x}):", "suffix": "    return y{0}"}
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(url) as client:
         response = client.completions.create(**request, stop=["\n\n"])
     assert response.choices[0].text == "The capital of France is Paris."
     inputs = fake.requests[0].inputs
@@ -60,11 +59,9 @@ def test_others_refuse_a_suffix_that_says_something(http: httpx.Client) -> None:
 
 def test_a_template_says_how_before_the_vocabulary_does() -> None:
     codellama = infilling_of(MODELS.get("codellama")(), FIM_TOKENS)
-    assert codellama is not None
     assert codellama.prompt("a", "b") == "<PRE> a <SUF>b <MID>"
     assert codellama.stop_words == ("<EOT>",)
     base = MODELS.get("base")()
     assert infilling_of(base, FIM_TOKENS[:2]) is None
     codestral = infilling_of(base, ("[PREFIX]", "[SUFFIX]"))
-    assert codestral is not None
     assert codestral.prompt("{prefix}", "b") == "[SUFFIX]b[PREFIX]{prefix}"

@@ -158,7 +158,6 @@ def test_a_model_whose_directory_is_here_is_described_by_it(triton: FakeTriton) 
     info: Any = described.modelinfo
     assert info["general.architecture"] == "llama"
     assert info["llama.embedding_length"] == engine.spec.hidden_size
-    assert listed.details is not None
     details = (listed.details.family, listed.details.quantization_level, listed.details.parameter_size)
     assert details == ("llama", "BF16", "134.48M")
     assert listed.size is not None

@@ -66,7 +66,6 @@ def test_a_model_is_pulled_line_by_line_and_deleted(client: ollama.Client) -> No
     assert str(of_weights[-1].digest).startswith("sha256:")
     assert {line.status for line in lines} >= {"verifying sha256 digest", "writing manifest"}
     model = pulled()
-    assert model is not None
     assert (model.path / "model.safetensors").read_bytes() == WEIGHTS
     assert client.pull("hf.co/owner/name:latest").status == "success"
     client.delete("owner/name")
@@ -113,7 +112,6 @@ def test_only_administrators_pull_and_delete(url: str, triton: FakeTriton, hub: 
 def test_a_model_that_is_served_is_not_deleted(client: ollama.Client, tmp_path: Path) -> None:
     client.pull("owner/name")
     model = pulled()
-    assert model is not None
     manifest = tmp_path / "engine" / "manifest.json"
     manifest.write_text(json.dumps({"files": [str(model.path / "model.safetensors")]}))
     with pytest.raises(ollama.ResponseError, match="is being served"):

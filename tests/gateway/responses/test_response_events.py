@@ -121,6 +121,7 @@ def test_every_event_is_one_of_openai_s_and_they_add_up_to_the_response(respond_
     raw = events_of(respond_to(**CASES[name], stream=True))
     events = [EVENT.validate_python(event) for event in raw]
     assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event["type"] for event in raw[:2]] == ["response.created", "response.in_progress"]
     final = raw[-1]["response"]
     if name not in ("a failure", "a broken call"):  # whose beginning was reported when it broke
         whole = respond_to(**CASES[name]).json()
@@ -265,7 +266,6 @@ def test_a_text_is_answered(client: openai.OpenAI, triton: FakeTriton) -> None:
     response = client.responses.create(model=MODEL, input="Hello", instructions="Be brief.", max_output_tokens=9)
     assert response.output_text == REPLY
     assert response.status == "completed"
-    assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 2, 9)
     inputs = triton.requests[0].inputs
     assert json.loads(inputs["messages"]) == [
@@ -273,27 +273,6 @@ def test_a_text_is_answered(client: openai.OpenAI, triton: FakeTriton) -> None:
         {"role": "user", "content": "Hello"},
     ]
     assert inputs["max_new_tokens"] == 9
-
-
-def test_events_come_in_openai_s_order_and_build_the_response(client: openai.OpenAI) -> None:
-    events = list(client.responses.create(model=MODEL, input="Hello", stream=True))
-    assert [event.type for event in events if event.type != "response.output_text.delta"] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == REPLY
-    last = events[-1]
-    assert last.type == "response.completed"
-    assert last.response.output_text == REPLY
-    assert last.response.usage is not None
-    assert last.response.usage.output_tokens == 6
 
 
 def test_parse_gives_pydantic_objects(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -209,12 +209,10 @@ def test_a_head_that_is_missing_or_speaks_unknown_words_is_refused(tmp_path: Pat
     missing = write_checkpoint(tmp_path / "a", {"x": WEIGHT}, architectures=["LlamaForSequenceClassification"])
     write_score_head(missing, "model", None, missing)  # type: ignore[arg-type]
     head = read_score_head(missing)
-    assert head is not None
     assert head.refusal == "its head cannot be read (tensor score.weight is missing)"
     other = write_judge(tmp_path / "b")
     write_score_head(other, "another reranker", None, other)  # type: ignore[arg-type]
     head = read_score_head(other)
-    assert head is not None
     assert head.refusal == "the words around its queries and documents are not known here"
 
 

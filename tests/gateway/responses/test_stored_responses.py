@@ -13,7 +13,7 @@ from openai_gateway.settings import Settings
 from openai_gateway.stored_responses.record import Bounds, ResponseStore, StoredResponse, item_id
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 
 REPLY = "The capital of France is Paris."
 TOOL: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
@@ -31,7 +31,7 @@ def storing(request: pytest.FixtureRequest, triton: FakeTriton, tmp_path: Path) 
 
 @pytest.fixture
 def client(storing: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{storing}/v1", api_key="k", max_retries=0) as made:
+    with openai_client(storing, "k") as made:
         yield made
 
 
@@ -127,7 +127,7 @@ def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI, triton: FakeTrit
 
 def test_responses_of_another_key_are_as_if_they_were_not_there(storing: str, client: openai.OpenAI) -> None:
     made = client.responses.create(model=MODEL, input="Hello")
-    with openai.OpenAI(base_url=f"{storing}/v1", api_key="other", max_retries=0) as other:
+    with openai_client(storing, "other") as other:
         for rejected in (other.responses.retrieve, other.responses.delete):
             with pytest.raises(openai.NotFoundError):
                 rejected(made.id)
@@ -155,10 +155,7 @@ def test_another_process_goes_on_with_what_is_in_the_folder(triton: FakeTriton, 
     settings = Settings(triton_address=triton.address, responses_store=tmp_path / "kept")
     made = []
     for request in ("Hello", "And now?"):
-        with (
-            running_gateway(settings) as url,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
-        ):
+        with running_gateway(settings) as url, openai_client(url, "k") as client:
             more: Any = {"previous_response_id": made[-1].id} if made else {}
             made.append(client.responses.create(model=MODEL, input=request, **more))
     assert sent(triton) == [("user", "Hello"), ("assistant", REPLY), ("user", "And now?")]
@@ -169,7 +166,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_disturbs_no_response(
 ) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(triton_address=triton.address, responses_store=tmp_path / "file" / "kept")
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url, "k") as client:
         made = client.responses.create(model=MODEL, input="Hello")
     assert (made.output_text, made.store) == (REPLY, False)
 
@@ -236,7 +233,7 @@ async def test_what_was_not_used_for_a_time_is_forgotten(stored: Stored) -> None
 
 def test_a_conversation_that_no_body_could_bring_is_refused(triton: FakeTriton) -> None:
     settings = Settings(triton_address=triton.address, max_body_bytes=3000)
-    with running_gateway(settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+    with running_gateway(settings) as url, openai_client(url, "k") as client:
         first = client.responses.create(model=MODEL, input="x" * 500)
         second = client.responses.create(model=MODEL, input="x" * 1500, previous_response_id=first.id)
         with pytest.raises(openai.BadRequestError, match="longer than 3000 bytes") as rejected:

@@ -10,7 +10,7 @@ import pytest
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.gateways import running_gateway
+from tests.support.gateways import openai_client, running_gateway
 
 HELLO: Any = [{"role": "user", "content": "What is the weather in Boston?"}]
 PARAMETERS = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
@@ -112,14 +112,6 @@ def test_a_forced_call_is_constrained_by_the_schema_and_parsed(client: openai.Op
     assert only["structural_tag"]["content"] == {"type": "json_schema", "json_schema": PARAMETERS}  # as it came
 
 
-def test_a_choice_that_names_no_tool_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "fly"}}
-        )
-    assert caught.value.param == "tool_choice"
-
-
 def test_the_response_and_a_tool_s_result_can_be_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=[CALLS])
     message = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER, DATE]).choices[0].message
@@ -149,10 +141,7 @@ def test_the_format_of_the_model_may_be_named(stream: bool) -> None:
         call = '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"location": "Boston"}<｜tool▁call▁end｜>'
         fake.script = Script(texts=["<tool_call>", call])
         requested: Any = {"model": MODEL, "messages": HELLO, "tools": [WEATHER]}
-        with (
-            running_gateway(settings) as url,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-        ):
+        with running_gateway(settings) as url, openai_client(url) as client:
             if stream:
                 with client.chat.completions.stream(**requested) as events:
                     message: Any = events.get_final_completion().choices[0].message
