@@ -117,7 +117,7 @@ def test_a_flood_leaves_the_memory_as_it_was(*, all_cases: bool) -> None:
     page = subprocess.Popen([*command, "--server-name", "127.0.0.1"])
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            eventually_sync(lambda: answers(f"{http.base_url}config"))
+            eventually_sync(lambda: answers(f"{http.base_url}/config"))
             config = http.get("/config").json()
             names = (*floods(), "a long conversation")
             chosen = [request for request in page_requests(config, PATHS[:1]) if request.name in names]
