@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, gcd, lcm
@@ -35,31 +35,30 @@ class Decimals:
         """Whether they are integers that are the same with a point."""
         return self.decimals == 0 and self.low >= -LARGEST and self.high <= LARGEST
 
-    def rule(self, add: Callable[[str], str], budget: Budget) -> str:
-        """Return the body of their rule, empty where there are none; `add` adds a rule and returns its name."""
+    def options(self, add: Callable[[Sequence[str]], str], budget: Budget) -> list[str]:
+        """Return the options of their rule; `add` adds a rule with some and returns its name."""
         if self.low == -self.high:
-            return (above := _Digits(self, add, budget).whole()) and f'"-"? {above}'
+            return [f'"-"? {_Digits(self, add, budget).whole()}']
         negative = replace(self, low=max(-self.high, 1), high=-self.low)
         above, below = (_Digits(bounds, add, budget).whole() for bounds in (self, negative))
-        return " | ".join(filter(None, (above, below and f'"-" {below}')))
+        return [above, f'"-" {below}']
 
 
 class _Digits:
     """Writes the numbers that are not negative."""
 
-    def __init__(self, numbers: Decimals, add: Callable[[str], str], budget: Budget) -> None:
+    def __init__(self, numbers: Decimals, add: Callable[[Sequence[str]], str], budget: Budget) -> None:
         self._numbers = numbers
         self._add = add
         self._budget = budget
         self._known: dict[tuple[int, ...], str] = {}
 
     def whole(self) -> str:
-        """Return the name of the rule; empty: there are no such numbers."""
+        """Return the name of the rule."""
         digits = len(str(max(self._numbers.high, 0) // 10**self._numbers.decimals))
-        options = [
-            option for length in range(1, digits + 1) for option in self._options(0, length, range(length > 1, 10))
-        ]
-        return self._add(" | ".join(options)) if options else ""
+        return self._add(
+            [option for length in range(1, digits + 1) for option in self._options(0, length, range(length > 1, 10))]
+        )
 
     def _after(self, prefix: int, left: int) -> str:
         """Return the name of the rule of what follows some digits; empty: nothing does.
@@ -80,7 +79,7 @@ class _Digits:
             fits = of.low <= first <= of.high and first % of.step == 0
             if left <= 0 and fits and (has_fraction or not of.has_fraction):
                 options.append('""')
-            self._known[key] = self._add(" | ".join(options)) if options else ""
+            self._known[key] = self._add(options) if options else ""
         return self._known[key]
 
     def _options(self, prefix: int, left: int, digits: range) -> list[str]:

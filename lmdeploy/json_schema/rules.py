@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import permutations, takewhile
-from typing import Any
+from itertools import permutations
+from typing import Any, NamedTuple
 
 from lmdeploy.json_schema import charsets
 from lmdeploy.json_schema.charsets import EVERY, PLAIN, Ranges
@@ -20,10 +19,11 @@ from lmdeploy.json_schema.keywords import EVERYTHING
 from lmdeploy.json_schema.languages import NOTHING, Language, restricted
 from lmdeploy.json_schema.numbers import Decimals
 from lmdeploy.json_schema.plans import ArrayPlan, Kind, ObjectPlan, Plan, Planner, State, Text
-from lmdeploy.json_schema.sets import Conjunction, Values, tightest
+from lmdeploy.json_schema.sets import Conjunction, Values
 from lmdeploy.json_schema.values import exact, is_number
 
 _NAME = re.compile(r"[a-z]+\d*")  # of a rule that any grammar may have
+_OWN_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\b([rv]\d+)')  # of a rule of this schema, in a body
 _MAX_TEXT = 1 << 20  # characters of the rules
 _MAX_FREE = 8  # members whose order is free: each set of them is a rule
 _MAX_PERMUTED = 4  # the same of an object of an enum: each order is written
@@ -109,6 +109,13 @@ LOOSE_JSON = replace(
 """JSON with a white space, or none, wherever it may be."""
 
 
+class _Option(NamedTuple):
+    """An alternative of a rule, and the names of the schema's rules in it."""
+
+    body: str
+    names: list[str]
+
+
 class Rules:
     """Writes what a schema, whose text has `size` characters, allows as rules in one syntax.
 
@@ -119,17 +126,18 @@ class Rules:
         self.syntax = syntax
         self._expansion = Expansion(Budget(size))
         self._planner = Planner(self._expansion, has_additional=syntax.has_additional)
-        self._plans: dict[Conjunction, tuple[Plan, ...]] = {}
-        self._productive: set[Conjunction] = set()
+        self._plans: dict[Conjunction, list[Plan]] = {}  # one for each option of the conjunction's rule
         self._names: dict[Conjunction, str] = {}
         self._waiting: list[Conjunction] = []
-        self._rules: list[str] = []
+        self._rules: dict[str, list[_Option]] = {}
+        self._productive: set[str] = set()
+        self._settled = 0  # rules of which this is known
         self._left = _MAX_TEXT
         self._numbers: dict[Decimals, str] = {}
         self.root = self._expansion.document(schema)
-        self._plan(self.root)
-        self._find_productive()
-        if self.root not in self._productive:
+        self.value(self.root)
+        self._finish()
+        if not self.is_productive(self.root):
             raise SchemaError(self.root[0][0].pointer if self.root else "", "no value meets this schema")
 
     # ---- what there is ----
@@ -138,96 +146,52 @@ class Rules:
         """Return the plans of a conjunction of which there are values; of anything, one of each type."""
         if self._expansion.of(conjunction) is EVERYTHING:
             return [Values((None, True, False)), *map(Kind, ("number", "string", "array", "object"))]
-        return [plan for plan in self._plans[conjunction] if self._ends(plan)]
+        options = self._rules[self._names[conjunction]]
+        return [plan for plan, option in zip(self._plans[conjunction], options, strict=True) if self._ends(option)]
 
     def is_productive(self, conjunction: Conjunction) -> bool:
         """Return whether there are values of a conjunction."""
-        return conjunction in self._productive
+        return conjunction not in self._names or self._names[conjunction] in self._productive
 
-    def _plan(self, start: Conjunction) -> None:
-        """Make the plans of all that is within reach."""
-        waiting = [start]
-        while waiting:
-            conjunction = waiting.pop()
-            if conjunction in self._plans:
-                continue
-            union = self._expansion.of(conjunction)
-            plans = () if union is EVERYTHING else tuple(plan for kind in union for plan in self._planner.of(kind))
-            self._expansion.budget.spend(1 + len(plans), conjunction[0][0].pointer if conjunction else "")
+    def _ends(self, option: _Option) -> bool:
+        return self._productive.issuperset(option.names)
+
+    def _finish(self) -> None:
+        """Write all rules within reach, and find those with an end: a schema that always needs itself has none."""
+        while self._waiting:
+            conjunction = self._waiting.pop()
+            plans = [plan for kind in self._expansion.of(conjunction) for plan in self._planner.of(kind)]
+            self._expansion.budget.spend(1 + len(plans), conjunction[0][0].pointer)
             self._plans[conjunction] = plans
-            if union is EVERYTHING:
-                self._productive.add(conjunction)
-            for plan in plans:
-                waiting += _parts(plan)
-
-    def _find_productive(self) -> None:
-        """Find out what has values that end: a schema that always needs itself has none."""
-        users: dict[Conjunction, list[Conjunction]] = {}
-        for conjunction, plans in self._plans.items():
-            for plan in plans:
-                for part in _parts(plan):
-                    users.setdefault(part, []).append(conjunction)
-        waiting = list(self._plans)
+            self._add([*map(self._written, plans)], self._names[conjunction])
+        if len(self._rules) == self._settled:
+            return
+        self._settled = len(self._rules)
+        users: dict[str, list[str]] = {}
+        for name, options in self._rules.items():
+            for needed in {name for option in options for name in option.names}:
+                users.setdefault(needed, []).append(name)
+        waiting = [*self._rules]
         while waiting:
-            conjunction = waiting.pop()
-            if conjunction not in self._productive and any(map(self._ends, self._plans[conjunction])):
-                self._productive.add(conjunction)
-                waiting += users.get(conjunction, ())
-
-    def _ends(self, plan: Plan) -> bool:
-        match plan:
-            case ArrayPlan(states=(_, *_)):
-                return 0 in self._ending(plan.states)
-            case ArrayPlan():
-                return self._length(plan) is not None
-            case ObjectPlan(members, groups, low, high, _):
-                if not all(value in self._productive for _, value, is_required in members if is_required):
-                    return False
-                needed = sum(is_required for *_, is_required in members)
-                there = sum(value in self._productive for _, value, _ in members)
-                if high is not None and needed > high:
-                    return False
-                return there >= low or any(group.value in self._productive for group in groups)
-            case Decimals():
-                return bool(self._decimals(plan))
-        return True
-
-    def _decimals(self, plan: Decimals) -> str:
-        if plan not in self._numbers:
-            self._numbers[plan] = plan.rule(self._add, self._expansion.budget)
-        return self._numbers[plan]
-
-    def _length(self, plan: ArrayPlan) -> tuple[int, int | None] | None:
-        """Return how many first items an array has, and how many items at most; None: there is none."""
-        prefix = len([*takewhile(self._productive.__contains__, plan.prefix)])
-        has_rest = prefix == len(plan.prefix) and plan.rest in self._productive
-        high = plan.high if has_rest else tightest(plan.high, prefix)
-        return None if high is not None and high < plan.low else (prefix, high)
-
-    def _can_be(self, what: Conjunction | Values) -> bool:
-        """Return whether there is an item of a step."""
-        return isinstance(what, Values) or what in self._productive
-
-    def _ending(self, states: Sequence[State]) -> set[int]:
-        """Return the states from which an array may end."""
-        found: set[int] = set()
-        while more := {
-            number
-            for number, state in enumerate(states)
-            if number not in found
-            and (state.may_end or any(to in found and self._can_be(what) for what, to in state.steps))
-        }:
-            found |= more
-        return found
+            name = waiting.pop()
+            if name not in self._productive and any(map(self._ends, self._rules[name])):
+                self._productive.add(name)
+                waiting += users.get(name, ())
 
     # ---- what is written ----
 
     def grammar(self, body: str | None = None) -> str:
         """Return the grammar whose root is `body`, which names rules that were made; None: a value of the schema."""
-        body = self.value(self.root) if body is None else body
-        while self._waiting:
-            conjunction = self._waiting.pop()
-            self._add(self.either(self.plans(conjunction)), self._names[conjunction])
+        self._finish()
+        root = _option(self.value(self.root) if body is None else body)
+        bodies = {"root": root.body}
+        waiting = [*root.names]
+        while waiting:
+            name = waiting.pop()
+            if name not in bodies:
+                options = [option for option in self._rules[name] if self._ends(option)]
+                bodies[name] = " | ".join(dict.fromkeys(option.body for option in options))
+                waiting += (name for option in options for name in option.names)
         syntax = self.syntax
         comma, colon, blank = syntax.comma, syntax.colon, syntax.blank
         true, false, null = map(quoted, syntax.words)
@@ -239,25 +203,19 @@ class Rules:
             *_NUMBERS,
             *syntax.rules,
         ]
-        text = "\n".join([f"root ::= {body}", *self._rules])
+        text = "\n".join(f"{name} ::= {body}" for name, body in bodies.items())
         named = {*_NAME.findall(text)}
         for rule in (*basic, *basic):  # those that are needed, in whose order no rule needs one above two others
             if rule.partition(" ")[0] in named:
                 named.update(_NAME.findall(rule))
         return "\n".join([text, *(rule for rule in basic if rule.partition(" ")[0] in named)])
 
-    def separate_grammar(self, plans: Sequence[Plan]) -> str:
-        """Return a grammar of its own of what is of any of some plans that were made here."""
-        other = copy(self)
-        other._names, other._numbers, other._waiting, other._rules = {}, {}, [], []
-        return other.grammar(other.either(plans))
-
     def value(self, conjunction: Conjunction) -> str:
         """Return the name of the rule of a conjunction's values."""
         if self._expansion.of(conjunction) is EVERYTHING:
             return "any"
         if conjunction not in self._names:
-            self._names[conjunction] = f"v{len(self._names)}"
+            self._names[conjunction] = self._add([], f"v{len(self._names)}")
             self._waiting.append(conjunction)
         return self._names[conjunction]
 
@@ -274,7 +232,9 @@ class Rules:
             case Text(language, pointer):
                 return f"{quoted(self.syntax.quote)} ({self.strings(language, pointer)}) {quoted(self.syntax.quote)}"
             case Decimals():
-                return f"({self._decimals(plan)}){self.syntax.zero if plan.are_integers_of_doubles else ''}"
+                if plan not in self._numbers:
+                    self._numbers[plan] = self._add(plan.options(self._add, self._expansion.budget))
+                return self._numbers[plan] + (self.syntax.zero if plan.are_integers_of_doubles else "")
             case ArrayPlan():
                 inner = self._counted(plan.states) if plan.states else self._items(plan)
                 return f'"[" {self.syntax.blank}{inner} {self.syntax.blank}"]"'
@@ -289,7 +249,8 @@ class Rules:
         ValueError
             All of them have characters that cannot be written.
         """
-        writable = restricted(language, self.syntax.characters)
+        characters = self.syntax.characters
+        writable = language if characters == EVERY else restricted(language, characters)
         if writable == NOTHING:
             raise ValueError("the keyword pattern, with characters that the format escapes")
         self._expansion.budget.spend(1, pointer)
@@ -319,11 +280,11 @@ class Rules:
         blank = self.syntax.blank
         return f"{quoted(begin)} {blank}{f' {self.syntax.comma} '.join(parts)} {blank}{quoted(end)}"
 
-    def _add(self, body: str, name: str = "") -> str:
-        """Add a rule and return its name."""
+    def _add(self, options: Sequence[str], name: str = "") -> str:
+        """Add a rule, of which a text is of one of the options, and return its name."""
         name = name or f"r{len(self._rules)}"
-        self._rules.append(f"{name} ::= {body}")
-        self._left -= len(body)
+        self._rules[name] = [*map(_option, options)]
+        self._left -= sum(map(len, options))
         if self._left < 0:
             raise SchemaError("", f"takes more than {_MAX_TEXT} characters as a grammar")
         return name
@@ -331,31 +292,28 @@ class Rules:
     # ---- items ----
 
     def _items(self, plan: ArrayPlan) -> str:
-        found = self._length(plan)
-        assert found is not None
-        prefix, high = found
-        comma = self.syntax.comma
-        tail = '""'
-        if plan.rest is not None and (high is None or high > prefix):
+        """Return the name of the rule of an array's items."""
+        comma, low, high, first = self.syntax.comma, plan.low, plan.high, len(plan.prefix)
+        options = ['""'] if low <= first else []
+        if plan.rest is not None and (high is None or high >= max(low, first + 1)):
             rest = self.value(plan.rest)
-            first = f"{rest} " if prefix == 0 else ""
-            done = prefix or 1
-            counts = f"{{{max(plan.low - done, 0)},{'' if high is None else high - done}}}"
-            tail = f"{first}({comma} {rest}){counts}"
-            tail = f"({tail})?" if prefix == 0 and plan.low == 0 else tail
-        for index in reversed(range(prefix)):
-            one = f"{f'{comma} ' if index else ''}{self.value(plan.prefix[index])} {tail}"
-            tail = self._add(one if index < plan.low else f'{one} | ""')
+            done = first or 1
+            counts = f"{{{max(low - done, int(first > 0))},{'' if high is None else high - done}}}"
+            options.append(f"{'' if first else rest} ({comma} {rest}){counts}")
+        tail = self._add(options)
+        for index in reversed(range(first)):
+            one = f"{comma if index else ''} {self.value(plan.prefix[index])} {tail}"
+            tail = self._add([one] if index < low else [one, '""'])
         return tail
 
     def _counted(self, states: Sequence[State]) -> str:
-        ending = self._ending(states)
+        """Return the name of the rule of an array's items, which follow states."""
         names: dict[tuple[int, bool], str] = {}
         waiting: list[tuple[int, bool]] = []
 
         def name(number: int, is_first: bool) -> str:
             if (number, is_first) not in names:
-                names[number, is_first] = self._add("")
+                names[number, is_first] = self._add([])
                 waiting.append((number, is_first))
             return names[number, is_first]
 
@@ -365,11 +323,8 @@ class Rules:
             options = [
                 f"{'' if is_first else self.syntax.comma} {self._item(what)} {name(to, False)}"
                 for what, to in states[number].steps
-                if to in ending and self._can_be(what)
             ]
-            options += ['""'] if states[number].may_end else []
-            rule = names[number, is_first]
-            self._rules[int(rule[1:])] = f"{rule} ::= {' | '.join(options)}"
+            self._add(options + (['""'] if states[number].may_end else []), names[number, is_first])
         return start
 
     def _item(self, what: Conjunction | Values) -> str:
@@ -384,23 +339,22 @@ class Rules:
         """
         syntax = self.syntax
         member = member or (lambda name: f"{quoted(syntax.member(name))} {syntax.colon}")
-        known = [member for member in plan.members if member[1] in self._productive]
-        if syntax.is_sorted:
-            known.sort(key=lambda member: member[0].lower())
+        known = sorted(plan.members, key=lambda member: member[0].lower()) if syntax.is_sorted else plan.members
         needed = sum(is_required for *_, is_required in known)
         low = plan.low if plan.low > needed else 0
-        groups = [group for group in plan.groups if group.value in self._productive]
+        groups = plan.groups
         if low > needed + 1 and groups:
             # Members of a group may have the same name: of those, only one is sure to count.
             if len(known) < low:
                 raise SchemaError(plan.pointer, "is enforced up to the members with their own names, and one more")
-            groups = []
+            groups = ()
         high = plan.high if plan.high is not None and (groups or plan.high < len(known)) else None
         max_members = max(low, 1 if high is None else high)
-        further = " | ".join(f"{others or self._name(group.names)} {self.value(group.value)}" for group in groups)
+        further = [f"{others or self._name(group.names)} {self.value(group.value)}" for group in groups]
+        further_rule = self._add(further) if further else ""
         ones = [f"{member(name)} {self.value(value)}" for name, value, _ in known]
         if max_members > 1 or syntax.has_free_order:  # they are named in several rules
-            ones = [*map(self._add, ones)]
+            ones = [self._add([one]) for one in ones]
         required = {number for number, (*_, is_required) in enumerate(known) if is_required}
         if syntax.has_free_order and len(known) > _MAX_FREE:
             raise SchemaError(plan.pointer, f"property_order is free for up to {_MAX_FREE} members, got {len(known)}")
@@ -408,12 +362,11 @@ class Rules:
 
         def after(number: int, left: frozenset[int], count: int) -> list[str]:
             """Return how a member may come after `count` others, and what follows."""
-            if (count == high) or not (then := following(left, count + 1)):
-                return []
-            return [f"{f'{syntax.comma} ' if count else ''}{ones[number]} {then}"]
+            comma = f"{syntax.comma} " if count else ""
+            return [] if count == high else [f"{comma}{ones[number]} {following(left, count + 1)}"]
 
         def following(left: frozenset[int], count: int) -> str:
-            """Return the rule of what follows `count` members, where some are left; empty: nothing does."""
+            """Return the rule of what follows `count` members, where some are left."""
             count = min(count, max_members)
             if (left, count) not in names:
                 self._expansion.budget.spend(1 / 4, plan.pointer)
@@ -421,12 +374,12 @@ class Rules:
                     options = [option for number in sorted(left) for option in after(number, left - {number}, count)]
                 elif left:
                     options = after(number := min(left), left - {number}, count)
-                    options += [] if number in required else filter(None, [following(left - {number}, count)])
+                    options += [] if number in required else [following(left - {number}, count)]
                 else:
                     options = []
                 if not left or (syntax.has_free_order and not left & required):
-                    options += self._end(further, count, low, high)
-                names[left, count] = self._add(" | ".join(options)) if options else ""
+                    options += self._end(further_rule, count, low, high)
+                names[left, count] = self._add(options)
             return names[left, count]
 
         every = range(len(known))
@@ -442,8 +395,8 @@ class Rules:
         if further and (high is None or count < high):
             min_more = max(low - count, 1)
             counts = f"{{{min_more - (count == 0)},{'' if high is None else high - count - (count == 0)}}}"
-            first = f"({further}) " if count == 0 else ""
-            options.append(f"{first}({self.syntax.comma} ({further})){counts}")
+            first = f"{further} " if count == 0 else ""
+            options.append(f"{first}({self.syntax.comma} {further}){counts}")
         return options
 
     def _name(self, names: Language | None) -> str:
@@ -454,13 +407,5 @@ class Rules:
         return f'"\\"" ({self.strings(names, "")}) "\\"" {self.syntax.colon}'
 
 
-def _parts(plan: Plan) -> list[Conjunction]:
-    """Return the parts of a plan that need plans of their own."""
-    match plan:
-        case ArrayPlan(states=(_, *_) as states):
-            return [what for state in states for what, _ in state.steps if not isinstance(what, Values)]
-        case ArrayPlan(prefix, rest, _, _):
-            return [*prefix, *(() if rest is None else (rest,))]
-        case ObjectPlan(members, groups, _, _, _):
-            return [*(value for _, value, _ in members), *(group.value for group in groups)]
-    return []
+def _option(body: str) -> _Option:
+    return _Option(body, [*filter(None, _OWN_NAME.findall(body))])

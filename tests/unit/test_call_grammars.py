@@ -55,7 +55,7 @@ def compiled(grammar: dict[str, Any]) -> xgrammar.CompiledGrammar:
 def babbled(grammar: xgrammar.CompiledGrammar, seed: int) -> str | None:
     """Return a text that the grammar allows, chosen at random; None: it continued for too long."""
     text = walk(grammar, random.Random(seed))
-    return None if text is None else text.decode(errors="surrogatepass")
+    return None if text is None else text.decode(errors="replace")  # xgrammar has surrogates in [^...]
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -119,7 +119,7 @@ class TaggedArguments:
         types = argument_types(function.parameters, _NO_NAME if name is None else name)
         if _IS_TEXT in self.value:  # read as the call says
             written = [self._named(name, True, text) for text in self._texts(texts, ())]
-            written += [self._named(name, False, rules_part(rules.separate_grammar(others)))] if others else []
+            written += [self._named(name, False, rules_part(rules.grammar(rules.either(others))))] if others else []
         else:
             if not types and self.untyped == "text":
                 types = ("string",)
@@ -129,7 +129,7 @@ class TaggedArguments:
                     written.append({"type": "const_string", "value": "null"})
             else:
                 shapes = others + (texts if not types or "string" in types else [])
-                written = [rules_part(rules.separate_grammar(shapes))] if shapes else []
+                written = [rules_part(rules.grammar(rules.either(shapes)))] if shapes else []
             written = [self._named(name, None, any_of(written))] if written else []
         if not written:
             raise ValueError(f"the type of {'further arguments' if name is None else repr(name)}, which reads as text")
