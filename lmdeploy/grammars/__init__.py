@@ -10,17 +10,13 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmdeploy.grammars.texts import NOISE, GrammarError, GrammarText, ebnf_text, lark_text
+from lmdeploy.grammars.texts import NOISE, GrammarText, InvalidFormatError, ebnf_text, lark_text
 from lmdeploy.json_schema import JSON, LOOSE_JSON, MAX_BYTES, SchemaError, Syntax, grammar_of
 from lmdeploy.json_schema.expressions import full_match
 from lmdeploy.json_schema.nodes import shown
 from lmdeploy.json_schema.patterns import PatternError
 
 _TYPES = ("json_object", "json_schema", "regex_schema", "grammar", "lark", "structural_tag")
-
-
-class InvalidFormatError(ValueError):
-    """An invalid format, or one that the engine cannot enforce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +44,6 @@ def translated(response_format: str) -> Translation:
         raise
     except SchemaError as error:
         raise InvalidFormatError(f"refused at {error}") from None
-    except GrammarError as error:
-        raise InvalidFormatError(str(error)) from None
     except RecursionError:
         raise InvalidFormatError("it is nested too deeply") from None
     except ValueError as error:

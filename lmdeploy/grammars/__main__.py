@@ -19,50 +19,48 @@ from typing import Any
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's affair
 
-from lmdeploy.grammars import InvalidFormatError, translated  # noqa: E402 - takes a moment
+from lmdeploy.grammars import Translation, translated  # noqa: E402 - takes a moment
 from lmdeploy.grammars.program import program_of  # noqa: E402
+from lmdeploy.grammars.texts import InvalidFormatError  # noqa: E402
 
 _SOCKET = 3
 _PRIORITY = 10
 _MEMORY = 1 << 30  # alongside what the process has
 
 
-class _Reader:
-    """xgrammar's own library, whose package imports torch."""
+def _grammars() -> Any:
+    """Return the grammars of xgrammar's own library, whose package imports torch."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it where it is there
+    import tvm_ffi
 
-    def __init__(self) -> None:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi imports it where it is there
-        import tvm_ffi
+    if (package := find_spec("xgrammar")) is None or package.origin is None:
+        raise ImportError("xgrammar is not installed")
+    ctypes.CDLL(str(Path(package.origin).with_name("libxgrammar_bindings.so")), ctypes.RTLD_GLOBAL)
 
-        if (package := find_spec("xgrammar")) is None or package.origin is None:
-            raise ImportError("xgrammar is not installed")
-        ctypes.CDLL(str(Path(package.origin).with_name("libxgrammar_bindings.so")), ctypes.RTLD_GLOBAL)
+    @tvm_ffi.register_object("xgrammar.tvm_ffi_binding.Grammar")
+    class Grammar(tvm_ffi.Object):
+        pass
 
-        @tvm_ffi.register_object("xgrammar.tvm_ffi_binding.Grammar")
-        class Grammar(tvm_ffi.Object):
-            pass
-
-        self._grammar: Any = Grammar
-
-    def program(self, kind: str, text: str) -> bytes:
-        """Return the program of a text for xgrammar; raise its errors."""
-        if kind == "grammar":
-            grammar = self._grammar.from_ebnf(text, "root")
-        elif kind == "structural_tag":
-            grammar = self._grammar.from_structural_tag(text)
-        else:
-            grammar = self._grammar.from_lark(text, None, [], [])
-        return program_of(
-            grammar.serialize_json(), lambda pattern: self._grammar.from_regex(pattern, False).serialize_json()
-        )
+    return Grammar
 
 
-def _answer(reader: _Reader, response_format: bytes) -> tuple[str, bytes]:
+def _program(grammars: Any, given: Translation) -> bytes:
+    """Return the program of a format; raise xgrammar's errors."""
+    if given.kind == "grammar":
+        grammar = grammars.from_ebnf(given.text, "root")
+    elif given.kind == "structural_tag":
+        grammar = grammars.from_structural_tag(given.text)
+    else:
+        grammar = grammars.from_lark(given.text, None, [], [])
+    return program_of(grammar.serialize_json(), lambda pattern: grammars.from_regex(pattern, False).serialize_json())
+
+
+def _answer(grammars: Any, response_format: bytes) -> tuple[str, bytes]:
     """Return the type and the payload of the answer to a format."""
     try:
         given = translated(response_format.decode(errors="replace"))
         try:
-            return "T" if given.kind == "structural_tag" else "P", reader.program(given.kind, given.text)
+            return "T" if given.kind == "structural_tag" else "P", _program(grammars, given)
         except UnicodeDecodeError as error:  # of a message of xgrammar's that quotes half a character
             message = error.object.decode(errors="replace")
         except (RuntimeError, TypeError, ValueError) as error:
@@ -106,8 +104,8 @@ def main() -> None:
 
     threading.Thread(target=leave, daemon=True).start()
     try:
-        reader = _Reader()
-        kind, payload = _answer(reader, b'{"type": "json_object"}')  # the first is the slowest
+        grammars = _grammars()
+        kind, payload = _answer(grammars, b'{"type": "json_object"}')  # the first is the slowest
     except (ImportError, OSError) as error:
         kind, payload = "F", f"response_format: {error}".encode()
     if kind != "P":
@@ -117,7 +115,7 @@ def main() -> None:
     send("L", b"")
     while kind != "M":
         [size] = struct.unpack("<I", received(4))
-        kind, payload = _answer(reader, received(size))
+        kind, payload = _answer(grammars, received(size))
         send(kind, payload)
 
 

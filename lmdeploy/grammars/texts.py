@@ -42,8 +42,8 @@ NOISE = re.compile(r"\[[0-9:]+\] \S+\.cc:\d+: |(Regex|EBNF) [a-z]+ error at (lin
 _MESSAGE = 400  # characters
 
 
-class GrammarError(ValueError):
-    """A grammar that is none or is not supported; names the line and column."""
+class InvalidFormatError(ValueError):
+    """An invalid format, or one that the engine cannot enforce; of a grammar, it names the line and column."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class GrammarText:
 
     def fail(self, at: int, message: str) -> NoReturn:
         """Raise the error of what is at `at`."""
-        raise GrammarError(self._located(at, message)) from None
+        raise InvalidFormatError(self._located(at, message)) from None
 
     def explain(self, message: str) -> str:
         """Return a message about `read` as one about `given`."""
