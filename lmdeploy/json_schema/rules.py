@@ -308,24 +308,15 @@ class Rules:
 
     def _counted(self, states: Sequence[State]) -> str:
         """Return the name of the rule of an array's items, which follow states."""
-        names: dict[tuple[int, bool], str] = {}
-        waiting: list[tuple[int, bool]] = []
+        rules = [self._add([]) for _ in states]
 
-        def name(number: int, is_first: bool) -> str:
-            if (number, is_first) not in names:
-                names[number, is_first] = self._add([])
-                waiting.append((number, is_first))
-            return names[number, is_first]
+        def options(state: State, comma: str) -> list[str]:
+            steps = [f"{comma} {self._item(what)} {rules[to]}" for what, to in state.steps]
+            return [*steps, '""'] if state.may_end else steps
 
-        start = name(0, True)
-        while waiting:
-            number, is_first = waiting.pop()
-            options = [
-                f"{'' if is_first else self.syntax.comma} {self._item(what)} {name(to, False)}"
-                for what, to in states[number].steps
-            ]
-            self._add(options + (['""'] if states[number].may_end else []), names[number, is_first])
-        return start
+        for rule, state in zip(rules, states, strict=True):
+            self._add(options(state, self.syntax.comma), rule)
+        return self._add(options(states[0], ""))
 
     def _item(self, what: Conjunction | Values) -> str:
         return self._written(what) if isinstance(what, Values) else self.value(what)
