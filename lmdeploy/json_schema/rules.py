@@ -132,6 +132,7 @@ class Rules:
         self._rules: dict[str, list[_Option]] = {}
         self._productive: set[str] = set()
         self._settled = 0  # rules of which this is known
+        self._refusals: dict[str, SchemaError] = {}  # by the rules that must not be needed
         self._left = _MAX_TEXT
         self._numbers: dict[Decimals, str] = {}
         self.root = self._expansion.document(schema)
@@ -188,6 +189,8 @@ class Rules:
         waiting = [*root.names]
         while waiting:
             name = waiting.pop()
+            if name in self._refusals:
+                raise self._refusals[name]
             if name not in bodies:
                 options = [option for option in self._rules[name] if self._ends(option)]
                 bodies[name] = " | ".join(dict.fromkeys(option.body for option in options))
@@ -337,7 +340,11 @@ class Rules:
         if low > needed + 1 and groups:
             # Members of a group may have the same name: of those, only one is sure to count.
             if len(known) < low:
-                raise SchemaError(plan.pointer, "is enforced up to the members with their own names, and one more")
+                needs = " ".join(self.value(value) for _, value, is_required in known if is_required)
+                rule = self._add([f"{needs} {self.value(group.value)}" for group in groups])
+                reason = "is enforced up to the members with their own names, and one more"
+                self._refusals[rule] = SchemaError(plan.pointer, reason)
+                return rule
             groups = ()
         high = plan.high if plan.high is not None and (groups or plan.high < len(known)) else None
         max_members = max(low, 1 if high is None else high)
