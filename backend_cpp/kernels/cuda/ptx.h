@@ -34,9 +34,6 @@ inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
 inline void ldmatrix_x4(uint32_t (&fragments)[4], const void* row) {
   emulated::ldmatrix(fragments, row, false);
 }
-inline void ldmatrix_x2(uint32_t (&fragments)[2], const void* row) {
-  emulated::ldmatrix(fragments, row, false);
-}
 inline void ldmatrix_x4_transposed(uint32_t (&fragments)[4], const void* row) {
   emulated::ldmatrix(fragments, row, true);
 }
@@ -117,12 +114,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* shared) {
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&fragments)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
-               : "r"(shared_address(row))
-               : "memory");
-}
-__device__ __forceinline__ void ldmatrix_x2(uint32_t (&fragments)[2], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];\n"
-               : "=r"(fragments[0]), "=r"(fragments[1])
                : "r"(shared_address(row))
                : "memory");
 }

@@ -1,12 +1,9 @@
 #include "testing/cuda_emulated/block.h"
 
-#include <atomic>
-#include <chrono>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>

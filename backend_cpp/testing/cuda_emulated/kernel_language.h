@@ -15,17 +15,14 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __grid_constant__
 #define __align__(bytes) alignas(bytes)
 // A block stays on one thread of the host, which runs one block at a time.
 #define __shared__ static thread_local
-#define __constant__ static
 
 #define threadIdx (::turbomind::emulated::current_thread->thread)
 #define blockIdx (::turbomind::emulated::current_thread->block)
 #define blockDim (::turbomind::emulated::current_thread->block_dim)
 #define gridDim (::turbomind::emulated::current_thread->grid_dim)
-inline constexpr int warpSize = 32;
 
 // ---- barriers ----
 inline void __syncthreads() {
@@ -34,19 +31,12 @@ inline void __syncthreads() {
 inline int __syncthreads_count(int predicate) {
   return turbomind::emulated::block_barrier(predicate != 0);
 }
-inline int __syncthreads_or(int predicate) {
-  return turbomind::emulated::block_barrier(predicate != 0) != 0;
-}
-inline int __syncthreads_and(int predicate) {
-  return turbomind::emulated::block_barrier(predicate == 0) == 0;
-}
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) {
   turbomind::emulated::Lanes<int>("__syncwarp", mask, 0);
 }
 inline void __threadfence() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
-inline void __threadfence_block() {}
 
 // ---- warp collectives ----
 inline int tm_lane() {
@@ -69,12 +59,6 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   const int source = tm_lane() + static_cast<int>(delta);
   return source <= (tm_lane() | (width - 1)) ? lanes[source] : value;
 }
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  const turbomind::emulated::Lanes<T> lanes("__shfl_up_sync", mask, value);
-  const int source = tm_lane() - static_cast<int>(delta);
-  return source >= (tm_lane() & ~(width - 1)) ? lanes[source] : value;
-}
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   const turbomind::emulated::Lanes<int> lanes("__ballot_sync", mask, predicate);
   unsigned votes = 0;
@@ -83,16 +67,6 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 inline int __any_sync(unsigned mask, int predicate) {
   return __ballot_sync(mask, predicate) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate) {
-  return __ballot_sync(mask, predicate) == 0xFFFFFFFFu;
-}
-template <class T>
-unsigned __match_any_sync(unsigned mask, T value) {
-  const turbomind::emulated::Lanes<T> lanes("__match_any_sync", mask, value);
-  unsigned same = 0;
-  for (int lane = 0; lane < 32; ++lane) same |= lanes[lane] == value ? 1u << lane : 0u;
-  return same;
 }
 
 // ---- atomics; return what was there ----
@@ -109,29 +83,8 @@ T atomicAdd(T* address, std::type_identity_t<T> value) {
   return tm_atomic(address, [&](T old) { return static_cast<T>(old + value); });
 }
 template <class T>
-T atomicMax(T* address, std::type_identity_t<T> value) {
-  return tm_atomic(address, [&](T old) { return std::max(old, value); });
-}
-template <class T>
-T atomicMin(T* address, std::type_identity_t<T> value) {
-  return tm_atomic(address, [&](T old) { return std::min(old, value); });
-}
-template <class T>
 T atomicOr(T* address, std::type_identity_t<T> value) {
   return tm_atomic(address, [&](T old) { return old | value; });
-}
-template <class T>
-T atomicExch(T* address, std::type_identity_t<T> value) {
-  return tm_atomic(address, [&](T) { return value; });
-}
-template <class T>
-T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  std::atomic_ref<T>(*address).compare_exchange_strong(expected, value);
-  return expected;
-}
-// Counts up to `limit`, then starts again.
-inline unsigned atomicInc(unsigned* address, unsigned limit) {
-  return tm_atomic(address, [&](unsigned old) { return old >= limit ? 0u : old + 1; });
 }
 
 // ---- loads and stores with a hint ----
@@ -151,38 +104,16 @@ template <class T>
 void __stcg(T* address, std::type_identity_t<T> value) {
   *address = value;
 }
-template <class T>
-void __stcs(T* address, std::type_identity_t<T> value) {
-  *address = value;
-}
 
 // ---- bits and integers ----
 inline unsigned __float_as_uint(float v) {
   return std::bit_cast<unsigned>(v);
 }
-inline int __float_as_int(float v) {
-  return std::bit_cast<int>(v);
-}
 inline float __uint_as_float(unsigned v) {
-  return std::bit_cast<float>(v);
-}
-inline float __int_as_float(int v) {
   return std::bit_cast<float>(v);
 }
 inline int __popc(unsigned v) {
   return std::popcount(v);
-}
-inline int __popcll(unsigned long long v) {
-  return std::popcount(v);
-}
-inline int __clz(int v) {
-  return std::countl_zero(static_cast<unsigned>(v));
-}
-inline int __ffs(int v) {
-  return v == 0 ? 0 : std::countr_zero(static_cast<unsigned>(v)) + 1;
-}
-inline unsigned __umulhi(unsigned a, unsigned b) {
-  return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
 }
 // Byte i of the result is byte number `selector >> 4 i & 7` of b:a, a the low half.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
@@ -190,10 +121,6 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   unsigned result = 0;
   for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(both >> ((selector >> 4 * i & 7) * 8) & 0xFF) << 8 * i;
   return result;
-}
-inline int __dp4a(int a, int b, int sum) {
-  for (int i = 0; i < 4; ++i) sum += static_cast<int8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
-  return sum;
 }
 template <class A, class B>
 constexpr auto min(A a, B b) -> std::common_type_t<A, B> {
@@ -205,21 +132,6 @@ constexpr auto max(A a, B b) -> std::common_type_t<A, B> {
 }
 
 // ---- float ----
-inline float rsqrtf(float v) {
-  return 1.0f / sqrtf(v);
-}
-inline float __expf(float v) {
-  return expf(v);
-}
-inline float __logf(float v) {
-  return logf(v);
-}
-inline float __fdividef(float a, float b) {
-  return a / b;
-}
-inline float __fmaf_rn(float a, float b, float c) {
-  return fmaf(a, b, c);
-}
 inline float __fmul_rn(float a, float b) {
   return a * b;
 }
@@ -232,24 +144,6 @@ inline float __fsub_rn(float a, float b) {
 inline float __fdiv_rn(float a, float b) {
   return a / b;
 }
-inline float __fsqrt_rn(float v) {
-  return sqrtf(v);
-}
-inline float __frcp_rn(float v) {
-  return 1.0f / v;
-}
-inline float __saturatef(float v) {
-  return v > 0 ? fminf(v, 1.0f) : 0.0f;
-}
 inline int __float2int_rn(float v) {
   return static_cast<int>(nearbyintf(v));
-}
-inline unsigned __float2uint_rn(float v) {
-  return v > 0 ? static_cast<unsigned>(nearbyintf(v)) : 0u;
-}
-inline float __int2float_rn(int v) {
-  return static_cast<float>(v);
-}
-inline float __uint2float_rn(unsigned v) {
-  return static_cast<float>(v);
 }

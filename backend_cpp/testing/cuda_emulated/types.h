@@ -2,24 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/types.h"
 
 struct alignas(8) float2 {
   float x, y;
 };
-struct float3 {
-  float x, y, z;
-};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
 struct alignas(8) int2 {
   int x, y;
-};
-struct alignas(16) int4 {
-  int x, y, z, w;
 };
 struct alignas(8) uint2 {
   unsigned x, y;
@@ -44,9 +37,6 @@ inline float4 make_float4(float x, float y, float z, float w) {
 inline int2 make_int2(int x, int y) {
   return {x, y};
 }
-inline int4 make_int4(int x, int y, int z, int w) {
-  return {x, y, z, w};
-}
 inline uint2 make_uint2(unsigned x, unsigned y) {
   return {x, y};
 }
@@ -66,8 +56,6 @@ struct __half {
 struct alignas(4) __half2 {
   __half x, y;
 };
-using nv_bfloat16 = __nv_bfloat16;
-using nv_bfloat162 = __nv_bfloat162;
 
 inline float __bfloat162float(__nv_bfloat16 v) {
   return turbomind::to_float(turbomind::bf16{v.bits});
@@ -75,23 +63,8 @@ inline float __bfloat162float(__nv_bfloat16 v) {
 inline __nv_bfloat16 __float2bfloat16_rn(float v) {
   return {turbomind::to_bf16(v).bits};
 }
-inline __nv_bfloat16 __float2bfloat16(float v) {
-  return __float2bfloat16_rn(v);
-}
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
   return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
-}
-inline __nv_bfloat162 __float22bfloat162_rn(float2 v) {
-  return __floats2bfloat162_rn(v.x, v.y);
-}
-inline float2 __bfloat1622float2(__nv_bfloat162 v) {
-  return {__bfloat162float(v.x), __bfloat162float(v.y)};
-}
-inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 v) {
-  return v.bits;
-}
-inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short v) {
-  return {v};
 }
 
 inline float __half2float(__half v) {
@@ -100,28 +73,19 @@ inline float __half2float(__half v) {
 inline __half __float2half_rn(float v) {
   return {turbomind::to_half(v).bits};
 }
-inline __half __float2half(float v) {
-  return __float2half_rn(v);
-}
 inline __half2 __floats2half2_rn(float x, float y) {
   return {__float2half_rn(x), __float2half_rn(y)};
 }
-inline __half2 __float22half2_rn(float2 v) {
-  return __floats2half2_rn(v.x, v.y);
-}
 inline float2 __half22float2(__half2 v) {
   return {__half2float(v.x), __half2float(v.y)};
-}
-inline unsigned short __half_as_ushort(__half v) {
-  return v.bits;
 }
 inline __half __ushort_as_half(unsigned short v) {
   return {v};
 }
 
 using __nv_fp8_storage_t = unsigned char;
-enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
-enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
+enum __nv_saturation_t { __NV_SATFINITE };
+enum __nv_fp8_interpretation_t { __NV_E4M3 };
 
 // Only what kernels use: to E4M3, the largest number for what is beyond.
 inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float v, __nv_saturation_t, __nv_fp8_interpretation_t) {
@@ -130,9 +94,6 @@ inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float v, __nv_saturation_t, __nv
 
 // Arithmetic on pairs: one rounding, of the exact result.
 #define TM_PAIRS(PAIR, WIDEN, NARROW)                                                                    \
-  inline PAIR __hadd2(PAIR a, PAIR b) {                                                                  \
-    return {NARROW(WIDEN(a.x) + WIDEN(b.x)), NARROW(WIDEN(a.y) + WIDEN(b.y))};                           \
-  }                                                                                                      \
   inline PAIR __hsub2(PAIR a, PAIR b) {                                                                  \
     return {NARROW(WIDEN(a.x) - WIDEN(b.x)), NARROW(WIDEN(a.y) - WIDEN(b.y))};                           \
   }                                                                                                      \

@@ -90,10 +90,6 @@ inline Vec load(const half* p) {
 
 using IVec = __m256i;
 
-// The same bits.
-inline Vec as_lanes(Vec v) {
-  return v;
-}
 inline Vec absolute(Vec a) {
   return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }

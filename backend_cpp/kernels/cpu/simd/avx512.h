@@ -98,12 +98,6 @@ inline Vec load(const half* p) {
 using IVec = __m512i;  // kLanes int32, or 4 kLanes bytes
 
 // The same bits.
-inline Vec as_lanes(Vec v) {
-  return v;
-}
-inline Vec as_lanes(IVec v) {
-  return _mm512_castsi512_ps(v);
-}
 inline IVec as_ints(Vec v) {
   return _mm512_castps_si512(v);
 }
