@@ -98,38 +98,21 @@ void multiply(const KernelTable& table, const LinearWeight& weight, const float*
 // table with tiles is used: what is wrong on a processor nobody has tried must not reach a response.
 bool has_same_gemms(const KernelTable& table, const KernelTable& reference);
 
-namespace amx {
-extern const KernelTable kTable;
-}
-namespace amx_emulated {
-extern const KernelTable kTable;
-}
-namespace avx512bf16 {
-extern const KernelTable kTable;
-}
-namespace avx512vnni {
-extern const KernelTable kTable;
-}
-namespace avx512 {
-extern const KernelTable kTable;
-}
-namespace avxvnni {
-extern const KernelTable kTable;
-}
-namespace avx2 {
-extern const KernelTable kTable;
-}
-namespace i8mm {
-extern const KernelTable kTable;
-}
-namespace dotprod {
-extern const KernelTable kTable;
-}
-namespace neon {
-extern const KernelTable kTable;
-}
-namespace scalar {
-extern const KernelTable kTable;
-}
+#define TM_DECLARE_TABLE(ISA)      \
+  namespace ISA {                  \
+  extern const KernelTable kTable; \
+  }
+TM_DECLARE_TABLE(amx)
+TM_DECLARE_TABLE(amx_emulated)
+TM_DECLARE_TABLE(avx512bf16)
+TM_DECLARE_TABLE(avx512vnni)
+TM_DECLARE_TABLE(avx512)
+TM_DECLARE_TABLE(avxvnni)
+TM_DECLARE_TABLE(avx2)
+TM_DECLARE_TABLE(i8mm)
+TM_DECLARE_TABLE(dotprod)
+TM_DECLARE_TABLE(neon)
+TM_DECLARE_TABLE(scalar)
+#undef TM_DECLARE_TABLE
 
 }  // namespace turbomind
