@@ -1,6 +1,7 @@
 #include "kernels/cuda/latent/latent.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <queue>
 #include <utility>
@@ -15,24 +16,9 @@ constexpr int kKeyUnit = 64;    // keys that the kernel visits at a time
 constexpr int kMinKeys = 128;   // fewer are not worth a part that is merged
 constexpr int kItemCost = 128;  // what an item costs besides its keys, in keys
 
-struct Item {
-  int first_token;
-  int first_block;
-  int rows;
-  int keys;
-  int first_packed;
-  int first_key;
-  int last_key;
-  int partial;
-};
-
-struct Merge {
-  int first = 0;
-  int last = 0;
-  int partial_first = 0;
-  int partial_last = 0;
-  int stride = 0;
-};
+// Numbers of an item and of a multiprocessor, in the order of LatentPlanView.
+using Item = std::array<int, kItemFields>;
+using Merge = std::array<int, kMergeFields>;
 
 int tiles_of(int rows, int heads, int tile) {
   return divide_up(rows * heads, tile);
@@ -177,17 +163,13 @@ void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
   const Arrays<int32_t> arrays(piece, memory);
   *arrays.filled_rows = piece.spans.back().first_token + piece.spans.back().count - piece.first_token;
   for (size_t m = 0; m < merges.size(); ++m) {
-    const Merge& merge = merges[m];
-    const int fields[kMergeFields] = {merge.first, merge.last, merge.partial_first, merge.partial_last, merge.stride};
-    for (int f = 0; f < kMergeFields; ++f) arrays.merges[f][m] = fields[f];
+    for (int f = 0; f < kMergeFields; ++f) arrays.merges[f][m] = merges[m][f];
   }
   int next = 0;
   for (int t = 0; t < piece.teams; ++t) {
     for (const Item& item : items[static_cast<size_t>(t)]) {
       if (next == piece.max_items) throw internal_error("a plan of latent attention has more items than room");
-      const int fields[kItemFields] = {item.first_token,  item.first_block, item.rows,     item.keys,
-                                       item.first_packed, item.first_key,   item.last_key, item.partial};
-      for (int f = 0; f < kItemFields; ++f) arrays.items[f][next] = fields[f];
+      for (int f = 0; f < kItemFields; ++f) arrays.items[f][next] = item[f];
       ++next;
     }
     arrays.first_item[t + 1] = next;
