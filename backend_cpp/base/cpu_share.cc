@@ -95,10 +95,9 @@ int available_cpu_count() {
   return std::max(count, 1);
 }
 
-void lower_priority_for_good() {
-  constexpr int kNiceness = 8;  // a sixth of the share of a thread of normal priority
+void lower_thread_priority(int niceness) {
   const auto thread = static_cast<id_t>(gettid());
-  setpriority(PRIO_PROCESS, thread, std::max(getpriority(PRIO_PROCESS, thread), kNiceness));
+  setpriority(PRIO_PROCESS, thread, std::max(getpriority(PRIO_PROCESS, thread), niceness));
 }
 
 }  // namespace turbomind

@@ -22,16 +22,17 @@ int threads_for(const std::filesystem::path& root, const std::vector<int>& allow
 // Those of this process: affinity mask, quota, cores, and OMP_NUM_THREADS, which may lower it.
 int available_cpu_count();
 
-// Gives the calling thread, and those that it starts from then on, a lower priority: as long as they live, since to
-// raise it again takes privileges.
-void lower_priority_for_good();
+// Gives the calling thread, and those that it starts from then on, the priority of this niceness, unless it has a lower
+// one: as long as they live, since to raise it again takes privileges.
+void lower_thread_priority(int niceness);
+inline constexpr int kBackgroundNiceness = 8;  // a sixth of the share of a thread of normal priority
 
 // Returns work() of a thread of its own, which other threads of the machine go before, as those that it starts.
 template <class Work>
 auto run_in_background(const Work& work) {
   return std::async(std::launch::async,
                     [&work] {
-                      lower_priority_for_good();
+                      lower_thread_priority(kBackgroundNiceness);
                       return work();
                     })
       .get();

@@ -1,10 +1,10 @@
 #include "base/thread_pool.h"
 
 #include <sched.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
+
+#include "base/cpu_share.h"
 
 namespace turbomind {
 
@@ -20,11 +20,6 @@ inline void pause_cpu() {
 #else
   std::this_thread::yield();
 #endif
-}
-
-void lower_thread_priority() {
-  const auto thread = static_cast<id_t>(gettid());
-  setpriority(PRIO_PROCESS, thread, std::max(getpriority(PRIO_PROCESS, thread), kLowerNiceness));
 }
 
 }  // namespace
@@ -69,7 +64,7 @@ void ThreadPool::run(int chunks, Call call, void* context) {
 
 void ThreadPool::lower_priority() {
   has_lower_priority_ = true;
-  lower_thread_priority();
+  lower_thread_priority(kLowerNiceness);
 }
 
 void ThreadPool::work() {
@@ -82,7 +77,7 @@ void ThreadPool::work() {
       seen = now;
       spins = 0;
       if (!is_lowered && has_lower_priority_.load(std::memory_order_relaxed)) {
-        lower_thread_priority();
+        lower_thread_priority(kLowerNiceness);
         is_lowered = true;
       }
       while (claim_and_run_one()) {

@@ -1,9 +1,8 @@
 #include "engine/adapters/adapter_pool.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <utility>
+
+#include "base/cpu_share.h"
 
 namespace turbomind {
 
@@ -177,7 +176,7 @@ void AdapterPool::finish_loads() {
 
 void AdapterPool::run() {
   // Steps go first where they compute on the same processors.
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kPriority);
+  lower_thread_priority(kPriority);
   std::unique_lock lock(mu_);
   while (true) {
     changed_.wait(lock, [this] { return is_stopping_ || !waiting_.empty(); });

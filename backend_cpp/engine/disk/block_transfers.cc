@@ -1,11 +1,9 @@
 #include "engine/disk/block_transfers.h"
 
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
+
+#include "base/cpu_share.h"
 
 namespace turbomind {
 
@@ -90,7 +88,7 @@ TransferCounts BlockTransfers::counts() const {
 // ---- its thread ----
 
 void BlockTransfers::run() {
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
+  lower_thread_priority(kNice);
   auto refreshed = std::chrono::steady_clock::now();
   std::unique_lock lock(mu_);
   while (true) {

@@ -165,7 +165,7 @@ class ProcessCompiler final : public GrammarCompiler {
       : program_(std::move(program)),
         tokens_(std::async(std::launch::async,
                            [vocabulary = std::move(vocabulary)]() mutable -> std::shared_ptr<const TokenTrie> {
-                             lower_priority_for_good();
+                             lower_thread_priority(kBackgroundNiceness);
                              return std::make_shared<TokenTrie>(std::move(vocabulary));
                            })),
         special_(std::move(special)),
