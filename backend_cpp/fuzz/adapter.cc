@@ -1,7 +1,6 @@
 // A low-rank adapter: refused, or its modules are pairs of matrices of one rank. Input: adapter_config.json, a 0 byte,
 // the header of adapter_model.safetensors, a 0 byte, the tensors' bytes.
 #include <cmath>
-#include <cstring>
 
 #include "fuzz/fuzz.h"
 #include "weights/adapter_checkpoint.h"
@@ -11,13 +10,7 @@ namespace turbomind {
 FUZZ_TARGET(adapter) {
   const std::string_view config = input.substr(0, input.find('\0'));
   const std::string_view tensors = input.substr(std::min(input.size(), config.size() + 1));
-  const std::string_view header = tensors.substr(0, tensors.find('\0'));
-  const uint64_t length = header.size();
-  std::string content(sizeof(length), '\0');
-  std::memcpy(content.data(), &length, sizeof(length));
-  content += header;
-  if (header.size() < tensors.size()) content += tensors.substr(header.size() + 1);
-  const fuzz::ScratchFile file(content);
+  const fuzz::ScratchFile file(fuzz::safetensors(tensors));
   fuzz::is_accepted([&] {
     const AdapterCheckpoint adapter(SafetensorsFile(file.path()), Json::parse(config));
     PROMISE(!adapter.modules().empty());

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -71,6 +72,15 @@ bool is_accepted(Body&& body) {
   } catch (const Error&) {
     return false;
   }
+}
+
+// A safetensors file of its header, a 0 byte, and the tensors' bytes.
+inline std::string safetensors(std::string_view input) {
+  const uint64_t length = std::min(input.find('\0'), input.size());
+  std::string content(reinterpret_cast<const char*>(&length), sizeof(length));
+  content += input.substr(0, length);
+  if (length < input.size()) content += input.substr(length + 1);
+  return content;
 }
 
 // A file in memory, for readers that take a path.

@@ -1,20 +1,12 @@
 // The header of a safetensors file: refused, or its tensors are within the file. Input: the header, a 0 byte, the
 // tensors' bytes.
-#include <cstring>
-
 #include "fuzz/fuzz.h"
 #include "weights/checkpoint.h"
 
 namespace turbomind {
 
 FUZZ_TARGET(safetensors) {
-  const std::string_view header = input.substr(0, input.find('\0'));
-  const uint64_t length = header.size();
-  std::string content(sizeof(length), '\0');
-  std::memcpy(content.data(), &length, sizeof(length));
-  content += header;
-  if (header.size() < input.size()) content += input.substr(header.size() + 1);
-  const fuzz::ScratchFile file(content);
+  const fuzz::ScratchFile file(fuzz::safetensors(input));
   fuzz::is_accepted([&] {
     const SafetensorsFile tensors(file.path());
     const CheckpointTensor& tensor = tensors.tensor("x");
