@@ -9,11 +9,11 @@ import importlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from lmdeploy.turbomind.spec.parts import ACTIVATIONS, GROUP_SCORES, ROUTER_SCORES
@@ -22,6 +22,9 @@ from tests.kernels.arguments import AttentionRule, HeadSizes, Router, Span
 # Instruction sets that multiply bfloat16, and those of them that do it on tiles.
 BF16_TILES = ("amx", "amx_emulated")
 BF16_PRODUCTS = ("avx512bf16", *BF16_TILES)
+# Of a cached value, by CacheType.
+CACHE_BITS = (32, 16, 8, 4)
+PLAIN = AttentionRule(1.0)
 # Kinds of Pointwise.
 POINTWISE = ("scale", "scale_rows", "cap", "clamp", "sigmoid")
 
@@ -77,14 +80,6 @@ def look_up_quantized(directory: Path, name: str, shape: list[int]) -> tuple[tor
     return torch.from_numpy(rows), size
 
 
-def _array(x: torch.Tensor | None) -> Any:
-    return None if x is None else x.contiguous().numpy()
-
-
-def _unwritten(*shape: int) -> np.ndarray[Any, Any]:
-    return np.full(shape, np.nan, np.float32)
-
-
 class Device:
     """One device's operators. Matrices are row-major and float32 where nothing else is said.
 
@@ -108,29 +103,39 @@ class Device:
 
         ``before`` ``[rows, out]`` is what the result is added to.
         """
-        y = _unwritten(x.shape[0], weight.exact.shape[0]) if before is None else _array(before)
-        return torch.from_numpy(self.native.linear(weight.native, _array(x), y, before is not None))
+        if before is None:
+            return self._linear(weight, x, x.contiguous())
+        y = before.clone()
+        self.native.linear(weight.native.layer, x.contiguous(), len(x), y, True)
+        return y
+
+    def _linear(self, weight: Any, x: torch.Tensor, given: Any) -> torch.Tensor:
+        y = torch.full((len(x), weight.exact.shape[0]), torch.nan)
+        for _ in range(2):  # a call leaves its working memory fit for the next
+            self.native.linear(weight.native.layer, given, len(x), y, False)
+        return y
 
     def linear_of_norms(
         self, weight: Any, x: torch.Tensor, scale: torch.Tensor, eps: float, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the norm of ``x``'s rows with ``scale`` ``[in]`` times the weight: RMS, or with ``bias`` layer."""
-        y = _unwritten(x.shape[0], weight.exact.shape[0])
-        norm = (_array(scale), _array(bias), eps)
-        return torch.from_numpy(self.native.linear_of_norms(weight.native, _array(x), *norm, y))
+        norm = (int(bias is not None), eps, scale, bias)
+        return self._linear(weight, x, (norm, x.contiguous(), torch.empty(x.shape)))
 
     def linear_of_gates(self, weight: Any, x: torch.Tensor, activation: str) -> torch.Tensor:
         """Return the gated activation of ``x`` ``[rows, 2 in]``, times the weight."""
-        y = _unwritten(x.shape[0], weight.exact.shape[0])
-        return torch.from_numpy(self.native.linear_of_gates(weight.native, _array(x), ACTIVATIONS.index(activation), y))
+        workspace = torch.empty(len(x), x.shape[1] // 2)
+        return self._linear(weight, x, (ACTIVATIONS.index(activation), x.contiguous(), workspace))
 
     def gated_mlp(
         self, gate_up: Any, activation: str, down: Any, x: torch.Tensor, before: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return ``down`` of the gated activation of ``gate_up`` of ``x`` ``[rows, in]``, added to ``before``."""
-        y = _unwritten(x.shape[0], down.exact.shape[0]) if before is None else _array(before)
-        arguments = (gate_up.native, ACTIVATIONS.index(activation), down.native, _array(x), y, before is not None)
-        return torch.from_numpy(self.native.gated_mlp(*arguments))
+        y = torch.full((len(x), down.exact.shape[0]), torch.nan) if before is None else before.clone()
+        workspaces = torch.empty(len(x), gate_up.exact.shape[0]), torch.empty(len(x), down.exact.shape[1])
+        layers = gate_up.native.layer, ACTIVATIONS.index(activation), down.native.layer
+        self.native.gated_mlp(*layers, *workspaces, x.contiguous(), len(x), y, before is not None)
+        return y
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return RMSNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` ``[size]``."""
@@ -247,10 +252,6 @@ class Device:
         self.native.route(params, logits, len(logits), experts, weights)
         return experts, weights
 
-    def begin_step(self, rows: int) -> None:
-        """Have a step of this many rows: those after them in what :meth:`route` gets are there to fill it up."""
-        self.native.begin_step(rows)
-
     def add_experts(
         self,
         gate_up: list[Any],
@@ -264,33 +265,54 @@ class Device:
 
         ``routed`` is what :meth:`route` returned; each expert has a weight ``gate_up`` and one ``down``.
         """
-        return torch.from_numpy(
-            self.native.add_experts(
-                [weight.native for weight in gate_up],
-                [weight.native for weight in down],
-                ACTIVATIONS.index(activation),
-                _array(x),
-                _array(routed[0]),
-                _array(routed[1]),
-                _array(before),
-            )
-        )
+        y = before.clone()
+        self.native.add_experts(
+            [weight.native for weight in gate_up], [weight.native for weight in down], ACTIVATIONS.index(activation),
+            x, *routed[0].shape, *(one.contiguous() for one in routed), y,
+        )  # fmt: skip
+        return y
 
 
-class Attention:
-    """One layer's paged cache on a device, poisoned at first, and the attention over it.
+class Cache:
+    """Pages of a paged cache on a device, poisoned at first.
 
-    ``device``: it is on; ``blocks``: of the cache; ``sizes``: of the heads; ``block_len``: tokens in a block: a power
-    of two from 16 on; ``bits``: of a cached value: 32 or 16 (float32, bfloat16), 8 or 4 (rounded for each head and
-    token); ``rule``: of the scores.
+    ``device``: it is on; ``blocks``: how many; ``sizes``: of the heads; ``block_len``: tokens in a block: a power of
+    two from 16 on; ``bits``: of a cached value: 32 or 16 (float32, bfloat16), 8 or 4 (rounded for each head and
+    token); ``layers``: of them the last is used. ``pool``: ``[blocks, bytes]``.
     """
+
+    def __init__(
+        self, device: Device, blocks: int, sizes: HeadSizes, block_len: int, bits: int, layers: int = 1
+    ) -> None:
+        self.native, self._num_heads, self._block_len = device.native, sizes.num_heads, block_len
+        _, *of_cache = shape = (*astuple(sizes), block_len)
+        self._fields = ((CACHE_BITS.index(bits), layers, *of_cache, 0), layers - 1)
+        block_bytes = layers * device.module.cache_block_bytes(bits, shape)
+        self.pool = torch.full((blocks, block_bytes), 0xFF, dtype=torch.uint8)
+
+    def params(self, rule: AttentionRule = PLAIN, seen: torch.Tensor | None = None) -> tuple[object, ...]:
+        """Return the fields of ``AttentionParams``: rows see keys before the positions ``seen``, or up to theirs."""
+        layout, layer = self._fields
+        biases = rule.distance_biases
+        return (
+            layout, self.pool, layer, self._num_heads, (0, 0), None, 0, rule.softcap, rule.alibi_slopes, biases,
+            0 if biases is None else biases.shape[1] // 2, rule.window, seen, rule.sinks,
+        )  # fmt: skip
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> None:
+        """Write keys and values ``[rows, heads, dim]``."""
+        self.native.set_spans(spans, self._block_len)
+        self.native.rope_and_write((None, None, 0, False), self.params(), None, None, k, v)
+
+
+class Attention(Cache):
+    """A cache, and the attention over it by a ``rule`` of the scores."""
 
     def __init__(
         self, device: Device, blocks: int, sizes: HeadSizes, block_len: int, bits: int, rule: AttentionRule
     ) -> None:
+        super().__init__(device, blocks, sizes, block_len, bits)
         self._sizes, self._rule = sizes, rule
-        shape = (sizes.num_heads, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, block_len)
-        self._cache = device.module.Cache(device.native, blocks, bits, shape)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span], rotation: Rotation | None = None
@@ -299,31 +321,24 @@ class Attention:
 
         With a rotation, queries and keys are rotated on the way.
         """
-        cos, sin, factors, is_interleaved = rotation or (None, None, None, False)
         rule = self._rule
         kv_lens = [rule.kv_len_of(first + i) for _, count, first, _ in spans for i in range(count)]
-        seen = torch.tensor(kv_lens, dtype=torch.int32) if rule.images else None
-        out = self._cache.attention(
-            _array(q * rule.scale), _array(k), _array(v), spans, rule.softcap, rule.window, _array(rule.alibi_slopes),
-            _array(rule.distance_biases), _array(rule.sinks), _array(seen),
-            _unwritten(q.shape[0], self._sizes.num_heads, self._sizes.value_dim),
-            _array(cos), _array(sin), is_interleaved, _array(factors),
-        )  # fmt: skip
-        return torch.from_numpy(out)
-
-    def write(self, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> None:
-        """Write keys and values ``[rows, heads, dim]``."""
-        self._cache.write(_array(k), _array(v), spans)
+        params = self.params(rule, torch.tensor(kv_lens, dtype=torch.int32) if rule.images else None)
+        q, out = q * rule.scale, torch.full((len(q), self._sizes.num_heads, self._sizes.value_dim), torch.nan)
+        self.native.set_spans(spans, self._block_len)
+        cos, sin, factors, is_interleaved = rotation or (None, None, None, False)
+        table = (cos, sin, 0 if cos is None else cos.shape[1], is_interleaved)
+        self.native.attention(table, params, q, factors, k.clone(), v, out)
+        return out
 
     def project(self, q: torch.Tensor, spans: list[Span], weight: Any) -> torch.Tensor:
         """Attend to what was written before, without any rule, and return the result times ``weight``."""
-        y = _unwritten(q.shape[0], weight.exact.shape[0])
-        return torch.from_numpy(self._cache.project(_array(q * self._rule.scale), spans, weight.native, y))
-
-    def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the content of the cache."""
-        stored: np.ndarray[Any, np.dtype[np.uint8]] = self._cache.bytes()
-        return stored
+        y = torch.full((len(q), weight.exact.shape[0]), torch.nan)
+        workspace = torch.full((len(q), self._sizes.num_heads, self._sizes.value_dim), torch.nan)
+        self.native.set_spans(spans, self._block_len)
+        q = q * self._rule.scale
+        self.native.project_attention(self.params(), q, workspace, weight.native.layer, y, False)
+        return y
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def test_rows_rotated_as_they_are_cached_come_to_the_bits_of_those_rotated_befor
         turned_k = device.rope(k[rows], cos[rows], sin[rows], is_interleaved=is_interleaved)
         expected = attention(turned_q, turned_k, v[rows], spans)
         assert torch.equal(rotated_attention(q[rows], k[rows], v[rows], spans, rotation), expected)
-    assert np.array_equal(rotated_attention.bytes(), attention.bytes())
+    assert torch.equal(rotated_attention.pool, attention.pool)
 
 
 @pytest.mark.alike
@@ -337,7 +337,7 @@ def test_codes_lie_token_by_token_and_scales_and_zeros_after_them(
     attention = Attention(cuda, 2, HeadSizes(1, 1, dim, dim), block_len, bits, UNMODIFIED)
     q, k, v = torch.randn(21, 1, dim), torch.randn(21, 1, dim), torch.randn(21, 1, dim)
     attention(q, k, v, [(0, 21, 0, [1, 0])])
-    areas = attention.bytes().reshape(2, 2, -1)[[1, 0]]  # in the sequence's order: [block, key or value, bytes]
+    areas = attention.pool.numpy().reshape(2, 2, -1)[[1, 0]]  # in the sequence's order: [block, key or value, bytes]
     for x, area in ((k, areas[:, 0]), (v, areas[:, 1])):
         quantized_bytes = block_len * dim * bits // 8
         quantized = unpack(area[:, :quantized_bytes].reshape(2 * block_len, -1))[:21].astype(np.float64)

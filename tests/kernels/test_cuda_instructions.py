@@ -23,36 +23,38 @@ def test_a_tile_is_multiplied_as_the_product_of_its_matrices(cuda: Device, is_bf
     torch.manual_seed(0)
     kind = torch.bfloat16 if is_bf16 else torch.float16
     a, b = torch.randn(16, 16).to(kind), torch.randn(16, 8).to(kind)
-    bits = [x.view(torch.int16).numpy().view(np.uint16) for x in (a, b)]
-    out = cuda.native.multiply_tile(is_bf16, *bits, np.empty((16, 8), np.float32))
+    multiply, out = getattr(cuda.native, f"multiply_tile_{'bf16' if is_bf16 else 'f16'}"), torch.empty(16, 8)
+    multiply(1, 32, a.view(torch.int16), b.view(torch.int16), out)
     exact = a.double() @ b.double()
     # Products of 16-bit floats are exact in float32; 16 of about 1 are summed, by hardware perhaps truncating.
-    torch.testing.assert_close(torch.from_numpy(out).double(), exact, rtol=0, atol=16 * 2.0**-22)
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=16 * 2.0**-22)
 
 
 def test_a_tile_is_transposed_between_lanes(cuda: Device) -> None:
     x = np.arange(64, dtype=np.uint16).reshape(8, 8)
-    out = cuda.native.transpose_tile(x.view(np.uint32))
-    assert (out.view(np.uint16).reshape(8, 8) == x.T).all()
+    out = np.empty_like(x)
+    cuda.native.transpose_tile(1, 32, x.view(np.uint32), out.view(np.uint32))
+    assert (out == x.T).all()
 
 
 @pytest.mark.parametrize("adds", [True, False])
 def test_four_warps_multiply_what_came_by_bulk(cuda: Device, *, adds: bool) -> None:
+    if cuda.module.compute_capability() != 90:
+        pytest.skip("the instruction is Hopper's")
     torch.manual_seed(0)
     a, b, c = torch.randn(64, 16).half(), torch.randn(16, 32).half(), torch.randn(64, 32)
     eights = b.view(2, 8, 32).transpose(1, 2).contiguous()  # of a column's eight neighbouring inputs
-    bits = [x.view(torch.int16).numpy().view(np.uint16) for x in (a, eights)]
-    out = cuda.native.multiply_group(*bits, c.numpy(), adds)
-    if out is None:
-        pytest.skip("the instruction is Hopper's")
+    out = torch.empty_like(c)
+    cuda.native.multiply_group(1, 128, a.view(torch.int16), eights.view(torch.int16), c, adds, out)
     exact = a.double() @ b.double() + (c.double() if adds else 0)
-    torch.testing.assert_close(torch.from_numpy(out).double(), exact, rtol=0, atol=17 * 2.0**-22)
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=17 * 2.0**-22)
 
 
 @pytest.mark.parametrize("delta", [0, 1, 7, 31])
 def test_lanes_and_threads_see_each_other(cuda: Device, delta: int) -> None:
     x = np.random.default_rng(delta).standard_normal(6 * 32, np.float32)
-    shifted, votes, above = cuda.native.talk(x, delta, 96, np.empty(6, np.uint32), np.empty(6 * 32, np.int32))
+    shifted, votes, above = np.empty_like(x), np.empty(6, np.uint32), np.empty(6 * 32, np.int32)
+    cuda.native.talk(2, 96, x, delta, shifted, votes, above)
     lanes = x.reshape(6, 32)
     expected = np.concatenate([lanes[:, delta:], lanes[:, 32 - delta :]], axis=1)
     assert (shifted.reshape(6, 32) == expected).all()
@@ -64,13 +66,19 @@ def test_lanes_and_threads_see_each_other(cuda: Device, delta: int) -> None:
 NOBODY, BLOCK, HALF = range(3)  # threads that a barrier waits for
 
 
+def reversed_by(cuda: Device, x: np.ndarray, barrier: int) -> np.ndarray:
+    y = np.empty_like(x)
+    cuda.native.reverse(x.size // 128, 128, x, y, barrier)
+    return y
+
+
 @pytest.mark.parametrize("barrier", [BLOCK, HALF])
 def test_a_barrier_is_needed_and_does_its_work(cuda: Device, barrier: int) -> None:
     x = np.arange(64 * 6, dtype=np.int32)
     expected = x.reshape(6, 64)[:, ::-1].ravel()
-    assert (cuda.native.reverse(x, barrier) == expected).all()
+    assert (reversed_by(cuda, x, barrier) == expected).all()
     if cuda.name == "emulated":  # a GPU may happen to be right
-        assert (cuda.native.reverse(x, NOBODY) != expected).any()
+        assert (reversed_by(cuda, x, NOBODY) != expected).any()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_the_emulation_reports_who_stays_away_from_a_barrier(cuda: Device, misse
     if cuda.name != "emulated":
         pytest.skip("undefined on a GPU: only the emulation can be asked")
     with pytest.raises(RuntimeError, match=message):
-        cuda.native.misbehave(misses)
+        cuda.native.misbehave(1, 64, misses)
     test_a_barrier_is_needed_and_does_its_work(cuda, BLOCK)  # the next launch is not disturbed
 
 

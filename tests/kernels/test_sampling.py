@@ -13,6 +13,12 @@ import pytest
 from tests.kernels.device import Device, host_module
 
 BORDER = 2e-6
+# Fields of SamplingFields, and SamplingParams besides.
+NO_RULE = {
+    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "top_n_sigma": 0.0, "temperature": 1.0,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+DRAW = ("is_greedy", "seed", "draw")
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -69,8 +75,17 @@ def draw(logits: Floats, rule: Rule, u: float) -> tuple[int, bool]:
     return int(kept[(sums <= target).sum()]), is_sure
 
 
+def sampling_row(given: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the fields of ``SamplingRow``."""
+    params = (tuple(given.get(name, off) for name, off in NO_RULE.items()), *(given.get(x, 0) for x in DRAW))
+    biases, forbidden = given.get("biases", []), given.get("forbidden", np.empty(0, np.int32))
+    lists = (biases or None, len(biases), forbidden, len(forbidden))
+    return params, given.get("seen"), given.get("counts"), *lists, given.get("mask")
+
+
 def sample(cuda: Device, logits: Floats, rows: list[dict[str, Any]]) -> tuple[list[int], Floats]:
-    tokens, changed = cuda.native.sample(rows, logits, np.full(len(rows), -7, np.int32))
+    tokens, changed = np.full(len(rows), -7, np.int32), logits.copy()
+    cuda.native.sample([sampling_row(row) for row in rows], changed, logits.shape[1], len(rows), tokens)
     return tokens.tolist(), changed
 
 
@@ -219,7 +234,9 @@ def test_a_row_draws_the_same_alone_and_among_others(cuda: Device, rule: Rule) -
 
 def test_tokens_are_noted(cuda: Device) -> None:
     tokens = np.array([3, 64, 3, -1, 99], np.int32)
-    seen, counts = cuda.native.record_tokens(np.zeros(4, np.uint32), np.zeros(100, np.int32), tokens)
+    seen, counts = np.zeros(4, np.uint32), np.zeros(100, np.int32)
+    for i in range(len(tokens)):
+        cuda.native.record_tokens([sampling_row({"seen": seen, "counts": counts})], tokens[i : i + 1], 1)
     recorded = np.unpackbits(seen.view(np.uint8), bitorder="little").nonzero()[0]
     assert recorded.tolist() == [3, 64, 99]
     assert counts.nonzero()[0].tolist() == [3, 64, 99]
@@ -235,9 +252,8 @@ def test_log_probabilities_are_those_of_float64(cuda: Device, vocab: int, top: i
     logits[2, ::2] = -np.inf
     logits[3] = 0
     tokens = np.array([0, vocab - 1, 1, 5], np.int32)
-    chosen, ids, logprobs = cuda.native.log_probabilities(
-        logits, tokens, np.empty(4, np.float32), np.empty((4, top), np.int32), np.empty((4, top), np.float32)
-    )
+    chosen, ids, logprobs = np.empty(4, np.float32), np.empty((4, top), np.int32), np.empty((4, top), np.float32)
+    cuda.native.log_probabilities(logits, vocab, 4, tokens, top, chosen, ids, logprobs)
     doubles = logits.astype(np.float64)
     exact = (
         doubles
@@ -252,10 +268,7 @@ def test_log_probabilities_are_those_of_float64(cuda: Device, vocab: int, top: i
 
 def test_more_log_probabilities_than_there_are_tokens_are_refused(cuda: Device) -> None:
     with pytest.raises(RuntimeError, match="a vocabulary of 10"):
-        cuda.native.log_probabilities(
-            np.zeros((1, 10), np.float32), np.zeros(1, np.int32), np.empty(1, np.float32),
-            np.empty((1, 11), np.int32), np.empty((1, 11), np.float32),
-        )  # fmt: skip
+        cuda.native.log_probabilities(np.zeros((1, 10), np.float32), 10, 1, None, 11, None, None, None)
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 49152])

@@ -1,9 +1,9 @@
 """Weights for tests of operators: what is on the device, and the float64 numbers that it stands for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from tests.kernels.device import Device
@@ -38,6 +38,17 @@ class Weight:
     order: torch.Tensor | None = None
 
 
+# Fields of LinearWeight after its shape.
+_FIELDS = {
+    "bias": None, "group": 0, "scales": None, "zeros": None, "input_order": None, "block_scales": None,
+    "output_scales": None, "mins": None, "scale_groups": 1, "is_tiled": False, "is_row_major": False,
+}  # fmt: skip
+
+
+def _native(device: Device, data: Any, kind: str, shape: Sequence[int], **fields: Any) -> Any:
+    return device.native.weight(data, FORMATS[kind], *shape, *(_FIELDS | fields).values())
+
+
 def _exact_bias(bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
     return torch.zeros(out_features).double() if bias is None else bias.double()
 
@@ -46,16 +57,15 @@ def make_weight(
     device: Device, weight: torch.Tensor, kind: str, group: int = 0, bias: torch.Tensor | None = None
 ) -> Weight:
     """Return ``weight`` ``[out_features, in_features]`` float32 in the format ``kind``, rounded for each ``group``."""
-    bias_array = None if bias is None else bias.numpy()
     exact_bias = _exact_bias(bias, weight.shape[0])
     if kind in _DTYPES:
         stored = weight.to(_DTYPES[kind])
-        bits = stored.view(torch.int32 if kind == "float32" else torch.int16).numpy()
-        native = device.native.weight(bits, FORMATS[kind], *weight.shape, bias=bias_array)
+        bits = stored.view(torch.int32 if kind == "float32" else torch.int16)
+        native = _native(device, bits, kind, weight.shape, bias=bias)
         return Weight(native, stored.double(), exact_bias)
     weight_bits = int(kind.removeprefix("int"))
     quantized, scales = device.module.pack_quantized(weight.contiguous().numpy(), weight_bits, group)
-    native = device.native.weight(quantized, FORMATS[kind], *weight.shape, bias=bias_array, group=group, scales=scales)
+    native = _native(device, quantized, kind, weight.shape, bias=bias, group=group, scales=scales)
     return Weight(native, round_weight(weight, weight_bits, group), exact_bias, group)
 
 
@@ -94,9 +104,9 @@ def quantized_weight(
     packed, group, block_scales, output_scales = device.module.pack_scaled(
         quantized.contiguous().view(torch.uint8).numpy(), is_float8, scales.contiguous().numpy(), *block
     )
-    native = device.native.weight(
-        packed, FORMATS["float8" if is_float8 else "int8"], *quantized.shape, group=group, block_scales=block_scales,
-        output_scales=output_scales, bias=None if bias is None else bias.numpy(),
+    native = _native(
+        device, packed, "float8" if is_float8 else "int8", quantized.shape, group=group, block_scales=block_scales,
+        output_scales=output_scales, bias=bias,
     )  # fmt: skip
     return Weight(native, scaled_values(quantized, scales, block), _exact_bias(bias, quantized.shape[0]), group)
 
@@ -126,11 +136,8 @@ def group_quantized_weight(
     # GPTQ's zero points go up to 2^bits, which is 16 for 4 bits.
     zeros = torch.randint(0, min(2**bits + 1, 256), (tiles, groups, 16), dtype=torch.uint8)
     order = torch.randperm(in_features).int() if shuffles_inputs else None
-    native = device.native.weight(
-        device.module.pack_values(quantized.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
-        scales=scales.view(torch.int16).numpy().view(np.uint16), zeros=zeros.numpy(),
-        input_order=None if order is None else order.numpy(),
-    )  # fmt: skip
+    packed = device.module.pack_values(quantized.numpy(), bits, group)
+    native = _native(device, packed, f"int{bits}", shape, group=group, scales=scales, zeros=zeros, input_order=order)
 
     def of_each_value(x: torch.Tensor) -> torch.Tensor:
         by_output = x.permute(0, 2, 1).reshape(tiles * 16, groups)[:out_features]
@@ -169,11 +176,10 @@ def group_minima_weight(
         shared = [one[:, ::scale_groups] for one in stored]
         stored = [torch.cat([one.reshape(-1), factors.reshape(-1).view(torch.half)]) for one in shared]
         scales, mins = (factors * one.double().repeat_interleave(scale_groups, dim=1) for one in shared)
-    native = device.native.weight(
-        device.module.pack_values(quantized.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
-        scales=stored[0].view(torch.int16).numpy().view(np.uint16),
-        mins=stored[1].view(torch.int16).numpy().view(np.uint16), scale_groups=scale_groups,
-    )  # fmt: skip
+    packed = device.module.pack_values(quantized.numpy(), bits, group)
+    native = _native(
+        device, packed, f"int{bits}", shape, group=group, scales=stored[0], mins=stored[1], scale_groups=scale_groups
+    )
 
     def of_each_value(x: torch.Tensor) -> torch.Tensor:
         by_output = x.permute(0, 2, 1).reshape(tiles * 16, groups)[:out_features]

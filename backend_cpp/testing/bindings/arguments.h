@@ -4,13 +4,17 @@
 // of; of equal lists there is one copy. None is null.
 #pragma once
 
+#include <cstring>
+#include <list>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "kernels/packed_weight.h"
 #include "kernels/recurrence.h"
 #include "python/fields.h"
 #include "testing/bindings/device.h"
@@ -30,7 +34,19 @@ class Arguments {
     } else if constexpr (std::is_pointer_v<T>) {
       return reinterpret_cast<T>(address<std::remove_cv_t<std::remove_pointer_t<T>>>(given));
     } else if constexpr (std::is_same_v<T, LinearWeight>) {
-      return given.cast<const WeightOnDevice&>().view();
+      return (pybind11::hasattr(given, "view") ? given.attr("view") : given).cast<LinearWeight>();
+    } else if constexpr (std::is_same_v<T, LinearInput>) {
+      if (!pybind11::isinstance<pybind11::tuple>(given)) return take<const float*>(given);
+      // The norm, or the gate's activation, the matrix and a workspace.
+      const auto [prologue, x, workspace] =
+          given.cast<std::tuple<pybind11::object, pybind11::object, pybind11::object>>();
+      if (pybind11::isinstance<pybind11::int_>(prologue)) {
+        return LinearInput::gated(take<Activation>(prologue), take<float*>(x), take<float*>(workspace));
+      }
+      return LinearInput::normed(norms_.emplace_back(take<NormWeight>(prologue)), take<float*>(x),
+                                 take<float*>(workspace));
+    } else if constexpr (std::is_same_v<T, TypedRows>) {
+      return take<float*>(given);
     } else if constexpr (std::is_same_v<T, StridedRows>) {
       if (given.is_none()) return {};
       const View view(*this, given);
@@ -51,6 +67,10 @@ class Arguments {
     return [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
       return std::tuple<T...>{take<T>(given[kIndex])...};
     }(std::index_sequence_for<T...>());
+  }
+
+  static pybind11::array as_array(const pybind11::object& given) {
+    return pybind11::hasattr(given, "numpy") ? given.attr("numpy")() : given;
   }
 
   void fetch() {
@@ -85,14 +105,10 @@ class Arguments {
     float* first = nullptr;
   };
 
-  static pybind11::array as_array(const pybind11::object& given) {
-    return pybind11::hasattr(given, "numpy") ? given.attr("numpy")() : given;
-  }
-
   template <class T>
   std::byte* address(const pybind11::object& given) {
     if (given.is_none()) return nullptr;
-    if constexpr (std::is_class_v<T> || std::is_pointer_v<T>) {
+    if constexpr ((std::is_class_v<T> && !std::is_same_v<T, half>) || std::is_pointer_v<T>) {
       Copy& copy = copies_[given.ptr()];
       if (copy.owner) return copy.on_device();
       std::vector<T> elements;
@@ -136,7 +152,52 @@ class Arguments {
   }
 
   Operators& ops_;
+  std::list<NormWeight> norms_;
   std::map<const void*, Copy> copies_;  // by the array's first element, or the list
+};
+
+// Calls `function` with operands of these types.
+template <class... Types, class Function>
+void call_with(TestDevice& device, const pybind11::tuple& given, Function&& function) {
+  Arguments arguments(*device.ops);
+  std::apply(function, arguments.take_all<std::decay_t<Types>...>(given));
+  arguments.fetch();
+}
+
+// A linear layer's weight, given as the fields of LinearWeight: `data` is row-major, and becomes tiled where the device
+// has that, or packed.
+class WeightOnDevice {
+ public:
+  WeightOnDevice(TestDevice& device, const pybind11::args& fields)
+      : arguments_(*device.ops), view_(take_fields<LinearWeight>(arguments_, fields)), expert_(view_), layer_(view_) {
+    if (view_.is_packed() ? device.ops->shares_host_memory() : !device.has_tiled_weights) return;
+    const pybind11::array data = Arguments::as_array(fields[0]);
+    std::vector<std::byte> bytes(view_.is_packed() ? static_cast<size_t>(data.nbytes()) : tiled_bytes(view_));
+    if (view_.is_packed()) {
+      std::memcpy(bytes.data(), data.data(), bytes.size());
+    } else {
+      tile_rows(view_, bytes.data());
+    }
+    laid_out_.emplace(*device.ops, bytes.data(), bytes.size());
+    layer_.data = laid_out_->data();
+    if (view_.is_packed()) {
+      device.ops->lay_out(layer_);
+    } else {
+      layer_.is_tiled = true;
+      expert_ = layer_;
+    }
+  }
+  // As tables and operations on heads read it; as experts do; as linear layers do.
+  const LinearWeight& view() const { return view_; }
+  const LinearWeight& expert() const { return expert_; }
+  const LinearWeight& layer() const { return layer_; }
+
+ private:
+  Arguments arguments_;
+  std::optional<OnDevice<std::byte>> laid_out_;
+  LinearWeight view_;
+  LinearWeight expert_;
+  LinearWeight layer_;
 };
 
 }  // namespace turbomind

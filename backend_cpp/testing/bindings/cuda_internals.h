@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "device/cuda/operators.h"
-#include "testing/bindings/device.h"
+#include "testing/bindings/arguments.h"
 
 namespace turbomind::cuda {
 
@@ -13,6 +13,18 @@ inline CudaOperators& operators_of(TestDevice& device) {
   auto* ops = dynamic_cast<CudaOperators*>(device.ops.get());
   if (ops == nullptr) throw invalid_argument("only a device that is cuda has this");
   return *ops;
+}
+
+// Binds what is launched by a function that takes these operands after the stream.
+template <class... Parameters, class Launch>
+void bind_launch(DeviceClass& device, const char* name, Launch launch) {
+  device.def(name, [launch](TestDevice& d, const pybind11::args& given) {
+    call_with<Parameters...>(d, given, [&](const auto&... taken) { launch(operators_of(d).stream(), taken...); });
+  });
+}
+template <class... Parameters>
+void bind_launch(DeviceClass& device, const char* name, void (*launch)(cudaStream_t, Parameters...)) {
+  bind_launch<Parameters...>(device, name, [launch](auto... operands) { launch(operands...); });
 }
 
 // Seconds of one call of `body(number)`: `calls` of them are captured as a graph, after one that is not, and the median

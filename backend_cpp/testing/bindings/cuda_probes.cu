@@ -133,45 +133,27 @@ __global__ void misbehave(Misses misses) {
 }
 #endif
 
+// `blocks` of `threads`, then what the kernel takes.
+template <class... Parameters>
+void bind_kernel(DeviceClass& device, const char* name, size_t shared_bytes, void (*kernel)(Parameters...)) {
+  bind_launch<int, int, Parameters...>(
+      device, name, [=](cudaStream_t stream, int blocks, int threads, Parameters... parameters) {
+        launch(kernel, dim3(blocks), dim3(threads), shared_bytes, stream, parameters...);
+      });
+}
+
 }  // namespace
 
 void bind_probes(DeviceClass& device) {
-  add_method(
-      device, "multiply_tile",
-      [](TestDevice& d, bool is_bf16, const OnDevice<uint16_t>& a, const OnDevice<uint16_t>& b, const Floats& like) {
-        launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp), (16 * 16 + 16 * 8) * 2,
-               operators_of(d).stream(), a.data(), b.data(), like.data());
-        return like.fetch();
-      });
-  add_method(device, "transpose_tile", [](TestDevice& d, const OnDevice<uint32_t>& x) {
-    const OnDevice<uint32_t> transposed(*d.ops, x.fetch());
-    launch(transpose_tile, dim3(1), dim3(kWarp), 0, operators_of(d).stream(), x.data(), transposed.data());
-    return transposed.fetch();
-  });
-  // Or None, where there is no such instruction.
-  add_method(device, "multiply_group",
-             [](TestDevice& d, const OnDevice<uint16_t>& a, const OnDevice<uint16_t>& b, const Floats& c,
-                bool adds) -> py::object {
-               if (compute_capability() != 90) return py::none();
-               const Floats product(*d.ops, c.fetch());
-               launch(multiply_group, dim3(1), dim3(4 * kWarp), 16 * kColumns * 2 + sizeof(SharedBarrier),
-                      operators_of(d).stream(), a.data(), b.data(), c.data(), adds, product.data());
-               return product.fetch();
-             });
-  add_method(
-      device, "talk",
-      [](TestDevice& d, const Floats& x, int delta, int block, const OnDevice<uint32_t>& votes, const Ints& above) {
-        const Floats shifted(*d.ops, x.fetch());
-        launch(talk, dim3(static_cast<unsigned>(x.size(0) / block)), dim3(block), 0, operators_of(d).stream(), x.data(),
-               delta, shifted.data(), votes.data(), above.data());
-        return py::make_tuple(shifted.fetch(), votes.fetch(), above.fetch());
-      });
-  add_method(device, "reverse", [](TestDevice& d, const Ints& x, int scope) {
-    const Ints reversed(*d.ops, x.fetch());
-    launch(reverse, dim3(static_cast<unsigned>(x.size(0) / 128)), dim3(128), 128 * 4, operators_of(d).stream(),
-           x.data(), reversed.data(), static_cast<BarrierScope>(scope));
-    return reversed.fetch();
-  });
+  bind_kernel(device, "multiply_tile_bf16", (16 * 16 + 16 * 8) * 2, multiply_tile<true>);
+  bind_kernel(device, "multiply_tile_f16", (16 * 16 + 16 * 8) * 2, multiply_tile<false>);
+  bind_kernel(device, "transpose_tile", 0, transpose_tile);
+  bind_kernel(device, "multiply_group", 16 * kColumns * 2 + sizeof(SharedBarrier), multiply_group);
+  bind_kernel(device, "talk", 0, talk);
+  bind_kernel(device, "reverse", 128 * 4, reverse);
+#ifdef TM_CUDA_EMULATED
+  bind_kernel(device, "misbehave", 0, misbehave);
+#endif
   // x + launches, one each, in a graph.
   device.def("count_on", [](TestDevice& d, const Array<int32_t>& x, int launches, int reads) {
     CudaOperators& ops = operators_of(d);
@@ -184,11 +166,6 @@ void bind_probes(DeviceClass& device) {
     });
     return values.back().fetch();
   });
-#ifdef TM_CUDA_EMULATED
-  device.def("misbehave", [](TestDevice& d, int misses) {
-    launch(misbehave, dim3(1), dim3(64), 0, operators_of(d).stream(), static_cast<Misses>(misses));
-  });
-#endif
 }
 
 }  // namespace turbomind::cuda

@@ -37,44 +37,43 @@ double graph_seconds(CudaOperators& ops, int calls, int rounds, const std::funct
 
 void bind_timing(DeviceClass& device) {
   // Seconds of a linear layer on x [rows, in_features], of which there are several weights, equal in shape, in turn.
-  add_method(
-      device, "time_linear",
-      [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Floats& x, int calls, int rounds) {
-        CudaOperators& ops = operators_of(d);
-        const int rows = x.size(0);
-        const AlignedBuffer outputs = float_buffer(ops, rows, weights.at(0)->layer().out_features);
-        return graph_seconds(ops, calls, rounds, [&](int call) {
-          const LinearWeight& weight = weights[static_cast<size_t>(call) % weights.size()]->layer();
-          ops.linear(weight, x.data(), rows, outputs.as<float>(), false);
-        });
-      });
+  device.def("time_linear", [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights,
+                               const Array<float>& rows_of_x, int calls, int rounds) {
+    CudaOperators& ops = operators_of(d);
+    const Floats x(ops, rows_of_x);
+    const int rows = x.size(0);
+    const AlignedBuffer outputs = float_buffer(ops, rows, weights.at(0)->layer().out_features);
+    return graph_seconds(ops, calls, rounds, [&](int call) {
+      const LinearWeight& weight = weights[static_cast<size_t>(call) % weights.size()]->layer();
+      ops.linear(weight, x.data(), rows, outputs.as<float>(), false);
+    });
+  });
   // Result of linear layers in a chain for x [rows, in_features]: launched as they come, and in a graph.
-  add_method(device, "chain_linear",
-             [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Floats& x, const Floats& like) {
-               CudaOperators& ops = operators_of(d);
-               const int rows = x.size(0);
-               std::vector<AlignedBuffer> made;
-               for (const WeightOnDevice* weight : weights) {
-                 made.push_back(float_buffer(ops, rows, weight->layer().out_features));
-               }
-               const auto clear = [&](float* memory, size_t bytes) {  // nothing is left of an earlier run
-                 check(cudaMemsetAsync(memory, 0xFF, bytes, ops.stream()), "clearing what layers made");
-               };
-               const auto run = [&](int) {
-                 for (const AlignedBuffer& buffer : made) clear(buffer.as<float>(), buffer.size());
-                 clear(like, like.bytes());
-                 const float* from = x;
-                 for (size_t i = 0; i < weights.size(); ++i) {
-                   float* to = i + 1 == weights.size() ? like.data() : made[i].as<float>();
-                   ops.linear(weights[i]->layer(), from, rows, to, false);
-                   from = to;
-                 }
-               };
-               run(0);
-               const auto alone = like.fetch();
-               graph_seconds(ops, 1, 1, run);
-               return pybind11::make_tuple(alone, like.fetch());
-             });
+  device.def("chain_linear", [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights,
+                                const Array<float>& rows_of_x, const Array<float>& last) {
+    CudaOperators& ops = operators_of(d);
+    const Floats x(ops, rows_of_x), like(ops, last);
+    const int rows = x.size(0);
+    std::vector<AlignedBuffer> made;
+    for (const WeightOnDevice* weight : weights) made.push_back(float_buffer(ops, rows, weight->layer().out_features));
+    const auto clear = [&](float* memory, size_t bytes) {  // nothing is left of an earlier run
+      check(cudaMemsetAsync(memory, 0xFF, bytes, ops.stream()), "clearing what layers made");
+    };
+    const auto run = [&](int) {
+      for (const AlignedBuffer& buffer : made) clear(buffer.as<float>(), buffer.size());
+      clear(like, like.bytes());
+      const float* from = x;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        float* to = i + 1 == weights.size() ? like.data() : made[i].as<float>();
+        ops.linear(weights[i]->layer(), from, rows, to, false);
+        from = to;
+      }
+    };
+    run(0);
+    const auto alone = like.fetch();
+    graph_seconds(ops, 1, 1, run);
+    return pybind11::make_tuple(alone, like.fetch());
+  });
 }
 
 }  // namespace turbomind::cuda

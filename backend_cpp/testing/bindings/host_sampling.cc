@@ -14,6 +14,12 @@ namespace turbomind {
 
 namespace {
 
+// Sets the field `name` where a dictionary has it.
+template <class T>
+void take_field(const pybind11::dict& given, const char* name, T& field) {
+  if (given.contains(name)) field = given[name].template cast<T>();
+}
+
 // One dictionary a row: the fields of SamplingParams, `prompt` and `response` tokens, `biases`, `forbidden` tokens and
 // `mask` [vocab / 32 rounded up]. logits [rows, vocab]. Returns the tokens, and the logits that they were drawn from.
 py::tuple choose_on_host(const std::vector<py::dict>& rows, const Array<float>& logits) {
@@ -30,7 +36,10 @@ py::tuple choose_on_host(const std::vector<py::dict>& rows, const Array<float>& 
     std::vector<int32_t> forbidden;
     std::vector<int32_t> mask;
     Penalties::Biases biases;
-    take_sampling_fields(given, params);
+    take_field(given, "is_greedy", params.is_greedy);
+    take_field(given, "seed", params.seed);
+    take_field(given, "draw", params.draw);
+    visit_sampling(params, [&](const char* name, auto& field, const auto&) { take_field(given, name, field); });
     take_field(given, "prompt", prompt);
     take_field(given, "response", response);
     take_field(given, "biases", biases);

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "testing/bindings/device.h"
+#include "testing/bindings/arguments.h"
 #include "weights/w8a8.h"
 #include "weights/weight_reader.h"
 
@@ -67,63 +67,20 @@ void bind_linear(py::module_& m, DeviceClass& device) {
   m.def("pack_values", &pack_values);
   m.def("pack_scaled", &pack_scaled);
   // Local, since the emulation's and the GPU's modules are loaded together.
-  py::class_<WeightOnDevice>(m, "Weight", py::module_local());
-  // Fields of LinearWeight; `data` row-major, which becomes tiled where the device has that, or packed.
+  py::class_<LinearWeight>(m, "LinearWeight", py::module_local());
+  py::class_<WeightOnDevice>(m, "Weight", py::module_local())
+      .def_property_readonly("view", &WeightOnDevice::view)
+      .def_property_readonly("layer", &WeightOnDevice::layer);
   device.def(
-      "weight",
-      [](TestDevice& d, const py::array& data, int format, int out_features, int in_features,
-         const OptionalArray<float>& bias, int group, const OptionalArray<uint16_t>& scales,
-         const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order,
-         const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales,
-         const OptionalArray<uint16_t>& mins, int scale_groups) {
-        return std::make_unique<WeightOnDevice>(*d.ops, data, static_cast<WeightFormat>(format), out_features,
-                                                in_features, bias, group, scales, zeros, input_order, block_scales,
-                                                output_scales, mins, scale_groups, d.has_tiled_weights);
-      },
-      py::arg("data"), py::arg("format"), py::arg("out_features"), py::arg("in_features"), py::arg("bias") = py::none(),
-      py::arg("group") = 0, py::arg("scales") = py::none(), py::arg("zeros") = py::none(),
-      py::arg("input_order") = py::none(), py::arg("block_scales") = py::none(), py::arg("output_scales") = py::none(),
-      py::arg("mins") = py::none(), py::arg("scale_groups") = 1, py::keep_alive<0, 1>());
-  // x [rows, in_features], y [rows, out_features]
-  add_method(device, "linear",
-             [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, const Floats& y, bool accumulate) {
-               // Twice where nothing is added: a call leaves its working memory fit for the next.
-               for (int repeat = 0; repeat < (accumulate ? 1 : 2); ++repeat) {
-                 d.ops->linear(weight.layer(), x.data(), x.size(0), y.data(), accumulate);
-               }
-               return y.fetch();
-             });
-  // Of norms of x [rows, in_features], with `scale` [in_features], and of layer norms where there is a `bias`
-  // [in_features]; like [rows, out_features]
-  add_method(device, "linear_of_norms",
-             [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, const Floats& scale, const Floats& bias,
-                float eps, const Floats& like) {
-               const AlignedBuffer workspace = float_buffer(*d.ops, x.size(0), x.size(1));
-               const NormWeight norm{bias ? NormKind::kLayer : NormKind::kRms, eps, scale, bias};
-               d.ops->linear(weight.layer(), LinearInput::normed(norm, x, workspace.as<float>()), x.size(0),
-                             like.data(), false);
-               return like.fetch();
-             });
-  // Of the gated activation of x [rows, 2 in_features]; like [rows, out_features]
-  add_method(device, "linear_of_gates",
-             [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, int activation, const Floats& like) {
-               const AlignedBuffer workspace = float_buffer(*d.ops, x.size(0), x.size(1) / 2);
-               const auto input = LinearInput::gated(static_cast<Activation>(activation), x, workspace.as<float>());
-               d.ops->linear(weight.layer(), input, x.size(0), like.data(), false);
-               return like.fetch();
-             });
-  // x [rows, in_features of gate_up], y [rows, out_features of down]
-  add_method(device, "gated_mlp",
-             [](TestDevice& d, const WeightOnDevice& gate_up, int activation, const WeightOnDevice& down,
-                const Floats& x, const Floats& y, bool accumulate) {
-               const int rows = x.size(0);
-               const AlignedBuffer projected = float_buffer(*d.ops, rows, gate_up.layer().out_features);
-               const AlignedBuffer activated = float_buffer(*d.ops, rows, down.layer().in_features);
-               d.ops->gated_mlp({gate_up.layer(), static_cast<Activation>(activation), down.layer(),
-                                 projected.as<float>(), activated.as<float>()},
-                                x.data(), rows, y, accumulate);
-               return y.fetch();
-             });
+      "weight", [](TestDevice& d, const py::args& fields) { return std::make_unique<WeightOnDevice>(d, fields); },
+      py::keep_alive<0, 1>());
+  device.def("gated_mlp", [](TestDevice& d, const py::args& given) {
+    call_with<LinearWeight, Activation, LinearWeight, float*, float*, LinearInput, int, float*, bool>(
+        d, given,
+        [&](const LinearWeight& gate_up, Activation activation, const LinearWeight& down, float* projected,
+            float* activated,
+            const auto&... rest) { d.ops->gated_mlp({gate_up, activation, down, projected, activated}, rest...); });
+  });
 }
 
 }  // namespace turbomind

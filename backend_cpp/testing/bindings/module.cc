@@ -61,23 +61,24 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   m.def("read_tensor", &read_tensor);
   m.def("multiply_quantized", &multiply_quantized);
   m.def("look_up_quantized", &look_up_quantized);
+  m.def("cache_block_bytes", [](int bits, const CacheSizes& sizes) { return cache_layout(bits, sizes).block_bytes(); });
   m.def("argmax", [](const Array<float>& logits) { return argmax(logits.data(), size_of(logits, 0)); });
 
   // Local, since the emulation's and the GPU's modules are loaded together.
   DeviceClass device(m, "Device", py::module_local());
   device.def(py::init([](const std::string& name) {
     const Device& found = find_device(name);
-    return TestDevice{found.make(0), {}, found.traits.has_tiled_weights};
+    return TestDevice{found.make(0), {}, found.traits.has_tiled_weights, {}};
   }));
   bind_heads(m);
   bind_ranks(m);
   bind_linear(m, device);
-  bind_attention(m);
   bind_moe(device);
   bind_operations(device);
   bind_host_sampling(m);
 
   m.def("device_count", find_device("cuda").count);
+  m.def("compute_capability", &cuda::compute_capability);
   cuda::bind_attention_internals(device);
   cuda::bind_plans(m);
   cuda::bind_sampling(device);

@@ -115,7 +115,7 @@ def test_rows_that_fill_a_step_are_left_alone() -> None:
     with library("experts", RIGHT) as device:
         layer = make_layer(device, 96)
         *_, whole = layer.run(device)
-        device.begin_step(91)
+        device.native.set_spans([(0, 91, 0, [0])], 91)
         chosen, _, y = layer.run(device)
         assert device.module.library_launches("experts") == TRIAL + 2 * PRODUCTS
     assert (chosen[91:] == -1).all()
