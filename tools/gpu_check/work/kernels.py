@@ -78,13 +78,16 @@ def _weights(device: Any, kind: str, outputs: int, inputs: int, is_dry_run: bool
     size = outputs * inputs * bits // 8
     generator = np.random.default_rng(0)
     count = 2 if is_dry_run else max(2, -(-_WEIGHT_BYTES // size))
+
+    def weights(data: Any, group: int = 0, scales: Any = None, output_scales: Any = None) -> list[Any]:
+        fields = (None, group, scales, None, None, None, output_scales, None, 1, False, False)  # of LinearWeight
+        return [device.weight(data, number, outputs, inputs, *fields) for _ in range(count)]
+
     if kind == "bfloat16":
         data = generator.standard_normal((outputs, inputs), np.float32).view(np.uint32) >> 16
-        return [device.weight(data.astype(np.int16), number, outputs, inputs) for _ in range(count)]
+        return weights(data.astype(np.int16))
     quantized = generator.integers(0, 127, size, np.uint8)  # of float8 no code that is no number
     if kind == "int4":
         scales = generator.uniform(0.001, 0.01, outputs * (inputs // _GROUP)).astype(np.float16).view(np.uint16)
-        more: dict[str, Any] = {"group": _GROUP, "scales": scales}
-    else:
-        more = {"group": 32, "output_scales": generator.uniform(1e-4, 1e-3, outputs).astype(np.float32)}
-    return [device.weight(quantized, number, outputs, inputs, **more) for _ in range(count)]
+        return weights(quantized, _GROUP, scales)
+    return weights(quantized, 32, output_scales=generator.uniform(1e-4, 1e-3, outputs).astype(np.float32))
