@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -35,7 +36,7 @@ def _or(default: object) -> WrapValidator:
         try:
             return validate(value)
         except ValidationError:
-            return default
+            return copy(default)
 
     return WrapValidator(read)
 
