@@ -323,7 +323,7 @@ CASES = {
 }
 
 
-# What models take of their image processor's outputs besides pixels.
+# Outputs of image processors that models take besides pixels.
 FORWARDED = {"image_sizes", "image_grid_thw", "image_position_ids", "batch_num_images", "target_sizes"}
 FORWARDED |= {"num_local_patches", "tile_fine_mask", "spatial_shapes"}
 

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kFormat = 2;
 
-// What would otherwise read or write beyond a buffer, or mean a combination that no kernel has. Sizes in a checkpoint's
-// files are checked before, when it is described (lmdeploy/turbomind/spec/model.py).
+// Contradictions that would read or write beyond a buffer, or mean a combination that no kernel has. Sizes in a
+// checkpoint's files are checked before, when it is described (lmdeploy/turbomind/spec/model.py).
 
 void reject_if(bool is_so, const char* problem) {
   if (is_so) throw invalid_argument(problem);

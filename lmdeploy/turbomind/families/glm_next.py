@@ -12,7 +12,7 @@ from lmdeploy.turbomind.families.deepseek import indexer_of, indexer_tensors
 from lmdeploy.turbomind.families.deepseek_v4 import stream_tensors
 from lmdeploy.turbomind.families.gated_delta import recurrence_of
 from lmdeploy.turbomind.families.kimi_linear import FAMILY as KIMI_LINEAR
-from lmdeploy.turbomind.families.kimi_linear import delta_spec, delta_tensors
+from lmdeploy.turbomind.families.kimi_linear import GATES, delta_spec, delta_tensors
 from lmdeploy.turbomind.families.latent import latent_attention, latent_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, concat
@@ -56,8 +56,7 @@ def _config(raw: Mapping[str, Any]) -> Any:
 
 def _recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of Kimi delta attention."""
-    names = {"decay_down": "f_a", "decay_up": "f_b", "gate_down": "g_a", "gate_up": "g_b"}
-    return delta_tensors(spec, f"{prefix}self_attn.", names, (recurrence_of(spec).num_heads,))
+    return delta_tensors(spec, f"{prefix}self_attn.", GATES, (recurrence_of(spec).num_heads,))
 
 
 def _latent(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

@@ -47,11 +47,12 @@ def delta_spec(config: Any, checkpoint: Checkpoint, recurrence: dict[str, Any], 
     )
 
 
+GATES = {"decay_down": "f_a", "decay_up": "f_b", "gate_down": "g_a", "gate_up": "g_b"}
+
+
 def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     """Return the engine tensors of Kimi delta attention."""
-    heads = recurrence_of(spec).num_heads
-    names = {"decay_down": "f_a", "decay_up": "f_b", "gate_down": "g_a", "gate_up": "g_b"}
-    return delta_tensors(spec, f"{prefix}self_attn.", names, (1, 1, heads, 1))
+    return delta_tensors(spec, f"{prefix}self_attn.", GATES, (1, 1, recurrence_of(spec).num_heads, 1))
 
 
 def delta_tensors(spec: ModelSpec, prefix: str, names: dict[str, str], logs: tuple[int, ...]) -> dict[str, Expression]:
